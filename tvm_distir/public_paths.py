@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Documented module paths, and the modules that hold what they name.
+"""Map documented module paths to the modules that hold what they name.
 
 Users and their plugins write ``tvm_distir.strategy``, ``tvm_distir.ops`` and so on. The folders of
 the package may move; these paths stay. A path is an alias: importing it gives the module itself,

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding of a module: from a module and a plan to a local program per device."""
+"""Shard a module by a plan, and lower it to a local program per device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Execution of distributed programs: engines, deployment, verification."""
+"""Run, deploy and verify distributed programs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prediction of time, memory and traffic of a distributed program."""
+"""Predict time, memory and traffic of a distributed program."""
 
 from __future__ import annotations
 

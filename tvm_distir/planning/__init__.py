@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Choice of a plan: strategies, search, sweeps and calibration."""
+"""Choose plans by strategies, search and sweeps, and calibrate systems."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The way from a model to the prediction of its step, which commands and searches share."""
+"""Take a model to the prediction of its step, for commands and searches."""
 
 from __future__ import annotations
 

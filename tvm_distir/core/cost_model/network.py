@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ring formulas of the collectives, and the distribution of device groups over nodes."""
+"""Compute collectives by ring formulas, and distribute device groups over nodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Type inference of the plugin's ops, for DTensors (by placement) and local tensors (by shape)."""
+"""Infer the types of the plugin's ops, for DTensors by placement and local tensors by shape."""
 
 from __future__ import annotations
 

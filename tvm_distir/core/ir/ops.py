@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The ``relax.dist.*`` ops the plugin adds: constructors, registration, TVMScript names.
+"""Define the plugin's ``relax.dist.*`` ops: constructors, registration, TVMScript names.
 
 Each op works on DTensors (levels 3 and 4) and on local tensors (level 5); its attributes are
 plain values, so that it prints as ``R.dist.<name>(...)`` and parses back structurally equal.

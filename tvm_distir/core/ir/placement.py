@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Placements as tuples of labels, and the arithmetic of shards.
+"""Represent placements as tuples of labels, and compute the shapes of shards.
 
 A *label* says how a value lies along a mesh axis: ``d >= 0`` sharded on dim d,
 :data:`R` replicated, :data:`P` a partial sum (never part of TVM's ``Placement``).

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Small helpers on Relax types and functions."""
+"""Query and build Relax types and functions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules say how each op call may be sharded along a mesh axis, and what that costs."""
+"""Define sharding rules, which say how each op call may be sharded and what that costs."""
 
 from __future__ import annotations
 

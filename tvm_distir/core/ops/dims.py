@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on dims, which are ints where static and TVM expressions where symbolic."""
+"""Computes with dims, which are ints where static and TVM expressions where symbolic."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Input of a rule writer (``CallShape``) and the draft on which the rule is written."""
+"""Defines the input of a rule writer (``CallShape``) and the draft on which it writes."""
 
 from __future__ import annotations
 

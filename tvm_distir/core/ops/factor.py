@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Data model of a sharding rule: factors, linear operand groups, and the work of the call."""
+"""Represents a sharding rule: factors, linear operand groups, and the work of the call."""
 
 from __future__ import annotations
 

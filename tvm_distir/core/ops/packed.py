@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of packed functions (``R.call_packed``), which work on opaque objects.
+"""Defines sharding rules of packed functions (``R.call_packed``), with their opaque objects.
 
 An object (a cache, a state) exists once per device. Every device runs the same calls on its
 object, on full tensors, unless a rule says which dims may be sharded: a cache that is sharded by

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The passes that take a module from level 1 to level 5."""
+"""Define the passes that take a module from level 1 to level 5."""
 
 from __future__ import annotations

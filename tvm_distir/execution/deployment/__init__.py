@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Distributed programs in folders: compiled libraries and sharded weights, to run elsewhere.
+"""Deploy distributed programs to folders of compiled libraries and sharded weights.
 
 Loading and running need TVM's runtime only. The names below load their modules when they are
 first used.

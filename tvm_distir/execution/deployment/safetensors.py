@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors format: a JSON header, then the arrays' bytes.
+"""Read and write the safetensors format: a JSON header, then the arrays' bytes.
 
 Read and written here, as it takes a page: boxes of arrays are read without the rest, types that
 NumPy lacks included. Format: github.com/huggingface/safetensors, section *Format*.

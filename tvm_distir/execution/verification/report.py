@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of ``verify``."""
+"""Define the outcome of ``verify``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Wrappers of the native simulator, a wrapper per kernel."""
+"""Wrap the kernels of the native simulator."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units and messages that share links, by the native code."""
+"""Simulate units and messages that share links, by the native code."""
 
 from __future__ import annotations
 

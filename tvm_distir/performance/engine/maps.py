@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Max-plus maps of functions, by the native code."""
+"""Compute max-plus maps of functions, by the native code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units of work on ranks, and messages between them, as arrays.
+"""Represent units of work on ranks, and messages between them, as arrays.
 
 What units hand to each other lies in *cells*: of a slot of a stage there is a cell per micro-batch,
 in order, and behind them a cell for what is there once. A *place* is a cell and a stride: for

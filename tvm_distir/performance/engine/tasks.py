@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A graph of tasks, as arrays."""
+"""Represent a graph of tasks as arrays."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Makers of plans for known kinds of parallelism; several can share a mesh, an axis each."""
+"""Make plans of known kinds of parallelism, which can share a mesh, an axis each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallel: the sequence is cut over an axis through the whole model, attention included.
+"""Context parallel: shard the sequence over an axis through the whole model, with attention.
 
 Attention is where two dims of the sequence meet, queries and keys; it is recognized by the sharding
 rules, not by names. Around it each device works on its part of the sequence. Inside it, by

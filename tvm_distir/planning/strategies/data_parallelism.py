@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Data parallel: each device of the axis works on its part of the batch."""
+"""Data parallel: compute a part of the batch on each device of the axis."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Expert parallel: each device of the axis holds some of the experts of every layer.
+"""Expert parallel: place some of the experts of every layer on each device of the axis.
 
 Experts are weights stacked along a dim that every consumer takes apart: the rules of the ops that
 multiply by them have a factor that walks this dim of the weight, of what is multiplied and of the

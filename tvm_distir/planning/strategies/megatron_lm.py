@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron's tensor parallelism of transformers, optionally with sequence parallelism.
+"""Shard transformers by Megatron's tensor parallelism, optionally with sequence parallelism.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3: projections into a block are cut by columns, those
 out of it by rows, so that each block needs an all-reduce forward; the token table and the LM

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``recompute="auto"`` held to its bound: the step is distributed and measured, and recomputed.
+"""Fit the measured peak of a step to the bound of ``recompute="auto"``.
 
 What is recomputed is chosen before anything is placed, by how activations and weights are said to
 be cut; a strategy may leave some of them whole. What the simulator then finds too much is taken off

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Dims of weights that other strategies have cut already, and how tensor parallel avoids them.
+"""Avoid the dims of weights that other strategies have sharded already.
 
 A dim may be shared by several mesh axes where it divides by all of them. Eight experts over eight
 devices are used up: another axis has to cut something else.

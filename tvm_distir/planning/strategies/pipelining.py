@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines: parts of the cluster work on stages of a training step, micro-batch by micro-batch."""
+"""Divide the cluster into stages, which process a training step by micro-batches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Strategies under the names that users of other libraries know; each is made of ours.
+"""Define strategies under the names that users of other libraries know.
 
 FSDP and HSDP: Zhao et al. 2023, "PyTorch FSDP", sections 3.2.1 and 3.2.2. DeepSpeed's stages:
 Rajbhandari et al. 2020, "ZeRO". Sharded training of Lightning (FairScale) is stage 2.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The strategies by name, and the text form in which a command line asks for them."""
+"""Register strategies by name, and parse the text form of the command line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Spatial parallel: each device of the axis works on its rows of every image."""
+"""Spatial parallel: compute some rows of every image on each device of the axis."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor parallel for any model: weight placements from the sharding rules alone.
+"""Tensor parallel for any model: shard weights by the sharding rules alone.
 
 Every weight may be sharded on any of its dims or replicated, and is used as it lies. The exact
 labelling of propagation picks, at given prices of a byte held and of an operation, what is

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO: data parallel whose devices share out what they would otherwise all hold.
+"""ZeRO: shard over data-parallel devices what they would otherwise all store.
 
 Stages as in Rajbhandari et al. 2020: the optimizer's states, then the gradients, then the weights
 are stored in parts over the axis that divides the batch. A plan says where they lie; that a

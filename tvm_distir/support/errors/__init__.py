@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The error tree: every failure a user can meet has a code, a place, a remedy and an exit code."""
+"""Define the error tree, in which every failure has a code, a place, a remedy and an exit code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The fields of TVM's nodes that the native code of ``passes/ffi`` accesses, and their check.
+"""Check the fields of TVM's nodes that the native code of ``passes/ffi`` accesses.
 
 That code is built without headers of TVM: it looks types, fields and functions up by name at run
 time. A test compares these tables with the names in the sources of ``passes/ffi``.

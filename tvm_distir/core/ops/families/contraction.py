@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of contractions: matmul, einsum and outer."""
+"""Defines sharding rules of contractions: matmul, einsum and outer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of convolutions: windows over sharded rows, and gradients of weights."""
+"""Defines sharding rules of convolutions: windows over sharded rows, and weight gradients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of ops that create tensors or generate random numbers."""
+"""Defines sharding rules of ops that create tensors or generate random numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of ops that compute each element from (broadcast) elements at the same index."""
+"""Defines sharding rules of elementwise ops, whose operands may be broadcast."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The list of op families; an op outside of these modules has no hand-written rule."""
+"""Lists the op families; an op outside of these modules has no hand-written rule."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of ops that read or write at computed indices: take, gather, scatter, one_hot."""
+"""Defines sharding rules of ops at computed indices: take, gather, scatter, one_hot."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of ops that join or split tensors: concat, stack, split and meshgrid."""
+"""Defines sharding rules of ops that join or split tensors: concat, stack, split, meshgrid."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of ops that move elements: permute, broadcast, slice, repeat, tile and flip."""
+"""Defines sharding rules of ops that move elements: permute, broadcast, slice, tile and flip."""
 
 from __future__ import annotations
 

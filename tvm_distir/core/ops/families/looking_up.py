@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of table look-ups and their gradient; the table's rows may be sharded."""
+"""Defines sharding rules of table look-ups and their gradient; tables may be sharded by rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of losses over sharded samples and classes: logits are never gathered."""
+"""Defines sharding rules of losses over sharded samples and classes, without gathering logits."""
 
 from __future__ import annotations
 

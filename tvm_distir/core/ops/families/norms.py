@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of normalizations; statistics over sharded dims are reduced inside the op.
+"""Defines sharding rules of normalizations, which reduce statistics over sharded dims inside.
 
 Formulas and dtypes are those of TVM's kernels, so that what differs from the single device is the
 order of the sums only.

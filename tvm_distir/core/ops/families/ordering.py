@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of ops with an ordered axis: scans, sorts and the k best."""
+"""Defines sharding rules of ops with an ordered axis: scans, sorts and the k best."""
 
 from __future__ import annotations
 

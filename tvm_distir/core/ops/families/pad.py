@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rule of padding, which moves rows to the device that has them in the padded result."""
+"""Defines the sharding rule of padding, which moves rows to the devices that own them."""
 
 from __future__ import annotations
 

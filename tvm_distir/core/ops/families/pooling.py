@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of pools: windows over sharded rows; an average may leave out padding."""
+"""Defines sharding rules of pools: windows over sharded rows, with or without padding."""
 
 from __future__ import annotations
 

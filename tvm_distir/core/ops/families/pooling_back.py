@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of gradients of pools: windows that write into sharded rows."""
+"""Defines sharding rules of gradients of pools: windows that write into sharded rows."""
 
 from __future__ import annotations
 

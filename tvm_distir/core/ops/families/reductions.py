@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of reductions and statistics: partial results, or reduced inside the call."""
+"""Defines sharding rules of reductions and statistics."""
 
 from __future__ import annotations
 

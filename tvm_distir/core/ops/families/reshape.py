@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of reshapes, which keep the row-major order and merge and split dims."""
+"""Defines sharding rules of reshapes, which keep the row-major order and merge or split dims."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of image resizing."""
+"""Defines sharding rules of image resizing."""
 
 from __future__ import annotations
 

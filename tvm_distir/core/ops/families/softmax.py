@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of softmax; maximum and sum of exponentials are reduced over a sharded axis."""
+"""Defines sharding rules of softmax, which reduces its maximum and sum over a sharded axis."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of transposed convolutions: windows that write into sharded rows."""
+"""Defines sharding rules of transposed convolutions: windows that write into sharded rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of matrix triangles; an element is kept by its global row and column."""
+"""Defines sharding rules of matrix triangles, which select elements by global row and column."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules of detection ops: images are independent, the boxes of an image are not."""
+"""Defines sharding rules of detection ops, along images but not along the boxes of an image."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers shared by local forms, which compute a call on the shards of a device."""
+"""Provide helpers of local forms, which compute a call on the shards of a device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Choice of the activations to recompute under a memory limit."""
+"""Choose the activations to recompute under a memory limit."""
 
 from __future__ import annotations
