@@ -118,17 +118,17 @@ class Study:
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan or a strategy is given."""
+        """Return whether a plan or a strategy is given."""
         return self.plan is not None or self.strategy is not None
 
     @property
     def known_system(self) -> System | None:
-        """The system, which has been loaded."""
+        """Return the loaded system."""
         return System.known(self.system)
 
     @cached_property
     def source(self) -> Model:
-        """The model as it is loaded, repeated layers of a flat graph of torch as functions.
+        """Return the model as loaded, with repeated layers of a flat graph of torch as functions.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class Study:
 
     @cached_property
     def forward(self) -> ir.IRModule:
-        """The module that is loaded, with one of its entry points."""
+        """Return the loaded module, with a single entry point."""
         return keep_entry(self.source.mod, self.entry)
 
     @cached_property
@@ -187,7 +187,7 @@ class Study:
 
     @cached_property
     def _given_plan(self) -> Plan | None:
-        """The plan that is given, its mesh compared with the given mesh.
+        """Return the given plan, after comparing its mesh with the given mesh.
 
         Raises
         ------
@@ -219,7 +219,7 @@ class Study:
 
     @cached_property
     def step(self) -> ir.IRModule:
-        """The module that is distributed: the model, or its training step."""
+        """Return the module that is distributed: the model, or its training step."""
         forward = self.forward
         if self.train is None:
             return forward
@@ -233,7 +233,7 @@ class Study:
 
     @cached_property
     def step_plan(self) -> Plan:
-        """The plan of the step."""
+        """Return the plan of the step."""
         step = self.step
         return self._make_plan(step) if self._fitted_plan is None else self._fitted_plan
 
@@ -299,7 +299,7 @@ class Study:
 
     @cached_property
     def local(self) -> ir.IRModule:
-        """The distributed module, at level 5."""
+        """Return the distributed module, at level 5."""
         _ = self.step  # one that was fitted to a memory has been distributed
         return self.distribute() if self._attempt is None else self._attempt.local
 
@@ -335,7 +335,7 @@ class Study:
 
     @cached_property
     def program(self) -> Program:
-        """The program that is simulated."""
+        """Return the program that is simulated."""
         local = self.local
         if self._attempt is not None:
             return self._attempt.program
@@ -344,7 +344,7 @@ class Study:
 
     @cached_property
     def result(self) -> Result:
-        """The simulated step."""
+        """Return the simulated step."""
         program, system = self.program, self.known_system
         if system is None:
             raise UsageError(

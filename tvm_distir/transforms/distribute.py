@@ -73,8 +73,10 @@ def pipeline(
     later: Sequence[Named] = (),
     decision: Decision | None = None,
 ) -> tvm.transform.Sequential:
-    """The named pipeline: annotate, propagate, legalize, optimize, lower; ``RingAttention`` for a
-    plan with rings; and what is to come later, as :func:`communication_passes` says.
+    """Return the passes of :func:`distribute`: annotate, propagate, legalize, optimize, lower.
+
+    A plan with rings adds ``RingAttention``. The passes ``later`` follow, as those of
+    :func:`communication_passes`.
 
     With a ``decision`` about a module at level 2 the passes begin with that which writes it.
     """

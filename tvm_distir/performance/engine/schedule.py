@@ -78,7 +78,7 @@ def _schedule_native(tasks: Tasks) -> tuple[Ints, Ints, int]:
 
 
 def find_cycle(tasks: Tasks, start: Ints) -> list[int]:
-    """Tasks of a cycle of waits among those that never started (``start`` is -1).
+    """Return the tasks of a cycle of waits among those that never started (``start`` is -1).
 
     Each entry waits for its successor, the last for the first. A task of a group also waits
     for what the other members wait for, so neighbours may be members of the same group.
@@ -97,7 +97,7 @@ def find_cycle(tasks: Tasks, start: Ints) -> list[int]:
             members.setdefault(group, []).append(t)
 
     def waits_for(task: int) -> tuple[int, int]:
-        """A blocked task that ``task``'s node waits for, and the member that waits."""
+        """Return a blocked task that ``task``'s node waits for, and the member that waits."""
         group = int(tasks.group[task])
         for member in members.get(group, [task]):
             deps = tasks.dep[tasks.dep_begin[member] : tasks.dep_begin[member + 1]]

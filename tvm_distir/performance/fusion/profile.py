@@ -116,7 +116,7 @@ class Profile:
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether each op is a kernel."""
+        """Return whether each op is a kernel."""
         return self == Profile(self.name, self.description)
 
     @staticmethod

@@ -271,7 +271,7 @@ class CachingAllocator:
         return f"{use.function}/{self.moment(dearest.use)}"
 
     def label(self, lives: FunctionBuffers, buffer: int) -> Label:
-        """Name of a buffer that a function makes."""
+        """Return the name of a buffer that a function makes."""
         maker = lives.makers[buffer]
         op = lives.steps[maker].op if maker >= 0 else None
         what = self.values[lives.name][lives.values[buffer]].name

@@ -63,7 +63,7 @@ class PeakFormula(MemoryLevel):
 
     @property
     def most_held(self) -> Ints:
-        """Moments of which none is below another, (moments, kinds)."""
+        """Return the moments of which none is below another, (moments, kinds)."""
         if len(self._most) > 1:
             self._most = [highest(np.concatenate(self._most))]
         return self._most[0]

@@ -145,12 +145,12 @@ class Op(NamedTuple):
 
     @property
     def is_start(self) -> bool:
-        """Whether it is a collective that other work may overlap, until its ``wait``."""
+        """Return whether it is a collective that other work may overlap, until its ``wait``."""
         return self.kind == "collective" and self.op.endswith("_start")
 
     @property
     def callees(self) -> tuple[str, ...]:
-        """Functions that it calls, or may call."""
+        """Return the functions that it calls, or may call."""
         if not self.callee:  # most ops, and this is asked of each of them again and again
             return (self.otherwise,) if self.otherwise else ()
         return (self.callee, self.otherwise) if self.otherwise else (self.callee,)

@@ -80,19 +80,19 @@ class StageKind:
 
     @functools.cached_property
     def carried(self) -> tuple[tuple[int, int], ...]:
-        """The ``updates`` that the forward pass of a micro-batch makes for the next."""
+        """Return the ``updates`` that the forward pass of a micro-batch makes for the next."""
         forward = self.phase(FORWARD)
         written = () if forward is None else forward.outputs
         return tuple(pair for pair in self.updates if pair[1] in written)
 
     @functools.cached_property
     def updated(self) -> tuple[tuple[int, int], ...]:
-        """The other ``updates``."""
+        """Return the other ``updates``."""
         return tuple(pair for pair in self.updates if pair not in self.carried)
 
     @functools.cached_property
     def stash(self) -> tuple[int, ...]:
-        """Slots of what the forward pass of a micro-batch keeps for its later parts."""
+        """Return the slots that the forward pass of a micro-batch saves for its later phases."""
         there, needed, once = set[int](), set[int](), {*self.params, *self.results}
         for phase in self.phases:
             if phase.name in (ROWS, FORWARD):
@@ -159,7 +159,7 @@ class Edge:
 
     @property
     def part_bytes(self) -> tuple[int, int]:
-        """The most bytes that one device sends, and receives, of a message in parts."""
+        """Return the most bytes that a device sends, and receives, of a message in parts."""
         sent, received = self.wire_bytes
         return -(-sent // self.split), -(-received // self.split)
 

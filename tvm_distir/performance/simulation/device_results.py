@@ -220,12 +220,12 @@ class DeviceGroupResult:
 
     @property
     def functions(self) -> tuple[FunctionTime, ...]:
-        """Functions in order of the first call."""
+        """Return the functions in order of the first call."""
         return self.tables()[1]
 
     @property
     def memory(self) -> tuple[tuple[float, int], ...]:
-        """Live memory: time in seconds and bytes from then on."""
+        """Return the live memory: time in seconds and bytes from then on."""
         return self.held().curve
 
     @property

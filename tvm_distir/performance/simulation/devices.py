@@ -64,7 +64,7 @@ class Devices(Sequence[DeviceResult]):
 
     @functools.cached_property
     def distinct(self) -> tuple[DeviceResult, ...]:
-        """One result of each set of devices that have the same."""
+        """Return a result of each set of devices that have the same result."""
         pairs = zip(self._lanes, self._works, strict=True)
         return tuple(work.of(lane) for lane, work in pairs)
 
@@ -77,7 +77,7 @@ class Devices(Sequence[DeviceResult]):
 
     @functools.cached_property
     def _order(self) -> tuple[list[int], list[int]]:
-        """Ids in order, and the set of each."""
+        """Return the ids in order, and the set of each."""
         ids = np.concatenate([np.array(lane.devices, np.int64) for lane in self._lanes])
         kinds = np.repeat(np.arange(len(self._lanes)), [len(lane.devices) for lane in self._lanes])
         order = np.argsort(ids, kind="stable")

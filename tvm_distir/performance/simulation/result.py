@@ -91,23 +91,23 @@ class Result:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Peak memory of the fullest device."""
+        """Return the peak memory of the fullest device."""
         return max(device.peak_memory_bytes for device in self.devices.distinct)
 
     @property
     def fits(self) -> bool:
-        """Whether every device's peak is within its memory."""
+        """Return whether every device's peak is within its memory."""
         return self.peak_memory_bytes <= self.memory_capacity_bytes
 
     @property
     def events(self) -> Iterator[Event]:
-        """Events of the first device of every lane."""
+        """Return the events of the first device of every lane."""
         for lane in self.lanes:
             yield from lane.events()
 
     @property
     def memory_timeline(self) -> dict[int, tuple[tuple[float, int], ...]]:
-        """Live memory over time of the first device of every lane."""
+        """Return the live memory over time of the first device of every lane."""
         return {lane.devices[0]: lane.memory for lane in self.lanes}
 
     def to_dict(self) -> dict[str, Any]:

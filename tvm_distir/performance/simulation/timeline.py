@@ -48,7 +48,7 @@ def all_seconds(times_ps: Ints) -> list[float]:
 
 
 def short_name(op: str) -> str:
-    """Name of an op without its namespace."""
+    """Return the name of an op without its namespace."""
     return op.removeprefix("relax.").removeprefix("dist.")
 
 

@@ -122,7 +122,7 @@ class _Groups:
 
     @property
     def table(self) -> dict[str, list[int]]:
-        """Devices by name."""
+        """Return the devices by name."""
         return {name: list(group) for group, name in self._names.items()}
 
     def of_device(self, device: int) -> list[dict[str, object]]:

@@ -102,7 +102,7 @@ class _Writer:
         return pairs(track, ids[:, 0], ids[:, 1], first[None], last[None])[0]
 
     def _kind_ids(self, kinds: Sequence[RecordKind], spent: Ints) -> Ints:
-        """Name, note and track of each op, (ops, 3); those of equal lists are known."""
+        """Return name, note and track of each op, (ops, 3); those of equal lists are known."""
         key = id(kinds)
         known = self._ids.get(key)
         if known is not None and known[0] is kinds and np.array_equal(known[1][:, 3], spent):

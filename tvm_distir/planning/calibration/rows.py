@@ -47,12 +47,12 @@ class MeasuredStep:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of a step."""
+        """Return the number of micro-batches of a step."""
         return self.global_batch // (self.dp * self.micro_batch)
 
     @property
     def devices(self) -> int:
-        """Devices that run the step."""
+        """Return the number of devices that run the step."""
         return self.tp * self.dp * self.pp
 
     def groups(self, per_node: int) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class StepRow:
 
     @property
     def devices(self) -> int:
-        """Devices that run the step."""
+        """Return the number of devices that run the step."""
         return math.prod(size for _, size in self.axes)
 
     def groups(self, per_node: int) -> tuple[str, ...]:

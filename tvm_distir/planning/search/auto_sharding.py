@@ -74,7 +74,7 @@ class ShardedCandidate:
 
     @property
     def price_s(self) -> float:
-        """The price in seconds."""
+        """Return the cost in seconds."""
         return self.price_ps / PICOSECONDS
 
     @property
@@ -84,7 +84,7 @@ class ShardedCandidate:
 
     @property
     def status(self) -> str:
-        """``exact`` where the price is the least, else ``gap``."""
+        """Return ``exact`` where the cost is the minimum, else ``gap``."""
         return "exact" if self.price_ps <= self.bound_ps else "gap"
 
     def distribute(self) -> ir.IRModule:

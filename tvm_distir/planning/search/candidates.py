@@ -120,12 +120,12 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """The choice in words, of which no other has the same."""
+        """Return a text of the choice that is unique to it."""
         return ",".join(self.words)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The choice, number by number."""
+        """Return the numbers of the choice as texts."""
         said = [f"{STAGES}={self.stages}"] if self.stages > 1 else []
         if self.ranks:
             said += ["|".join("*".join(f"{name}={n}" for name, n in axes) for axes in self.ranks)]
@@ -145,12 +145,12 @@ class Candidate:
 
     @property
     def mesh(self) -> MeshSpec:
-        """Mesh of a stage; of the first, where they differ."""
+        """Return the mesh of a stage; of the first stage, where they differ."""
         return MeshSpec(DEFAULT_MESH, dict(self.axes))
 
     @property
     def meshes(self) -> tuple[MeshSpec, ...]:
-        """Each kind of mesh once, where the first rank that has it lies.
+        """Return each kind of mesh once, on the devices of the first rank that has it.
 
         Large ones come first, so that each begins at a multiple of its size.
         """
@@ -168,7 +168,7 @@ class Candidate:
 
     @property
     def schedule(self) -> Schedule | None:
-        """Stages and micro-batches; None for a step at once."""
+        """Return the schedule of stages and micro-batches; None for a step at once."""
         if self.stages == 1 and self.micro_batches == 1:
             return None
         kind = "interleaved" if self.chunks > 1 else "1f1b"
@@ -215,7 +215,7 @@ class Enumeration:
 
     @property
     def in_stages(self) -> bool:
-        """Whether the space has stages."""
+        """Return whether the space has stages."""
         return self.stages and STAGES in self.constraints.axes
 
     def __iter__(self) -> Iterator[Candidate]:

@@ -171,7 +171,7 @@ class SearchResult:
 
     @property
     def front(self) -> tuple[CandidateRow, ...]:
-        """Solved rows of which no other is faster and smaller, the fastest first."""
+        """Return the solved rows of which no other is faster and smaller, the fastest first."""
         solved = [row for row in self.rows if row.state == SOLVED]
         solved.sort(key=lambda row: (row.time_s, row.peak_bytes, row.candidate.key))
         result: list[CandidateRow] = []
@@ -182,7 +182,7 @@ class SearchResult:
 
     @property
     def least_s(self) -> float:
-        """No plan of the space takes less."""
+        """Return a lower bound on the time of all plans of the space."""
         return min((row.least_s for row in self.rows), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def is_auto(recompute: str) -> bool:
 
 
 def evenly_cut(recompute: str, devices: int) -> str:
-    """``auto`` with activations cut evenly over devices, where it does not say how they are cut."""
+    """Return ``auto`` with activations sharded evenly, where it does not say how they are sharded."""
     _, colon, rest = recompute.partition(":")
     if not is_auto(recompute) or "activations" in rest:
         return recompute

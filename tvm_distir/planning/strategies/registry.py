@@ -107,7 +107,7 @@ class StrategyInfo:
 
     @property
     def summary(self) -> str:
-        """The first sentence of the function's docstring."""
+        """Return the first sentence of the function's docstring."""
         return summary(self.function)
 
 

@@ -42,7 +42,7 @@ class PlaceValues:
 
     @property
     def rules(self) -> tuple[PlanRule, ...]:
-        """The rules so far."""
+        """Return the rules so far."""
         return tuple(self._found.values())
 
     def put(self, tied: TiedDims, node: int, dim: int, stationary: bool = False) -> None:

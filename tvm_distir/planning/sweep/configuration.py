@@ -82,7 +82,7 @@ class Configuration:
 
     @property
     def devices(self) -> int:
-        """Devices that run the step."""
+        """Return the number of devices that run the step."""
         return self.tp * self.pp * self.dp
 
     @property
@@ -92,7 +92,7 @@ class Configuration:
 
     @property
     def stages(self) -> int:
-        """Stages of the pipeline."""
+        """Return the number of stages of the pipeline."""
         return self.pp * self.chunks
 
     def mesh(self, training: bool) -> dict[str, int]:

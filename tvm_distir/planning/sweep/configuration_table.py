@@ -67,7 +67,7 @@ class Table:
 
     @property
     def devices(self) -> Ints:
-        """Devices of each step."""
+        """Return the number of devices of each step."""
         return self.numbers["tp"] * self.numbers["pp"] * self.numbers["dp"]
 
     def show(self, sizes: Mapping[str, str]) -> None:

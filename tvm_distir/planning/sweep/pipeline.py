@@ -63,12 +63,12 @@ class ProgramPipeline:
 
     @cached_property
     def zoo(self) -> tuple[str, dict[str, str]] | None:
-        """Name and keys of a model of the zoo; None for an imported model."""
+        """Return the name and keys of a model of the zoo; None for an imported model."""
         return model_keys(self.model)
 
     @cached_property
     def identity(self) -> tuple[object, ...]:
-        """All that programs depend on beside their rows."""
+        """Return all that programs depend on beside their rows."""
         path = model_file(self.model)
         content = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
         train = None if self.train is None else sorted(self.train.items())
@@ -78,7 +78,7 @@ class ProgramPipeline:
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """Keys of the model that rows may give."""
+        """Return the keys of the model that rows may give."""
         if self.zoo is None:
             return ()
         config = zoo.config(*self.zoo)
@@ -86,7 +86,7 @@ class ProgramPipeline:
 
     @cached_property
     def counted(self) -> dict[str, int]:
-        """Sizes of the zoo's model that are not numbers of things built individually, nor flags."""
+        """Return the sizes of the zoo's model that are neither counts of built parts nor flags."""
         if self.zoo is None:
             return {}
         config = zoo.config(*self.zoo)
@@ -103,7 +103,7 @@ class ProgramPipeline:
 
     @cached_property
     def usual(self) -> dict[str, str]:
-        """Sizes of the zoo's model that results always show, where rows do not give them."""
+        """Return the sizes of the zoo's model that results show where rows do not give them."""
         if self.zoo is None:
             return {}
         config = zoo.config(*self.zoo)
@@ -111,7 +111,7 @@ class ProgramPipeline:
 
     @cached_property
     def strategy(self) -> str:
-        """Strategy of ``tp``."""
+        """Return the strategy of ``tp``."""
         known = self.zoo is not None and self.zoo[0] in TRANSFORMERS
         return self.tensor or ("megatron" if known else "tensor_parallel")
 

@@ -69,7 +69,7 @@ class Difference:
 
     @property
     def equal(self) -> bool:
-        """Whether both are the same to the picosecond and the byte."""
+        """Return whether both are the same to the picosecond and the byte."""
         result = self.whole
         return (result.status, result.time_s, result.peak_bytes) == (
             OK,
@@ -79,13 +79,13 @@ class Difference:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """Differences of time and memory, as shares of the pipeline's."""
+        """Return the differences of time and memory, as shares of the pipeline's."""
         result = self.whole
         return self.time_s / result.time_s - 1, self.peak_bytes / result.peak_bytes - 1
 
     @property
     def within(self) -> bool:
-        """Whether they differ by no more than :data:`BOUND`."""
+        """Return whether they differ by no more than :data:`BOUND`."""
         return self.whole.status == OK and max(map(abs, self.shares)) <= BOUND
 
     def error(self) -> SimulationError:

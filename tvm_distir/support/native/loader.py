@@ -39,7 +39,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def library_path() -> Path:
-    """Path of the library to load.
+    """Return the path of the library to load.
 
     The environment variable :data:`LIBRARY_VARIABLE` decides when it is set; else the library is
     looked for in ``lib`` beside the package, then among the files of the installed distribution.
@@ -107,7 +107,7 @@ def native_function(name: str) -> Any:
 
 @functools.cache
 def _library(named: str | None) -> Any:
-    """The library, while the environment variable has this value."""
+    """Return the library, while the environment variable has this value."""
     return _load(library_path())
 
 
