@@ -50,7 +50,7 @@ PATHS = {
     "transform.legalize": "core.passes.legalize",
     "verification": "execution.verification",
 }
-"""Per documented path the module it stands for, both without the name of the package."""
+"""The module that each documented path stands for, both without the name of the package."""
 
 _PACKAGE = __name__.rpartition(".")[0]
 

@@ -169,5 +169,6 @@ FORMS: Mapping[str, KernelTimeForm] = {
     "scores": KernelTimeForm(factor="scores_factor"),
     "logits": KernelTimeForm(factor="logits_factor", gap_factor="logits_factor"),
 }
-"""By kernel class: see :class:`KernelTimeForm`. Half of the traffic is exposed in a pipelined
-product: loads of a tile run beside the arithmetic of another, at their ends they do not."""
+"""Forms of the times of kernels by class: see :class:`KernelTimeForm`. Half of the traffic is
+exposed in a pipelined product: loads of a tile run beside the arithmetic of another, at their ends
+they do not."""

@@ -12,8 +12,8 @@ from typing import Any
 from tvm_distir.support import Offer, offers
 
 GROUP = "tvm_distir.systems"
-"""What an entry point of this group stands for: a package or folder that holds ``NAME.json``, such
-a file, its content, or a function that gives one of these."""
+"""The group of entry points that provide systems: a package or folder that holds ``NAME.json``,
+such a file, its content, or a function that returns any of these."""
 
 
 def offered_names() -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .constants import FORMS, Constant, value_of
 
 Amount = TypeVar("Amount", float, npt.NDArray[np.float64])
-"""Of FLOPs, bytes or seconds: a number, or an array of them."""
+"""An amount of FLOPs, bytes or seconds: a number, or an array of numbers."""
 
 
 @dataclass(frozen=True)

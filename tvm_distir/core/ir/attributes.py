@@ -40,7 +40,7 @@ PARAM_NAMES_ATTR = "dist.param_names"
 """The model's names of the parameters, dots kept."""
 
 NUM_INPUT_ATTR = "num_input"
-"""How many leading parameters are data (TVM's name)."""
+"""Attribute with the number of leading parameters that are data (TVM's name)."""
 
 TRAINING_ATTR = "dist.training"
 """Entry function of a training step: ``updated``, the value that is the new form of each updated

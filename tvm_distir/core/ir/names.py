@@ -30,5 +30,5 @@ REDUCE_OPS: tuple[str, ...] = ("sum", "prod", "min", "max")
 """Kinds of reduction; their position is their code in a compiled call."""
 
 HOST_PREFIX = "tvm_distir.host."
-"""Of the packed functions that copy a tensor to the host's memory, ``store``, and back, ``fetch``:
-a tensor of the host, and memory of the device to be filled."""
+"""Prefix of the packed functions that copy a tensor to the host's memory, ``store``, and back,
+``fetch``: a tensor of the host, and memory of the device to be filled."""

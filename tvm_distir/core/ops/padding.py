@@ -55,8 +55,8 @@ class Padding:
 
 
 NO_PADDING: Final = Padding()
-"""Of an op that nothing is known of."""
+"""Padding of an op of which nothing is known."""
 ZERO_TERMS: Final = Padding(Reduced.ZEROS)
-"""Of a sum whose terms are products of operand elements."""
+"""Padding of a sum whose terms are products of operand elements."""
 ZEROS_KEPT: Final = Padding(zeros=Zeros.KEPT)
-"""Of an op that gives zeros for zeros."""
+"""Padding of an op that returns zeros for zeros."""

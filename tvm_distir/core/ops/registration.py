@@ -26,7 +26,7 @@ SAME_OP: Final = _Form.SAME_OP
 """Local form of an op that does on shards what it does on the whole, wherever they lie."""
 
 LocalForm = Callable[[LocalCall], Any] | _Form
-"""What a device computes of a sharded call: :data:`SAME_OP`, or a function that writes it."""
+"""The local form of a sharded call: :data:`SAME_OP`, or a function that writes it."""
 
 Examples = Callable[[], Sequence[Any]]
 """Calls by which a rule is proved (:class:`.validate.Case`), made when they are asked for."""

@@ -34,7 +34,7 @@ CUT = "cut:"
 """Begins the policy that keeps at most a share of the bytes that ``none`` keeps."""
 
 Refuse = Callable[[str, str], DistIRError]
-"""From what is wrong and a remedy to the error."""
+"""A function from a fault and a remedy to the error."""
 
 
 @dataclass(frozen=True)

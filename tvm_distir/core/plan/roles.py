@@ -31,7 +31,7 @@ DATA_NAMES = (
     "target",
     "targets",
 )
-"""How data inputs are called, where the module does not say which they are."""
+"""Usual names of data inputs, where the module does not say which inputs are data."""
 
 
 def data_positions(fn: relax.Function, name: str = MAIN) -> list[int]:

@@ -19,7 +19,7 @@ DEFAULT_MESH = "mesh0"
 KINDS = ("param", "value", "call")
 
 OpenLabels = tuple[int | None, ...]
-"""One label per mesh axis: a dim, :data:`~.placement.R`, or None where the axis is open."""
+"""A label per mesh axis: a dim, :data:`~.placement.R`, or None where the axis is open."""
 
 
 def parse_open_placement(text: str, place: str = "") -> OpenLabels:

@@ -15,7 +15,7 @@ from tvm_distir.core.propagation.solve.cost import Conversions
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
 
 Signature = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-"""Per axis, the labels of all parameters and of all results of a function."""
+"""The labels of all parameters and of all results of a function, per axis."""
 
 
 @dataclass

@@ -31,10 +31,12 @@ from .reach import ReachabilityWalk, ReachableAxes
 from .unify import DimUnifier
 
 ROUNDS = 3
-"""How often the axes are solved in sequence while sizes change; a single axis is solved once."""
+"""The number of rounds in which the axes are solved in sequence while sizes change; a single axis
+is solved once."""
 
 ALL_ORDERS = 3
-"""With at most so many axes every order is tried where axes compete, with more two."""
+"""The maximum number of axes with which every order is tried where axes compete; with more, two
+orders are tried."""
 
 
 class ShardingAssignment:

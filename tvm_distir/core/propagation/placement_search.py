@@ -27,7 +27,7 @@ from .footprint import CostMeter, DeviceCost
 from .search import WeightLabels, WeightSearch
 
 SETTLING = Costs()
-"""What propagation counts, when it is not asked to weigh otherwise."""
+"""The costs that propagation counts unless it is given others."""
 
 
 @dataclass(frozen=True)

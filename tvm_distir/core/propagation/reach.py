@@ -19,11 +19,11 @@ from .module import PlacedModule
 from .unify import DimClasses
 
 Given = Mapping[str, Mapping[int, tuple[int | None, bool]]]
-"""Per graph and parameter node: a label known beforehand (None: any), and whether it is held."""
+"""A label known beforehand (None: any), and whether it is held, per graph and parameter node."""
 
 
 Forms = tuple[tuple[int | None, bool], ...]
-"""Per axis, a pinned label (None: not known) and whether it is held."""
+"""A pinned label (None: not known) and whether it is held, per axis."""
 
 
 @dataclass

@@ -29,13 +29,13 @@ from .reach import Given, ReachabilityWalk, ReachableAxes
 from .unify import DimClasses, DimUnifier
 
 WeightLabels = dict[str, dict[int, int]]
-"""Per public function: label of each weight, by its flat number among the parameters."""
+"""The label of each weight, per public function and flat number among the parameters."""
 
 Asked = Mapping[str, Mapping[int, int | None]]
-"""Per public function: label of each weight, or None for any."""
+"""The label of each weight, or None for any, per public function."""
 
 Stored = Mapping[str, Collection[int]]
-"""Per public function: weights that lie cut, and are gathered where they are used."""
+"""The weights that are stored sharded, and gathered where they are used, per public function."""
 
 NOTHING: Stored = {}
 

@@ -27,11 +27,12 @@ from .transition import PlannerOptions, Redistribution, Transition
 from .wire import Wire, step_wire
 
 ALL_DIMS_STATES = 300
-"""Up to so many placements every dim may be sharded on the way."""
+"""The maximum number of placements with which every dim may be sharded on the way."""
 MAX_STATES = 2000
-"""Up to so many, the dims of the ends and what an axis cuts evenly; else the former only."""
+"""The maximum number of placements with which the dims of the ends, and those that an axis shards
+evenly, may be sharded on the way; with more, only the dims of the ends."""
 MAX_PAIRS = 1 << 22
-"""From more pairs of placements times devices than this, exchanges lead to the goal only."""
+"""The number of pairs of placements times devices above which exchanges lead to the goal only."""
 
 
 def _allowed_dims(key: Transition) -> tuple[tuple[int, ...], ...]:

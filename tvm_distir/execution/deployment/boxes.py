@@ -26,7 +26,7 @@ BROKEN = (
     *(OSError, EOFError, LookupError, MemoryError, NotImplementedError, RuntimeError),
     *(SyntaxError, ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-"""What readers of archives and of NumPy's headers raise for files that are damaged."""
+"""The errors that readers of archives and of NumPy's headers raise for damaged files."""
 
 
 class _Reader(Protocol):

@@ -117,7 +117,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 _KEYS = ("schema_version", "built_with", "target", "entries", "meshes", "weights", "files")
 _UNNAMED_TARGET = {"kind": "llvm"}
-"""Of folders that name none: version 0.1 wrote them for CPUs."""
+"""The target of folders that name none: version 0.1 wrote them for CPUs."""
 _ENTRY = (
     "function", "mesh", "mesh_shape", "mesh_device_ids", "device_ids", "library", "inputs",
     "outputs",

@@ -38,7 +38,8 @@ Array = npt.NDArray[Any]
 NARROW = ("float16", "bfloat16")
 WIDE = "float32"
 LEAST_ERROR = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""What one device's error counts for at least, over the size of the output: the unit roundoff."""
+"""The least error that a device's error counts as, relative to the size of the output: the unit
+roundoff."""
 
 LEAST_OTHER = 2.5e-5
 """The same for outputs of wider types, which may not pass through 16 bits at all: 1e-4 after

@@ -62,10 +62,10 @@ _HINTS: dict[str, str] = {
 
 
 Roots = dict[relax.Var, tuple[int, ...]]
-"""For values: numbers of the parameters' tensors that they are views, or weighted sums, of."""
+"""The numbers of the parameters' tensors that each value is a view, or a weighted sum, of."""
 
 Tuples = dict[relax.Var, Any]
-"""For tuples among the parameters: numbers of their tensors, nested as they are."""
+"""The numbers of the tensors of each tuple among the parameters, nested as they are."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from .report import VerifyReport
 Array = npt.NDArray[Any]
 
 _DRAWS = 4
-"""How many other draws may leave an output as it is before it counts as constant."""
+"""The number of other draws that must leave an output as it is before it counts as constant."""
 
 
 def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list[Array]:

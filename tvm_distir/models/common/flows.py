@@ -28,9 +28,9 @@ _ELEMENTWISE = frozenset(
         "not_equal power round rsqrt sign sqrt square subtract where dist.annotate_sharding"
     ).split()
 )
-"""What updates of weights are written in; a gradient comes of other operations."""
+"""The ops in which updates of weights are written; a gradient results from other operations."""
 _SUMS = ("add", "astype", "clip", "dist.annotate_sharding", "maximum", "minimum", "where")
-"""Through which a weight comes as itself, a little changed."""
+"""The ops through which a weight passes as itself, slightly changed."""
 _NEAR_ONE = (0.5, 1.5)
 
 

@@ -25,7 +25,8 @@ IMPORT_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What TVM's importers, and its type inference, raise for a model that they do not take."""
+"""The errors that TVM's importers, and its type inference, raise for a model that they do not
+accept."""
 
 
 def reason(error: Exception) -> str:

@@ -14,10 +14,10 @@ ZOO = "zoo:"
 STABLEHLO = (".mlir", ".mlirbc", ".stablehlo")
 RELAX = ".json"
 FILES = (".onnx", ".pt2", ".py", RELAX, *STABLEHLO)
-"""How the names of model files end."""
+"""The suffixes of model files."""
 _BYTECODE = b"ML\xefR"
 _MOST_PACKED_BYTES = 64 << 20
-"""What the compressed members of an archive may unpack to."""
+"""The maximum bytes to which the compressed members of an archive may unpack."""
 
 
 def model_file(spec: str) -> str | None:

@@ -25,7 +25,7 @@ from .step import DeviceInterface, ExportStep
 from .text import Unwritable, integers, string, symbol
 
 PREFIX = "tvm_distir"
-"""Of attributes that say what the dialect has no words for; others may drop them."""
+"""The prefix of attributes that express what the dialect has no words for; others may drop them."""
 AXES = f"{PREFIX}.axes"
 """The attribute of a grid with the names of its axes."""
 NUM_INPUT = f"{PREFIX}.num_input"

@@ -17,7 +17,7 @@ WRITERS: dict[str, Write] = {
     **indexing.WRITERS,
     **collectives.WRITERS,
 }
-"""Who writes a call, by its op's name without ``relax.``."""
+"""The writer of each op's calls, by the op's name without ``relax.``."""
 _SHARD: dict[str, Write] = {**WRITERS, **shard_dialect.WRITERS}
 
 

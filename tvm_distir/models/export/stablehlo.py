@@ -33,7 +33,7 @@ from .grid import NUM_INPUT, grid_text, port_notes
 from .text import Unwritable, string, symbol, tensor_text
 
 FORMS = ("auto", "manual", "replicas", "shard")
-"""How a module can be written; the second and the third apply to local modules."""
+"""The forms in which a module can be written; the second and the third apply to local modules."""
 _WITH_PORTS = ("replicas", "shard")
 """Forms of local shapes, where attributes say of which arrays arguments and results are parts."""
 

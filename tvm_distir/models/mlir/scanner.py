@@ -12,7 +12,7 @@ _GAP = re.compile(r"(?:\s+|//[^\n]*)*")
 _NEXT = re.compile(r'"(?:[^"\\]|\\.)*"|->|[<>()\[\]{}]')
 _CLOSING = {"<": ">", "(": ")", "[": "]", "{": "}"}
 MAX_DEPTH = 64
-"""How deeply brackets and regions may be nested."""
+"""The maximum depth of nested brackets and regions."""
 MOST_DIGITS = 20
 
 

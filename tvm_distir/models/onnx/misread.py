@@ -51,7 +51,7 @@ def check_read(node: onnx.NodeProto, seen: Seen) -> None:
 
 
 Fault = tuple[str, str] | None
-"""What is misread, and a remedy."""
+"""The part that is misread, and a remedy."""
 
 
 TOPK_TYPES = (
@@ -63,7 +63,7 @@ TOPK_TYPES = (
     TensorProto.INT64,
     TensorProto.UINT8,
 )
-"""What TVM's sort compares; other types end as the program runs."""
+"""The types that TVM's sort compares; a program with other types fails as it runs."""
 
 
 def _int(node: onnx.NodeProto, name: str, default: int = 0) -> int:

@@ -118,4 +118,4 @@ _WRITERS: dict[str, Callable[[_Nodes, str, str, list[str], list[str]], None]] = 
     "Adagrad": _adagrad,
 }
 _STATES = {"Adam": 2, "Momentum": 1, "Adagrad": 1}
-"""How many states of a weight each has."""
+"""The number of states of a weight, by operator."""

@@ -28,7 +28,7 @@ from .node_writer import NodeWriter
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Tap = tuple[Indices, Array]
-"""What each position of a result reads of a dim, and its weight."""
+"""The positions of a dim that each position of a result reads, and their weights."""
 
 
 def _half_pixel(x: Array, scale: float, n: int, m: int) -> Array:

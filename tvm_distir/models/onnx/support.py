@@ -28,8 +28,8 @@ ELEMENT_TYPES = (
     TensorProto.FLOAT,
     TensorProto.DOUBLE,
 )
-"""What a tensor can be of. TVM has names for smaller types, but its casts to them round otherwise
-than ONNX says, and it stores a whole byte for each number of four bits."""
+"""The element types of tensors. TVM has names for smaller types, but its casts to them round
+otherwise than ONNX says, and it stores a whole byte for each number of four bits."""
 
 _REMEDY = "Cast it to a number of 8 bits or more (16 for floats), or leave that part outside."
 

@@ -116,7 +116,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "ir.FloatImm": lambda value: tirx.FloatImm("float32", value) if _is(value, float) else None,
     "ir.IntImm": lambda value: tirx.IntImm("int64", value) if _is(value, int) else None,
 }
-"""What fields of these types are made of; None of any other thing."""
+"""The conversions of fields to these types; None for any other value."""
 
 
 def _nothing(_: Any) -> Any:

@@ -16,7 +16,7 @@ CONVERTERS: dict[str, Converter] = {
     **indexing.CONVERTERS,
     **control.CONVERTERS,
 }
-"""Who writes an operation, by its name."""
+"""The converter of each operation, by its name."""
 
 CALLS = ("func.call", "stablehlo.composite")
 RETURNS = ("func.return", "stablehlo.return", "sdy.return")

@@ -28,7 +28,8 @@ _FOLDED: dict[Any, Callable[..., Any]] = {
     _op.greater: operator.gt,
     _op.greater_equal: operator.ge,
 }
-"""What is computed here where all operands are numbers: what loops count with."""
+"""The functions that are computed here where all operands are numbers, since loops count with
+them."""
 COMPARISONS = {
     "EQ": _op.equal,
     "NE": _op.not_equal,

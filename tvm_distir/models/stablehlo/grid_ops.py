@@ -188,4 +188,4 @@ CONVERTERS: dict[str, Callable[[GridStep], Any]] = {
     "arith.constant": _integer,
     "tensor.from_elements": _tensor,
 }
-"""What operations of the dialect, and of those around it, mean."""
+"""The meanings of operations of the dialect, and of those around it."""

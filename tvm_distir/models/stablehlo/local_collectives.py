@@ -136,4 +136,4 @@ MOVES: dict[str, Callable[[HloCall, Any], list[TranslatedTensor]]] = {
     "stablehlo.partition_id": _number,
     "stablehlo.replica_id": _number,
 }
-"""Who writes a collective, given the mesh, by its name."""
+"""The writer of each collective, given the mesh, by its name."""

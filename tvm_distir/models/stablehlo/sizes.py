@@ -14,7 +14,7 @@ from .translated_values import TranslatedTensor
 
 _LARGE = 1 << 20
 MAX_OPERATIONS = 1 << 17
-"""How many operations a module may have where its loops, and calls of small functions, are
+"""The maximum number of operations of a module where its loops, and calls of small functions, are
 written out: a deep network has some 10,000."""
 
 

@@ -34,7 +34,7 @@ CONVERTERS: dict[str, Converter] = {
     **windows.CONVERTERS,
     **backward.CONVERTERS,
 }
-"""Who writes a call, by operator and overload."""
+"""The converter of each call, by operator and overload."""
 
 NOTES: tuple[str, ...] = (
     "_assert_tensor_metadata.default",

@@ -18,7 +18,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 ATTENTIONS = ("softmax", "flash")
 
 Fault = tuple[str, str]
-"""What is wrong with a configuration, and its remedy."""
+"""The fault of a configuration, and its remedy."""
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,14 @@ from .rank_programs import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, Rank
 Floats = npt.NDArray[np.float64]
 
 FLOW, JOIN = -1, -2
-"""Instead of the map of a unit: a message; what is there when all its tokens are."""
+"""Kinds that replace the map of a unit: a message; a join, which ends when all its tokens are
+known."""
 
 ALL_ALONG, AT_ZERO = 0, 1
 """Tokens."""
 
 ENDLESS = 2.0**62
-"""Where the last piece of a class ends."""
+"""The end of the last piece of a class."""
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ LATEST = 1 << 60
 """Later times are refused: 13 days, in picoseconds."""
 
 AT_HAND, SETTLED, FREE = range(3)
-"""When an operand is there: all along; no later than the compute stream is free; whenever."""
+"""The time at which an operand is available: all along; no later than the compute stream is free;
+at any time."""
 
 IS_SETTLED, IS_FREE = -1, -2
-"""Where a result comes from, if it is no parameter: see :meth:`FunctionSummaries.result_sources`.
-"""
+"""The source of a result, if it is no parameter: see :meth:`FunctionSummaries.result_sources`."""
 
 AFTER, HOLDS, SYNC = 1, 2, 4
 """Flags of a communication: it waits for the compute ops issued before it; it stops those issued

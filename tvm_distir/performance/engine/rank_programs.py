@@ -25,7 +25,7 @@ RANK_STREAMS = 6
 """Streams of a rank: compute, communication, host, sends, stores, fetches."""
 
 SEND_STREAM, STORE_STREAM, FETCH_STREAM = 3, 4, 5
-"""Those that messages, and stashes on their way to the host's memory and back, occupy."""
+"""The streams that messages, and stashes on their way to the host's memory and back, occupy."""
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,10 @@ WEIGHTS, STATES, GRADIENTS, STASHES, COMMUNICATION, TEMPORARIES, INPUTS, RESULTS
 VALUE_ROLES = {
     "weight": WEIGHTS, "constant": WEIGHTS, "state": STATES, "gradient": GRADIENTS, "input": INPUTS,
 }  # fmt: skip
-"""By role of a value, those of which it decides."""
+"""The memory role that the role of a value decides."""
 
 NAMED = 10
-"""So many holders are named."""
+"""The maximum number of holders that are named."""
 
 
 class Label(NamedTuple):

@@ -22,8 +22,8 @@ BLOCK_BYTES = 512
 """Sizes are multiples of it."""
 
 OWN, DONATED, DROPPED = -1, -2, -3
-"""Of a result, instead of a role: its own one; the memory of what it replaces, so none; what the
-caller does not look at, freed inside."""
+"""Words for a result in place of a role: the function's role; donated, so that it takes the memory
+of what it replaces; dropped, as the caller does not read it, and freed inside."""
 
 _SCALAR_BYTES = 8
 

@@ -12,7 +12,7 @@ from .caching_allocator import CachingAllocator
 from .entries import constants, residents, role_sums
 
 ALLOCATORS = ("framework", "tvm")
-"""Whose memory: a framework's allocator, or TVM's storage plan."""
+"""The allocators whose memory is predicted: that of a framework, or TVM's storage plan."""
 
 
 def place_number(program: Program, device: int) -> int:

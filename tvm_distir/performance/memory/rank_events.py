@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 ALWAYS = 0
 FOREVER = 1 << 62
-"""Instead of the event that reads an instance last."""
+"""The value in place of the event that reads an instance last."""
 
 
 @dataclass(frozen=True)

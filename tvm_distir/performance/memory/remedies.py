@@ -31,7 +31,7 @@ from tvm_distir.performance.program.program import Program
 from .account import BufferGroup, MemoryAccount
 
 NAMED = 5
-"""So many holders a verdict names."""
+"""The maximum number of holders that a verdict names."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from .best_fit import Arenas
 from .caching_allocator import DONATED, DROPPED, OWN, CachingAllocator, CallVariant, MemoryLevel
 
 RESIDENT = -1
-"""Instead of a buffer: what is there all the time, or takes the memory of such."""
+"""The value in place of a buffer for memory that is there all the time, or takes the place of such
+memory."""
 
 
 class ActionPhase(NamedTuple):

@@ -14,9 +14,9 @@ from .pipeline_program import Edge, PipelineProgram
 from .program import Program
 
 OP_NUMBERS = 4
-"""Of an op: FLOPs, bytes moved, payload, size of the group."""
+"""The numbers of an op: FLOPs, bytes moved, payload, size of the group."""
 EDGE_NUMBERS = 5
-"""Of an edge: bytes and bytes on the wire at either end, parts that it is sent in."""
+"""The numbers of an edge: bytes and bytes on the wire at either end, parts that it is sent in."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 SCHEMA_VERSION = 1
 STAGED_VERSION = 2
-"""Of programs in stages."""
+"""The version of pipelined programs."""
 KINDS = ("compute", "collective", "wait", "call", "branch", "transfer", "view")
 ROLES = ("activation", "input", "weight", "state", "gradient", "constant")
 
@@ -168,7 +168,8 @@ EXTRA_KEYS: Mapping[str, tuple[str, ...]] = {
     "view": (),
     "wait": (),
 }
-"""What an op of each kind has besides :data:`COMMON_KEYS` (and ``reason``, if not modelled)."""
+"""The keys that an op of each kind has besides :data:`COMMON_KEYS` (and ``reason``, if not
+modelled)."""
 
 
 @dataclass(frozen=True)

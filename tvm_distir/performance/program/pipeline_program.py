@@ -18,9 +18,10 @@ FORWARD, BACKWARD, WEIGHT = "forward", "backward", "weight"
 ACCUMULATE, NEXT = "accumulate", "accumulate_next"
 PART, ADD = "part", "add"
 PHASES = (BEGIN, ROWS, FORWARD, BACKWARD, WEIGHT, ACCUMULATE, NEXT, PART, ADD, END)
-"""What a stage runs: once before all micro-batches; for each of them its rows of the data, forward,
-backward, gradients of weights, sums over micro-batches (the first, and those that follow); behind
-all of them per sum over stages its own term, the sum of the stages before and its own, the rest."""
+"""The phases of a stage: once before all micro-batches; for each of them its rows of the data,
+forward, backward, gradients of weights, sums over micro-batches (the first, and those that follow);
+after all of them, per sum over stages, its term, the sum of the preceding stages and of it, the
+rest."""
 
 DIRECTIONS = ("forward", "backward", "sum", "total")
 """Activations, gradients, a sum on its way along the stages, a whole sum."""

@@ -46,7 +46,7 @@ _READ: Mapping[str, Callable[[JsonValue], Any]] = {
     "tag": lambda value: value.integer(least=-LARGEST),
     "modelled": JsonValue.flag,
 }
-"""How each key of an op is read, ``collective`` apart."""
+"""The reader of each key of an op, except for ``collective``."""
 
 Made = TypeVar("Made")
 

@@ -9,7 +9,7 @@ from tvm_distir.support import JsonValue
 from .storage import BRANCH, CALL, FREE, RETURN, TAKE, Storage, StorageFunction, StorageStep
 
 _COUNTS = {TAKE: (1, 1), FREE: (1, None), CALL: (None, 1), BRANCH: (None, 2)}
-"""How many blocks and names a step of a kind has; None: any number."""
+"""The numbers of blocks and names of a step of each kind; None: any number."""
 
 
 def read_storage(data: JsonValue) -> Storage:

@@ -10,7 +10,7 @@ from typing import Any
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 _DEEPEST = 3
-"""How deep the objects are whose keys have separate lines: program, functions, function."""
+"""The depth of the objects whose keys have separate lines: program, functions, function."""
 
 
 def lines_of(data: Any, depth: int = 0) -> str:

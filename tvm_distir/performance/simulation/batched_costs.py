@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int8]
 
 BOUNDS = ("compute", "memory", "launch", "host", "network")
-"""What an op may be bound by; codes are places here."""
+"""The resources that may bound an op; codes are positions in this list."""
 _COMPUTE, _MEMORY, _LAUNCH, _HOST_BOUND, _NETWORK = range(5)
 _GRADIENTS = "gradients"
 _LATEST = float(1 << 60)

@@ -18,7 +18,7 @@ WAITING = "waiting"
 """Name of time in which nothing on the path runs: the host, or what no event tells."""
 
 _MOST_OPS = 300_000
-"""Beyond so many ops, units of stages are looked at instead of their ops."""
+"""The number of ops beyond which units of stages are shown instead of their ops."""
 
 
 @dataclass(frozen=True)

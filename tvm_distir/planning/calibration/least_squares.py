@@ -13,7 +13,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 STEP = 1e-4
-"""Of finite differences."""
+"""The step of finite differences."""
 ENOUGH = 1e-7
 """Relative improvement below which a fit ends."""
 

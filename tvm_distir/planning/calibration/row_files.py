@@ -33,7 +33,7 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], int]] = {
 _AXES = ("dp", "tp", "ep", "cp", "sp")
 """Columns with axes of the mesh of any model's step."""
 _POLICIES: Mapping[str, str] = {NONE: NONE, SELECTIVE: CORE, FULL: CHECKPOINT}
-"""What Megatron-LM recomputes, by its names for it, as policies here."""
+"""The policies that correspond to Megatron-LM's names of recomputation."""
 TIME = "iteration_time_ms"
 
 

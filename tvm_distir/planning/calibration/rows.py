@@ -137,4 +137,4 @@ class ProductRow:
 
 AnyRow = MeasuredStep | StepRow | ProductRow
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-"""Of the types that measured products have."""
+"""The bytes of the types of measured products."""

@@ -20,7 +20,7 @@ BATCH = "dp"
 
 
 Axes = tuple[tuple[str, int], ...]
-"""Of a mesh, sizes above 1 only; a single axis at least."""
+"""The axes of a mesh with sizes above 1; there is at least a single axis."""
 
 EQUAL, ANY = "equal", "any"
 """Whether all stages have meshes alike, or may have different ones."""

@@ -25,7 +25,7 @@ from .trials import Compare, Trials
 OnProgress = Callable[[Mapping[str, int], "FoundPlan | None"], None]
 
 MARGIN = 0.05
-"""How far what is likely may be from what is so, as a share of it."""
+"""The assumed difference between a likely and an actual value, as a share of it."""
 
 
 def search(

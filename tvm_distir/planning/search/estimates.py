@@ -21,13 +21,13 @@ from .layers import Layers
 from .stage_partition import partition_stages
 
 ZERO = (1, 2, 3)
-"""What lies cut along the axis of the batch: the states of the optimizer; the sums of gradients
-too; the weights too (ZeRO, Rajbhandari et al. 2020, section 5)."""
+"""The stages of ZeRO, by what is sharded along the axis of the batch: the states of the optimizer;
+the sums of gradients too; the weights too (ZeRO, Rajbhandari et al. 2020, section 5)."""
 
 
 SURE = 2
-"""So many candidates of a schedule tell how far estimates are off: before, the margin is twice as
-wide, and that they were longer than was likely counts for nothing."""
+"""The number of candidates of a schedule that tell how far estimates are off: before, the margin is
+twice as wide, and excesses over the likely time are ignored."""
 
 
 class Estimate(NamedTuple):

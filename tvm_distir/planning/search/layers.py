@@ -33,7 +33,7 @@ ROUGH = 0.02
 """Gap of the labels of a table."""
 
 SUM_ITEM_BYTES = 4
-"""Of the sums of gradients over micro-batches, which are float32."""
+"""The bytes of an element of the sums of gradients over micro-batches, which are float32."""
 
 
 class Layers(NamedTuple):

@@ -15,11 +15,12 @@ from .candidates import Candidate
 from .min_marginals import MinMarginal
 
 SOLVED, MEMORY, BOUND, REFUSED, LEFT = "solved", "memory", "bound", "refused", "left"
-"""What becomes of a candidate: a plan; nothing fits; it cannot be better; the model cannot be cut
-so; the time was up."""
+"""The states of a candidate: it has a plan; nothing fits; it cannot be better; the model cannot be
+sharded so; the time was up."""
 
 ESTIMATE = "estimate"
-"""Also: by what its layers take and keep it is far from good, or far from fitting."""
+"""A further state: by the time and memory of its layers it is far from good, or far from
+fitting."""
 
 
 @dataclass(frozen=True)

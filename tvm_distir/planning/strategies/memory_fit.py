@@ -21,7 +21,7 @@ from tvm_distir.support import InfeasibleError
 from tvm_distir.transforms import AUTO, Auto, distribute, read_recompute
 
 TRIES = 4
-"""So often a bound is tried at most, before activations count as whole."""
+"""The maximum number of bounds that are tried before activations count as unsharded."""
 
 GIB = 2**30
 _CLOSE = 1 / 256
@@ -104,7 +104,7 @@ def is_auto(recompute: str) -> bool:
 
 
 def evenly_cut(recompute: str, devices: int) -> str:
-    """Return ``auto`` with activations sharded evenly, where it does not say how they are sharded."""
+    """Return ``auto`` with activations sharded evenly, where it does not say how."""
     _, colon, rest = recompute.partition(":")
     if not is_auto(recompute) or "activations" in rest:
         return recompute

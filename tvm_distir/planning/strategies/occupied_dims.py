@@ -18,7 +18,7 @@ from tvm_distir.core import CandidatePlacement, PlacementSearch, Plan, R, Weight
 from .model_info import Parameter
 
 Weights: TypeAlias = Mapping[str, Mapping[int, Parameter]]
-"""Per entry function the weights, by their flat number among its parameters."""
+"""The weights of each entry function, by their flat number among its parameters."""
 
 MOST_TRIALS = 100
 

@@ -64,8 +64,8 @@ STRATEGIES = Registry(
         }.items()
     },
 )
-"""Ours, each with its file. A file is not named as its function is: as an attribute of the package
-it would take the function's place."""
+"""The strategies of this package, each with its file. A file is not named as its function is: as an
+attribute of the package it would take the function's place."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ LEAST_SHARE = 0.05
 """Projections that hold less than this of the elements of all are not worth a word."""
 SHOWN = 4
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
-"""Of a layer, in the name of its weight: tables and heads, which have none, are no layers."""
+"""The number of a layer in the name of its weight: tables and heads, which have none, are no
+layers."""
 
 
 @dataclass(frozen=True)

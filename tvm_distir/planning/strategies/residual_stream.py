@@ -18,7 +18,7 @@ from .model_info import some_axes
 from .transformer_weights import KnownWeight
 
 SEQ_DIM = 1
-"""Of (batch, seq, hidden)."""
+"""The position of the sequence in (batch, seq, hidden)."""
 
 
 def sequence_rules(

@@ -32,7 +32,7 @@ from .model_info import (
 LOOK_UP = "relax.take"
 
 SEQUENCE_DIM = 1
-"""Of (batch, sequence), where nobody says otherwise."""
+"""The position of the sequence in (batch, sequence), where nothing else is given."""
 
 
 def cut_inputs(

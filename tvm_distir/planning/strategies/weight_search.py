@@ -25,13 +25,14 @@ from tvm_distir.support import PlanError
 from .model_info import Parameter
 
 SLACK_PERCENT = 10
-"""How much more than an equal share a device may hold and compute."""
+"""The percentage by which a device may hold and compute more than an equal share."""
 
 PRICES = (2.0, 8.0, 64.0, 512.0)
 """Multiples of the first prices tried until the bounds hold, where these do not."""
 
 CUTS = 3
-"""Of the prices by four, from the first that holds; then a step back by two."""
+"""The maximum number of times that the first multiple that holds is divided by four; where that
+fails, half of it is tried."""
 
 LOPSIDED = ((8.0, 1 / 64), (1 / 64, 8.0))
 """Factors on the two prices: a bound may hold by itself."""

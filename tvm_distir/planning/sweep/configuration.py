@@ -24,7 +24,7 @@ INTEGERS: Mapping[str, int] = {
 WORDS: Mapping[str, str] = {"schedule": "1f1b", "recompute": "none"}
 """Columns of words, and what holds where they are not given."""
 GLOBAL_BATCH = "global_batch"
-"""Instead of, or beside ``micro_batches``."""
+"""The column that may replace, or accompany, ``micro_batches``."""
 ALIASES: Mapping[str, str] = {
     "tensor_parallelism": "tp",
     "pipeline_parallelism": "pp",

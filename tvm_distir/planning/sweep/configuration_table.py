@@ -22,7 +22,7 @@ from .configuration import ALIASES, DIM, GLOBAL_BATCH, INTEGERS, WORDS, Configur
 Ints = npt.NDArray[np.int64]
 
 MOST_ROWS = 1 << 24
-"""Most rows of a grid."""
+"""The maximum number of rows of a grid."""
 
 
 @dataclass

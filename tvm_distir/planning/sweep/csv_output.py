@@ -14,7 +14,7 @@ from typing import Any
 from tvm_distir.support import UsageError, write_whole
 
 SETTINGS = ".sweep.json"
-"""How the file beside the rows ends that says what they depend on."""
+"""The suffix of the file beside the rows that records what they depend on."""
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:

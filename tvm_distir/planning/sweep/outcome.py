@@ -17,7 +17,7 @@ OK = "ok"
 ROW, STRUCTURE = "row", "structure"
 """Ways: through the whole pipeline by itself; from the numbers of its structure."""
 BOUNDS = ("compute", "memory", "launch", "host", "communication", "idle")
-"""What a step may be bound by; of equal ones the first."""
+"""The resources that may bound a step; of equal ones the first."""
 COLUMNS = ("time_s", "peak_memory_bytes", "fits", "bound_by", "way", "status")
 
 

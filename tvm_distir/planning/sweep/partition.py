@@ -24,7 +24,7 @@ from .symbols import Symbols
 Ints = npt.NDArray[np.int64]
 
 DEEPEST = 12
-"""So often rows are parted."""
+"""The maximum depth to which rows are partitioned."""
 FEW = 3
 """Samples of rows that differ in their micro-batches only."""
 WORTH = 3

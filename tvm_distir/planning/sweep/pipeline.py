@@ -23,9 +23,9 @@ from .configuration import DIM, Configuration, refused
 TRANSFORMERS = ("gpt", "llama", "bert", "vit", "moe")
 """Models of the zoo whose weights Megatron's strategy knows."""
 DECIDE = ("bytes", "times")
-"""What decides what strategies leave open."""
+"""The costs that may decide what strategies leave open."""
 CUTS = ("layers", "work")
-"""How models are cut into stages."""
+"""The methods of dividing models into stages."""
 SHOWN = ("layers", "hidden", "heads", "seq", "vocab")
 """Sizes of models of the zoo that results always have columns of."""
 

@@ -33,9 +33,9 @@ Ints = npt.NDArray[np.int64]
 LEAST_ROWS = 24
 """Fewer rows go through the pipeline individually."""
 CHECKED = 1000
-"""One in so many predictions by structures is checked."""
+"""The number of predictions by structures among which a single prediction is checked."""
 _FLUSH_S = 1.0
-"""How often finished rows are written."""
+"""The interval at which finished rows are written."""
 
 
 def sweep(

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 MICRO_BATCHES = "micro_batches"
 _STRUCTURAL = ("tp", "pp", "dp", "micro_batch", "chunks", "zero", "sequence_parallel")
-"""What they are decides what moves least, so which collectives there are."""
+"""The columns that decide which communication is cheapest, and so which collectives there are."""
 _HEADS, _CLASSES = "heads", "vocab"
 
 

@@ -27,7 +27,8 @@ from .symbols import Symbols
 Ints = npt.NDArray[np.int64]
 
 BOUND = 0.02
-"""How far a prediction by a structure may be from that of the whole pipeline, as a share."""
+"""The maximum difference between a prediction by a structure and that of the full pipeline, as a
+share."""
 
 
 @dataclass

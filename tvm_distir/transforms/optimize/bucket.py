@@ -29,7 +29,7 @@ from .packing import one_for_all
 from .scan import Scan
 
 BUCKET_BYTES = 25 * 2**20
-"""As much as PyTorch's DistributedDataParallel puts into a single bucket."""
+"""The bytes of a bucket, as in PyTorch's DistributedDataParallel."""
 
 
 Key = tuple[Any, ...]

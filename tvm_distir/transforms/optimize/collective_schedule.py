@@ -55,7 +55,7 @@ class _Split(Editor):
 
 
 WINDOWS = (None, 512, 128, 32, 8, 2, 0)
-"""How far ahead of the first binding that is due another may run; tried in order."""
+"""The distances ahead of the first due binding at which another may run, tried in order."""
 
 
 @module_pass("local")

@@ -21,7 +21,7 @@ NARROW = ("float16", "bfloat16")
 
 Emit = Callable[[Any, str], Any]
 Stats = dict[Any, tuple[Any, Any]]
-"""Per softmax the maximum of its scores and the sum of their exponentials below it."""
+"""The maximum of the scores of each softmax and the sum of their exponentials below it."""
 
 
 class RingBlock:

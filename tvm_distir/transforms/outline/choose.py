@@ -16,7 +16,7 @@ from .repeats import Ints, Run, occurrences, tandem_runs
 from .sequence import Sequence
 
 CUTS_TRIED = 4
-"""How many of the cleanest cuts of a run into layers are worked out."""
+"""The number of cleanest cuts of a run into layers that are tried."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import tvm_ffi
 from tvm import ir, tirx
 
 _SHORT = 12
-"""Most nodes of an operand that is repeated: an element of a buffer with affine indices."""
+"""Maximum number of nodes of an operand that is repeated: an element of a buffer with affine
+indices."""
 
 
 def _is_short(value: Any) -> bool:

@@ -18,9 +18,9 @@ from tvm_distir.core.rewriting.writer import BlockWriter
 
 REDUCE = {"sum": relax.op.sum, "max": relax.op.max, "min": relax.op.min, "prod": relax.op.prod}
 BOOLEAN = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
-"""Of truth values, sum and max are "or", prod and min "and"."""
+"""Reductions of truth values: sum and max are "or", prod and min "and"."""
 WIDER = {"float16": "float32", "bfloat16": "float32", "bool": "int8"}
-"""In what short types are reduced, as the engines do, and truth values."""
+"""The types in which short types, and truth values, are reduced, as the engines do."""
 
 
 def padded(writer: BlockWriter, x: Any, dim: int, count: int, name: str) -> Any:

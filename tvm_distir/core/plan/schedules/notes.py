@@ -23,7 +23,7 @@ that sum. ``stream:N``, int64 (), is the first of a micro-batch's streams of ran
 stage, see :func:`first_stream`."""
 
 _STREAMS = 1 << 32
-"""So many are a micro-batch's."""
+"""The number of streams of a micro-batch."""
 
 
 @dataclass(frozen=True)

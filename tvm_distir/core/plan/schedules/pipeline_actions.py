@@ -32,7 +32,7 @@ class PipelineAction(NamedTuple):
 
 
 Orders = list[list[PipelineAction]]
-"""Per rank its units, in the order in which it runs them."""
+"""The actions of each rank, in the order in which it runs them."""
 
 Work = tuple[str, int, int]
 """Phase, stage and micro-batch: a unit without its rank."""

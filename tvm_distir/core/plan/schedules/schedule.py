@@ -19,7 +19,7 @@ CUSTOM = "custom"
 """The kind of a schedule whose units are listed."""
 
 MOST = 1 << 16
-"""Most stages, and most micro-batches."""
+"""The maximum number of stages, and of micro-batches."""
 
 NUMBERS = ("stages", "micro_batches", "chunks")
 _KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices", "meshes", "stash", "offload")

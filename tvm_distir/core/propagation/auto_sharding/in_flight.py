@@ -31,7 +31,8 @@ from tvm_distir.support import PlanError
 _BEHIND = (BACKWARD_PHASE, WEIGHT_PHASE)
 
 AWAY = 2
-"""Most stashes beside that of the unit that runs, where others wait in the host's memory."""
+"""Maximum number of stashes, beside that of the running action, where others wait in the host's
+memory."""
 
 
 @dataclass(frozen=True)

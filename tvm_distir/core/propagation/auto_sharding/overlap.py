@@ -12,7 +12,7 @@ from tvm_distir.core.propagation.graph.graph import CONST, Graph
 from tvm_distir.core.propagation.module import PlacedModule
 
 Flags = Sequence[bool]
-"""Per operand or result of a call, or per node."""
+"""A flag per operand or result of a call, or per node."""
 
 
 class OverlapDiscount:

@@ -69,7 +69,7 @@ class Labeller:
         self.tables = Tables()
         self.flights = flights_of(mod)
         self.solutions: dict[str, tuple[ShardingProblem, Sequence[int]]] = {}
-        """Per public function its net and the values of its variables, once labelled."""
+        """The problem of each public function and the values of its variables, once solved."""
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardingSolution:
         """Solve every public function.

@@ -28,7 +28,7 @@ from .mesh_costs import MeshPrices, shard_bytes
 Costs = npt.NDArray[np.int64]
 
 Placements = tuple[Labels, ...]
-"""Of all operands, or of all results."""
+"""The placements of all operands, or of all results."""
 
 
 class OpStates:

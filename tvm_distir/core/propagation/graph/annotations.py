@@ -18,7 +18,7 @@ from .types import Annotation, ModuleTypes
 ANNOTATE = ir.Op.get("relax.dist.annotate_sharding")
 
 NO_ANNOTATION = Annotation(None, -1, False)
-"""What is asked of a parameter without an annotation."""
+"""The annotation of a parameter without an annotation."""
 
 
 def is_annotation(expr: Any) -> bool:

@@ -27,7 +27,7 @@ from .packed_rules import PACKED_HANDLES, cache_rule
 from .types import Annotation, ModuleTypes
 
 OPAQUE_BYTES = 1 << 14
-"""Per element that an object holds: it cannot be moved, so that what it holds decides."""
+"""The bytes per element that an object holds: it cannot be moved, so that its contents decide."""
 
 
 def extract(facts: ModuleTypes, name: str) -> Graph:

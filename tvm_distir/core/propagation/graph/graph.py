@@ -25,7 +25,7 @@ KINDS = ("param", "op", "pin", "move", "call", "ret")
 """Kinds of nodes, see :class:`Node`."""
 
 ALONE = (0,)
-"""Which operands of a node a value is where it has no other."""
+"""The operand numbers of a value that is the only operand of a node."""
 
 PinLabels = tuple[int | None, ...]
 

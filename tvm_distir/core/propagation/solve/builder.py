@@ -20,7 +20,7 @@ from .strategies import OpStrategy, Others, Strategies, fits
 from .tables import Interned
 
 NO_END: End = (Strategies(-1, ((),)), -1)
-"""Of a call of a function, whose ends are those of the function's summary."""
+"""The end of a call of a function, whose ends are those of the function's summary."""
 
 
 class ProblemBuilder:

@@ -20,7 +20,7 @@ from .strategies import NodeStrategy, Others, Strategies, StrategyTable
 from .tables import Interned, PriceTables
 
 Held = tuple[tuple[int, bool], ...]
-"""Per axis what a byte that moves counts as, and whether the value may not move at all."""
+"""The cost of a byte that moves, and whether the value may not move at all, per axis."""
 
 Reader = tuple[Strategies, tuple[int, ...]]
 """A consumer of a value: its strategies, and which of its operands the value is."""

@@ -19,7 +19,8 @@ from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Problem
 
 MOST_NODES = 2000
-"""Of the search tree: a bound on the work that is the same on every machine."""
+"""The maximum number of nodes of the search tree: a bound on the work that is the same on every
+machine."""
 
 OPTIONS: dict[str, bool | int | float | str] = {
     "output_flag": False,

@@ -50,11 +50,11 @@ class SolverLimits:
 
 
 AXIS_LIMITS = SolverLimits()
-"""Along a single axis."""
+"""The limits along a single axis."""
 
 MESH_LIMITS = SolverLimits(summary=1 << 10, narrow=1 << 20, rounds=150, program=False)
-"""Along all axes of a mesh: most wide tables are those of equal layers, which are joined once, and
-where bounds do not close the best assignment known is the answer."""
+"""The limits along all axes of a mesh: most wide tables are those of equal layers, which are joined
+once, and where bounds do not close the best known assignment is the answer."""
 
 
 SizesOf = Callable[[Instance, tuple[int, ...]], LocalSizes]

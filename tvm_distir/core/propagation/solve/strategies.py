@@ -33,7 +33,8 @@ NodeStrategy = tuple[OpStrategy, ...]
 """A strategy per axis."""
 
 Others = tuple[tuple[int, OpStrategy | None], ...]
-"""Per other axis of the mesh its size and its strategy; None: not decided, it splits all it can."""
+"""The size and the strategy of each other axis of the mesh; None: not decided, it splits all it
+can."""
 
 
 class TooManyStrategies(Exception):

@@ -95,7 +95,7 @@ class PriceTables(TableStore):
         self._along: dict[int, PriceTables] = {}
         self.strategies: dict[tuple[int, ...], StrategyTable] = {}
         self.along_axes: dict[tuple[int, ...], Sized] = {}
-        """What is made with these tables, by the numbers of the axes it is about."""
+        """The objects that are made with these tables, by the numbers of their axes."""
 
     def along(self, axis: int) -> PriceTables:
         """Return the tables at the costs of an axis; tables and placements are shared."""

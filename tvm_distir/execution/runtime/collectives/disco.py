@@ -46,7 +46,8 @@ class _Place:
 
 
 _places: dict[int, _Place] = {}
-"""By thread: Python forgets its thread-local data between two calls of a thread of C++."""
+"""The place of each thread: Python forgets its thread-local data between two calls of a thread of
+C++."""
 
 
 def _here() -> _Place:
@@ -103,7 +104,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "recv_from_worker": _receive,
     "sync_worker": lambda: None,
 }
-"""What Disco looks up, by short name; the code of a reduction is ours."""
+"""The functions that Disco looks up, by short name; the code of a reduction is that of this
+package."""
 
 
 def _enter(controller: int, descriptor: int, count: int, groups: int) -> None:

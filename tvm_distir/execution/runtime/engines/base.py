@@ -23,7 +23,7 @@ LocalResults = Mapping[int, list[Array]]
 """Local results by rank, in the order of ``dist.io``."""
 
 OUTPUTS = ("whole", "sharded")
-"""How a run can hand its outputs back."""
+"""The forms in which a run can return its outputs."""
 
 
 def check_outputs(outputs: str) -> None:

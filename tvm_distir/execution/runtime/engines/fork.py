@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 run_turn = Turn()
-"""Kept during a run: the packed functions and the environment belong to one at a time."""
+"""Held during a run: the packed functions and the environment belong to a single run at a time."""
 
 
 def die_with_parent() -> None:

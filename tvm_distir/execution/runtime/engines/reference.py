@@ -31,7 +31,8 @@ from tvm_distir.support import EngineError
 Array = npt.NDArray[Any]
 
 _LIBRARIES = LibraryCache(4)
-"""One model is verified under several plans; few, because a library holds the constants."""
+"""The cache of compiled references, since a model is verified under several plans; it is small,
+because a library holds the constants."""
 
 
 @mutator

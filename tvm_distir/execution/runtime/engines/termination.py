@@ -17,7 +17,7 @@ from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.support import DistIRError, EngineError
 
 GRACE_S = 1.0
-"""How long ranks may take to end after a failure; those that do not are given up."""
+"""The time that ranks may take to end after a failure; those that do not are given up."""
 
 _SLOW = "Raise the engine's timeout_s if it is only slow."
 

@@ -39,8 +39,5 @@ class Turn:
 
 
 compile_turn = Turn(threading.RLock)
-"""Kept while this package's runtime builds or compiles IR.
-
-TVM's ``BlockBuilder`` and ``TagScope``, which legalisation uses, keep their scopes in variables of
-the process, not of the thread.
-"""
+"""Held while this package's runtime builds or compiles IR. TVM's ``BlockBuilder`` and ``TagScope``,
+which legalisation uses, keep their scopes in variables of the process, not of the thread."""

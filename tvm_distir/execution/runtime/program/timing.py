@@ -28,7 +28,7 @@ from .launched import launched
 from .targets import check_engine_runs, target_in_scope
 
 _LEAST_S = 0.01
-"""How long a kernel is run to be timed, at least."""
+"""The least time for which a kernel is run to be timed."""
 _REPEATS = 3
 _MOST_S = 86400.0
 """No kernel is run for longer than a day to be timed: a longer time in the cache is absurd."""

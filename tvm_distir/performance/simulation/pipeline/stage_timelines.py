@@ -35,7 +35,7 @@ from .dependencies import RankDependencies
 from .runs import ActionRuns, Copies, EdgeMessages, StageRuns
 
 WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
-"""What the phases of a schedule are called in events."""
+"""The names of the phases of a schedule in events."""
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ class FunctionBody:
 
 
 Results = Callable[[str, Sequence[Buffer]], tuple[Tree, list[Buffer]]]
-"""From a function's name and its arguments' buffers to its results', and those that it makes."""
+"""A function from a function's name and its arguments' buffers to the buffers of its results, and
+those that it makes."""
 
 
 def read_body(

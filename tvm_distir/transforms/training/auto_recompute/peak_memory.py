@@ -39,7 +39,7 @@ class PeakMemory:
     def __init__(self, pairs: Differentiator, auto: Auto, block_bytes: int = 1) -> None:
         self.pairs, self.auto, self.block_bytes = pairs, auto, block_bytes
         self.gradients: dict[str, Flags] = {}
-        """Per function, which of its results are gradients of weights, where that is known."""
+        """The results of each function that are gradients of weights, where that is known."""
         self._bodies: dict[tuple[str, Flags], FunctionBody] = {}
         self._peaks: dict[tuple[str, Flags, Flags], int] = {}
 

@@ -17,7 +17,7 @@ from .reverse import is_differentiable
 from .weight_regather import WeightRegather
 
 Roles = tuple[bool, ...]
-"""Per parameter of a function: whether its gradient is asked for."""
+"""A flag per parameter of a function: whether its gradient is asked for."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class When(enum.IntEnum):
 
 
 OF_UNIT = {FORWARD: When.FORWARD, BACKWARD: When.BACKWARD, WEIGHT: When.WEIGHT}
-"""What a unit of a schedule runs."""
+"""The phases that a unit of a schedule runs."""
 
 _OF_FUNCTION = {
     FORWARD_PHASE: When.FORWARD,

@@ -25,7 +25,8 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes, vie
 from .times import ValueTimes
 
 DEPTH = 3
-"""How often the stretch between two points of the hull is halved: at most 9 points."""
+"""The number of times that the stretch between two points of the hull is halved: at most 9
+points."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again,
 from .attention_rewrite import AttentionRewrite
 
 MaskKernels = Callable[[Any, Any], tuple[Any, Any] | None]
-"""From a kernel that draws a mask, and the type of its result, to those that keep and read it."""
+"""A function from a kernel that draws a mask, and the type of its result, to those that store and
+read it."""
 
 
 def keeping_narrow(

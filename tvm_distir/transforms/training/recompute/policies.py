@@ -45,7 +45,8 @@ Kept = tuple[list[Any], list[Any]]
 """Variables that are kept, and bindings that are recomputed, in order."""
 
 CHEAP = 1 / 8
-"""Most work per byte, relative to the densest contraction of a function, of what is recomputed."""
+"""The maximum work per byte, relative to the densest contraction of a function, of what is
+recomputed."""
 
 
 def _recompute_bindings(

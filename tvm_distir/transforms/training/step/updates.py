@@ -70,7 +70,7 @@ Rows = list[tuple[UpdatedWeight, Any, str]]
 """Weights, their gradients, and what the layer's function calls the weights."""
 
 Groups = dict[Owner | None, Rows]
-"""By the layer; under None those of no layer, or of a layer that is called once."""
+"""The rows by layer; under None those of no layer, or of a layer that is called once."""
 
 
 def grouped(

@@ -21,7 +21,7 @@ from .fabric import Array, MpiFabric
 from .world import GATHER, World
 
 Digests = dict[int, bytes]
-"""Of this rank's part of each of its outputs, by position among them."""
+"""The digest of this rank's part of each of its outputs, by position among them."""
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,11 @@ _HIDDEN = ("PYTHONPATH", "PYTHONHOME")
 _LEAST_DEVICES = 8
 _PART = 1 << 16
 TIMEOUT_S = 600.0
-"""How long the process may take to start, and to compile and run a program."""
+"""The time that the process may take to start, and to compile and run a program."""
 _RUNNING: dict[tuple[str, int], XlaProcess] = {}
 process_turn = Turn()
-"""Kept while a thread asks a process, which answers one question after the other.
-
-A process for each thread would hold several hundred MB.
-"""
+"""Held while a thread asks a process, which answers questions in sequence. A process for each
+thread would hold several hundred MB."""
 
 
 class XlaCollective(NamedTuple):

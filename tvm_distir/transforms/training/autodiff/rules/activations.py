@@ -29,7 +29,7 @@ from tvm.relax.op import erf as erf_op
 from .registry import constant_like, register_gradient, shape_of
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
-"""Of Klambauer et al., Self-Normalizing Neural Networks (2017)."""
+"""The constants of Klambauer et al., Self-Normalizing Neural Networks (2017)."""
 
 
 @register_gradient("nn.relu")

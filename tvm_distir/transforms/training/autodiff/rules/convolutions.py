@@ -22,7 +22,7 @@ from .registry import refuse, register_gradient, shape_of
 SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 """Spatial dims of the plain layouts, by their number."""
 SAMPLES = {1: "H", 2: "D"}
-"""What the samples are called where they are a spatial dim in front of these."""
+"""The letter of the samples where they are a spatial dim in front of these."""
 
 
 def _numbers(values: Any) -> list[int]:

@@ -39,7 +39,7 @@ from tvm.relax.op import (
 from .registry import constant_like, register_gradient, unbroadcast
 
 Slope = Callable[[Any, Any], Any]
-"""From operand and result to the derivative."""
+"""A function from operand and result to the derivative."""
 
 
 def register_slope(*names: str) -> Callable[[Slope], Slope]:

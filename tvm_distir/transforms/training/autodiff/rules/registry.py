@@ -23,7 +23,7 @@ from tvm_distir.support import ModelError
 
 Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
 GRADIENTS: dict[str, Gradient] = {}
-"""By op name."""
+"""The gradients by op name."""
 
 
 def register_gradient(*names: str) -> Callable[[Gradient], Gradient]:

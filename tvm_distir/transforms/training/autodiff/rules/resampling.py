@@ -18,7 +18,7 @@ from tvm.relax.op import sum as sum_op
 from .registry import array_like, constant_like, refuse, register_gradient, shape_of
 
 EPSILON = 1e-5
-"""What TVM adds before it rounds down."""
+"""The number that TVM adds before it rounds down."""
 
 SUBSCRIPTS = "abcde"
 

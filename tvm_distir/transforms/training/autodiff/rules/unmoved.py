@@ -16,13 +16,14 @@ STEPS = (
     "ceil eye_like equal floor floor_divide grad.no_grad greater greater_equal less less_equal "
     "not_equal ones ones_like round sign trunc zeros zeros_like"
 ).split()
-"""Their results do not change with small changes of their operands, or are not to: no gradient."""
+"""Ops whose results do not change with small changes of their operands, or are not to: they have no
+gradient."""
 
 MARKS = (
     "memory.ensure_zero_offset grad.start_checkpoint grad.end_checkpoint builtin.stop_lift_params "
     "to_vdevice hint_on_device dist.annotate_sharding".split()
 )
-"""They give their operand."""
+"""Ops that return their operand."""
 
 UNKNOWN = {
     "nn.dropout": "it becomes a kernel before, where it stands in no branch",
