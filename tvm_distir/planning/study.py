@@ -300,7 +300,7 @@ class Study:
     @cached_property
     def local(self) -> ir.IRModule:
         """Return the distributed module, at level 5."""
-        _ = self.step  # one that was fitted to a memory has been distributed
+        _ = self.step  # a step that was fitted to a memory has been distributed
         return self.distribute() if self._attempt is None else self._attempt.local
 
     def distribute(self, first: str = "annotate", until: str | None = None) -> ir.IRModule:

@@ -150,9 +150,9 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     weight, best, least = FIRST_WEIGHT, None, MemoryMeter(decision).kept()
     while weight <= LAST_WEIGHT:
         candidate = _weighed(solver, costs, weight)
-        kept = MemoryMeter(candidate).kept()
-        least = min(least, kept, key=lambda memory: memory.peak_bytes)
-        if kept.peak_bytes <= memory_bytes:
+        candidate_memory = MemoryMeter(candidate).kept()
+        least = min(least, candidate_memory, key=lambda memory: memory.peak_bytes)
+        if candidate_memory.peak_bytes <= memory_bytes:
             best = candidate
             break
         weight *= 4

@@ -59,7 +59,7 @@ def tensor_args(call: ir.Call) -> list[Any]:
     """Return the arguments of a call that hold tensors, in order (tuples not flattened)."""
     args = call.args[:]
     if args and type(args[0]) is ir.GlobalVar and op_name(call).startswith("call_tir"):
-        del args[0]  # a function is no tensor, but has no type of its own either
+        del args[0]  # a function is no tensor, but has no separate type either
     return [a for a in args if is_tensors(a.ty)]
 
 

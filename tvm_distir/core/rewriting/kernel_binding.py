@@ -50,7 +50,7 @@ class KernelCall:
             by_place = zip(result_types, places, strict=True)
             result_types = [ty for ty, place in by_place if int(place) < 0]
         self.types = [*operand_types, *result_types]
-        # The kernel of another gradient, or the operand of a place, is found by position.
+        # The kernel of another gradient, or the operand of a place, is identified by position.
         self.numbers_can_go = str(call.op.name) == "relax.call_tir"
 
     def sizes(self, place: str) -> dict[Any, int]:

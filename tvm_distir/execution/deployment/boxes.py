@@ -105,7 +105,7 @@ class FileArray:
         out = np.empty(sizes, self.dtype)
         if not out.size:
             return out
-        # Dims after the last one that is cut are read in one run with it.
+        # Dims after the last dim that is cut are read in a single run with it.
         cut = [i for i, ((a, b), n) in enumerate(zip(bounds, self.shape)) if (a, b) != (0, n)]
         last = cut[-1] if cut else 0
         strides = [math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]

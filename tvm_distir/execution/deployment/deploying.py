@@ -206,7 +206,7 @@ def _write_weights(
 
         def make(key: str, keys: Mapping[str, tuple[EntryFunction, Port, int]] = keys) -> Array:
             entry, port, rank = keys[key]
-            # Inputs of its own, so that the shard is dropped once it is written.
+            # Separate inputs, so that the shard is dropped once it is written.
             alone = LocalInputs({port.index: values[port.index]})
             return np.asarray(alone.part(entry, port, rank))
 

@@ -180,7 +180,7 @@ def _first(both: _ModulePair, pairs: Sequence[ValuePair]) -> tuple[ValuePair, _D
         differing = both.differing([pairs[i] for i in spread])
         hit = next((k for k, difference in enumerate(differing) if difference is not None), None)
         if hit is None:
-            # What follows the last probe is found already; what precedes it is right.
+            # What follows the last probe is known already; what precedes it is right.
             return result
         difference = differing[hit]
         if difference is not None:

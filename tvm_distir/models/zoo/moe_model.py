@@ -153,12 +153,12 @@ class Experts(nn.Module):  # type: ignore[misc]
         )
         gate = nn.op.silu(nn.op.matmul(held, self.gate_proj, name="gate"))
         up = nn.op.matmul(held, self.up_proj, name="up")
-        made = nn.op.matmul(nn.op.multiply(gate, up), self.down_proj, name="made")
-        made = nn.op.permute_dims(
-            nn.op.reshape(made, (experts, groups, capacity, hidden)), [1, 0, 2, 3]
+        outputs = nn.op.matmul(nn.op.multiply(gate, up), self.down_proj, name="made")
+        outputs = nn.op.permute_dims(
+            nn.op.reshape(outputs, (experts, groups, capacity, hidden)), [1, 0, 2, 3]
         )
-        made = nn.op.reshape(made, (groups, slots, hidden))
-        return nn.op.matmul(nn.op.reshape(combine, (groups, seq, slots)), made, name="combined")
+        outputs = nn.op.reshape(outputs, (groups, slots, hidden))
+        return nn.op.matmul(nn.op.reshape(combine, (groups, seq, slots)), outputs, name="combined")
 
 
 class MoeLayer(LlamaLayer):

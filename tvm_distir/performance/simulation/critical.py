@@ -102,7 +102,7 @@ def _events(lanes: Sequence[TracedDevices]) -> Iterator[_Event]:
         for wire in lane.wires():
             stream = wire.stream.partition(" ")[0]
             times = zip(wire.flows, wire.start.tolist(), wire.end.tolist(), strict=True)
-            for flow, start, end in times:  # one that takes no time leads to its sender
+            for flow, start, end in times:  # a flow that takes no time leads to its sender
                 yield _Event(number, stream, "message", start, end, flow)
 
 

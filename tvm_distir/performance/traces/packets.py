@@ -26,7 +26,7 @@ _SEQUENCE = integer(10, 1)  # TracePacket.trusted_packet_sequence_id
 _BEGIN, _END, _COUNTER = 1, 2, 4  # TrackEvent.Type
 _CLEARED, _NEEDS = 1, 2  # TracePacket.SequenceFlags
 _NOTE = 1  # of the name "op" of annotations
-_PAD = b"\x80" * 7 + b"\x00"  # a varint of eight bytes, and one of four
+_PAD = b"\x80" * 7 + b"\x00"  # varints of eight bytes and of four
 _SHORT = b"\x80" * 3 + b"\x00"
 
 

@@ -83,7 +83,7 @@ class LayerTables:
 
         Parameters
         ----------
-        one : Candidate
+        candidate : Candidate
         at_layers : bool
             Whether a row is what ends with a layer, as cuts by name are; else what makes as many
             stages even.

@@ -126,7 +126,7 @@ def _weights(g: Graph) -> Iterator[tuple[int, str]]:
     }
     data = set(data_positions(g.fn, g.name))
     names = param_names(g.fn)
-    if len(names) != len(g.params):  # tuples among them have no names of their own
+    if len(names) != len(g.params):  # tuples among them have no names
         return
     for i, (k, name) in enumerate(zip(g.params, names, strict=True)):
         if i not in data and name not in states and g.values[g.nodes[k].results[0]].shape:

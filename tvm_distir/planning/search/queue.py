@@ -110,7 +110,7 @@ class Queue:
 
         Parameters
         ----------
-        one : QueuedCandidate
+        queued : QueuedCandidate
         worst_s : float
             The time that a plan must be better than.
         """

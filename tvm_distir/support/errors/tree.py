@@ -129,7 +129,7 @@ class DistIRError(Exception):
         return next(base for base in cls.__mro__ if base in _TREE)
 
     # TVM's FFI asks an exception that leaves Python for its ``__tvm_ffi_error__``, and sets it on
-    # the one that it makes where the error comes back.
+    # the error that it makes where the error comes back.
 
     @property
     def __tvm_ffi_error__(self) -> Any:

@@ -60,7 +60,7 @@ class BindingCosts:
         if not isinstance(fn, relax.Function):
             return None
         if name not in self._functions:
-            self._functions[name] = 0  # of a recursive one, its own calls
+            self._functions[name] = 0  # of a recursive function, its calls
             self._functions[name] = self._sum(fn)
         return self._functions[name]
 

@@ -111,7 +111,7 @@ def on_shards(
         if edit.unfinished(expr) & set(cut.axes):
             return None
         if dim is not None and dims.setdefault(expr, dim) != dim:
-            return None  # one value, cut in two ways
+            return None  # the same value, cut in two ways
     if any(labels[a] != R for a in cut.axes):
         return None
     for axis in cut.axes:

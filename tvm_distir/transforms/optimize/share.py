@@ -14,7 +14,7 @@ from tvm_distir.core.ir import ops
 from .editing import Editor, FunctionStep, axes_dim, rewrite_of, signature
 from .scan import Scan
 
-#: Pairs of collectives along one axis and dim of which the second undoes the first.
+#: Pairs of collectives along the same axis and dim of which the second undoes the first.
 INVERSES = {"local_slice": "all_gather", "all_gather": "local_slice"}
 
 
@@ -53,7 +53,7 @@ class _Share(Editor):
         self.seen: dict[Any, Any] = {}
         self._lone: dict[
             Any, tuple[Any, Any] | None
-        ] = {}  # by operand, while it has one collective
+        ] = {}  # by operand, while it has a single collective
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
         """Replace a collective by an earlier equal collective."""

@@ -100,7 +100,7 @@ def _windows(symbols: Ints) -> Iterator[tuple[int, Ints]]:
         if len(wider):
             yield 3 * width, wider
         if len(np.unique(doubled)) == len(doubled):
-            return  # no window of this width stands twice, so no wider one does
+            return  # no window of this width occurs twice, so no wider window does
         names, width = doubled, 2 * width
 
 

@@ -80,7 +80,7 @@ class TypedCalls:
         self, x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
     ) -> ir.Call:
         """Return the typed call of a step (see :func:`step_call`)."""
-        # By handles: the nodes are kept, so that no other takes the place of one.
+        # By handles: the nodes stay alive, so that no other node takes their place.
         key = (step, handle(mesh), before, tuple(shape), op, handle(x.ty))
         known = self._known.get(key)
         if known is None:
@@ -150,7 +150,7 @@ class Moves:
             leaf = values.env.get(source, source)
         have = dict(values.terms_of(leaf, 0))
         if any(have[a] != op for a in axes if a in have):
-            # Terms of another op are no terms of this one: the value is completed, then wrapped.
+            # Terms of another op are no terms of this op: the value is completed, then wrapped.
             leaf = values.complete(leaf, 0, [a for a in have if a not in axes], var.name)
             have = dict(values.terms_of(leaf, 0))
         missing = [a for a in axes if a not in have]

@@ -87,7 +87,7 @@ class FunctionLegalizer:
     def _note_reads(self) -> None:
         """Record the kinds of readers of each variable, for wraps and reductions."""
         reading = self.reading
-        reads = bytearray(len(reading.variables) + 1)  # the last one is of constants
+        reads = bytearray(len(reading.variables) + 1)  # the last is of constants
         others = list(reading.reads)
         for number, name in enumerate(dist_ops(reading)):
             if name is None:

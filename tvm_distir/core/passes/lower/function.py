@@ -180,7 +180,7 @@ class LocalFunction:
         result = self.fn.body.body
         wanted = attribute_axes(self.fn, "results")
         self.alike.recall(reading.result)
-        # The very objects that ``values`` has as keys are found without a comparison.
+        # The very objects that ``values`` has as keys are looked up without a comparison.
         places = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
         for i, (expr, number, _) in enumerate(leaves_of(result) if values.terms or wanted else ()):
             if axes_of(values.terms_of(expr, number)) != wanted.get(i, ()):

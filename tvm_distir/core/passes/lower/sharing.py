@@ -169,7 +169,7 @@ def merged(
     """
     if len(parts) == 1 and not devices.shares:
         return parts[0].with_attr("global_symbol", name)
-    # Variables belong to one function each.
+    # Each variable belongs to a single function.
     parts = [copy_with_new_vars(part) for part in parts] if devices.shares else parts
     segments = [piece for fn in parts for piece in _segments(fn, order)]
     blocks = [block for _, part in sorted(segments, key=lambda s: s[0]) for block in part]

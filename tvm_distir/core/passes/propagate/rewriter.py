@@ -76,7 +76,7 @@ class FunctionRewriter:
         """Return the new parameters; tensors among them are made at once."""
         values, params = self.values, list[Any]()
         env, flat, plain = values.g.env, values.g.values, values.g.tensors
-        tensors: list[tuple[int, int, int]] = []  # place, handle of the old one, value
+        tensors: list[tuple[int, int, int]] = []  # place, handle of the old variable, value
         types, which = list[Any](), list[int]()
         known: dict[tuple[int, int, Any], int] = {}
         for old in unpack(self.old.params):

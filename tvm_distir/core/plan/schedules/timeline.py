@@ -77,7 +77,7 @@ def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[Timelin
                 result.append(TimelineEntry(start, end, rank, stage, unit))
                 position[rank] += 1
                 moved = True
-    return sorted(result, key=lambda ran: ran.start)  # of equal starts the first found stays first
+    return sorted(result, key=lambda ran: ran.start)  # stable: equal starts keep their order
 
 
 def in_flight(units: Sequence[PipelineAction]) -> int:

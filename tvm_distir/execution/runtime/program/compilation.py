@@ -55,7 +55,7 @@ def _small_plane(sch: Any, rv: Any, spatial: list[Any], reduction: list[Any]) ->
     block = sch.get(rv)
     kinds = {str(part.source.dtype) for part in (*block.reads, *block.writes)}
     if "bfloat16" not in kinds:  # TVM 0.27 stores it as uint16, of which it makes no vectors
-        # LLVM alone leaves a row of 7 scalar; as one vector of 7 it is 40 times faster.
+        # LLVM alone leaves a row of 7 scalar; as a vector of 7 it is 40 times faster.
         sch.vectorize(spatial[-1])
     sch.decompose_reduction(rv, reduction[0])
 

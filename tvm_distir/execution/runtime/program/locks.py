@@ -34,7 +34,7 @@ class Turn:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         """Hold the lock for a block."""
-        with self._lock:  # the one that is released, even if the block forks
+        with self._lock:  # the lock that is released, even if the block forks
             yield
 
 

@@ -99,7 +99,7 @@ class RankDependencies:
                 unit = self._tail.get((stage, f"{word}:{places[stage]}"))
                 if unit is not None:
                     self._unit(unit, -1)
-            if stage not in first:  # hands on its own part
+            if stage not in first:  # passes on its part
                 part, total = pairs[stage]
                 self._write(stage, total, -1, self._made.get((stage, part, -1), ()))
         informed = {e.target[0] for e in stage_sum.edges if e.direction == "total"}

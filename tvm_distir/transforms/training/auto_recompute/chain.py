@@ -206,7 +206,7 @@ def _best(ways: list[PartialChoice]) -> list[PartialChoice]:
     """Return the choices that no other dominates."""
     ways.sort(key=lambda way: way[:4])
     result: list[PartialChoice] = []
-    needs: list[int] = []  # of those found, rising, while times fall
+    needs: list[int] = []  # of the choices so far, rising, while times fall
     times: list[int] = []
     for way in ways:
         place = bisect_right(needs, way.need_bytes)

@@ -137,7 +137,7 @@ class _Measuring:
         labels = list(self.tools.pairs.inside[self.pair.name])
         once = self._once()
         before, sums, begun, adding, end = self._sums(once)
-        if self.tools.schedule.stash:  # each micro-batch has weights of its own
+        if self.tools.schedule.stash:  # each micro-batch has separate weights
             resident += self._bytes(list(self.writer.params.args[self.first :]), once)
             sums = begun = self._sizes(leaves(once.result))
             adding += end

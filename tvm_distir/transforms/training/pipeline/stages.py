@@ -131,7 +131,7 @@ def cut_model(
                 len(result), flat, bindings, inputs, outputs, functions, policies, stage_functions
             )
         )
-        # the order in which one stage gives is that in which the next one takes
+        # the outputs of a stage are the inputs of the next, in the same order
         first, inputs = end + 1, outputs
     return result
 

@@ -70,7 +70,7 @@ def _backward(
     needed = [params[i] for i in pair.needed]
     call = ir.Call(pair.backward, [grad, saved, *needed])
     bindings.append(relax.VarBinding(gradients, typed(call, fn.ret_ty)))
-    # Each gradient by itself: what splits a step's backward pass reads them one by one.
+    # Each gradient by itself: what splits a step's backward pass reads them individually.
     each = tuple_of([_item(gradients, i) for i in range(len(fn.ret_ty.fields))])
     return pair.name, [grad, *params], bindings, each
 

@@ -167,7 +167,7 @@ def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
                 remedy="Try the launcher by hand: mpiexec -n 2 hostname.",
             )
         pids = [_pid(folder, rank) for rank in job.ranks]
-        # Of a process on another host this one cannot tell whether it computes.
+        # This process cannot tell whether a process on another host computes.
         if None not in pids:
             still_s = stillness.seconds(*(ticks_of(pid) for pid in pids if pid is not None))
             if still_s > job.timeout_s + GRACE_S:

@@ -177,7 +177,7 @@ class ProcessesEngine(Engine):
                 self.collectives = count_executed(program.axes, entries, job.fabric)
                 return job.results()
             finally:
-                close_all(job.files[1:])  # the fabric closes its own
+                close_all(job.files[1:])  # the fabric closes the first
 
     def _describe(self, job: _Job, program: Runnable, local: LocalInputs) -> None:
         """Describe the work of each rank."""
