@@ -73,7 +73,7 @@ def check_level(mod: ir.IRModule, level: int | str) -> None:
 
 
 def level_of(mod: ir.IRModule) -> str:
-    """Return the name of the level that a module is at: the first whose rules it keeps.
+    """Return the name of the level of a module: the first whose rules it satisfies.
 
     Raises
     ------

@@ -191,7 +191,7 @@ def is_padded_inside(size: int, parts: Sequence[int]) -> bool:
 
 
 def shard_range(size: int, parts: Sequence[int], coords: Sequence[int]) -> tuple[int, int]:
-    """Start and stop of what a device holds of a dim that several axes cut.
+    """Return the range of a device's shard of a dim that several axes may shard.
 
     Each axis cuts the blocks of those before it into parts of ``ceil(block / k)`` elements, the
     last of which may be short or empty; so the largest shard has ``ceil(size / (k1 k2 ...))``.
@@ -213,7 +213,7 @@ def shard_range(size: int, parts: Sequence[int], coords: Sequence[int]) -> tuple
 def shard_offsets(
     shape: Sequence[int], labels: Sequence[int], mesh_shape: Sequence[int]
 ) -> list[int]:
-    """Return where shards begin, and the last ends, dim by dim that is cut.
+    """Return the beginnings of shards, and the end of the last, for each sharded dim.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Memoises what passes compute for classes of equal bindings, across modules.
+"""Memoises results of passes for classes of equal bindings, across modules.
 
 A search lowers thousands of plans of a model; what is looked up or written for a binding holds
 for all that are like it, :attr:`~.Reading.like`, whose numbers are the same in

@@ -44,7 +44,7 @@ _seen_generation = 0
 
 
 def _forget_outdated() -> None:
-    """Drop what was looked up before the last rule was registered."""
+    """Drop rules that were looked up before the last rule was registered."""
     global _seen_generation
     load_entry_points()
     if _seen_generation != generation():

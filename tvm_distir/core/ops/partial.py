@@ -81,7 +81,7 @@ def call_form(
 def carried(
     rule: Rule, operand_terms: Sequence[Terms], constants: Sequence[int], form: CallForm
 ) -> tuple[Terms, dict[int, tuple[int, ...]]]:
-    """Return the partial sums of operands that a linear op hands on to its results.
+    """Return the partial sums of operands that a linear op passes on to its results.
 
     An axis is carried when the operands unfinished along it (by a sum) are one of the op's
     linear groups, constants filling the gaps, and nothing is sharded along it.

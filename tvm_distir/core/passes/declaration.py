@@ -151,6 +151,6 @@ def module_pass(
 
 
 def info_of(factory: Any) -> PassInfo | None:
-    """Return what :func:`module_pass` knows of a factory; None where it did not make it."""
+    """Return the declaration of a factory; None where :func:`module_pass` did not make it."""
     info = getattr(factory, _PASS, None)
     return info if isinstance(info, PassInfo) else None

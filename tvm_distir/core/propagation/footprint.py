@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what a sharding assignment along an axis costs each device: bytes and operations."""
+"""Measures the bytes and operations of each device under a sharding assignment along an axis."""
 
 from __future__ import annotations
 

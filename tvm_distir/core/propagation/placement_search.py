@@ -138,7 +138,7 @@ class PlacementSearch:
         return self.costs.sending(cost.wire_bytes, cost.collectives)
 
     def settled(self, labels: WeightLabels, costs: Costs | None = None) -> CandidatePlacement:
-        """Return what propagation decides for these labels: as :meth:`best`, with nothing free."""
+        """Return the propagated decision for these labels: as :meth:`best`, with nothing free."""
         costs = costs or self.costs
         key = (costs, tuple((name, tuple(params.items())) for name, params in labels.items()))
         if key not in self._tried:
@@ -225,7 +225,7 @@ class PlacementSearch:
         return list(dict.fromkeys(reasons)) or ["a scalar"]
 
     def _obstacle(self, g: Graph, v: int, d: int) -> str | None:
-        """Return what keeps value v from being sharded on dim d."""
+        """Return the reason why value v cannot be sharded on dim d."""
         size = g.values[v].shape[d]
         if not fits(size, self.ranks, 1, True):
             return f"its dim {d} of size {size} is too small for {self.ranks} devices"

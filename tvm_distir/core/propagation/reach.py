@@ -28,7 +28,7 @@ Forms = tuple[tuple[int | None, bool], ...]
 
 @dataclass
 class ReachableAxes:
-    """Facts about what the axes reach in a graph.
+    """Facts about the dims and partial sums that the axes reach in a graph.
 
     Attributes
     ----------

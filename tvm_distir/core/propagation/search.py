@@ -68,7 +68,7 @@ class WeightSearch:
     def reach_of(
         self, labels: Asked, stored: Stored = NOTHING, parts: int = 0
     ) -> dict[str, ReachableAxes]:
-        """Return what the axis reaches from weights with these labels."""
+        """Return the reachable axes from weights with these labels."""
         key = _key(labels, stored, parts)
         if key not in self._reached:
             asked, apart = {}, {}
@@ -109,7 +109,7 @@ class WeightSearch:
 
 
 class _Prices:
-    """Tables at requested costs; what does not depend on the costs is cached."""
+    """Tables at requested costs; parts that do not depend on the costs are cached."""
 
     def __init__(self, module: PlacedModule, settling: Costs) -> None:
         self._module, self._settling = module, settling
@@ -122,7 +122,7 @@ class _Prices:
         return self._kept if costs == self._settling else self._made(costs)
 
     def release(self, prices: PriceTables) -> None:
-        """Free what was made with tables that are not cached: they refer to each other."""
+        """Free the objects made with tables that are not cached: they refer to each other."""
         if prices is not self._kept:
             prices.along_axes.clear()
 

@@ -26,7 +26,7 @@ Bounds = npt.NDArray[np.int64]
 
 @functools.lru_cache(maxsize=4096)
 def bounds_of(shape: tuple[int, ...], labels: Labels, mesh: tuple[int, ...]) -> Bounds:
-    """Start and stop of every device's shard: (2, devices, dims); partial counts as whole.
+    """Return the bounds of every device's shard: (2, devices, dims); partial counts as replicated.
 
     Those of :func:`tvm_distir.core.ir.placement.shard_slices`, of all devices at once.
     """

@@ -66,7 +66,7 @@ class Space:
     innermost: bool = False
 
     def has(self, step: Step) -> bool:
-        """Return whether a step is at hand."""
+        """Return whether a step is available."""
         if step.kind not in self.kinds:
             return False
         if not self.innermost or step.kind in LOCAL_STEPS:
@@ -137,5 +137,5 @@ def exchange_step(before: Labels, after: Labels) -> Step:
 
 
 def can_exchange(before: Labels, after: Labels) -> bool:
-    """Return whether two placements differ, but not in what is partial."""
+    """Return whether two placements differ, but not in partial sums."""
     return before != after and all((x == P) == (y == P) for x, y in zip(before, after))

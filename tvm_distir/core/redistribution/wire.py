@@ -45,7 +45,7 @@ class Wire:
 def step_wire(
     shape: Sequence[int], before: Labels, step: Step, mesh: Sequence[int], dtype: str
 ) -> Wire:
-    """Return what a step from a placement sends."""
+    """Return the communication of a step from a placement."""
     if step.kind == "exchange":
         return _exchanging(shape, before, step, mesh, dtype)
     if step.kind == "reduce_scatter" and step.split_dim is not None:

@@ -184,7 +184,7 @@ class _Binder:
         self.used: set[str] = set()
 
     def run(self, dims: Mapping[str, int]) -> ir.IRModule:
-        """Bind public functions first, so that what they call keeps its name."""
+        """Bind public functions first, so that their callees keep their names."""
         for name, (_, kernel) in self.kernels.items():
             if not is_private(kernel):
                 self.kernel(name, {})

@@ -142,7 +142,7 @@ def _visit_value(classes: NodeClasses, number: int, block: Block, e: Any) -> Non
 
 
 def visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) -> None:
-    """Tie and pin what block ``number`` iterates over, reads and writes."""
+    """Tie and pin the dims that block ``number`` iterates over, reads and writes."""
     for k, (_, _) in enumerate(block.extents):
         classes.find(("iter", number, k))
         if block.reduced[k] and not block.combiner:

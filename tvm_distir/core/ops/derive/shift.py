@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Computes how an index expression moves when an iteration variable moves by a whole block."""
+"""Computes how an index expression moves when an iteration variable moves by a block."""
 
 from __future__ import annotations
 

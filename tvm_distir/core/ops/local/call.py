@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Represents an op call on shards: what its local form reads, and how it emits code.
+"""Represents an op call on shards for its local form: operands, and emission of code.
 
 >>> def reshape_on_shards(cx):
 ...     return relax.op.reshape(cx.operand(0), cx.outs[0].local)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the local form of a call: what a device computes of it on its shards."""
+"""Writes the local form of a call: its computation on the shards of a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tir import call_tir
 def local_form(
     cx: LocalCall, said: Registration | None, mod: ir.IRModule, prim_funcs: dict[Any, Any]
 ) -> Any:
-    """Write what a device computes of a call.
+    """Write the computation of a call on the shards of a device.
 
     Parameters
     ----------

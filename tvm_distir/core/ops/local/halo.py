@@ -207,7 +207,7 @@ def picked(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchange)
 
 
 def returned(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchange) -> Any:
-    """Hand on what a rank computed for rows of its neighbours; the reverse of :func:`with_halo`.
+    """Return results for neighbours' rows to their ranks; the reverse of :func:`with_halo`.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ def returned(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchang
 def _added(
     cx: LocalCall, mine: Any, beyond: Any, dim: int, axes: Sequence[int], before: bool
 ) -> Any:
-    """Send rows beyond the first (last) local row to their ranks, and add what arrives."""
+    """Send rows beyond the first (last) local row to their ranks, and add the received rows."""
     rows, count = int(mine.ty.shape[dim]), int(beyond.ty.shape[dim])
     hop = 1
     while count > 0 and hop < ranks_along(cx, axes):

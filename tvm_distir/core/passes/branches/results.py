@@ -44,7 +44,7 @@ class BranchResult:
 
 
 def branch_results(mod: ir.IRModule, fn: relax.Function) -> dict[Any, BranchResult]:
-    """Return the variables that hold what branches give.
+    """Return the variables that hold results of branches.
 
     Parameters
     ----------

@@ -115,12 +115,12 @@ class LikeBindings:
                 self.values.recall(var, state)
 
     def know(self, place: int, local: Any, state: VariableState, number: int | None = None) -> None:
-        """Note the local form of a variable, and what is known of it: the state of a number."""
+        """Record the local form of a variable, and its state by number."""
         self.locals[place], self._states[place] = local, state
         self._numbers[place] = self.templates.number(state) if number is None else number
 
     def note(self, place: int) -> None:
-        """Note what ``values`` knows of a variable, if it is in a class of its state."""
+        """Record the state of a variable in ``values``, if it is in a class of that state."""
         values = self.values
         var = self.reading.variables[place]
         local = values.env.get(var)

@@ -62,7 +62,7 @@ class Bindings:
         return values.number in where
 
     def _fields(self, value: Any) -> list[Any] | None:
-        """Return the fields of what is a tuple over several meshes; None for other values."""
+        """Return the fields of a tuple over several meshes; None for other values."""
         values = self.values
         if isinstance(value, relax.Tuple):
             return list(value.fields)

@@ -66,7 +66,7 @@ class _Splicer:
 
 
 def _transfer(call: Any) -> Any:
-    """Return what tells two transfers apart, tags aside; None for what is none."""
+    """Return a key that distinguishes transfers, without tags; None for other values."""
     kind = dist_op_name(call)
     if kind not in ("send", "recv"):
         return None

@@ -60,7 +60,7 @@ class LocalMoves:
         self.move(var, value, kind, value.attrs)
 
     def move(self, var: Any, value: ir.Call, kind: str, attrs: Any) -> None:
-        """Write what moves the tensor that is the first argument, as ``attrs`` say."""
+        """Write the movement of the first argument, a tensor, by ``attrs``."""
         values = self.values
         source = value.args[0]
         terms = values.terms_of(source, 0)

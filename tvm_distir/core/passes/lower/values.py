@@ -219,7 +219,7 @@ class LocalValues:
         self.writer.bind(new, value)
 
     def note(self, var: Any, terms: Sequence[Terms], zero: bool) -> None:
-        """Note what is known of the leaves of a variable."""
+        """Record the states of the leaves of a variable."""
         for i, partial in enumerate(terms):
             if partial:
                 self.terms[(var, i)] = partial
@@ -228,7 +228,7 @@ class LocalValues:
                 self.zero[(var, i)] = True
 
     def state(self, var: Any) -> VariableState:
-        """Return what is known of a variable."""
+        """Return the state of a variable."""
         count = len(flat_types(var.ty))
         return VariableState(
             tuple([self.terms.get((var, i), ()) for i in range(count)]),
@@ -279,7 +279,7 @@ class LocalValues:
         return self.constants[key]
 
     def local(self, expr: Any) -> Any:
-        """Return the local form of an expression in normal form whose constants are whole."""
+        """Return the local form of an expression in normal form whose constants are unsharded."""
         if type(expr) in VARIABLES:
             return self._variable(expr)
         if isinstance(expr, ir.GenericConst):

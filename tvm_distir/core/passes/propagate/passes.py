@@ -96,7 +96,7 @@ def PropagateSharding(
 
 
 def _completed(mod: ir.IRModule, system: System, memory_bytes: int | None) -> Decision:
-    """Return the cheapest labels of what annotations leave open, by a system's times.
+    """Return the cheapest labels of values that annotations leave open, by a system's times.
 
     Where annotations allow nothing propagation by weights says which, and why.
     """

@@ -108,7 +108,7 @@ class Returned:
         self.values, self.operands, self.body = values, operands, body
 
     def convert(self) -> None:
-        """Convert what the function returns while the last dataflow block is still open."""
+        """Convert the results of the function while the last dataflow block is still open."""
         values = self.values
         for k in values.g.rets:
             v = values.g.nodes[k].operands[0]

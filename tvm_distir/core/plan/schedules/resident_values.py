@@ -55,7 +55,7 @@ class ResidentValues:
 
 
 def holdings(schedule: Schedule) -> list[list[ResidentValues]]:
-    """Return what each rank holds of each of its stages."""
+    """Return the resident values of each stage of each rank."""
     snapshots = []
     for rank, steps in enumerate(programs(schedule)):
         stages = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]

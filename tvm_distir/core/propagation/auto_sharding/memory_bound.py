@@ -134,7 +134,7 @@ def _all(net: ShardingProblem, variables: int, moments: int) -> Iterator[LiveRan
 
 
 def _allowed(tables: Tables, number: int) -> int:
-    """Return a table of zero costs that forbids what does not fit."""
+    """Return a table of zero costs that forbids assignments that do not fit."""
     return tables.intern(np.where(tables.array(number) < INFINITE, 0, INFINITE))[0]
 
 

@@ -47,7 +47,7 @@ class OverlapDiscount:
         return [self.left if apart else 1.0 for apart in self._apart.get(key, ())]
 
     def _find(self, module: PlacedModule, entry: str, updated: Mapping[int, int]) -> None:
-        """Visit the functions, callers first; what all calls of a function share holds inside."""
+        """Visit the functions, callers first; properties common to all calls hold inside."""
         g = self.graphs[entry]
         data = set(data_positions(g.fn, g.name))
         ahead = [i not in data for i in range(len(g.params))]

@@ -166,7 +166,7 @@ class Assembly:
         return tuple([bool(self.reach.partial[a][v]) for a in self.axes])
 
     def variable(self, strategies: Strategies, costs: Bytes | None = None) -> End:
-        """Add a node with some strategies, and what each costs."""
+        """Add a node with some strategies, and the cost of each."""
         net, store, times = self.net, self.shared.store, self.g.repeat
         if not strategies.items:
             net.feasible = False

@@ -259,7 +259,7 @@ class _Function:
         self._bind(number, tuple(held), node)
 
     def _pin(self, number: int, values: Sequence[int]) -> Annotation:
-        """Record what an annotation, a binding, asks of a value or of all values of a tuple."""
+        """Record the annotation, a binding, of a value or of all values of a tuple."""
         asked = self.survey.asked[number]
         known = self.of_pins.get(asked)
         if known is not None:

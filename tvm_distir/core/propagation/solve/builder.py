@@ -86,7 +86,7 @@ class ProblemBuilder:
         return self.model
 
     def _others(self, first: int) -> Iterable[Others]:
-        """Return per node, from a first on, what the other axes of the mesh have decided."""
+        """Return the decisions of the other axes of the mesh, per node from a first on."""
         columns: list[Iterable[tuple[int, OpStrategy | None]]] = []
         for b, axis in enumerate(self.prices.axes):
             if axis.mesh != self.mesh or b in self.costs.numbers:

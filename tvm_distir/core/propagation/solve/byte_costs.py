@@ -92,7 +92,7 @@ class ByteCosts:
         return op_table
 
     def work(self, rule: Rule, strategies: Strategies, others: Others) -> Interned:
-        """Return what each strategy of an op costs."""
+        """Return the cost of each strategy of an op."""
         key = (id(rule), strategies.number, others)
         table: Interned | None = self._known.get(key)
         if table is None:
@@ -186,7 +186,7 @@ class ByteCosts:
         size_bytes: int,
         held: Held,
     ) -> tuple[Rows, list[int]]:
-        """Return what storing sets of labels costs along an axis, and each strategy's row of it."""
+        """Return the costs of storing sets of labels along an axis, and each strategy's row."""
         times, stays = held[axis]
         supply, ranks = self._along[axis].conversions.supply, self.ranks[axis]
         forms, rows = producer.results[result], list[list[int]]()
@@ -269,7 +269,7 @@ class ByteCosts:
         along: tuple[tuple[int, tuple[frozenset[int], ...]], ...],
         picks: Sequence[Sequence[int]],
     ) -> Interned:
-        """Return what reading costs a consumer's strategies, by the sets stored along axes."""
+        """Return the read costs of a consumer's strategies, by the sets stored along axes."""
         key = (strategies.number, operands, along)
         table: Interned | None = self._known.get(key)
         if table is None:

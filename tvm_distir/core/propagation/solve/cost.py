@@ -148,7 +148,7 @@ class Costs:
         return replace(self, wire=wire, launch=launch, links=())
 
     def work(self, flops: int, moved_bytes: int, kept_bytes: int = 0) -> int:
-        """Return the cost of what a device computes, reads and writes, and stores."""
+        """Return the cost of a device's arithmetic, memory traffic and storage."""
         return self.flop * flops + self.memory * moved_bytes + self.keep * kept_bytes
 
     def sending(self, sent_bytes: int, collectives: int) -> int:

@@ -171,7 +171,7 @@ class StrategyTable:
         return strategies
 
     def _cuts(self, axes: NodeStrategy, shape: Sequence[int | None], free: Sequence[bool]) -> bool:
-        """Return whether every dim has parts for all axes that cut it."""
+        """Return whether every dim has parts for all axes that shard it."""
         cut: dict[int, list[int]] = {}
         for i, strategy in enumerate(axes):
             for label in {*strategy.needs, *strategy.gives}:

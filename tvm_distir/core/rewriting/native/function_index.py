@@ -77,7 +77,7 @@ class FunctionView(NamedTuple):
         return self.variables[self.params + number]
 
     def used(self, number: int) -> Sequence[int]:
-        """Return what a binding reads."""
+        """Return the variables that a binding reads."""
         return self.reads[self.begin[number] : self.begin[number + 1]]
 
     @property
@@ -109,7 +109,7 @@ def _reading(data: Any) -> FunctionView:
 
 
 def numbers_of(data: bytes) -> tuple[int, ...]:
-    """Return the numbers that the library hands over as bytes of int64."""
+    """Return the numbers that the library returns as bytes of int64."""
     return struct.unpack(f"{len(data) // 8}q", data)
 
 
