@@ -112,7 +112,7 @@ class KeptGathers:
         return range(first, self._count)
 
     def _take_ends(self, member: Member) -> None:
-        """Number parameters and results; what crosses the module boundary is unchanged."""
+        """Number parameters and results; values that cross the module boundary are unchanged."""
         fn = member.fn
         params = self._params[member.name] = list(fn.params)
         self._slot.update((param, self._new(param.ty)) for param in params)
@@ -122,7 +122,7 @@ class KeptGathers:
                 self._barred.update(slots)
 
     def _take(self, member: Member, forward: bool) -> None:
-        """Record what a function binds."""
+        """Record the bindings of a function."""
         reading = member.reading
         early = {binding.var for binding in forward_part(member)} if forward else set()
         for binding, kind in zip(reading.bindings, reading.kinds, strict=True):

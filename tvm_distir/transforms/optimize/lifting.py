@@ -239,7 +239,7 @@ def _tuple_type(out: Iterable[Any]) -> Any:
 def _noted(
     fn: relax.Function, names: Collection[str], flying: Mapping[str, Iterable[int]]
 ) -> relax.Function:
-    """Copy some attributes of a function, and record what is in flight."""
+    """Copy some attributes of a function, and record the values in flight."""
     for name in list(fn.attrs.keys()) if fn.attrs else []:
         if name not in names:
             fn = fn.without_attr(name)

@@ -142,7 +142,7 @@ class _Order:
         self._done: set[Any] = set()
 
     def run(self) -> None:
-        """Write everything outside of the regions, and before each binding what it needs."""
+        """Write everything outside of the regions, and before each binding its inputs."""
         readers = self._editor.scan.readers
         for _, var, _, _ in self._rows:
             beyond = any(reader not in self._row for reader in readers.get(var, ()))
@@ -164,7 +164,7 @@ class _Order:
                 self._write(task)
 
     def _task(self, var: Any) -> Any:
-        """Return what computes a variable: the number of a phase, or the variable of a binding."""
+        """Return the task of a variable: the number of a phase, or the variable of a binding."""
         return self._from.get(var, var)
 
     def _needs(self, task: Any) -> list[Any]:

@@ -61,7 +61,7 @@ class RingBlock:
         return self._wide(self._again(node, env), f"{node.var.name}_terms")
 
     def own_keys(self, node: RegionNode) -> Any:
-        """Return what a scatter adds for the block, in the wide type."""
+        """Return the block's contribution to a scatter, in the wide type."""
         value = self._env[node.value.args[0]]
         if self._region.padded:
             value = self._kept(value, int(node.value.attrs["dim"]))

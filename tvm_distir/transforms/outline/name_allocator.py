@@ -88,7 +88,7 @@ def value_name(names: Sequence[str]) -> str:
 
 
 def function_name(weights: Iterable[Sequence[str]], bound: Sequence[str], convolves: bool) -> str:
-    """Name a function by what most of its weights have before the layer's number.
+    """Name a function by the common text of its weights before the layer's number.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ def chain_of(
 
 
 def decided(trial: TrainStepWriter, auto: Auto) -> Recomputation:
-    """Choose what the calls of a step recompute.
+    """Choose the recomputation of the calls of a step.
 
     Parameters
     ----------

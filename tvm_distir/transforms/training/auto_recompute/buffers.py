@@ -123,7 +123,7 @@ def read_body(
 def _bound(
     body: FunctionBody, binding: Any, in_place: bool, kernels: ir.IRModule, results: Results
 ) -> Tree:
-    """Return what a binding binds, and add its task if it has a task."""
+    """Return the buffers of a binding, and add its task if it has a task."""
     var, value = binding.var, binding.value
     if not isinstance(value, ir.Call):
         return tree_of(value, body.trees)

@@ -154,7 +154,7 @@ class PeakMemory:
         return result
 
     def inside(self, task: CallTask, results: Collection[Buffer], dying: Collection[Buffer]) -> int:
-        """Return the peak bytes inside a task, of its results and of what is last used in it."""
+        """Return the peak bytes inside a task, of its results and of its last uses."""
         if task.callee is not None:
             return self.peak(task.callee, task.reads, dying)
         return self.sizes(results) + self.sizes(dying)

@@ -206,7 +206,7 @@ class _Measuring:
         return body
 
     def _is_let_go(self, note: str) -> bool:
-        """Return whether a result is sent, or shares memory with what it replaces."""
+        """Return whether a result is sent, or shares memory with the value that it replaces."""
         replaces = note in self.pipeline.inputs and not self.tools.schedule.stash
         return replaces or _kind(note) in _ARRIVING
 
@@ -253,7 +253,7 @@ class _Measuring:
         return "" if fn is None else phase_of(fn)
 
     def _later(self, chain: CallChain, once: FunctionBody) -> int:
-        """Return what the parts of a split backward pass on, without that of calls."""
+        """Return the bytes that a split backward pass passes on, without those of calls."""
         inputs = str(self.writer.halves.inputs.name_hint)
         task = next(task for task in once.tasks if task.callee == inputs)
         crossing = {b for b in leaves(once.trees[task.var][-1]) if not b.weight}
@@ -261,7 +261,7 @@ class _Measuring:
         return self._sizes(crossing) - calls
 
     def _handed_on(self, pair: ForwardBackward) -> int:
-        """Return what the parts of a call's split backward pass on, including its arguments."""
+        """Return the bytes that a call's split backward pass passes on, with its arguments."""
         flags = self.memory.gradients[str(pair.backward.name_hint)]
         early = [k for k, of_weight in enumerate(flags) if not of_weight]
         halves = self.tools.splitter.split(pair.backward, early)

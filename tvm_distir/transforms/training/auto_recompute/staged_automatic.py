@@ -200,7 +200,7 @@ def _tightest(known: Mapping[int, int]) -> list[PeakMoment]:
 
 
 def decided_in_stages(written: WrittenPipeline, recipe: Recipe, auto: Auto) -> Recomputation:
-    """Choose what the calls of a pipelined step recompute, for each stage kind separately.
+    """Choose the recomputation of a pipelined step, for each stage kind separately.
 
     Parameters
     ----------

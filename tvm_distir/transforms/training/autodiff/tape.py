@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write the forward pass of a function, and record what its reverse needs."""
+"""Write the forward pass of a function, and record the inputs of its reverse."""
 
 from __future__ import annotations
 

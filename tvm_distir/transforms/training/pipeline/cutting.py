@@ -26,7 +26,7 @@ SLACK = 1.05
 
 @dataclass(frozen=True)
 class Flat:
-    """Forward model with its loss, and what each stage needs of it.
+    """Forward model with its loss, and the values that stages need.
 
     Attributes
     ----------

@@ -158,7 +158,7 @@ class RankProgram:
 
 
 def move_stash(writer: UnitWriter, kind: str, number: int, micro: int) -> None:
-    """Write the copies of what a stage saves for a micro-batch.
+    """Write the copies of a stage's stash of a micro-batch.
 
     What is read behind a store is what it made, what is read behind a fetch what that made: the
     tensor on the device lives no longer than to the store.

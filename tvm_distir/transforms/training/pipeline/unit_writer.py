@@ -203,7 +203,7 @@ class UnitWriter:
                 stage.now[param] = substitute(stage.body.results[what], env)
 
     def made(self, number: int, what: str, micro: int) -> Any:
-        """Return what a task of a micro-batch computed for another stage."""
+        """Return the value that a task of a micro-batch computed for another stage."""
         stage = self.stages[number]
         return substitute(stage.body.results[what], stage.micro(micro))
 

@@ -49,7 +49,7 @@ class WindowRange:
 
     @property
     def padded(self) -> int:
-        """Return the number of rows including the padding and what windows read beyond it."""
+        """Return the number of rows, with the padding and the rows that windows read beyond it."""
         end = (self.count - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
         return max(self.before + self.rows + self.after, end)
 
