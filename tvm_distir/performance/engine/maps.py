@@ -28,7 +28,7 @@ def summarize_functions(table: FunctionTable) -> FunctionSummaries:
 
 @functools.cache
 def know_overflows() -> None:
-    """Let what the native code throws for times that do not fit be an OverflowError here."""
+    """Raise an OverflowError for times that do not fit in the native code."""
     import tvm_ffi
 
     tvm_ffi.register_error("OverflowError", OverflowError)

@@ -19,7 +19,7 @@ does for a forward or backward pass of a micro-batch; what it does for a step.""
 
 
 def with_hosts(program: Program, besides: Mapping[str, int]) -> Program:
-    """Add what the host does to each function that issues kernels from Python.
+    """Add the work of the host to each function that issues kernels from Python.
 
     ``besides`` says what it does in a function beyond its kernels, in launches.
 

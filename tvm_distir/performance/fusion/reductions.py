@@ -78,7 +78,7 @@ def _called(
 
 
 def _data_axes(role: StageKind) -> set[int]:
-    """Return the axes that cut the data of a kind of stage."""
+    """Return the axes that shard the data of a stage kind."""
     data_axes: set[int] = set()
     for slot in role.params:
         value = role.slots[slot]
@@ -89,7 +89,7 @@ def _data_axes(role: StageKind) -> set[int]:
 
 
 def _later(fn: Function, data: set[int]) -> tuple[Function, list[Op]]:
-    """Leave out sums over the data's axes that the function only hands on, or is only given."""
+    """Leave out sums over the data's axes that the function only passes on, or only gets."""
     flow = Dataflow(fn, True)
     ops: list[Op] = []
     left: list[Op] = []
@@ -148,7 +148,7 @@ def _sums(op: Op, axes: tuple[int, ...]) -> bool:
 
 
 def _bucketed(fn: Function) -> Function:
-    """Join the sums of what the function is given: they are ready at once."""
+    """Merge the sums of the function's parameters: they are ready at once."""
     flow = Dataflow(fn, True)
     params, buckets = set(fn.params), dict[tuple[str, int, tuple[int, ...]], list[Op]]()
     for op in fn.ops:

@@ -15,7 +15,7 @@ MOST_CALLS = 4
 
 
 def without_wrappers(program: Program) -> Program:
-    """Write out what functions call that do nothing else, those of ``checkpoint`` among them.
+    """Inline the callees of functions that only call, those of ``checkpoint`` among them.
 
     The host that issues what such a function calls does not wait between its calls, so that the
     launches of all of it are hidden behind the kernels of all of it.

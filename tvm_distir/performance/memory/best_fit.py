@@ -82,7 +82,7 @@ class Arenas:
         self._known: dict[CallVariant, int] = {}
 
     def inside(self, use: CallVariant) -> int:
-        """Return the bytes that a use takes for what it does not return."""
+        """Return the bytes of a use's buffers that it does not return."""
         if use not in self._known:
             self._known[use] = self._place(use, False)
         return self._known[use]

@@ -40,7 +40,7 @@ class MemoryStep:
 
 @dataclass
 class FunctionBuffers:
-    """The buffers of a function: its parameters first, then what its ops make.
+    """The buffers of a function: its parameters first, then those that its ops make.
 
     Attributes
     ----------

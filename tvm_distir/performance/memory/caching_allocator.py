@@ -129,7 +129,7 @@ class CachingAllocator:
         self._known: dict[CallVariant, MemoryLevel] = {}
 
     def level(self, use: CallVariant) -> MemoryLevel:
-        """Return what a use takes and leaves, its results included."""
+        """Return the bytes that a use takes and leaves, its results included."""
         level = self._known.get(use)
         if level is None:
             level = self._known[use] = self._walk(use)
@@ -156,7 +156,7 @@ class CachingAllocator:
         return level
 
     def run(self, step: MemoryStep, inner: Sequence[NestedCall], shape: Shape) -> MemoryLevel:
-        """Return what a call takes and leaves; of a branch the most of either side."""
+        """Return the bytes that a call takes and leaves; of a branch the most of either side."""
         if len(inner) == 1:
             return self.level(inner[0].use)
         both, handed = MemoryLevel(), {buffer for call in inner for buffer in call.handed}
@@ -201,7 +201,7 @@ class CachingAllocator:
         return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends)
 
     def inner(self, lives: FunctionBuffers, number: int, shape: Shape) -> list[NestedCall]:
-        """Return the calls of a step, with the buffers that each hands over as last uses."""
+        """Return the calls of a step, with the buffers that each passes as last uses."""
         step, ends = lives.steps[number], set(shape.ends[number])
         calls, times = [], Counter(step.reads)
         for callee, args in self.lives.called(step.op, step.reads):
@@ -232,7 +232,7 @@ class CachingAllocator:
     def held(
         self, use: CallVariant, labels: Mapping[int, Label] | None = None
     ) -> Iterator[LiveBuffer]:
-        """Yield what a call holds at its peak, owned parameters included, named by ``labels``."""
+        """Yield the buffers of a call at its peak, with owned parameters, named by ``labels``."""
         lives, shape, at = self.lives[use.function], self.shape(use), self.level(use).at
         gone = set(lives.unread) if at >= 0 else set[int]()
         for ends in shape.ends[: max(at, 0)]:

@@ -136,7 +136,7 @@ def _use(lives: FunctionBuffers, alias: Mapping[int, int]) -> CallVariant:
 
 
 def _stashes(lives: FunctionBuffers) -> dict[int, int]:
-    """Return what the ops that the loss needs hand to others, as roles of buffers."""
+    """Return the roles of buffers that the ops that the loss needs pass to others."""
     wanted, forward = {lives.results[0]}, set[int]()
     for number in range(len(lives.steps) - 1, -1, -1):
         step = lives.steps[number]

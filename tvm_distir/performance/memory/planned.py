@@ -23,7 +23,7 @@ def place_number(program: Program, device: int) -> int:
 
 
 def planned_account(program: Program, number: int) -> MemoryAccount:
-    """Return what the devices of an entry, or of a rank, hold where TVM runs the program.
+    """Return the memory of the devices of an entry, or of a rank, where TVM runs the program.
 
     Parameters
     ----------

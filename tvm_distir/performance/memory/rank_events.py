@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""List what a pipeline rank runs, sends and receives in order, with its tensors.
+"""List the units and messages of a pipeline rank in order, with their tensors.
 
 An *instance* is a tensor that units hand to each other; number 0 stands for all that is there from
 the beginning to the end.
@@ -148,7 +148,7 @@ class RankEvents:
         self.last = self.last[: len(self.sizes)]
 
     def _run(self, stage: int, phase: str, micro: int) -> None:
-        """Run a unit of the schedule, and hand on what stays on the rank."""
+        """Run a unit of the schedule, and pass on the values that stay on the rank."""
         role, stash = self.staged.role_of(stage), self.staged.schedule.stash
         name = phase
         if (stage, phase) in self._begun and f"{phase}+" in self.stages.units(stage):

@@ -157,7 +157,7 @@ class RankMemories:
         return int(live.max(initial=0))
 
     def resident(self, walk: RankEvents) -> list[LiveBuffer]:
-        """Return the inputs of the step, and constants of what the rank runs."""
+        """Return the inputs of the step, and the constants of the rank's functions."""
         inputs = self.staged.inputs(walk.rank)
         roots = {p.function for k in walk.rank_stages for p in self.staged.role_of(k).phases}
         return [
@@ -209,7 +209,7 @@ class RankMemories:
         return self._labels[key]
 
     def _named(self, event: RankEvent, buffer: int) -> Label:
-        """Return what a buffer of an event is, or what it hands over in a slot."""
+        """Return the name of a buffer of an event, or of a value that it passes in a slot."""
         role = self.staged.role_of(event.stage)
         if event.unit is None:
             return Label(role.slots[buffer].name, event.name, role.name, self._word(event))
@@ -218,7 +218,7 @@ class RankMemories:
         return Label(role.slots[slot].name, "", part.function, self._word(event))
 
     def _word(self, event: RankEvent) -> str:
-        """Return what a unit is called, with its stage where the rank has several."""
+        """Return the name of a unit, with its stage where the rank has several."""
         word = _WORDS.get(event.name.rstrip("+"), event.name.partition(":")[0])
         many = self.staged.schedule.rank_of.count(self.staged.schedule.rank_of[event.stage]) > 1
         return f"{word} of stage {event.stage}" if many else word

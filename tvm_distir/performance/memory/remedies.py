@@ -153,7 +153,7 @@ class _Facts:
 
 
 def _axes(value: Value) -> set[int]:
-    """Return the mesh axes that a value is cut along."""
+    """Return the mesh axes that a value is sharded along."""
     words = (value.placement or "").replace("(", "").replace(")", "").split(",")
     return {axis for axis, word in enumerate(words) if word.strip().startswith("S")}
 

@@ -180,7 +180,7 @@ class UnitLevels:
     def held(
         self, unit: StageAction, death: LastUse, labels: Mapping[int, Label], word: str
     ) -> Iterator[LiveBuffer]:
-        """Yield what a unit holds at its peak of what it makes, and of what dies in it."""
+        """Yield the buffers of a unit at its peak that it makes, and those that die in it."""
         at = self.level(unit, death)[0].at
         first = len(unit.inputs)
         newest = -1
@@ -226,7 +226,7 @@ class UnitLevels:
     def uses(
         self, unit: StageAction, death: LastUse
     ) -> Iterator[tuple[int, CallVariant, list[int]]]:
-        """Number of each part, how it runs, and what is freed behind it."""
+        """Yield the number of each part, its variant, and the buffers that are freed after it."""
         dying: dict[int, list[int]] = {}
         lasts = _lasts(unit, death)
         for buffer in death.buffers:

@@ -71,11 +71,11 @@ class Stages:
         return self._known[key]
 
     def role_of(self, stage: int, slot: int) -> int:
-        """Return the role of what arrives in a slot."""
+        """Return the role of the value that arrives in a slot."""
         return self.roles[self.staged.stages[stage].role].get(slot, COMMUNICATION)
 
     def _donated(self, stage: int) -> set[int]:
-        """Return the slots of results that take the memory of what they replace.
+        """Return the slots of results that take the memory of the values that they replace.
 
         Not where weights are stashed: micro-batches before read the old ones.
         """

@@ -77,7 +77,7 @@ def cut(steps: Sequence[RankStep], schedule: Schedule) -> SteadyState | None:
 
 
 def steady(before: Sequence[int], shorter: SteadyState, facts: Ints, left: Ints) -> bool:
-    """Return whether the periods before and behind those left out are alike, and leave nothing.
+    """Return whether the periods before and after those left out are equal, and leave nothing.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ from .parts import Op, Value
 
 
 def computation(kernel: Kernel) -> Op:
-    """Return what a call of an op or a PrimFunc runs."""
+    """Return the computation of a call of an op or a PrimFunc."""
     if kernel.is_view:
         return Op("", "view", kernel.name)
     work = kernel.work

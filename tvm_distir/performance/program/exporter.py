@@ -128,7 +128,7 @@ def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[
 
 
 def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
-    """Return the role, whole shape, placement and mesh of each parameter of an entry."""
+    """Return the role, global shape, placement and mesh of each parameter of an entry."""
     items = fn.attrs[IO_ATTR]["inputs"][:]
     if len(items) != len(fn.params):
         raise SimulationError(

@@ -141,7 +141,7 @@ class FunctionExporter:
         return {handle(var): number for number, var in enumerate(self.reading.variables)}
 
     def tree(self, expr: Any, place: str) -> Tree:
-        """Return the values that an argument stands for."""
+        """Return the values of an argument."""
         if type(expr) in VARIABLES:
             return self.trees[self.numbers[handle(expr)]]
         if type(expr) is relax.Tuple:

@@ -185,7 +185,7 @@ class StageSum:
 
 @dataclass(frozen=True)
 class PipelineProgram:
-    """Stages, schedule, and what goes from stage to stage.
+    """Stages, schedule, and the messages between stages.
 
     Attributes
     ----------

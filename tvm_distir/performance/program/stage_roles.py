@@ -181,7 +181,7 @@ class RoleExporter:
         return len(self.slots) - 1
 
     def _param(self, what: str, var: Any) -> list[int]:
-        """Declare a parameter; slots of what the whole step gives, of data all rows."""
+        """Declare a parameter; slots of results of the full step, and of data with all rows."""
         if what.startswith(f"{STREAM}:"):
             return []  # a number of each micro-batch, as good as any other
         if what not in self.place_of:

@@ -218,7 +218,7 @@ class _Plan:
 def _add(
     parts: Ints, keys: Sequence[int], counts: Ints, spent: Ints, codes: npt.NDArray[np.int8]
 ) -> None:
-    """Add the time of all ops of a name to what bounds most of it."""
+    """Add the time of all ops of a name to the resource that bounds most of it."""
     time, code = counts[:, None] * spent[list(keys)], codes[list(keys)]
     total = time.sum(axis=0)
     if (code == code[:1]).all():

@@ -92,7 +92,7 @@ class BatchPrices:
         return "kernel", flops, moved, op.kernel_class, op.dtype
 
     def of(self, key: Hashable, op: Op, function: str) -> tuple[Ints, Codes]:
-        """Return the durations in picoseconds and codes of what they are bound by, (rows,) each."""
+        """Return the durations in picoseconds and the codes of their bounds, (rows,) each."""
         if key not in self._known:
             self._known[key] = self._price(op, function, key)
         return self._known[key]

@@ -49,7 +49,7 @@ class Dependencies:
             places_of.update(zip(piece.outs, places, strict=True))
 
     def call(self, function: int, args: Sequence[Places]) -> list[Places]:
-        """Add the ops of a call and return what its results depend on."""
+        """Add the ops of a call and return the dependences of its results."""
         fn = self._lowering.functions[function]
         places_of: dict[int, Places] = {-1: (), **dict(enumerate(args))}
         for step in fn.steps:

@@ -189,7 +189,7 @@ class DeviceTimeline(Protocol):
         """Yield messages and copies, by their streams."""
 
     def tasks(self) -> list[Task]:
-        """Return the ops, messages and copies, and what they wait for."""
+        """Return the ops, messages and copies, with the tasks that they wait for."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class DeviceGroupResult:
         yield from self.timeline
 
     def traced(self) -> TracedDevices:
-        """Return what traces are written from."""
+        """Return the devices from which traces are written."""
         timeline = self.timeline
         return TracedDevices(
             self.mesh,

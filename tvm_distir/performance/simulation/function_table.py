@@ -34,7 +34,7 @@ class ElapsedTimes:
     flops: int = 0
 
     def plus(self, other: ElapsedTimes, times: int = 1) -> ElapsedTimes:
-        """Add so many times what other calls took."""
+        """Add the times of other calls, multiplied."""
         return ElapsedTimes(
             self.depth,
             self.calls + times * other.calls,

@@ -161,7 +161,7 @@ class Lowering:
 
 
 def flags_of(row: OpRow, blocking: bool) -> int:
-    """Return the flags of an op: what else it waits for, and what waits for it.
+    """Return the flags of an op: the streams that it waits for, and that wait for it.
 
     A collective that is *started* waits for the compute ops issued before it, as a kernel on a
     separate stream that waits for an event; its ``wait`` stands on the compute stream. A plain

@@ -96,7 +96,7 @@ class OpCosts:
         return OpRow(function, op, COMPUTE, *self._kernel(op, place))
 
     def _kernel(self, op: Op, place: str) -> tuple[int, str]:
-        """Return the time of a compute op, as measured where it was, and what it is bound by."""
+        """Return the time of a compute op, as measured where it was, and its bound."""
         moved = op.bytes_read + op.bytes_written
         time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
         return op.measured_ps or time.duration_ps, time.bound_by

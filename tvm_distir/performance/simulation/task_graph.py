@@ -115,7 +115,7 @@ def build_graph(program: Program, costs: OpCosts, fold: bool, blocking: bool = F
 
 
 def _meshes(program: Program, root: str) -> set[int]:
-    """Return the meshes on which a function or what it calls has collectives."""
+    """Return the meshes on which a function or its callees have collectives."""
     names: Iterable[str] = reached(program.functions, [root])
     return {
         op.mesh for name in names for op in program.functions[name].ops if op.kind == "collective"

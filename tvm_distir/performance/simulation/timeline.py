@@ -195,7 +195,7 @@ class Timeline:
             yield MessageRecords(stream, kinds, names, np.array(start), np.array(end), flows)
 
     def tasks(self) -> list[Task]:
-        """Return the ops and what they wait for."""
+        """Return the ops, with the tasks that they wait for."""
         dependencies = Dependencies(self.lowering)
         dependencies.entry(self.entry)
         return dependencies.tasks

@@ -16,7 +16,7 @@ from .result import Result
 
 
 def with_plan(result: Result, program: Program) -> Result:
-    """Replace the memory of a result's devices by what TVM's storage plan takes.
+    """Replace the memory of a result's devices by that of TVM's storage plan.
 
     Raises
     ------

@@ -202,7 +202,7 @@ def _kernels(lane: TracedDevices) -> Iterator[_Kernel]:
 
 
 def _kernel(kind: RecordKind, name: str, stream: int, start: int, end: int) -> Iterable[_Kernel]:
-    """Yield a kernel with what it tells of its op, if it takes time."""
+    """Yield a kernel with the properties of its op, if it takes time."""
     if end > start:
         fields = ("binding", "scope", "flops", "wire_bytes")
         args = {key: kind.args[key] for key in fields if key in kind.args}

@@ -41,7 +41,7 @@ def start_packet() -> bytes:
 
 
 def interned(names: Sequence[tuple[int, str]], notes: Sequence[tuple[int, str]]) -> bytes:
-    """Return what new numbers of names and of notes stand for."""
+    """Return the texts of new numbers of names and of notes."""
     content = b"".join(
         block(field, integer(1, number) + block(2, text))
         for field, table in ((2, names), (29, notes))  # event_names, debug_annotation_string_values

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Record what a device did as arrays, from which all traces are written, in picoseconds."""
+"""Record the work of a device as arrays in picoseconds, from which all traces are written."""
 
 from __future__ import annotations
 

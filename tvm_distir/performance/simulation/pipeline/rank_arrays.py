@@ -251,7 +251,7 @@ class StageSteps:
         return [_Step((RUN, self._kinds[key], self._base[stage]), kind)]
 
     def _stash(self, stage: int) -> list[tuple[int, int]]:
-        """Return the places of what a stage keeps of a micro-batch, where their times matter."""
+        """Return the places of a stage's stash of a micro-batch, where their times matter."""
         cells = (self._cell(stage, slot, False) for slot in self.staged.role_of(stage).stash)
         return [cell for cell in cells if cell is not None]
 

@@ -97,7 +97,7 @@ class StageTimeline:
         return self.ran.busy(self.rank, np.concatenate([np.zeros(0, np.int64), *pairs]))
 
     def function_times(self) -> tuple[FunctionTime, ...]:
-        """Return the functions of the rank: all of it, the phases, and what they call."""
+        """Return the functions of the rank: all of it, the phases, and their callees."""
         root = "main" if len(self.ran.meshes) == 1 else f"main_mesh{self.rank}"
         elapsed: Table = {root: ElapsedTimes(0, 1)}
         for run in self.runs:
@@ -169,7 +169,7 @@ class StageTimeline:
             yield MessageRecords(word, [kind] * len(micros), names, copies.start, copies.end, flows)
 
     def tasks(self) -> list[Task]:
-        """Return the ops and messages and what they wait for."""
+        """Return the ops and messages, with the tasks that they wait for."""
         ends = (self.sent, self.received, self.copied)
         return RankDependencies(self.staged, self.rank, self.ran, self.runs, *ends).tasks
 
