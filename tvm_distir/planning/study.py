@@ -259,7 +259,7 @@ class Study:
             return plan if self.train is None else with_updates(step, plan)
 
     def _chosen_recompute(self) -> Recompute:
-        """Return what is recomputed: as given, as the plan says, or as the strategy needs.
+        """Return the recomputation: as given, as in the plan, or as the strategy needs.
 
         ``auto`` takes activations to be cut evenly over the mesh, of a stage where there are
         some, where it does not say how they are cut.

@@ -46,7 +46,7 @@ class _Walk:
             self.edges.setdefault((edge.source[0], edge.direction), []).append(edge)
 
     def run(self) -> tuple[float, Counter[int]]:
-        """Return the time of the step, and how often each work lies on the critical path."""
+        """Return the time of the step, and how often each work is on the critical path."""
         stages = range(len(self.rank_of))
         for stage in stages:
             self._unit(stage, "begin")
@@ -144,7 +144,7 @@ class _Walk:
 
 
 def longest_path(parts: StepCostTerms, price: Price) -> tuple[float, CostTerms]:
-    """Return the time of a step, and the parts of what lies on its critical path.
+    """Return the time of a step, and the parts on its critical path.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Read measured rows from CSV files, whose columns say what was measured."""
+"""Read measured rows from CSV files, whose columns tell the kind of measurement."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class ShardedCandidate:
         return pipeline(plan, system=self.system, decision=self.decision)(self.annotated)
 
     def program(self) -> Program:
-        """Return what simulation reads."""
+        """Return the program for the simulation."""
         return export(self.distribute())
 
     def plan(self) -> Plan:

@@ -176,7 +176,7 @@ class Candidate:
         return Schedule(kind, self.stages, self.micro_batches, self.chunks, self.cuts, meshes=names)
 
     def completed(self, plan: Plan) -> Plan:
-        """Return a plan of placements with what else the candidate chooses."""
+        """Return a plan of placements with the other choices of the candidate."""
         recompute = {} if self.recompute == "none" else {"*": self.recompute}
         return replace(plan, recompute=recompute, schedule=self.schedule)
 

@@ -191,7 +191,7 @@ class _Search:
         return self.plans[self.top - 1].time_s if len(self.plans) >= self.top else math.inf
 
     def _known(self, candidate: Candidate) -> CandidateRow | None:
-        """Return what an earlier search stored of a candidate."""
+        """Return the row and plan of a candidate in an earlier search."""
         if self.folder is None:
             return None
         stored = self.folder.known(candidate)

@@ -143,7 +143,7 @@ class Estimator:
         return Estimate(step_ps / PICOSECONDS, peak, zero)
 
     def _with_gradients(self, candidate: Candidate, step_ps: int, weights: int, zero: int) -> int:
-        """Add what is sent of a rank's weights and of their gradients along the axis of the batch.
+        """Add the communication of a rank's weights and gradients along the axis of the batch.
 
         Where sums lie cut, every micro-batch reduces its gradients beside the work, as far as there
         is some; where weights do, it also gathers them before both its parts.

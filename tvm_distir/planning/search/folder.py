@@ -162,7 +162,7 @@ class Folder:
         return self.path / f"candidate-{digest}.plan.json"
 
     def _write(self, path: Path, text: str) -> None:
-        """Write a file whole or not at all."""
+        """Write a file completely or not at all."""
         try:
             write_whole(path, text)
         except OSError as error:

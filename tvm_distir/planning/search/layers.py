@@ -79,7 +79,7 @@ class LayerTables:
         return len(self.ends)
 
     def of(self, candidate: Candidate, *, at_layers: bool = False) -> Layers | None:
-        """Return the table of a candidate; None where its layers cannot be told apart.
+        """Return the table of a candidate; None where its layers cannot be distinguished.
 
         Parameters
         ----------
@@ -148,13 +148,13 @@ def _stage_bytes(labelled: ShardedCandidate, entry: str) -> tuple[int, int, int,
 
 
 def _local_bytes(labelled: ShardedCandidate, inst: Instance, v: int) -> int:
-    """Return what a device has of a value as it is given."""
+    """Return the bytes of a device's part of a value as it is produced."""
     form = labelled.decision.value_form(inst, v)
     return shard_bytes(inst.graph.values[v].size_bytes, labelled.meshes[0].shape, form)
 
 
 def stash_bytes(labelled: ShardedCandidate, entry: str) -> int:
-    """Return what a device keeps of a micro-batch between its forward and its backward pass."""
+    """Return the bytes that a device stores of a micro-batch between its passes."""
     inst = labelled.decision.entries[entry]
     g, total = inst.graph, 0
     for k in g.calls:
@@ -168,7 +168,7 @@ def stash_bytes(labelled: ShardedCandidate, entry: str) -> int:
 
 
 def _ends(model: ir.IRModule) -> list[str]:
-    """Return the names of what the function gives that is called most, call by call."""
+    """Return the names of the results of the most called function, call by call."""
     calls: dict[str, list[str]] = {}
     for b in all_bindings(model["main"].body):
         if isinstance(getattr(b, "value", None), ir.Call) and isinstance(b.value.op, ir.GlobalVar):

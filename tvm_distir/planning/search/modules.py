@@ -70,7 +70,7 @@ class Source:
         return self._known[key]
 
     def module(self, schedule: Schedule | None, recompute: str | Mapping[str, str]) -> ir.IRModule:
-        """Return what is to be distributed; ``recompute`` as for ``td.train_step``."""
+        """Return the module to distribute; ``recompute`` as for ``td.train_step``."""
         model = self.forward(1 if schedule is None else schedule.micro_batches)
         if self.train is None:
             return model
@@ -83,7 +83,7 @@ class Source:
 
     @property
     def samples(self) -> int:
-        """Samples of a whole step, as the first data input has them; 1 where it has none."""
+        """Return the samples of a full step, as the first data input has them; else 1."""
         if self.batch is not None:
             return self.batch
         main = self._known[None]["main"]

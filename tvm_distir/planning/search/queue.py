@@ -36,7 +36,7 @@ class QueuedCandidate(NamedTuple):
 
 
 class Queue:
-    """Candidates in the order of what they are likely to take, or of their bounds.
+    """Candidates in the order of their likely times, or of their bounds.
 
     Where a space has stages, tables of layers tell what is likely; else bounds are all there is.
 

@@ -130,7 +130,7 @@ class Trials:
     def _simulated(
         self, module: ir.IRModule, row: CandidateRow, plan: Plan
     ) -> tuple[CandidateRow, Plan, Result]:
-        """Return what simulation says of a plan."""
+        """Return the simulation of a plan."""
         result = self._study(module, plan).result
         row = row.simulated(result, self.limit)
         if row.state == MEMORY:
@@ -151,7 +151,7 @@ class Trials:
         return Study(module, plan, system=self.system)
 
     def why(self, candidate: Candidate) -> tuple[MinMarginal, ...]:
-        """Return what other placements of its weights would cost."""
+        """Return the cost of other placements of its weights."""
         module = self.source.module(candidate.schedule, candidate.recompute)
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
@@ -246,6 +246,6 @@ def _strategy(text: str, mod: ir.IRModule, mesh: Mapping[str, int], system: Syst
 
 
 def _order(row: CandidateRow) -> tuple[bool, float]:
-    """Return what a row is judged by: whether it fits, and its time."""
+    """Return the key that orders rows: whether it fits, and its time."""
     assert row.time_s is not None
     return row.state != SOLVED, row.time_s

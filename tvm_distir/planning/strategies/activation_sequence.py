@@ -116,7 +116,7 @@ def _place(tied: TiedDims, values: PlaceValues) -> None:
 
 
 def _unsharded_values(mod: ir.IRModule, plan: Plan, mesh: MeshSpec, number: int) -> Left:
-    """Return what lies whole along an axis, no terms of a sum, where a plan is propagated alone."""
+    """Return the values replicated along an axis, without partial sums, by a plan alone."""
     closed = [
         replace(rule, placement=rule.closed_labels) if rule.kind == "param" else rule
         for rule in plan.rules

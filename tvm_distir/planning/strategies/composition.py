@@ -117,7 +117,7 @@ def _compose_branches(
     stages: Plan | None,
     system: System | str | None,
 ) -> Plan:
-    """Compose what puts branches on separate meshes with what works on each of these."""
+    """Compose a strategy for separate meshes of branches with strategies for each of these."""
     if stages is not None or sum(spec.name == LOCAL_LAYERS for spec in wanted) > 1:
         other = LOCAL_LAYERS if stages is None else PIPELINE
         raise PlanError(

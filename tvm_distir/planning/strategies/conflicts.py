@@ -28,7 +28,7 @@ def sharing_batches(plans: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]
 
 
 def _divided(plan: Plan) -> set[tuple[Any, ...]]:
-    """Return the data that a plan cuts, with the mesh axes."""
+    """Return the data that a plan shards, with the mesh axes."""
     return {
         (target_of(rule), axis, label)
         for rule in plan.rules
@@ -39,7 +39,7 @@ def _divided(plan: Plan) -> set[tuple[Any, ...]]:
 
 
 def resolve_conflicts(plan: Plan, other: Plan) -> Plan:
-    """Leave open what a plan wants whole and another wants cut."""
+    """Leave open the targets that a plan replicates and another shards."""
     cuts = {target_of(rule): rule.placement for rule in other.rules}
     rules = []
     for rule in plan.rules:

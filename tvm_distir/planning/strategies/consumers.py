@@ -135,7 +135,7 @@ class Consumers:
         return list(self._uses[first])
 
     def _handed_on(self, view: View) -> View:
-        """Return what a parameter is in the function that alone reads it: layers share theirs."""
+        """Return the parameter in the only function that reads it: layers share theirs."""
         where, var, dims = view
         readers = self.readers(where, var)
         if len(readers) == 1:
@@ -166,7 +166,7 @@ class Consumers:
     def _step(
         self, where: str, var: Any, bound: Any, value: Any, position: int, dims: tuple[int, ...]
     ) -> WeightConsumer | View:
-        """Return where a view of the weight goes on, or what consumes it."""
+        """Return the continuation of a view of the weight, or its consumer."""
         if isinstance(value, relax.Var):
             return where, bound, dims
         other = WeightConsumer("other", _op_name(value), None, None, where, bound, value, var, dims)
@@ -225,7 +225,7 @@ class Consumers:
         return None
 
     def _elementwise(self, function: str, start: Any) -> Iterator[tuple[str, Any]]:
-        """Yield a value and what becomes of it through casts, biases, reshapes, splits, drops."""
+        """Yield a value and its images under casts, biases, reshapes, splits, dropouts."""
         waiting = [(function, start)]
         for _ in range(_MOST_STEPS):
             if not waiting:

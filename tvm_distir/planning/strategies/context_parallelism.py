@@ -84,7 +84,7 @@ def context_parallel(
 
 
 def recompute_of(specs: Sequence[StrategySpec]) -> str:
-    """Return what training with these strategies best recomputes: attention on a ring."""
+    """Return the best recomputation for these strategies: attention on a ring."""
     rings = [s for s in specs if s.name == "context_parallel" and s.options.get("form") == "ring"]
     return ATTENTION if rings else NONE
 
@@ -92,7 +92,7 @@ def recompute_of(specs: Sequence[StrategySpec]) -> str:
 def _place_heads(
     tied: TiedDims, values: PlaceValues, count: int, axis: str, faults: Faults
 ) -> None:
-    """Cut what products give along the sequence, in attention along the heads."""
+    """Shard results of products along the sequence, in attention along the heads."""
     g = tied.graph
     for product in products(tied):
         node = g.nodes[product.node]

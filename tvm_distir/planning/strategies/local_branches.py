@@ -105,7 +105,7 @@ def local_layers(
 
 
 def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
-    """Place what branches hold as other strategies do on a single mesh of the same axes.
+    """Place tensors of branches as other strategies do on a single mesh of the same axes.
 
     Gradients lie on the meshes of their weights.
 
@@ -215,7 +215,7 @@ class _Placing:
         return [n for n in producers if g.nodes[n].kind in ("op", "call")]
 
     def _branch(self, branch: ParallelBranch, place: int, forked: bool) -> None:
-        """Put a branch on the mesh of a place: what comes in, and what goes back.
+        """Put a branch on the mesh of a place: its inputs, and its results.
 
         Transfers keep their place in the program. Towers send what they give when the first
         is through. Branches off a stem leave it before the last begins, which stays there;
@@ -242,7 +242,7 @@ class _Placing:
             self._pin(branch.last, 0)
 
     def _meets(self, node: int) -> bool:
-        """Return whether a node is an op that takes only what others give: no weight follows it."""
+        """Return whether a node is an op of computed operands only: no weight follows it."""
         g = self._g
         operands = [v for v in g.nodes[node].operands if v >= 0]
         return g.nodes[node].kind == "op" and len(self._made(node)) == len(operands)

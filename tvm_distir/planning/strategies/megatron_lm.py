@@ -162,7 +162,7 @@ def _projections(
     fn: relax.Function,
     consumers: Consumers,
 ) -> Iterator[Projection]:
-    """Yield the weights of matrix products, and why they are not cut where they are not."""
+    """Yield the weights of matrix products, and why they are not sharded, if so."""
     for parameter in parameters:
         weight = known.get(parameter.position)
         if parameter.ndim < 2 or (weight is not None and weight.is_bias):

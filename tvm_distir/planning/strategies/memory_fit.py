@@ -99,7 +99,7 @@ def fitted(
 
 
 def is_auto(recompute: str) -> bool:
-    """Return whether what is recomputed is chosen by a memory, and so may be measured."""
+    """Return whether the recomputation is chosen by a memory, and so may be measured."""
     return recompute.partition(":")[0].strip() == AUTO
 
 
@@ -112,7 +112,7 @@ def evenly_cut(recompute: str, devices: int) -> str:
 
 
 def _attempts(auto: Auto, bound: int, peaks: Sequence[int]) -> Iterator[str]:
-    """Yield what to recompute, step by step; ``peaks`` are the measured peaks so far."""
+    """Yield recomputations to try; ``peaks`` are the measured peaks so far."""
     allowed = full = bound
     refused = 0
     for _ in range(TRIES):

@@ -91,7 +91,7 @@ def mesh_axis(mesh: MeshSpec, axis: str, strategy: str, option: str = "axis") ->
 
 
 def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
-    """Return the entry functions: name, function, and what rules must call it.
+    """Return the entry functions: name, function, and the ``function`` that rules need, if any.
 
     ``main`` where it exists, else all public functions.
     """

@@ -26,7 +26,7 @@ MOST_TRIALS = 100
 def occupied_dims(
     before: Plan | None, weights: Weights, without: str | None = None
 ) -> dict[tuple[str, int, int], int]:
-    """Return into how many parts a plan cuts dims of weights.
+    """Return into how many parts a plan shards dims of weights.
 
     Parameters
     ----------

@@ -151,7 +151,7 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def find_strategy(name: str) -> StrategyInfo:
-    """Return what a name stands for.
+    """Return the strategy of a name.
 
     Raises
     ------

@@ -28,7 +28,7 @@ def sequence_rules(
     mesh: MeshSpec,
     axes: Sequence[str],
 ) -> list[PlanRule]:
-    """Return the rules that cut the residual stream along the sequence, each target once.
+    """Return the rules that shard the residual stream along the sequence, each target once.
 
     ``axes``: the mesh axes that cut it, all of them; a sequence that they do not divide is padded.
     """

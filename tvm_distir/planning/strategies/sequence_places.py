@@ -46,7 +46,7 @@ class PlaceValues:
         return tuple(self._found.values())
 
     def put(self, tied: TiedDims, node: int, dim: int, stationary: bool = False) -> None:
-        """Cut the result of a node along a dim; of a target the last cut counts.
+        """Shard the result of a node along a dim; for each target the last call counts.
 
         Nothing where it does not follow from the inputs, or may not be cut, or its variable does
         not stand in the module or shares its name.
@@ -103,7 +103,7 @@ class PlaceValues:
 
 
 def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = False) -> None:
-    """Cut what products of a function read and give along the sequence, queries in attention.
+    """Shard operands and results of products along the sequence, in attention the queries.
 
     Parameters
     ----------

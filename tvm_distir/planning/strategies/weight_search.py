@@ -81,7 +81,7 @@ def bounds_for(
     ranks: int,
     slack: int,
 ) -> Bounds:
-    """Return the bounds (DIST0233 when no op takes any weight cut)."""
+    """Return the bounds (DIST0233 when no op takes any weight sharded)."""
     whole: dict[str, str] = {}
     cut, fixed, used = 0, 0, False
     for name, parameters in weights.items():
@@ -113,7 +113,7 @@ def bounds_for(
 
 
 def find(explorer: PlacementSearch, bounds: Bounds, parts: int) -> CandidatePlacement:
-    """Find the best placement: weights used as they lie, and where that holds too much, stored.
+    """Find the best placement: weights used as placed, and, where that holds too much, stored.
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ def zero(
 def stored_in_parts(
     mod: ir.IRModule, mesh: MeshLike, axis: str, stage: int, others: Plan | None, strategy: str
 ) -> Plan:
-    """Plan of :func:`zero`, what updates give not yet placed.
+    """Return the plan of :func:`zero`, with results of updates not yet placed.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def _dims(
     axis: str,
     others: Plan | None,
 ) -> dict[int, int]:
-    """Return the dim along which each weight is cut, R where there is none."""
+    """Return the dim along which each weight is sharded, R where there is none."""
     taken = occupied_dims(others, {name: weights}, without=axis)
     ranks = mesh.axes[axis]
 

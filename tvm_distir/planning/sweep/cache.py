@@ -47,7 +47,7 @@ def kept_program(what: object, make: Callable[[], Program], folder: Path | None 
 
 @cache
 def _sources() -> str:
-    """Return the digest of the sources that decide what is exported."""
+    """Return the digest of the sources that decide the exported program."""
     root, digest = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()

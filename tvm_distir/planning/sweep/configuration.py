@@ -130,7 +130,7 @@ class Configuration:
         return "+".join(result)
 
     def check(self, training: bool) -> None:
-        """Refuse what no model can do.
+        """Refuse configurations that no model can have.
 
         Raises
         ------

@@ -189,7 +189,7 @@ def _table(cells: dict[str, list[str]], keys: Collection[str], places: Sequence[
 
 
 def _numbers(name: str, column: Sequence[str], least: int, places: Sequence[str]) -> Ints:
-    """Return a column of whole numbers, with defaults for empty cells."""
+    """Return a column of integers, with defaults for empty cells."""
     known: dict[str, int] = {"": INTEGERS.get(name, 0)}
     for text, place in zip(column, places, strict=True):
         if text in known:

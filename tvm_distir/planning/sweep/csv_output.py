@@ -110,7 +110,7 @@ class CsvOutput:
         )  # fmt: skip
 
     def _write(self, path: Path, text: str) -> None:
-        """Write a file whole or not at all."""
+        """Write a file completely or not at all."""
         try:
             write_whole(path, text)
         except OSError as error:

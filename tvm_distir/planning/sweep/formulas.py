@@ -190,7 +190,7 @@ def evaluate(formulas: Sequence[Formula], sizes: Ints) -> tuple[Ints, npt.NDArra
 def _terms(
     formula: Formula, sizes: Ints, known: dict[tuple[int, ...], tuple[Ints, Floats]]
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Return the sum of a formula's terms, and where it is whole and fits."""
+    """Return the sum of a formula's terms, and where it is an integer and fits."""
     rows = sizes.shape[1]
     common = math.lcm(*(factor.denominator for factor, _ in formula.terms))
     total, size = np.zeros(rows, np.int64), np.zeros(rows)

@@ -53,7 +53,7 @@ class RowOutcome:
 
 
 def through_pipeline(pipeline: ProgramPipeline, row: Configuration) -> RowOutcome:
-    """Take a row through the whole pipeline, and simulate it."""
+    """Take a row through the full pipeline, and simulate it."""
     try:
         result = pipeline.study(row).result
         return RowOutcome(OK, ROW, result.time_s, result.peak_memory_bytes, bound_by(result))

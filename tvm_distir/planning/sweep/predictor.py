@@ -60,7 +60,7 @@ class Predictor:
         self.blocking = Profile.known(system.kernels).blocking
 
     def predict(self, rows: Ints) -> Iterator[Predicted]:
-        """Predict rows; those whose numbers are not whole, or too large, are left out."""
+        """Predict rows; those whose numbers are not integers, or too large, are left out."""
         structure = self.structure
         peaks = Peaks(structure.program, structure.numbers, structure.which)
         micros = self.table.numbers["micro_batches"][rows]

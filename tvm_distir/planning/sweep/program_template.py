@@ -74,7 +74,7 @@ class ProgramTemplate:
         return template
 
     def at(self, sizes: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Return quantities, (quantities, rows), and where all of them are whole numbers."""
+        """Return quantities, (quantities, rows), and where all of them are integers."""
         return evaluate(self.formulas, sizes)
 
     def _contexts(
@@ -125,7 +125,7 @@ def _sum(
     formulas: Sequence[Formula | None],
     rows: Sequence[Sequence[int]],
 ) -> Formula | None:
-    """Return what an op moves as a sum of its operands; of two of them perhaps the lesser."""
+    """Return the bytes of an op as a sum of its operands; of two of them perhaps the lesser."""
     both = ins + outs
     sums = [outs, ins, both, *(both - Counter([number]) for number in ins)]
     for operands in sums:

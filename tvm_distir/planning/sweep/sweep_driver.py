@@ -181,7 +181,7 @@ class _Sweep:
         return np.array([n for n, cells in enumerate(self.outcomes) if cells is None], np.int64)
 
     def _alike(self, rows: Ints) -> Ints:
-        """Return the rows without those in which what is recomputed is measured, each by itself."""
+        """Return the rows whose recomputation need not be measured row by row."""
         again = self.table.words["recompute"]
         return np.array([n for n in rows.tolist() if not is_auto(again[n])], np.int64)
 
@@ -192,7 +192,7 @@ class _Sweep:
                 self._done(row, RowOutcome(f"DIST0751 {why}"))
 
     def _by_structures(self) -> list[Difference]:
-        """Predict rows from structures; check some of them against the whole pipeline."""
+        """Predict rows from structures; check some of them against the full pipeline."""
         rows = self._alike(self._open())
         if rows.size < LEAST_ROWS:
             return []
@@ -214,7 +214,7 @@ class _Sweep:
         return self._checked(predicted)
 
     def _checked(self, rows: list[int]) -> list[Difference]:
-        """Take a row in :data:`CHECKED`, at least a single row, through the whole pipeline."""
+        """Take a row in :data:`CHECKED`, at least a single row, through the full pipeline."""
         result = []
         count = -(-len(rows) // CHECKED)
         for row in random.Random(len(rows)).sample(rows, count):

@@ -120,7 +120,7 @@ def _sizes(
 
 
 def _positive_integers(column: Sequence[str]) -> Ints | None:
-    """Return positive whole numbers; None where a cell is no such number."""
+    """Return positive integers; None where a cell is no such number."""
     known: dict[str, int] = {}
     for text in column:
         if text not in known:

@@ -157,7 +157,7 @@ class StructureSweep:
         self.notes: list[str] = []
 
     def run(self, rows: Ints) -> Iterator[TemplateMatch]:
-        """Predict rows; what is left over has no structure, or is impossible."""
+        """Predict rows; the remaining rows have no structure, or are impossible."""
         learner = TemplateLearner(self.symbols, self._sample)
         by_key: dict[Hashable, list[int]] = {}
         for row in rows.tolist():
