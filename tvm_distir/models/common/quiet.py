@@ -36,7 +36,7 @@ def reason(error: Exception) -> str:
 
 
 def drop_half_built(error: BaseException) -> None:
-    """Release what the frames of a failed import or parse hold.
+    """Release the objects that the frames of a failed import or parse hold.
 
     They hold a BlockBuilder that TVM's C++ side, when it is released, reports on standard error
     as "destroyed with remaining blocks"; the package's error says what is wrong.

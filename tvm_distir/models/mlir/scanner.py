@@ -110,7 +110,7 @@ class Scanner:
             raise self.fault(f"brackets are nested over {MAX_DEPTH} deep")
 
     def higher(self) -> None:
-        """Leave what :meth:`deeper` entered."""
+        """Leave the level that :meth:`deeper` entered."""
         self._depth -= 1
 
     def integer(self, digits: str) -> int:

@@ -168,7 +168,7 @@ def _unsupported(model: onnx.ModelProto, message: str) -> str:
 
 
 def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
-    """Fold what depends only on constants, and remove unread values."""
+    """Fold values that depend only on constants, and remove unread values."""
     passes = tvm.transform.Sequential(
         [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination(["main"])]
     )

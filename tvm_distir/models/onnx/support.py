@@ -96,7 +96,7 @@ def _is_open(kind: onnx.TypeProto) -> bool:
 
 
 def type_fault(kind: onnx.TypeProto) -> str | None:
-    """Return what is wrong with a type as a numeric tensor, or None."""
+    """Return the reason why a type is not a numeric tensor's, or None."""
     name = kind.WhichOneof("value")
     if name != "tensor_type":
         return f"of {name.removesuffix('_type') if name else 'no known'} type"
