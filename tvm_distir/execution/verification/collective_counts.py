@@ -110,7 +110,7 @@ def _callees(op: Op) -> tuple[str, ...]:
 
 
 def claimed_collectives(program: Program) -> tuple[ExpectedCollective, ...]:
-    """Return what each device of the program executes, summed over the meshes, sorted by key.
+    """Return the collectives that each device executes, summed over the meshes, sorted by key.
 
     Parameters
     ----------

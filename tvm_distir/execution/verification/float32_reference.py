@@ -95,7 +95,7 @@ def widened(mod: ir.IRModule) -> ir.IRModule:
 
 
 def widened_inputs(values: list[Array]) -> list[Array]:
-    """Return the whole inputs with 16-bit floats as ``float32``, which holds them exactly."""
+    """Return the full inputs with 16-bit floats as ``float32``, which holds them exactly."""
     narrow = {np_dtype(name) for name in NARROW}
     return [a.astype(np_dtype(WIDE)) if a.dtype in narrow else a for a in values]
 

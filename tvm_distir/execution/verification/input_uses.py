@@ -239,7 +239,7 @@ def _note_gains(call: Any, sums: Roots, uses: list[list[InputUse]]) -> None:
 
 
 def _uses_in(call: Any, index: int, leaf: int) -> list[InputUse]:
-    """Return what an op's call says of a tensor in its operand ``index``."""
+    """Return the uses of a tensor in operand ``index`` of an op's call."""
     name = call.op.name if isinstance(call.op, ir.Op) else ""
     indices = index_range(call, index, leaf)
     if indices is not None and indices.high:

@@ -126,7 +126,7 @@ def _steps(fn: relax.Function, name: str) -> list[TracedBinding]:
 
 
 def type_key(ty: Any) -> tuple[Any, ...]:
-    """Return the whole shapes and element types of a value, placements aside."""
+    """Return the global shapes and element types of a value, without placements."""
     keys = []
     for leaf in flat_types(ty):
         tensor = getattr(leaf, "tensor_ty", leaf)

@@ -64,7 +64,7 @@ def file_weights(mod: ir.IRModule) -> dict[str, Any]:
 
 
 class RandomInputs:
-    """Draws whole inputs for a module, in the order of the entry's parameters.
+    """Draws full inputs for a module, in the order of the entry's parameters.
 
     Parameters
     ----------

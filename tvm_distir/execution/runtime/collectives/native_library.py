@@ -176,7 +176,7 @@ class CclFabric:
         return int(self._call("progress"))
 
     def executed(self, rank: int) -> list[Executed]:
-        """Return what a rank executed, known once its worker has ended."""
+        """Return the executions of a rank, which are known once its worker has ended."""
         rows = []
         for kind, ranks, size, result_bytes, count in self._call("counts", rank):
             flat, step = [int(r) for r in ranks], int(size)

@@ -37,7 +37,7 @@ def end_text(status: int | None) -> str:
 
 
 def ticks_of(process: int) -> int:
-    """Return the clock ticks for which a process has computed; 0 when it cannot be told.
+    """Return the clock ticks for which a process has computed; 0 when they are not known.
 
     Fields ``utime`` and ``stime`` of proc_pid_stat(5), which count all threads.
     """

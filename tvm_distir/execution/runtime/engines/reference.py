@@ -116,7 +116,7 @@ class Reference:
         self._indices = input_index_ranges(mod, mod[entry])
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Return the flattened results for whole arrays: the tensors of the parameters, in order.
+        """Return the flattened results for full arrays: the tensors of the parameters, in order.
 
         Raises
         ------

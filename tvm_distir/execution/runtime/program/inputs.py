@@ -167,7 +167,7 @@ class LocalInputs:
         self._made: dict[tuple[int, Bounds], Array] = {}
 
     def source(self, port: Port) -> Any:
-        """Return what was given for an input."""
+        """Return the user's value of an input."""
         return self._values[port.index]
 
     def of(self, entry: EntryFunction, rank: int) -> list[Array]:

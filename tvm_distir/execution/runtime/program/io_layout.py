@@ -103,7 +103,7 @@ class EntryFunction:
     mesh_ranks: tuple[int, ...] = ()
 
     def mesh_of(self, port: Port) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shape and device ids of the mesh that a port lies on."""
+        """Return the shape and device ids of the mesh that a port is placed on."""
         return port.mesh or (self.mesh_shape, self.mesh_ranks or self.ranks)
 
     def bounds(self, port: Port, rank: int) -> Bounds:

@@ -103,7 +103,7 @@ def check_results(entries: Sequence[EntryFunction], results: Mapping[int, Sequen
 def gather_outputs(
     entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
 ) -> list[Array]:
-    """Return the whole outputs, in the order of the original function's flattened results.
+    """Return the full outputs, in the order of the original function's flattened results.
 
     Parameters
     ----------

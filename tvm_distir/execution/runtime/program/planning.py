@@ -270,7 +270,7 @@ def _leaf_numbers(ty: ir.Type, numbers: Iterator[int]) -> Tree:
 
 
 def _parts(ty: ir.Type, tree: Tree) -> Iterator[Tree]:
-    """Yield the parts of what is given for a parameter, as :func:`_leaf_numbers` counts them."""
+    """Yield the parts of an argument of a parameter, as :func:`_leaf_numbers` counts them."""
     if not isinstance(ty, relax.TupleType):
         yield tree
         return

@@ -204,7 +204,7 @@ def _key(fn: tirx.PrimFunc) -> str:
 
 
 def _machine() -> str:
-    """Return the digest of what times depend on besides the kernel."""
+    """Return the digest of the machine's properties that times depend on."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

@@ -183,7 +183,7 @@ class MpiFabric(Transfers):
         parts: Mapping[int, Array],
         shapes: Mapping[int, tuple[int, ...]],
     ) -> dict[int, Array]:
-        """Exchange headers with the whole group, and data with some of it.
+        """Exchange headers with the full group, and data with some of it.
 
         Parameters
         ----------

@@ -77,7 +77,7 @@ def raise_failure(job: Job, folder: Path, code: int) -> None:
 
 
 def last_words(folder: Path) -> str:
-    """Return the end of what the job printed."""
+    """Return the end of the output of the job."""
     lines = _log(folder).splitlines()
     said = [line.strip() for line in lines if re.search(r"\w", line)]
     return " / ".join(said[-4:])[:600] or "not a word"
@@ -89,7 +89,7 @@ def _failures(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
 
 
 def _deaths(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
-    """Return what the guards saw of workers that had begun."""
+    """Return the deaths of started workers, as their guards saw them."""
     deaths: list[tuple[float, BaseException]] = []
     for rank in job.ranks:
         begun = process_file(folder, rank)
@@ -110,7 +110,7 @@ def _died(job: Job, what: str) -> EngineError:
 
 
 def _launcher_tells(job: Job, folder: Path, code: int) -> str:
-    """Return which process died of what, before its worker began or with its guard."""
+    """Return the process that died, and the cause, before its worker began or with its guard."""
     log = " ".join(re.findall(r"[^\s/]+", _log(folder)))
     dead = [job.ranks[int(n)] for n in _PROCESS.findall(log) if int(n) < len(job.ranks)]
     who = f"worker {dead[0]}" if dead else "a process"

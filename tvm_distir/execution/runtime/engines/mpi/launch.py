@@ -101,7 +101,7 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
 
 
 def _flags(launcher: str) -> list[str]:
-    """Return what this MPI needs to run more processes than cores, and as root in a container."""
+    """Return the flags of this MPI for more processes than cores, and for root in a container."""
     version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False)
     if "Open MPI" not in version.stdout + version.stderr:
         return []
