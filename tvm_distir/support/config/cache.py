@@ -55,7 +55,7 @@ class CacheFile:
             return None
 
     def write(self, content: bytes) -> None:
-        """Replace the content, whole or not at all."""
+        """Replace the content, completely or not at all."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, content)

@@ -80,7 +80,7 @@ def offers(group: str) -> tuple[Offer, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _offers(group: str, path: tuple[str, ...]) -> tuple[Offer, ...]:
-    """Read the metadata of all installed packages: it lies on ``path``, which is searched once."""
+    """Read the metadata of all installed packages on ``path``, which is searched once."""
     result = []
     for entry in metadata.entry_points(group=group):
         package = str(entry.dist.name) if entry.dist is not None else "an installed package"
