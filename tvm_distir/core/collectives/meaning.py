@@ -79,9 +79,9 @@ def all_reduce(terms: Sequence[Array], op: str) -> Array:
     Parameters
     ----------
     terms : sequence of arrays, each of shape (...)
-        One per rank of the group, in group order.
+        The arrays, an array per rank of the group, in group order.
     op : str
-        One of :data:`tvm_distir.core.ir.names.REDUCE_OPS`.
+        The reduction, from :data:`tvm_distir.core.ir.names.REDUCE_OPS`.
     """
     check_op(op)
     dtype = terms[0].dtype
@@ -147,7 +147,7 @@ def exchange(shards: Sequence[Array], shape: tuple[int, ...], src: Side, dst: Si
     Parameters
     ----------
     shards : sequence of arrays
-        One (padded) shard per rank, in group order.
+        The (padded) shard of each rank, in group order.
     shape : tuple of int
         The shape of the full tensor.
     src, dst : Side
@@ -231,7 +231,7 @@ def apply(call: Collective, xs: Sequence[Array], count: int | None = None) -> li
     ----------
     call : Collective
     xs : sequence of arrays
-        One per rank, in group order. ``axis_index`` reads none of them.
+        The array of each rank, in group order. ``axis_index`` reads none of them.
     count : int, optional
         Group size when ``xs`` is empty.
     """

@@ -43,7 +43,7 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
     Parameters
     ----------
     kind : str
-        One of :data:`~.names.COLLECTIVES` or :data:`~.names.TRANSFERS`.
+        The kind, from :data:`~.names.COLLECTIVES` or :data:`~.names.TRANSFERS`.
     result_bytes : int
         Size of a rank's result ``b``.
     ranks : int
@@ -147,7 +147,7 @@ class GroupLayout:
     Attributes
     ----------
     spreads : tuple of GroupTopology
-        One per group.
+        The topology of each group.
     sharing : int
         The maximum number of groups that leave the same node: they share its network adapters.
     kinds : frozenset of GroupTopology

@@ -54,7 +54,7 @@ class System:
     ----------
     name, description : str
     device : Device
-        All devices are alike.
+        The device; all devices are equal.
     intra_node : IntraNode
     inter_node : InterNode
     sources : mapping of str to str
@@ -225,7 +225,7 @@ class System:
         Parameters
         ----------
         kind : str
-            One of :data:`~.names.COLLECTIVES` or :data:`~.names.TRANSFERS`.
+            The kind, from :data:`~.names.COLLECTIVES` or :data:`~.names.TRANSFERS`.
         payload_bytes : int
             Bytes of a rank's *result*; of a transfer, what crosses.
         ranks : sequence of int

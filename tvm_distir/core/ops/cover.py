@@ -51,7 +51,7 @@ class CallCoverage:
     signature : str
         Shapes of operands and results.
     count : int
-        How often it stands in the module's functions.
+        The number of occurrences in the module's functions.
     source : str
         ``hand``, ``derived`` or ``none``.
     factors : tuple of str

@@ -53,8 +53,8 @@ class Kernel:
     dtype : str
         Type of the arithmetic.
     reason : str
-        Why the work is not known; it then is that of moving all operands and results. Empty where
-        it is.
+        The reason why the work is not known; it then is that of moving all operands and results.
+        Empty where it is known.
     """
 
     name: str

@@ -50,7 +50,7 @@ class PackedCall:
     ----------
     name : str
     args : tuple of Expr
-        All arguments, shapes and scalars included.
+        The arguments, shapes and scalars included.
     ins : tuple of (tuple or None)
         Dims of each flattened tensor or object operand; of an object the dims of what it holds,
         None where that is not known.

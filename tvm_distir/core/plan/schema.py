@@ -55,7 +55,7 @@ class MeshSpec:
     Parameters
     ----------
     name : str
-        How rules call it.
+        The name of the mesh in rules.
     axes : mapping of str to int
         Names and sizes, major first.
     start : int
@@ -146,7 +146,7 @@ class PlanRule:
         For ``param`` and ``value`` a name or shell-style pattern (``*``, ``?``, ``[...]``); dots
         count as underscores, as TVMScript prints them. For ``call`` rules it is the callee.
     placement : tuple of int or None
-        One label per axis of the mesh, None where the axis is open.
+        A label per axis of the mesh, None where the axis is open.
     mesh : str
         Name of the mesh.
     stationary : bool

@@ -40,7 +40,7 @@ def labels_of_decision(decision: Decision, module: PlacedModule, rules: int) -> 
     module : PlacedModule
         The module of the decision.
     rules : int
-        How many of the plan's rules, the first, were annotated on it.
+        The number of leading rules of the plan that were annotated on it.
     """
     writer = _Writer(module)
     entries = {name: writer.number(inst) for name, inst in decision.entries.items()}

@@ -85,7 +85,7 @@ class Planner:
         shape : sequence of int
             Whole shape of the tensor.
         before, after : sequence of int
-            One label per mesh axis: a dim, ``R`` or ``P``.
+            The labels per mesh axis: a dim, ``R`` or ``P``.
         mesh : sequence of int
             Sizes of the mesh axes.
         dtype : str

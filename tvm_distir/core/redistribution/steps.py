@@ -24,7 +24,7 @@ class Step:
     Attributes
     ----------
     kind : str
-        One of :data:`KINDS`.
+        The kind, from :data:`KINDS`.
     axes : tuple of int
         Mesh axes it runs along: their product group takes part.
     gather_dim, split_dim : int or None

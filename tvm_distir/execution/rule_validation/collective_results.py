@@ -32,7 +32,7 @@ def meaning(kind: str, attrs: Any, values: Sequence[np.ndarray], count: int) -> 
     values : sequence of arrays
         The operand on each device; empty where there is none.
     count : int
-        How many devices there are.
+        The number of devices.
     """
     if kind == "axis_index":
         return [np.array(rank, "int64") for rank in range(count)]

@@ -80,7 +80,7 @@ class CaseProgram:
     steps : list
         The steps, in order.
     count : int
-        How many devices there are.
+        The number of devices.
     """
 
     params: list[Any]

@@ -33,7 +33,7 @@ def draw_inputs(
     mod : IRModule
         The module, at the global or annotated level.
     seed : int
-        Each parameter has its stream of ``numpy.random.default_rng([seed, index])``.
+        The seed; each parameter has its stream of ``numpy.random.default_rng([seed, index])``.
     exact : bool
         Floats from {-2, -1, 0, 1, 2} (variances from {1, 2}), whose sums are exact, so that any
         order of reduction gives the same bits.

@@ -203,8 +203,8 @@ def verify(
     mod : IRModule
         The original, at level 1 or 2.
     plan : Plan, mapping, str or Path, optional
-        How to distribute it: a plan, its JSON form, or the path of its file; None: as its
-        annotations say. Where ``dist`` is given it only serves to find a fault.
+        The plan for the distribution, its JSON form, or the path of its file; None: the annotations
+        are the plan. Where ``dist`` is given it only serves to locate a fault.
     engine : str or Engine
         See :func:`tvm_distir.execution.runtime.engines.registry.run`.
     seed : int

@@ -27,7 +27,7 @@ class Composites:
     Attributes
     ----------
     functions : list of str
-        One for each op, attributes and types.
+        The functions, a function for each op, attributes and types.
     """
 
     def __init__(self) -> None:

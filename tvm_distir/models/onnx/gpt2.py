@@ -43,16 +43,16 @@ def build(
     seq : int
         Tokens per sample, at most ``positions``.
     fused_qkv : bool
-        One projection to query, key and value, as in the published checkpoint, then a Split;
-        otherwise three projections.
+        Whether there is a joint projection to query, key and value, as in the published checkpoint,
+        then a Split; otherwise there are three projections.
     seed : int
         The seed of the weights.
 
     Returns
     -------
     ModelProto
-        One output ``logits`` (batch, seq, vocab); linear weights are (in, out), the LM head is
-        the token table, transposed.
+        A model with the output ``logits`` (batch, seq, vocab); linear weights are (in, out), the LM
+        head is the token table, transposed.
 
     Raises
     ------

@@ -26,7 +26,7 @@ class Signature:
     order : list of int
         Places in the text: data first, then weights.
     data : int
-        How many are data.
+        The number of parameters that are data.
     """
 
     titles: list[str]

@@ -59,7 +59,7 @@ class Shardings:
     ----------
     module : Module
     texts : sequence of str
-        All shardings of GSPMD that the module holds.
+        The shardings of GSPMD that the module holds.
     """
 
     def __init__(self, module: Module, texts: Sequence[str]) -> None:

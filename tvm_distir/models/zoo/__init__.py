@@ -71,7 +71,7 @@ def gpt(**keys: Any) -> ir.IRModule:
     ----------
     **keys
         ``size``: tiny, gpt2 (default), gpt2-medium, gpt2-large, gpt2-xl, gpt3-6.7b, gpt3-13b,
-        gpt3-175b; and any field of :class:`GptConfig`, which overrides the size's own.
+        gpt3-175b; and any field of :class:`GptConfig`, which overrides that of the size.
         Batch is 16; seq is 128 for GPT-2 sizes (give ``seq=1024`` for the full context),
         2048 for GPT-3's.
 
@@ -95,7 +95,7 @@ def llama(**keys: Any) -> ir.IRModule:
     ----------
     **keys
         ``size``: tiny, 7b, 13b, 70b (Llama 2), 8b (default), 3-70b, 405b (Llama 3); and any
-        field of :class:`LlamaConfig`, which overrides the size's own. Batch is 16, seq 2048,
+        field of :class:`LlamaConfig`, which overrides that of the size. Batch is 16, seq 2048,
         dtype bfloat16 (tiny: seq 16, float32).
 
     Raises
@@ -119,7 +119,7 @@ def bert(**keys: Any) -> ir.IRModule:
     ----------
     **keys
         ``size``: tiny, bert-base (default), bert-large; and any field of :class:`BertConfig`,
-        which overrides the size's own. Batch is 16, seq 128.
+        which overrides that of the size. Batch is 16, seq 128.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def vit(**keys: Any) -> ir.IRModule:
     ----------
     **keys
         ``size``: tiny, vit-b16 (default), vit-l16, vit-h14; and any field of :class:`VitConfig`,
-        which overrides the size's own. Batch is 16.
+        which overrides that of the size. Batch is 16.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def moe(**keys: Any) -> ir.IRModule:
     ----------
     **keys
         ``size``: tiny, mixtral-8x7b (default), mixtral-8x22b; and any field of
-        :class:`MoeConfig`, which overrides the size's own. Batch is 16, seq 2048, dtype bfloat16
+        :class:`MoeConfig`, which overrides that of the size. Batch is 16, seq 2048, dtype bfloat16
         (tiny: batch 4, seq 16, float32).
 
     Raises
@@ -180,7 +180,7 @@ def unet(**keys: Any) -> ir.IRModule:
     ----------
     **keys
         ``size``: tiny, sd-unet (default; that of Stable Diffusion 1); and any field of
-        :class:`UnetConfig`, which overrides the size's own. Batch is 2 (tiny: 4).
+        :class:`UnetConfig`, which overrides that of the size. Batch is 2 (tiny: 4).
 
     Raises
     ------
@@ -200,7 +200,7 @@ def resnet(**keys: Any) -> ir.IRModule:
     ----------
     **keys
         ``size``: tiny, resnet18, resnet34, resnet50 (default), resnet101, resnet152; and any
-        field of :class:`ResnetConfig`, which overrides the size's own. Batch is 16 (tiny: 4).
+        field of :class:`ResnetConfig`, which overrides that of the size. Batch is 16 (tiny: 4).
 
     Raises
     ------
@@ -219,7 +219,7 @@ def mlp(**keys: Any) -> ir.IRModule:
     ----------
     **keys
         ``size``: tiny, base (default); and any field of :class:`MlpConfig`, which overrides the
-        size's own.
+        size's value.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class ResnetConfig(Config):
     Attributes
     ----------
     depth : int
-        One of :data:`DEPTHS`.
+        The depth, from :data:`DEPTHS`.
     width : int
         Channels of the first stage's blocks.
     image, channels : int

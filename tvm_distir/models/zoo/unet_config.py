@@ -25,8 +25,8 @@ class UnetConfig(Config):
     depth : int
         The residual blocks per level on the way down; there is an additional block on the way up.
     attention : int
-        How many levels, from the first, have a transformer after each block. The middle always
-        has one.
+        The number of levels, from the first, that have a transformer after each block. The middle
+        always has one.
     heads, groups : int
         The number of heads of attention, and of groups of group norms; both divide the channels of
         every level.

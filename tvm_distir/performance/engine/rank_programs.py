@@ -115,7 +115,8 @@ class ActionTimes:
     sent : int64 array (edges, micros)
         Start of each message, -1 where there is none.
     position : int64 array (ranks,)
-        How many of its programs each rank ended; fewer where ranks wait for each other.
+        The number of steps of its program that each rank ended; fewer where ranks wait for each
+        other.
     """
 
     times: Ints

@@ -62,7 +62,7 @@ class BufferGroup:
     what : str
         Name of the value; numbers that differ among several are ``*``.
     role : str
-        One of :data:`ROLES`.
+        The role, from :data:`ROLES`.
     function : str
         The function that makes them; empty for values that exist from the beginning.
     unit : str

@@ -46,7 +46,7 @@ class FunctionBuffers:
     ----------
     name : str
     params : int
-        How many parameters there are.
+        The number of parameters.
     steps : list of MemoryStep
         Ops in order of issue, without views.
     sizes, roles, values : lists of int

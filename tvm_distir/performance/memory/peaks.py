@@ -103,7 +103,7 @@ class Peaks:
     Parameters
     ----------
     program : Program
-        One of them, grouped into kernels; without branches.
+        The program of a step, grouped into kernels; without branches.
     numbers : Numbers
         The numbers of the program.
     which : int64 array

@@ -34,7 +34,7 @@ class Phase:
     Attributes
     ----------
     name : str
-        One of :data:`PHASES`; of a sum over stages with its number, ``part:0``.
+        The name, from :data:`PHASES`; of a sum over stages with its number, ``part:0``.
     function : str
     inputs, outputs : tuple of int
         The slots that its parameters are read from and its results are written to. A phase may
@@ -138,7 +138,7 @@ class Edge:
     source, target : (int, int)
         Stage and slot.
     direction : str
-        One of :data:`DIRECTIONS`.
+        The direction, from :data:`DIRECTIONS`.
     bytes : (int, int)
         The bytes of a device's tensor at either end.
     wire_bytes : (int, int)

@@ -58,7 +58,7 @@ class Storage:
     ----------
     functions : mapping of str to StorageFunction
     entries : tuple of str
-        One for each entry of the program, or for each rank of a pipelined step.
+        The plan of each entry of the program, or of each rank of a pipelined step.
     """
 
     functions: Mapping[str, StorageFunction]
@@ -106,7 +106,7 @@ class StorageWalk:
     live, peak : int
         Bytes.
     top : int
-        How many sizes there were when the peak was reached.
+        The number of sizes when the peak was reached.
     held : list of (str, str, int)
         Blocks when there were ``stop`` sizes: the function that took each, its value, and bytes.
     """

@@ -56,7 +56,7 @@ class Batch:
     Parameters
     ----------
     program : Program
-        One of them, grouped into kernels, with the schedule of all.
+        The program of a step, grouped into kernels, with the schedule of all.
     system : System
     numbers : Numbers
         The numbers of the program.

@@ -89,11 +89,11 @@ class Lowering:
     Attributes
     ----------
     rows : list of OpRow
-        All ops met, with their costs.
+        The ops that were met, with their costs.
     functions : list of LoweredFunction
         Callees before their callers.
     branches : list of Branch
-        All branches met, and which way they go.
+        The branches that were met, with the sides that run.
     table : FunctionTable
         The summarized functions.
     """

@@ -60,7 +60,8 @@ class Result:
     memory_capacity_bytes : int
         The memory of a device of the system.
     devices : sequence of DeviceResult
-        All of them, by id; made, with their memory, when they are asked for.
+        The results of all devices, by id; they are computed, with their memory, when they are asked
+        for.
     collectives : tuple of CollectiveTotal
         Sorted by mesh, kind, axes and group size.
     unmodelled_ops : tuple of str

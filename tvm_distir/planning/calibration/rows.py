@@ -26,7 +26,7 @@ class MeasuredStep:
     time_s : float
         Measured; 0 where it is not known.
     weight : float
-        How much a fit heeds it.
+        The weight of the row in a fit.
     """
 
     global_batch: int

@@ -47,7 +47,7 @@ class StepSums:
     Parameters
     ----------
     ways : sequence of CostTerms
-        One per step.
+        The cost terms of each step.
     """
 
     def __init__(self, ways: Sequence[CostTerms]) -> None:

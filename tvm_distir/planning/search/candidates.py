@@ -197,7 +197,7 @@ class Enumeration:
     Attributes
     ----------
     excluded : Counter of str
-        How many meshes were left out, by what: ``constraint``, ``divisibility``.
+        The number of meshes that were left out, by reason: ``constraint``, ``divisibility``.
     """
 
     def __init__(

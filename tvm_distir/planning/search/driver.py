@@ -72,10 +72,10 @@ def search(
         The maximum number of bytes that a device may store; the memory of the system's devices by
         default.
     gap : float
-        How far labels may be above the least price, as a share of it.
+        The maximum excess of the cost over the minimum, as a share of it.
     constraints : Constraints, optional
     top : int
-        How many plans to give.
+        The number of plans to return.
     margin : float
         The margin of estimates, as a share.
     time_limit_s : float, optional

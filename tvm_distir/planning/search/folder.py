@@ -31,7 +31,7 @@ class Folder:
         The path, which is created with the first row or the table: a search that fails before
         leaves nothing.
     settings : mapping
-        All that prices depend on; a search goes on only with equal ones.
+        The settings that costs depend on; a search resumes only with equal settings.
     resume : bool
         Whether to go on with what stands there.
     force : bool

@@ -38,7 +38,7 @@ class MinMarginal(NamedTuple):
         The name of the weight, with numbers as ``*``: of equal weights the first is placed
         otherwise.
     alike : int
-        How many are alike.
+        The number of equal weights.
     form, other : str
         The placement of the weight, and its best alternative.
     dearer_s : float

@@ -37,13 +37,13 @@ class CandidateRow:
         The cost of the chosen placements, with all communication that counts in sequence with the
         work.
     gap : float, optional
-        How far the price may be above the least, as a share of it.
+        The maximum excess of the cost over the minimum, as a share of it.
     time_s : float, optional
         The simulated time of the plan.
     peak_bytes : int, optional
         The simulated peak memory of the plan.
     why : str
-        Why there is no plan.
+        The reason why there is no plan.
     likely_s : float, optional
         The time expected of its layers, before auto-sharding.
     needs_bytes : int, optional

@@ -103,7 +103,7 @@ def shared_out(
     needs : sequence of sequence of sequence of int
         The bytes of each layer, per stage and kind of mesh; their number is that of the stages.
     devices : int
-        All are used.
+        The number of devices, all of which are used.
     micro_batches : int
     room : int
         Bytes that a stage may take on a device.

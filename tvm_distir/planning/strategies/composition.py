@@ -192,7 +192,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     Parameters
     ----------
     plans : sequence of (str, Plan)
-        Each with a name for messages.
+        The plans, each with a name for messages.
 
     Raises
     ------

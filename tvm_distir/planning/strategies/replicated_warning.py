@@ -28,7 +28,7 @@ class Projection:
     ----------
     parameter : Parameter
     why_whole : str
-        Why it is not cut; empty where it is.
+        The reason why it is not sharded; empty where it is.
     """
 
     parameter: Parameter

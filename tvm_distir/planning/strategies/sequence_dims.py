@@ -55,7 +55,7 @@ def cut_inputs(
     dict
         The flat numbers of the parameters that are sharded, with the dim, per entry.
     list of PlanRule
-        One per parameter.
+        A rule per parameter.
 
     Raises
     ------

@@ -30,7 +30,8 @@ def kept_program(what: object, make: Callable[[], Program], folder: Path | None 
     Parameters
     ----------
     what : object
-        All that it depends on but for the sources of the package; its ``repr`` says it.
+        An object whose ``repr`` identifies all that the program depends on, except for the sources
+        of the package.
     make : callable
     folder : Path, optional
         None: :data:`CACHE`.

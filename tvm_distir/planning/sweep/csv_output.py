@@ -31,7 +31,8 @@ class CsvOutput:
     ----------
     path : Path
     settings : mapping
-        All that predictions depend on beside their rows; a sweep goes on only with equal ones.
+        The settings that predictions depend on beside their rows; a sweep resumes only with equal
+        settings.
     header : sequence of str
         Names of all columns.
     keys : int

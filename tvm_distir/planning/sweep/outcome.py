@@ -35,7 +35,7 @@ class RowOutcome:
     peak_bytes : int
         The peak memory of the fullest device.
     bound_by : str
-        One of :data:`BOUNDS`: what most of the busiest device's step goes to.
+        The resource, from :data:`BOUNDS`, that takes most of the busiest device's step.
     """
 
     status: str = OK

@@ -44,7 +44,7 @@ class RowGroup:
     refused : bool
         Whether all samples were impossible.
     why : str
-        Why there is no structure; empty where there are too few rows.
+        The reason why there is no structure; empty where there are too few rows.
     """
 
     rows: Ints

@@ -28,7 +28,7 @@ class ProgramTemplate:
     Attributes
     ----------
     program : Program
-        One of them, grouped into kernels.
+        The program of a sample, grouped into kernels.
     numbers : Numbers
         The numbers of that program.
     which : int64 array

@@ -18,11 +18,11 @@ class Progress:
     Attributes
     ----------
     rows, done, impossible : int
-        All rows; those that are finished; those of them without a prediction.
+        The numbers of all rows; of finished rows; of those of them without a prediction.
     structures, checked : int
         The number of structures, and of predictions by them that were checked.
     notes : list of str
-        Why rows have no structure.
+        The reasons why rows have no structure.
     """
 
     rows: int

@@ -34,7 +34,7 @@ class Symbols:
         The names of the symbols: sizes of the model, parts of sizes along axes that do not divide
         them, rounded up, and micro-batches.
     values : int64 array (symbols, rows)
-        All positive.
+        The values, all positive.
     hints : int64 array (hints, rows)
         The further features that may decide which ops there are: which sizes are not divisible.
     keys : list

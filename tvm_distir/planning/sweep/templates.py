@@ -145,7 +145,7 @@ class StructureSweep:
         Found so far.
     refused : Refusals
     notes : list of str
-        Why rows have no structure.
+        The reasons why rows have no structure.
     """
 
     def __init__(self, pipeline: ProgramPipeline, table: Table, cache: Path | None) -> None:

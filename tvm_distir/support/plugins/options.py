@@ -26,11 +26,11 @@ class Option:
     ----------
     name : str
     kind : OptionType
-        How its text is read.
+        The type by which its text is read.
     default : value
         :data:`REQUIRED` where there is none.
     help : str
-        One sentence, of the docstring.
+        A sentence of the docstring.
     """
 
     name: str

@@ -163,7 +163,8 @@ class Editor:
     known : dict
         Values by variable; of those before the present binding what they are bound to now.
     readers : Counter
-        How often each variable is read: by what is written already and by what is to come.
+        The number of reads of each variable: by bindings that are written already and by those to
+        come.
     watched : set
         Variables bound to other values of interest.
     """

@@ -66,11 +66,11 @@ class HoistedGathers:
     gathers : Function
         Starts what is gathered; its result is a tuple that is in flight.
     rest : Function
-        All else; what is in flight is its last parameter.
+        The rest of the function; the value in flight is its last parameter.
     given, kept : tuple of int
         Parameters of the function that either takes, in order.
     wire_ps : int
-        How long it travels.
+        The time of the transfer.
     """
 
     gathers: relax.Function

@@ -50,7 +50,7 @@ def tandem_runs(symbols: Ints, least_period: int, least_count: int) -> list[Run]
     Parameters
     ----------
     symbols : array of int64, (n,)
-        One number per element, not negative.
+        A number per element, not negative.
     least_period : int
         Shorter periods are left out.
     least_count : int

@@ -51,7 +51,7 @@ class Block:
     stores : list of Store
         The stores of the block, their indices and values simplified.
     combiner : str
-        How its reduced variables combine ("" when they do so in an unknown way).
+        The combiner of its reduced variables ("" when they combine in an unknown way).
     analyzer : Analyzer
         Knows the variables' ranges.
     """

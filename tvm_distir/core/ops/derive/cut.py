@@ -40,7 +40,7 @@ class Cutter:
     ----------
     func : PrimFunc
     counts : Counts
-        How many parts the dims of its parameters are split into; other dims that move with them
+        The numbers of parts of the dims of its parameters; those of other dims that move with them
         are computed.
     """
 
@@ -229,7 +229,7 @@ def cut_prim_func(func: Any, counts: Counts) -> Any:
     func : PrimFunc
         A PrimFunc with static shapes, as LegalizeOps makes it.
     counts : Counts
-        How many parts the dims of its parameters are sharded into.
+        The numbers of shards of the dims of its parameters.
 
     Raises
     ------

@@ -42,7 +42,7 @@ class _Border:
         The numbers of the dim among the operand's, the result's and the spatial dims.
     window : Window
     first, last : int
-        How many rows of the full result they are at either end.
+        The numbers of such rows of the full result at either end.
     end : int
         The end of the local shard in what the windows read.
     over : int

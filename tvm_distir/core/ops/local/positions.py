@@ -33,7 +33,7 @@ class RowsKey:
     dim : int
     axes : Axes
     hop : int
-        How many places before me (behind me when negative) their rank lies.
+        The number of places by which their rank precedes this rank (follows it when negative).
     count : int
     border : float
         The value that is used where there is no such rank.

@@ -39,7 +39,7 @@ def step_call(
     mesh : DeviceMesh
     step : Step
     before : Labels
-        How the operand lies.
+        The placement of the operand.
     shape : sequence of int
         Whole shape of the tensor.
     op : str

@@ -64,7 +64,7 @@ class LegalizedValues:
     sources : dict
         Redistributions that were left to the ``R.dist.partial`` that reads them.
     reads : dict
-        How each variable is read: :data:`WRAP`, :data:`REDUCE`, :data:`USE` together.
+        The kinds of reads of each variable: :data:`WRAP`, :data:`REDUCE`, :data:`USE` together.
     written : bool
         Whether the function changes.
     """

@@ -96,7 +96,7 @@ def inline_functions(
     ----------
     mod : IRModule
     order : sequence of (GlobalVar, Function)
-        All Relax functions, callees first.
+        The Relax functions, callees first.
     names : sequence of str
         The functions to inline; they do not stay in the module.
 

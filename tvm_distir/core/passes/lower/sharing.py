@@ -55,7 +55,7 @@ def device_classes(meshes: Sequence[Any], where: Sequence[int]) -> list[DeviceCl
     Parameters
     ----------
     meshes : sequence of DeviceMesh
-        All meshes of the module.
+        The meshes of the module.
     where : sequence of int
         Numbers of those that are looked at, sorted.
     """
@@ -160,7 +160,7 @@ def merged(
     parts : sequence of relax.Function
         The functions at level 5, with ``dist.io``; there is a function for each mesh of the class.
     meshes : sequence of DeviceMesh
-        All meshes of the module.
+        The meshes of the module.
     devices : DeviceClass
     order : mapping
         See :func:`transfer_order`.

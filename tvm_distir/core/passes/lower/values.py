@@ -47,7 +47,7 @@ class Context:
     prim_funcs : dict
         PrimFuncs cut to local shapes, see :mod:`.tir`.
     forms : dict of int to CallForm
-        How the calls of a class are sharded, by :attr:`~.Reading.like`.
+        The sharding of the calls of each class, by :attr:`~.Reading.like`.
     templates : dict of int to Templates
         Local forms per mesh.
     meshes : dict of str to list of int

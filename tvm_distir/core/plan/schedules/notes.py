@@ -70,7 +70,7 @@ class Pipeline:
     inputs : tuple of str
         Names of the whole step's inputs, in order.
     data_count : int
-        How many of them, the first, are data.
+        The number of leading parameters that are data.
     sliced : tuple of str
         Data of which each micro-batch has its rows: row r belongs to micro-batch
         ``r % micro_batches``.

@@ -42,12 +42,12 @@ class InFlightActivations:
     Attributes
     ----------
     alike : int
-        How many such stages the rank has.
+        The number of such stages on the rank.
     stashes : int
         Micro-batches, of all of these stages, whose forward pass is done and whose backward pass
         is not, beside the running micro-batch: at most once there are sums over micro-batches.
     first : int
-        How many more there are before there are sums.
+        The number of additional micro-batches before there are sums.
     more : mapping of int to int
         By the number of a parameter of the function: how many copies of it are stored beside that
         of a micro-batch.

@@ -110,7 +110,8 @@ class Liveness:
         Returns
         -------
         int
-            How often; 0 of what is there whoever reads it, or has the memory of something else.
+            The number of copies; 0 for a value that is stored regardless of its readers, or that
+            shares memory with another value.
         """
         g, (produced, variable) = self.g, producer
         maker = g.producer[v][0]

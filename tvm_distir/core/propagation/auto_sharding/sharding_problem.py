@@ -89,7 +89,7 @@ class Shared:
     flight : InFlightActivations
         The activations that a rank stores of the entry beside a micro-batch.
     hiding : OverlapDiscount
-        How much counts of what is sent.
+        The share of communication that counts.
     """
 
     def __init__(

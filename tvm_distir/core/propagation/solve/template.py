@@ -150,11 +150,11 @@ class ProblemTemplate:
         The problem, with numbers of ``orders`` in place of tables.
     orders : tuple of Order
     counts : dict of int to int
-        How often each is used.
+        The number of uses of each table.
     looked_at : tuple of int
         The tables whose scope becomes empty together with theirs, and which must not be infinite.
     calls : tuple of int
-        How often each distinct callee is called.
+        The number of calls of each distinct callee.
     """
 
     model: LabellingProblem
@@ -233,7 +233,7 @@ def template_of(
     Parameters
     ----------
     costs : ByteCosts
-        Any, with the strategies to use.
+        Costs at any weights, with the strategies to use.
     inst, reach, sizes
         The arguments of :class:`~.builder.ProblemBuilder`.
     calls : mapping of int to int

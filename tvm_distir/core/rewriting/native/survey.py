@@ -33,7 +33,7 @@ class FunctionIndex(NamedTuple):
         type and :attr:`named`, per binding; -1 where it is no annotation of a variable, or
         :attr:`first` does not tell a type.
     named : sequence of int
-        A flag per binding, 1 where its variable has one of the names asked for, else 0.
+        A flag per binding, 1 where the name of its variable is requested, else 0.
     like : sequence of int
         The first binding that calls the same op or function on operands of the same types for a
         result of the same type, per binding; -1 where it is no such call, or not plain enough to

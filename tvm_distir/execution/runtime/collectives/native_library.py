@@ -39,7 +39,7 @@ class Executed:
     Attributes
     ----------
     kind : str
-        One of :data:`NATIVE_KINDS`.
+        The kind, from :data:`NATIVE_KINDS`.
     groups : tuple of tuple of int
     result_bytes : int
         The bytes of the result of an execution, on this rank.

@@ -36,7 +36,7 @@ class _ModuleMap:
     Parameters
     ----------
     size : int
-        How many keys are kept; the least recently used are dropped first.
+        The maximum number of stored keys; the least recently used are dropped first.
     """
 
     def __init__(self, size: int) -> None:
@@ -86,7 +86,7 @@ class LibraryCache:
     Parameters
     ----------
     size : int
-        How many modules are kept.
+        The maximum number of stored modules.
     """
 
     def __init__(self, size: int) -> None:
@@ -112,12 +112,12 @@ class KernelCache:
     Parameters
     ----------
     size : int
-        How many modules are kept.
+        The maximum number of stored modules.
 
     Attributes
     ----------
     compiled : int
-        How many modules were compiled.
+        The number of modules that were compiled.
     """
 
     def __init__(self, size: int = _CACHE_SIZE) -> None:

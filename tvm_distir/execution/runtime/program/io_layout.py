@@ -91,7 +91,7 @@ class EntryFunction:
         Device ids that run it, in row-major order of the first mesh.
     inputs, outputs : tuple of Port
     mesh_ranks : tuple of int
-        All device ids of the first mesh, in its order; those of ``ranks`` unless given.
+        The device ids of the first mesh, in its order; those of ``ranks`` unless given.
     """
 
     function: str

@@ -62,7 +62,7 @@ class OffloadTransfers:
     staged : PipelineProgram
     costs : OpCosts
     edges, cells : int
-        How many there are of them already.
+        The numbers of edges and cells that exist already.
 
     Attributes
     ----------

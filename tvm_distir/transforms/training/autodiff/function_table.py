@@ -98,7 +98,7 @@ def write_function(
     Returns
     -------
     bindings : list of Binding
-        All that was emitted, in normal form.
+        The emitted bindings, in normal form.
     result : what ``write`` returned
     """
     builder = relax.BlockBuilder()

@@ -242,7 +242,7 @@ def reverse(
     builder : BlockBuilder
         The builder, inside the block that holds the bindings already.
     bindings : sequence of Binding
-        All that leads to the loss, in order and in normal form.
+        The bindings that lead to the loss, in order and in normal form.
     loss : Var
         A scalar of them.
     wanted : sequence of Var
@@ -259,7 +259,8 @@ def reverse(
     Returns
     -------
     gradients : list of Var
-        One for each wanted variable, of its type; zeros where the loss does not depend on it.
+        The gradient of each wanted variable, of its type; zeros where the loss does not depend on
+        it.
 
     Raises
     ------

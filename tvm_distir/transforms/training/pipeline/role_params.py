@@ -105,7 +105,7 @@ class RoleParams:
     ----------
     ports : StageSignature
     data_count : int
-        How many of them, the first, are no weights.
+        The number of leading parameters that are not weights.
     activations, grads : list of Var
         The activations and gradients from other stages.
     args : list of Var

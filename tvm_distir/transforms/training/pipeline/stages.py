@@ -37,7 +37,7 @@ class Layer:
     label : str
         The name of the call's value.
     args : tuple of Var
-        Those of its arguments that are variables of the full model, by position.
+        The arguments that are variables of the full model, by position.
     policy : str
         The recomputation policy of its backward pass.
     """

@@ -79,7 +79,7 @@ def keeping_sums(
     Returns
     -------
     AttentionRewrite
-        All other values are kept as by the policy ``none``.
+        The rewrite, in which all other values are saved as by the policy ``none``.
     """
     sites = {site.weights: site for site in _sites(before) if site.weights in set(read)}
     writer = BlockWriter(relax.BlockBuilder(), True)

@@ -28,7 +28,7 @@ def checkpointed(pair: ForwardBackward, functions: NamedFunctions) -> ForwardBac
     Parameters
     ----------
     pair : ForwardBackward
-        One that keeps something.
+        A pair that saves some values.
     functions : NamedFunctions
         New ones are added: ``layer_checkpoint(*params) -> y`` and
         ``layer_backward_checkpoint(grad, *params)``. Both call ``layer_forward``, which is marked

@@ -30,8 +30,8 @@ class Parameters:
     data : sequence of int
         The positions of its parameters that are data.
     streams : int
-        How many of them, the last, :func:`.dropouts.with_streams` added: the state of dropouts,
-        then the first stream.
+        The number of trailing parameters that :func:`.dropouts.with_streams` added: the state of
+        dropouts, then the first stream.
     recipe : Recipe
     functions : NamedFunctions
         The functions of the model.

@@ -42,7 +42,7 @@ class LibraryFiles:
     Parameters
     ----------
     size : int
-        How many are kept.
+        The maximum number of stored files.
     """
 
     def __init__(self, size: int = _SIZE) -> None:

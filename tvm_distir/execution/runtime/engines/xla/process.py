@@ -62,7 +62,7 @@ class XlaProcess:
         An interpreter that can import JAX.
     devices : int
     timeout_s : float
-        How long it may take until it can be asked.
+        The time until which it must answer.
 
     Raises
     ------
@@ -113,7 +113,7 @@ class XlaProcess:
         replicas : bool
             Whether devices are replicas, or partitions of a program.
         timeout_s : float
-            How long compiling and running may take; the process is killed then.
+            The time that compiling and running may take; the process is killed then.
 
         Returns
         -------
