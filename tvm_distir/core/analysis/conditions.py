@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check at level 5 that the devices that communicate in a branch all take the same side.
 
-Along which mesh axes a value may differ between devices follows from where it comes from: an
-input along the axes that cut it, ``axis_index`` along its axis; a collective makes its result
-equal along its axes or different; all else hands on what its operands have. The condition of an
-``If`` may differ along none.
+The mesh axes along which a value may differ between devices follow from its source: an input
+differs along the axes that shard it, and ``axis_index`` along its axis; a collective makes its
+result equal along its axes or different; other ops pass on the axes of their operands. The
+condition of an ``If`` may differ along no axis.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds memory: measures a decision's peak per device, and searches for a fitting decision.
 
-A labelling that minimises a price is exact; a labelling under a bound on the peak of memory is not
-found by eliminating variables, since every value counts at once. So memory gets a cost: a weight
-per byte that is kept, doubled until the decision fits and then halved towards the bound (Lagrange's
-relaxation). Free parameters may then be sharded over any axis, which nothing but the bound asks
-for.
+An assignment of minimum cost is exact; an assignment under a bound on the peak of memory cannot be
+computed by eliminating variables, since all values count together. So memory gets a cost: a weight
+per byte that is stored, doubled until the decision fits and then halved towards the bound
+(Lagrangian relaxation). Free parameters may then be sharded over any axis, only because of the
+bound.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find placements that are valid although no factor of the rule has them.
 
-Along a single mesh axis of two devices every placement of the operands is tried: each whole, or cut
-evenly along a dim. The op itself is run on the shards; where the devices' results, joined along
-a dim, or reduced, are the whole result for several draws, the placement is right.
+Along a single mesh axis of two devices every placement of the operands is tried: each is
+replicated, or sharded evenly along a dim. The op itself is run on the shards; where the devices'
+results, joined along a dim, or reduced, equal the full result for several draws, the placement is
+valid.
 """
 
 from __future__ import annotations

@@ -2,20 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimate the effect of each remedy for memory from the account of the peak.
 
-None of it is simulated: each remedy scales the bytes that the account has at the peak.
+Nothing is simulated: each remedy scales the bytes that the account has at the peak.
 
 =================  =================================================================================
-ZeRO stage 1       states that are whole along the data axes: divided by their degree
+ZeRO stage 1       states that are replicated along the data axes: divided by their degree
 ZeRO stage 2       and gradients
 micro-batch / 2    stashes, communication, temporaries and data: halved, where stashes are there
-recomputation      stashes: what layers are given, and the stash of one
-ZeRO stage 3       and weights that are whole; those of the largest layer are gathered
-tp x 2             the share of weights, their like, and activations that is cut: halved
+recomputation      stashes: the inputs of layers, and the stash of a single layer
+ZeRO stage 3       and replicated weights; those of the largest layer are gathered
+tp x 2             the sharded part of weights, gradients, states and activations: halved
 =================  =================================================================================
 
-The cheapest is the first of them, in the order of the table, that fits: ZeRO 1 and 2 send what
-data parallelism sends anyway, recomputation repeats the forward pass, stage 3 gathers weights twice
-more, twice the tensor parallelism takes devices from elsewhere.
+The cheapest remedy is the first, in the order of the table, that fits: ZeRO 1 and 2 send as much
+as data parallelism sends anyway, recomputation repeats the forward pass, stage 3 gathers weights
+twice more, and doubled tensor parallelism takes devices from other axes.
 """
 
 from __future__ import annotations

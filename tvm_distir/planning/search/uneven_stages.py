@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Enumerate pipelines whose stages have different numbers of devices.
 
-A stage has a power of two of a node's devices, or whole nodes, so that groups lie as they are
-priced (Zheng et al. 2022, Alpa, section 5.2). Per number of stages and samples of a micro-batch one
-candidate: that of which tables of layers say that its step takes least.
+A stage has a power of two of a node's devices, or complete nodes, so that groups are placed as
+their costs assume (Zheng et al. 2022, Alpa, section 5.2). There is a candidate per number of stages
+and samples of a micro-batch: that with the fastest step by the tables of layers.
 """
 
 from __future__ import annotations

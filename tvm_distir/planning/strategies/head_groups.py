@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Place fewer key and value heads than devices on groups of neighbouring devices.
 
-A mesh axis of 16 devices for 8 heads becomes two: an axis of 8 along which these heads are cut, and
-behind it an axis of 2, along which they are repeated and all else is cut further. Devices of a
-group are neighbours. One head of keys and values needs no second axis: it lies on all devices.
+A mesh axis of 16 devices for 8 heads becomes two: an axis of 8 along which these heads are sharded,
+and behind it an axis of 2, along which they are replicated and all else is sharded further. Devices
+of a group are neighbours. A single head of keys and values needs no second axis: it is on all
+devices.
 """
 
 from __future__ import annotations

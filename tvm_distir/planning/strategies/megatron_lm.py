@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shard transformers by Megatron's tensor parallelism, optionally with sequence parallelism.
 
-Shoeybi et al. 2019, "Megatron-LM", section 3: projections into a block are cut by columns, those
-out of it by rows, so that each block needs an all-reduce forward; the token table and the LM
-head are cut by the vocabulary. Korthikanti et al. 2022, "Reducing Activation Recomputation",
-section 4.2.2: between the blocks the residual stream is cut along the sequence.
+Shoeybi et al. 2019, "Megatron-LM", section 3: projections into a block are sharded by columns,
+those out of it by rows, so that each block needs an all-reduce forward; the token table and the LM
+head are sharded by the vocabulary. Korthikanti et al. 2022, "Reducing Activation Recomputation",
+section 4.2.2: between the blocks the residual stream is sharded along the sequence.
 """
 
 from __future__ import annotations

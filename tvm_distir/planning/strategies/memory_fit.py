@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fit the measured peak of a step to the bound of ``recompute="auto"``.
 
-What is recomputed is chosen before anything is placed, by how activations and weights are said to
-be cut; a strategy may leave some of them whole. What the simulator then finds too much is taken off
-the bound that the choice is made by. Where that does not help, activations count as whole; then the
-policies are tried that make much again everywhere.
+The recomputation is chosen before anything is placed, by the declared sharding of activations and
+weights; a strategy may leave some of them replicated. The excess that the simulator then measures
+is subtracted from the bound of the choice. Where that does not help, activations count as
+unsharded; then the policies are tried that recompute much everywhere.
 """
 
 from __future__ import annotations

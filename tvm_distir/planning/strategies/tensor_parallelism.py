@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor parallel for any model: shard weights by the sharding rules alone.
 
-Every weight may be sharded on any of its dims or replicated, and is used as it lies. The exact
-labelling of propagation picks, at given prices of a byte held and of an operation, what is
-cheapest together with the bytes sent (Lagrange multipliers of the two bounds). The strategy
-looks for the lowest prices that meet the bounds: what is left then moves the fewest bytes.
+Every weight may be sharded on any of its dims or replicated, and is used as placed. The exact
+assignment of propagation minimizes, at given prices of a stored byte and of an operation, their
+cost together with the bytes sent (Lagrange multipliers of the two bounds). The strategy looks for
+the lowest prices that meet the bounds: that assignment moves the fewest bytes.
 No name of a parameter, an op or a model plays a part.
 """
 

@@ -4,8 +4,8 @@
 
 TVM compiles the maximum and the minimum of floats to a selection that drops NaN, and ``!=`` to a
 comparison that is false for NaN; a kernel that is given an index outside of its buffer reads, or
-writes, memory of others. Every PrimFunc is repaired alike: those of legalised ops, those cut to
-shards, and those written by hand.
+writes, foreign memory. Every PrimFunc is repaired in the same way: those of legalised ops, those
+reduced to shards, and those written by hand.
 
 ==============================  ===========================================================
 in a kernel                     becomes
@@ -22,9 +22,9 @@ a division of integers by what  defined for every divisor (:mod:`.division`)
 was read from a buffer
 ==============================  ===========================================================
 
-Inputs are refused before (``bind_inputs``) where their indices are outside; what is computed in
-the program is masked here, on a single device as on shards, whose look-ups give zeros for the rows
-that they do not hold.
+Inputs are refused earlier (``bind_inputs``) where their indices are outside; indices computed in
+the program are masked here, on a single device as on shards, whose look-ups return zeros for the
+rows that they do not hold.
 """
 
 from __future__ import annotations

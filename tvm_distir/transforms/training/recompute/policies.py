@@ -2,20 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define policies of what a function saves for its backward pass, and what it recomputes.
 
-Each is for a function's forward bindings, what its backward pass reads, and its parameters:
+Each policy reads a function's forward bindings, the values that its backward pass reads, and its
+parameters:
 
-- ``none`` keeps all but views of what is at hand anyway;
-- ``selective`` makes again what takes few FLOPs per byte (Korthikanti et al. 2022, section 5): all
-  but contractions, and of these the ones with at most :data:`CHEAP` of the work per byte of the
+- ``none`` saves all values except views of values that are available anyway;
+- ``selective`` recomputes values with few FLOPs per byte (Korthikanti et al. 2022, section 5): all
+  but contractions, and those contractions with at most :data:`CHEAP` of the work per byte of the
   function's densest, as the products of attention have;
-- ``core`` makes again the scores of attention and all that has their size (the same section's
-  selective recomputation, and what Megatron-LM calls so): cheap contractions that write more than
-  they read, and what follows from them up to the next contraction;
-- ``full`` keeps nothing: the backward pass runs the forward pass again (Chen et al. 2016);
-- ``cut:SHARE`` keeps at most that share of the bytes that ``none`` keeps, and takes least time by
-  a minimum cut (:mod:`.frontier`).
+- ``core`` recomputes the scores of attention and all values of their size (the selective
+  recomputation of the same section and of Megatron-LM): cheap contractions that write more than
+  they read, and the values computed from them up to the next contraction;
+- ``full`` saves nothing: the backward pass runs the forward pass again (Chen et al. 2016);
+- ``cut:SHARE`` saves at most that share of the bytes that ``none`` saves, and minimizes the time
+  by a minimum cut (:mod:`.frontier`).
 
-``attention`` also writes what it keeps anew (:mod:`.attention_rewrite`).
+``attention`` also rewrites the values that it saves (:mod:`.attention_rewrite`).
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write dropout for training, with masks determined by a seed, the step and the element.
 
-``R.nn.dropout(x, p)`` becomes a kernel that draws each element anew by a counter-based generator
-(Philox), and reads ``x`` and its result alone: its gradient is the same kernel on the gradient,
-and nothing is kept. The counter is the element's number in the full tensor, which the kernel gets
+``R.nn.dropout(x, p)`` becomes a kernel that generates the mask of each element by a counter-based
+generator (Philox), and reads ``x`` only: its gradient is the same kernel on the gradient, and
+nothing is saved. The counter is the element's number in the full tensor, which the kernel gets
 as one vector of offsets per dim, and the number of the dropout in the step, its stream. Where the
-tensor is cut, so are the offsets: each device draws the elements that it holds. Seed and step are
-the key. A private function is told its first stream.
+tensor is sharded, so are the offsets: each device generates the elements that it holds. Seed and
+step are the key. The first stream of a private function is a parameter.
 
 Before::
 
