@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refuse unsupported versions of TVM and of its FFI before importing them.
 
-The ranges are those of ``pyproject.toml`` (a test compares them); the reasons stand there.
+The ranges are those of ``pyproject.toml`` (a test compares them); it gives the reasons.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Split collectives into ``R.dist.<collective>_start`` and ``R.dist.collective_done`` (level 5).
 
-A start takes the operand and attributes of its collective and is typed as its result. What it
-gives is *in flight*: only one ``collective_done`` may read it and gives the value, in the same
-function, or in another one where :data:`.attributes.IN_FLIGHT_ATTR` of both says so. Between the
-two the collective may run beside other work; an engine may also do it at once. The order of the
-bindings is the order in which a device issues them.
+A start takes the operand and attributes of its collective and has the type of its result. The
+result of a start is *in flight*: a single ``collective_done`` may read it and returns the value, in
+the same function, or in another function where :data:`.attributes.IN_FLIGHT_ATTR` of both says so.
+Between the two the collective may overlap with other work; an engine may also run it at once. The
+order of the bindings is the order in which a device issues them.
 """
 
 from __future__ import annotations

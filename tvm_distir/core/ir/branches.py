@@ -16,8 +16,8 @@ Before::
     y_else = cls.main_y_else(x)
     y = R.where(c, y_then, y_else)
 
-:func:`outline_branches`, for TVM's memory planner, which hands storage of a branch to what
-runs without it (the other branch, or what follows the ``If``)::
+:func:`outline_branches`, for TVM's memory planner, which reuses the storage of a branch for
+bindings that run without it (the other branch, or those after the ``If``)::
 
     if c:
         y = cls.main_y_then(x, w)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Represent placements as tuples of labels, and compute the shapes of shards.
 
-A *label* says how a value lies along a mesh axis: ``d >= 0`` sharded on dim d,
+A *label* is the placement of a value along a mesh axis: ``d >= 0`` sharded on dim d,
 :data:`R` replicated, :data:`P` a partial sum (never part of TVM's ``Placement``).
 """
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memoises results of passes for classes of equal bindings, across modules.
 
-A search lowers thousands of plans of a model; what is looked up or written for a binding holds
-for all that are like it, :attr:`~.Reading.like`, whose numbers are the same in
-all modules of a process and are never given twice.
+A search lowers thousands of plans of a model; results for a binding are valid for all bindings of
+its class, :attr:`~.Reading.like`, whose numbers are the same in all modules of a process and are
+never given twice.
 """
 
 from __future__ import annotations

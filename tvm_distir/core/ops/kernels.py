@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes the kernel of a call of level 5: how much it computes, reads and writes.
 
-The scheduler, the exporter and so the simulator ask here: they price the same kernels.
+The scheduler and the exporter, and so the simulator, use this description: they time the same
+kernels.
 """
 
 from __future__ import annotations

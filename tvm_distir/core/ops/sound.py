@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that a rule offers only factors that a local form carries out.
 
-The rule says which dims may be sharded, the local form what a device then computes. A registration
-that names a local form answers for it, and :mod:`.validate` proves both together by execution.
-One that names none claims nothing: each factor is then proved from the op's TIR, as derived rules
-are, or the rule is refused. So a rule for ``tril`` that cuts rows, whose results depend on where
-they lie, is no silent error.
+A rule declares which dims may be sharded, and a local form the computation of a device. A
+registration that names a local form is responsible for it, and :mod:`.validate` validates both
+together by execution. For a registration without a local form each factor is proved from the op's
+TIR, as for derived rules, or the rule is refused. So a rule for ``tril`` that shards rows, whose
+results depend on their positions, is no silent error.
 """
 
 from __future__ import annotations

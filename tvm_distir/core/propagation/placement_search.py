@@ -3,9 +3,9 @@
 """Searches placements of weights by minimum cost, and reports their cost per device.
 
 Propagation finds the cheapest labels of everything a plan leaves open. Here that is every
-weight: each may be sharded on any dim or replicated, and is used as it lies. What a device
-holds, computes and sends is weighed by :class:`Costs`; :class:`PlacementSearch` solves the same
-module again and again with other weights, and measures the results.
+weight: each may be sharded on any dim or replicated, and is used as placed. :class:`Costs` weighs
+the memory, arithmetic and communication of a device; :class:`PlacementSearch` solves the same
+module repeatedly with other weights, and measures the results.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes which dims an axis may shard, and which values may be partial sums.
 
-Dims that rules tie form a class (:mod:`.unify`). Callers hand the axes of their classes down to
-their callees, callers first; partial sums flow to a fixpoint.
+Dims that rules tie form a class (:mod:`.unify`). Callers pass the axes of their classes to their
+callees, callers first; partial sums flow to a fixpoint.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Propagates a module repeatedly along an axis, from placements of weights instead of a plan.
 
-What stays the same is kept: the classes of dims that rules tie, what given labels reach, and the
-structure of the sharding problem (:mod:`.solve.template`).
+Common parts are cached: the classes of dims that rules tie, the reachable axes of given labels, and
+the structure of the sharding problem (:mod:`.solve.template`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 """Search the cheapest steps between two placements as a shortest path (A*).
 
 The states are placements (a label per mesh axis, partial sums included); the edges are the
-collectives along mesh axes, and the *exchange*. What a device must receive at least bounds the
-rest of the way.
+collectives along mesh axes, and the *exchange*. The least bytes that a device must receive
+bound the rest of the path.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Steps are the collectives along mesh axes, and the *exchange*, in which every device gets exactly
 the tiles of its new shard that it lacks; :mod:`.path_search` finds the cheapest sequence. So a
-tensor is never gathered whole where an exchange does, slices come before gathers, and reductions
-scatter before anything else moves.
+tensor is never gathered completely where an exchange suffices, slices come before gathers, and
+reductions scatter before anything else moves.
 """
 
 from __future__ import annotations

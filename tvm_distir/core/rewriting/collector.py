@@ -3,7 +3,7 @@
 """Pause Python's cycle collector while many small objects without cycles are created.
 
 Every object that stands for an IR node counts as an object to traverse: on a module of fifty
-thousand bindings the collector takes a sixth of all time and finds nothing. Every pass runs with
+thousand bindings the collector takes a sixth of all time and frees nothing. Every pass runs with
 it paused (:func:`~.declaration.module_pass`), so do searches of the propagator and the
 commands that only compile.
 """

@@ -3,8 +3,8 @@
 """Validate sharding rules by execution, those of installed packages included.
 
 Each call of the table is run on the shards of its operands, along every factor of its rule over 2
-and 3 devices, by the local form that lowering writes; so too every operand group that the rule
-calls linear. Joined results are compared with the whole call.
+and 3 devices, by the local form that lowering writes; and so is every operand group that the
+rule declares linear. Joined results are compared with the full call.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run every factor and linear group of cases on shards, and compare with the full call.
 
-A dim that does not divide is padded at its end as on the devices: with NaN, or another number
-that would show, wherever the op's registration does not say what must stand there.
+A dim that does not divide is padded at its end as on the devices: with NaN, or another
+conspicuous number, wherever the op's registration does not specify the padding.
 """
 
 from __future__ import annotations

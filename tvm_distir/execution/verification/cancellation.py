@@ -3,7 +3,7 @@
 """Judge outputs that are sums of canceling terms by the size of the terms.
 
 The gradient of the bias of keys is such a sum: attention does not change when all keys move by the
-same vector, so the gradient is zero, and what any program gives for it is rounding alone.
+same vector, so the gradient is zero, and the result of any program is rounding error only.
 """
 
 from __future__ import annotations

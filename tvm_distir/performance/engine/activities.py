@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model units and messages as activities whose speeds depend on contention.
 
-What an activity hands to another is a *token*: a time that is known once it has come. Token 0 is
-there all along, token 1 at time 0.
+An activity passes a *token* to another: a time that is known once it has come. Token 0 is available
+all along, token 1 at time 0.
 """
 
 from __future__ import annotations

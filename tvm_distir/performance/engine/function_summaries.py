@@ -4,8 +4,9 @@
 
 A device has three streams: compute, communication, and the host that issues both in program
 order. Each start, and each end, is the maximum over a few *ports* (the streams, and operands) of
-the port's time plus a constant. A call multiplies its callee's constants with its own, so a
-function is looked at once, however often it is called. The native code is ``passes/simulate``.
+the port's time plus a constant. A call combines the constants of its callee with those of
+the caller, so a function is summarized once, however often it is called. The native code is
+``passes/simulate``.
 """
 
 from __future__ import annotations

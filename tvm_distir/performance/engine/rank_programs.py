@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Represent units of work on ranks, and messages between them, as arrays.
 
-What units hand to each other lies in *cells*: of a slot of a stage there is a cell per micro-batch,
-in order, and behind them a cell for what is there once. A *place* is a cell and a stride: for
-micro-batch i the cell ``cell + stride * i``. Cells begin with what is there all along.
+Values that units pass to each other are in *cells*: a slot of a stage has a cell per micro-batch,
+in order, followed by a cell for a value that exists once. A *place* is a cell and a stride: for
+micro-batch i it is the cell ``cell + stride * i``. The first cells are for values that are
+available all along.
 """
 
 from __future__ import annotations

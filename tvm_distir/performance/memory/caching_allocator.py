@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulate the memory of a framework's allocator, which frees at the last use.
 
-A function is walked once for each way in which it is called, not once per call: what it takes
-above what is there when it is entered, and what it leaves, are all that a caller needs.
+A function is walked once for each variant in which it is called, not once per call: a caller needs
+only the bytes that it takes above those at its entry, and the bytes that it leaves.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute the peak of a pipelined step as the maximum of a few sums of tensor sizes.
 
-Which tensors are there at each moment does not depend on their sizes. So the peak is the maximum,
-over all moments, of a sum of sizes with whole coefficients; a moment at which no size counts more
-than at another is left out. What remains is few, and exact for all sizes.
+The set of live tensors at each moment does not depend on their sizes. So the peak is the maximum,
+over all moments, of a sum of sizes with integer coefficients; a moment at which no size counts more
+than at another is left out. The few remaining moments are exact for all sizes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """List the units and messages of a pipeline rank in order, with their tensors.
 
-An *instance* is a tensor that units hand to each other; number 0 stands for all that is there from
-the beginning to the end.
+An *instance* is a tensor that units pass to each other; number 0 represents all tensors that exist
+from the beginning to the end.
 """
 
 from __future__ import annotations

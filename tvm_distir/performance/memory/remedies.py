@@ -10,7 +10,7 @@ ZeRO stage 2       and gradients
 micro-batch / 2    stashes, communication, temporaries and data: halved, where stashes are there
 recomputation      stashes: the inputs of layers, and the stash of a single layer
 ZeRO stage 3       and replicated weights; those of the largest layer are gathered
-tp x 2             the sharded part of weights, gradients, states and activations: halved
+tp x 2             the sharded part of weights, states, gradients and activations: halved
 =================  =================================================================================
 
 The cheapest remedy is the first, in the order of the table, that fits: ZeRO 1 and 2 send as much

@@ -3,7 +3,7 @@
 """Lower functions with their costs: each is read once, and calls stay calls.
 
 A function is *open* when something in it meets what other devices do at different times (the end
-of a transfer, a collective whose members are simulated apart), directly or in what it calls; its
+of a transfer, a collective whose members are simulated apart), directly or in a callee; its
 ops are then simulated individually, in every call. All others are *closed*: a max-plus map each.
 """
 

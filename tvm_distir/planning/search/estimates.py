@@ -6,7 +6,7 @@ A step of which every layer is a separate stage has few kinds of stage, whatever
 sharding assignment of it, on a mesh without the axis of the batch, gives the time and the stash of
 every layer. Candidates that differ only in stages, in micro-batches and in parts of the batch share
 it.
-These are estimates, no bounds: they order candidates, and leave out what is far off.
+These are estimates, not bounds: they order candidates, and exclude those that are far off.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shard activations that would be replicated along the sequence, for any model.
 
-Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2, without the names: what
-the other strategies leave replicated along the axis is determined by propagating their plan, where
-the sequence stands by the sharding rules.
+Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2, without names: the
+values that other strategies leave replicated along the axis are determined by propagating their
+plan, and the sequence dims by the sharding rules.
 """
 
 from __future__ import annotations

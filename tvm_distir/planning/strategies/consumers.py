@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the ops that consume a weight, and the dims that they contract, keep or look up.
 
-Names say what a weight is for; only its consumers say how it lies: ``relax.nn`` keeps
+Names tell the purpose of a weight; only its consumers tell its layout: ``relax.nn`` stores
 (out, in) and transposes, ONNX multiplies by (in, out).
 """
 

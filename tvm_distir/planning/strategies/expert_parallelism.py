@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expert parallel: place some of the experts of every layer on each device of the axis.
 
-Experts are weights stacked along a dim that every consumer takes apart: the rules of the ops that
-multiply by them have a factor that walks this dim of the weight, of what is multiplied and of the
-product, beside the dim that is summed over. No name of a parameter, an op or a model plays a part.
+Experts are weights stacked along a dim that every consumer processes slice by slice: the rules of
+the ops that multiply by them have a factor over this dim of the weight, of the other operand and of
+the product, beside the dim that is summed over. No name of a parameter, an op or a model plays a
+part.
 """
 
 from __future__ import annotations

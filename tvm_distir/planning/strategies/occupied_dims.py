@@ -3,7 +3,7 @@
 """Avoid the dims of weights that other strategies have sharded already.
 
 A dim may be shared by several mesh axes where it divides by all of them. Eight experts over eight
-devices are used up: another axis has to cut something else.
+devices are occupied: another axis has to shard another dim.
 """
 
 from __future__ import annotations

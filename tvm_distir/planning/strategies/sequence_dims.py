@@ -4,7 +4,7 @@
 
 Sharding rules tie the dims that belong together (:func:`~.tied_dims.tied_dims`). A
 value with a tied dim has rows that are positions of the sequence. Two tied dims mean pairs of
-positions: the scores of attention. An op that takes a tied dim whole is attention too.
+positions: the scores of attention. An op that needs a tied dim unsharded is attention too.
 """
 
 from __future__ import annotations

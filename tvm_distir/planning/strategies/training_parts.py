@@ -3,7 +3,7 @@
 """Find the parts of a training step that strategies need: forward pass, weight updates.
 
 A strategy places the weights by the forward pass alone. The new weights and the optimizer's
-states lie as their weights do.
+states are placed as their weights.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search for placements of weights within bounds that move the fewest bytes.
 
-A byte held and a FLOP get a price; the exact labelling of propagation picks what is cheapest
+A stored byte and a FLOP get a price; the exact assignment of propagation minimizes their cost
 together with the bytes sent (Lagrange multipliers of the two bounds). The prices fall as long as
 the bounds hold.
 """

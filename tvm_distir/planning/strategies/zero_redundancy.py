@@ -3,8 +3,8 @@
 """ZeRO: shard over data-parallel devices what they would otherwise all store.
 
 Stages as in Rajbhandari et al. 2020: the optimizer's states, then the gradients, then the weights
-are stored in parts over the axis that divides the batch. A plan says where they lie; that a
-weight is gathered before its use and a gradient reduced in parts follows by propagation.
+are stored in parts over the axis that divides the batch. A plan places them; propagation then
+gathers a weight before its use and reduces a gradient in parts.
 """
 
 from __future__ import annotations

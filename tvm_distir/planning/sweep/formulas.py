@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fit the numbers of like programs exactly by sums of a few monomials in sizes.
 
-A number is known of some samples. It is a monomial where its logarithm is linear in those of the
-sizes, with whole exponents. What is none is a sum of monomials that occur beside it (what a kernel
-moves is the sum of its operands), with rational coefficients that all samples confirm, at least one
-more than there are terms.
+A number is known for some samples. It is a monomial where its logarithm is linear in those of the
+sizes, with integer exponents. Other numbers are sums of monomials that occur beside them (the bytes
+of a kernel are the sum of its operands), with rational coefficients that all samples confirm, of
+which there are more than terms.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Partition a table into structures: like rows, represented by samples.
 
-What a plan leaves open is decided by what moves least, so it may change with sizes. Where samples
-differ in their ops, rows are parted by the size that tells them apart, and looked at again.
+Placements that a plan leaves open minimize the communication, so they may change with sizes. Where
+samples differ in their ops, rows are partitioned by the size that distinguishes them, and sampled
+again.
 """
 
 from __future__ import annotations

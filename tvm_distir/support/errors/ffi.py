@@ -5,8 +5,8 @@
 The FFI makes a new Python exception of a class's name and a text where an error comes back from
 C++. Its C struct has a place for more, ``extra_context`` (``TVMFFIErrorCell`` of
 ``tvm/ffi/c_api.h``), which travels with the error through every function, pass and thread; the
-Python binding reads it and cannot set it, so it is set here. There go the fields, as
-:meth:`.DistIRError.to_dict` writes them down, and the error's cause. The library of the plugin
+Python binding reads it and cannot set it, so it is set here. It holds the fields, as
+:meth:`.DistIRError.to_dict` writes them, and the error's cause. The library of the plugin
 throws its errors with the same map (``passes/ffi/refuse.cc``).
 """
 

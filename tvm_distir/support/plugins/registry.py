@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look up plugins by name: those of this package and those of entry points.
 
-Names are known without an import; what a name stands for is imported when it is asked for.
+Names are known without an import; the target of a name is imported when it is requested.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defines sharding rules of normalizations, which reduce statistics over sharded dims inside.
 
-Formulas and dtypes are those of TVM's kernels, so that what differs from the single device is the
-order of the sums only.
+Formulas and dtypes are those of TVM's kernels, so that results differ from those of a single device
+only by the order of the sums.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folds separate padding ops into the window op that reads the padded value.
 
-``conv2d(nn.pad(x))`` without padding is ``conv2d(x)`` with it. Cut along a padded dim,
-the first moves rows twice (the longer result is sharded elsewhere), the second only the windows'
-neighbour rows. So with its gradient: a transposed convolution whose result is cropped leaves the
-rows out by its padding.
+``conv2d(nn.pad(x))`` without padding is ``conv2d(x)`` with it. Sharded along a
+padded dim, the first moves rows twice (the longer result has other shard boundaries), the second
+moves only the windows' neighbour rows. The same holds for its gradient: a transposed convolution
+whose result is cropped leaves the rows out by its padding.
 """
 
 from __future__ import annotations

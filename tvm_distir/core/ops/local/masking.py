@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masks the padding of uneven dims on shards, so that ops read the values that they need.
 
-Ops that keep a dim compute something in its padding that nobody looks at; an op that reduces over
-it must find the neutral element of its reduction there, an op that uses an operand as index or
-divisor something harmless. What an op needs is said in its registration.
+Ops that keep a dim compute values in its padding that are never read; an op that reduces over it
+needs the neutral element of its reduction there, and an op that uses an operand as index or divisor
+needs a harmless value. The registration of an op declares its needs.
 """
 
 from __future__ import annotations

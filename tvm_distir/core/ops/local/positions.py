@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes a device's position among the shards of a dim, and which part of a shard is padding.
 
-What was written of this once serves all calls of its block: see :class:`BlockMemo`.
+Positions are emitted once and serve all calls of a block: see :class:`BlockMemo`.
 """
 
 from __future__ import annotations

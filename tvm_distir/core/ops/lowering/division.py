@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defines integer division by a number that is read from memory for every pair of operands.
 
-A processor answers a zero divisor, and the least number over -1, with a signal that ends the
-process. Values decide whether that happens, those in the padding of an uneven shard among them,
-so kernels choose another divisor where it would:
+A division by zero, or of the least number by -1, raises a signal that ends the process. Values
+decide whether that happens, also those in the padding of an uneven shard, so kernels choose another
+divisor where it would:
 
 Before::
 

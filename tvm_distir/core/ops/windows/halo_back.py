@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans the row exchange of transposed convolutions and of gradients of windows.
 
-A window maps ``long`` rows to ``short`` ones: short row ``i`` reads the long rows
+A window maps ``long`` rows to ``short`` rows: short row ``i`` reads the long rows
 ``i stride - before + k dilation`` for ``k < kernel``. A transposed convolution, as the gradient
 of an average pool, has the short rows as its operand and adds row ``i`` into those long rows.
-Blocks of its results can be had in two ways:
+Blocks of its results can be computed in two ways:
 
-- *gathered*: each rank fetches the short rows that reach into its long ones;
-- *returned*: each rank spreads its short rows, and hands what falls outside of its long
-  rows to the neighbours, who add it.
+- *gathered*: each rank fetches the short rows that reach into its long rows;
+- *returned*: each rank spreads its short rows, and sends sums outside of its long rows to the
+  neighbours, which add them.
 
 The gradient of a convolution's weight sums over both: rank by rank, over the local short rows and
 the long rows that the windows there read.

@@ -17,8 +17,8 @@ After::
     y = R.dist.redistribute(y_chosen, mesh[1])        # one is sent
 
 The condition is a ``bool``, and only where it is known can the other branch be left out. Where
-the branches of an ``If`` lie on different meshes, or one of them on several, nobody could leave
-one out alone: both run, and the choice stays an ``R.where``.
+the branches of an ``If`` are on different meshes, or a branch is on several, no device could skip
+a branch alone: both run, and the choice stays an ``R.where``.
 """
 
 from __future__ import annotations

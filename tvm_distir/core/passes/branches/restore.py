@@ -16,10 +16,10 @@ After::
         y = cls.main_y_else(x)
 
 The branches stay functions: TVM plans the memory of each separately (see :mod:`...ir.branches`).
-The condition has no dim to cut and is linear in nothing, so propagation leaves it complete and
-the same on all devices: all ranks of a mesh take the same branch and meet in its collectives.
+The condition has no dim to shard and no op is linear in it, so propagation leaves it reduced and
+equal on all devices: all ranks of a mesh take the same branch and meet in its collectives.
 
-Where something else than the choice reads what a branch gives (it is sent to the mesh that
+Where another binding than the choice reads the result of a branch (it is sent to the mesh that
 chooses), both calls and the ``R.where`` stay: both branches are pure, so both may run.
 """
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrite a function from level 3 to level 4, with collectives for redistributions and reductions.
 
-Most bindings of a function stay as they are. Those that are alike but for the variables they
-read are looked at once (:class:`.classes.Classes`), and a binding of a class that stays, which
-reads no variable that has changed, is taken over without a second look.
+Most bindings of a function stay as they are. Bindings that are equal up to the variables that they
+read are analysed once (:class:`.classes.Classes`), and a binding of an unchanged class that reads
+no changed variable is copied without further analysis.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lower modules in TVM's local view, in which each function scatters its inputs from worker 0.
 
-TVM's pass of the same name takes a 1-D mesh, whole inputs on worker 0 and PrimFuncs of local
+TVM's pass of the same name takes a 1-D mesh, full inputs on worker 0 and PrimFuncs of local
 shapes; it scatters or broadcasts every input and turns ``call_tir_local_view`` into
 ``call_tir``. Results stay sharded.
 """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lower equal bindings once: the local form of the first serves them all.
 
-Two bindings are alike when they are the same but for the variables they read
-(:attr:`~.Reading.like`) and what is known of these, their *states*, is the same.
+Two bindings share a template when they are equal up to the variables that they read
+(:attr:`~.Reading.like`), and the *states* of these variables are equal.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decide which stashes are offloaded to host memory, and during which pipeline actions.
 
-What a forward unit keeps is stored while the next unit of the rank runs, and is fetched while the
-one before its backward unit runs. So between the two are at least three units, or it stays.
+The stash of a forward action is copied to the host while the next action of the rank runs, and is
+fetched while the action before its backward action runs. So at least three actions are between the
+two, or the stash stays on the device.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 """List the steps of each rank: its pipeline actions and the messages between them.
 
 All ranks' steps are parts of a common order in which a message is an event of both its ends. So no
-two ranks wait for each other, also where a send waits for its receive.
+two ranks wait for each other, even where a send waits for its receive.
 
 Stashes go to the host, and come back, between units of their rank.
 """

@@ -3,10 +3,10 @@
 """Builds the sharding problems of a module's functions.
 
 A call of an op is a variable whose states choose an alternative along every axis. A value with
-a single reader is a table over its producer and that reader: what it costs to reshard it. A value
+a single reader is a table over its producer and that reader: the cost of resharding it. A value
 with several readers gets a variable, the placement in which it is stored; readers take what
 they need from it by steps that send nothing. A call of a private function holds that function's
-variables, so that every call may have its strategy; equal ones meet in elimination.
+variables, so that every call may have its strategy; equal calls are joined by elimination.
 """
 
 from __future__ import annotations

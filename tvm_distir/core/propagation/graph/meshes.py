@@ -4,7 +4,7 @@
 
 An annotation puts its value on a mesh. An op runs on the mesh of its latest operand (meshes
 are ordered as in the module: the stages of a pipeline), or, when no operand is bound to a mesh,
-where its result is wanted. A free parameter lives where it is used first. A private function
+on the mesh of its readers. A free parameter is on the mesh of its first use. A private function
 is placed once per tuple of meshes its arguments come from.
 """
 

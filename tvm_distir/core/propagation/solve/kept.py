@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Caches cost tables between propagations, since a search decides similar modules.
 
-Whoever takes tables has them alone; those that are not given back are gone.
+A propagation that takes tables owns them; tables that are not returned are dropped.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ consumer gives a table over producer and consumer: the cheapest conversion. A va
 consumers gets a variable, the set of labels in which it is stored, so that a collective
 serves all of them. A call of a private function splices that function's summary.
 
-What a variable picks from are the strategies of a node along the axes of the problem: all those
-of a mesh at once, or a single axis while the others are decided.
+The domain of a variable is the strategies of a node along the axes of the problem: all axes of a
+mesh at once, or a single axis while the others are decided.
 """
 
 from __future__ import annotations

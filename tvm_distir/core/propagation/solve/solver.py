@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Assigns labels along some axes of a mesh: functions inner to outer, then chosen labels inwards.
 
-A function is a problem with its calls replaced by their summaries: every combination of labels at
-its boundary, inside at least cost. Once the caller has chosen, each call gets the specialisation
-of the callee that it asked for.
+A function is a problem with its calls replaced by their summaries: the minimum cost inside for
+every combination of labels at the boundary. Once the caller has chosen, each call gets the
+requested specialisation of the callee.
 """
 
 from __future__ import annotations

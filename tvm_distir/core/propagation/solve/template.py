@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds problem templates whose tables are filled in later, for many sets of costs.
 
-What an axis reaches settles the variables of a problem and which tables stand over them; costs
-settle what the tables hold. A :class:`ProblemTemplate` is made once, by the same
-`~.builder.ProblemBuilder` as any problem but with a recorder in place of the tables, which writes
-down which ones it is asked for, and filled in for each set of costs: every distinct table once.
+The reachable axes determine the variables of a problem and the scopes of its tables; costs
+determine the contents of the tables. A :class:`ProblemTemplate` is made once, by the same
+`~.builder.ProblemBuilder` as any problem but with a recorder in place of the tables, which records
+the requested tables. It is instantiated for each set of costs: every distinct table once.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ the other; ``op``: position in :data:`tvm_distir.core.ir.names.REDUCE_OPS`):
 ``recv``                  tag, shape, the same six, out
 ========================  ==============================================================
 
-No level-5 op stands for the next ones; they are there for ``call_dps_packed``, with the native
+The following have no level-5 op; they are available to ``call_dps_packed``, with the native
 collectives only (``root``: position in the group; of ``op`` also 4, the average):
 
 =============  =========================================================================
@@ -30,8 +30,8 @@ collectives only (``root``: position in the group; of ``op`` also 4, the average
 ``gather``     x, groups, group_size, root, dim, out; only the root's out is written
 =============  =========================================================================
 
-The sizes of parts are those of the ranks' ``x`` and ``out`` along ``dim``. Their meaning:
-:mod:`tvm_distir.core.collectives.rooted`.
+The sizes of parts are those of the ranks' ``x`` and ``out`` along ``dim``. They are defined
+in :mod:`tvm_distir.core.collectives.rooted`.
 
 Each finds the fabric of the worker that calls it through :func:`worker`. All but ``exchange``,
 ``send`` and ``recv`` exist twice, in the native library and in Python; :func:`register` chooses.

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define the fabric of a run's ranks: a rendezvous for collectives, messages for transfers.
 
-One fabric serves a run. A rank that waits is recorded with what it waits for, so that the
-fabric sees at once when nobody can go on; a failure of a rank ends the waiting of all.
+There is a fabric per run. A waiting rank is recorded with the event that it waits for, so that the
+fabric detects a deadlock at once; a failure of a rank ends the waiting of all.
 
-Here stands what all fabrics have in common. :class:`.native_fabric.NativeFabric` meets in the
-native library; :class:`.python_fabric.PythonFabric` is the same in plain Python, its oracle;
-:class:`.mpi_fabric.MpiFabric` meets by messages.
+This module has the common parts of all fabrics. :class:`.native_fabric.NativeFabric` uses the
+native library; :class:`.python_fabric.PythonFabric` is its oracle in plain Python;
+:class:`.mpi_fabric.MpiFabric` exchanges messages.
 """
 
 from __future__ import annotations

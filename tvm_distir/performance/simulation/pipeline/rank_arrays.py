@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the program of each rank of a pipelined step as arrays, per kind of unit.
 
-A rank begins with what its stages do once, runs the units of the schedule, takes its part in the
-sums over stages, and ends. A message leaves as soon as its value is made and the message before it
-has gone; its receive occupies nothing.
+A rank begins with the work that its stages do once, runs the units of the schedule, takes its part
+in the sums over stages, and ends. A message leaves as soon as its value is made and the message
+before it has gone; its receive occupies nothing.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start the MPI job of a run from a plain process, and collect its results.
 
-A job lives in a temporary folder: what to run and on what (``job.pickle``, libraries, parts of
-inputs) goes in; results, counts and failures come out, a file per rank. The folder is gone
-when the run has ended, however it ended.
+A job has a temporary folder: the program and its inputs (``job.pickle``, libraries, parts of
+inputs) are written to it, and results, counts and failures are read from it, a file per rank. The
+folder is removed at the end of the run, even after a failure.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 """Run programs with the engine ``processes``: a worker process per rank on this machine.
 
 The controller compiles each entry function to a library, which only the workers that run it
-load. Inputs, outputs and collectives go through nameless shared memory. The workers are
-our own and not Disco's: when a worker of a Disco ``ProcessSession`` raises or is killed, the
+load. Inputs, outputs and collectives go through nameless shared memory. The workers
+are not Disco's: when a worker of a Disco ``ProcessSession`` raises or is killed, the
 controller's process aborts.
 """
 

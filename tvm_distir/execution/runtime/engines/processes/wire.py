@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Send JSON messages and open files between controller, server and workers.
 
-Arrays never travel here; they lie in memory that the open files name
+Arrays are never sent here; they are in memory that the open files name
 (:mod:`tvm_distir.execution.runtime.engines.processes.shared_memory`).
 """
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile and run StableHLO with XLA:CPU, as a script of an interpreter with JAX.
 
-It reads questions, each the path of a file of JSON, and answers each by a line of JSON. When nobody
-can ask any more it ends, whatever it does then. Neither this package nor TVM is
-imported, so that JAX may live in another environment. ``XLA_FLAGS``, which say how many devices the
-host has, stand in the environment before JAX is imported.
+It reads questions, each the path of a file of JSON, and answers each by a line of JSON. It ends
+when its controller is gone, whatever it does then. Neither this package nor TVM is imported, so
+that JAX may be in another environment. ``XLA_FLAGS``, with the number of devices of the host, is
+set in the environment before JAX is imported.
 """
 
 from __future__ import annotations
