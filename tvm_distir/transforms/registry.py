@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look up passes by name, including those of plugins.
 
-A name represents a factory that :func:`~.declaration.module_pass` made, and all else is said there.
-Names are known without TVM.
+A name represents a factory that :func:`~.declaration.module_pass` made, with its declaration. Names
+are known without TVM.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Every tensor that a variable or a function's result holds is a *slot*. Slots between which a value
 is passed on as it is, through tuples, other names and calls of private functions, form a class of
 slots of the same type. A class that begins at gathers of the forward pass, and that only the
-backward pass computes with, may as well hold what was gathered.
+backward pass computes with, may hold the values before the gathers instead.
 """
 
 from __future__ import annotations

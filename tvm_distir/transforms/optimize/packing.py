@@ -3,7 +3,7 @@
 """Merge collectives of a kind on flattened and concatenated tensors (level 5).
 
 An operand becomes a row per rank (a single row where every rank takes part in all of it), so that
-tensors of any shape stand side by side; what comes back is cut and shaped again.
+tensors of any shape are placed side by side; the results are split and reshaped.
 """
 
 from __future__ import annotations

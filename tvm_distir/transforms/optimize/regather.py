@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Save activations sharded for the backward pass, and gather them again there.
 
-Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2: of what is gathered in
-front of a product each device stores its part, and the backward pass has a further gather.
+Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2: of a value that is
+gathered in front of a product each device saves its part, and the backward pass has a further
+gather.
 """
 
 from __future__ import annotations

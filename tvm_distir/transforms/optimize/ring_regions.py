@@ -3,10 +3,10 @@
 """Find the computations over gathered keys of attention in a function (level 5).
 
 A *walk* is the dim of a value that runs over all keys. It begins at a gather, goes through ops that
-work on each key by itself, as their rules say, and ends in a sum over the keys, in a softmax, or
-in a ``reduce_scatter``, which leaves each device its keys' part. Attention, its gradient, and
-what makes one of the two again, are such regions. What a sum gives may be needed by what walks on:
-a region has phases, each of which can be done key by key when those before are done.
+work on each key separately by their rules, and ends in a sum over the keys, in a softmax, or
+in a ``reduce_scatter``, which leaves each device its keys' part. Attention, its
+gradient, and their recomputations are such regions. Ops further along the walk may need the result
+of a sum: a region has phases, each of which can be computed key by key after the preceding phases.
 """
 
 from __future__ import annotations

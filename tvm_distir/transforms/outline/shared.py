@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hoist values that the first layer computes and all layers read in front of the layers.
 
-Exporters leave it where it is first needed. Before::
+Exporters compute such a value where it is first needed. Before::
 
     a = f(x, w0); m = mask(positions); b = g(a, m)
     c = f(b, w1);                      d = g(c, m)

@@ -3,9 +3,9 @@
 """Minimize the recomputation time within a memory bound (``recompute="auto"``).
 
 The step is written once without recomputation. A chain of the calls of ``main``
-(:mod:`.call_chain`) tells what lives there beside what the calls keep, and what each may keep; a
-dynamic program over the calls chooses (:mod:`.recompute.chain`). Sizes are those of the whole
-tensors, divided by what :class:`.recompute.Auto` says.
+(:mod:`.call_chain`) describes the live memory beside the stashes of the calls, and the options of
+each call; a dynamic program over the calls chooses (:mod:`.recompute.chain`). Sizes are those of
+the full tensors, divided by the degrees of :class:`.recompute.Auto`.
 """
 
 from __future__ import annotations

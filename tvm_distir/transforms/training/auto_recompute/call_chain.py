@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model the calls of a function with forward and backward passes as links of a chain.
 
-Between the forward and the backward passes of the calls lives what the calls keep, and what others
-hold. Each call's options are the policies and the minimum cuts of its function, written and
-measured. A value that several calls get, as a mask, is taken to live as it does without
-recomputation; where one of them needs it longer, that call counts it.
+Between the forward and the backward passes of the calls, their stashes and other values are live.
+The options of each call are the policies and the minimum cuts of its function, written and
+measured. A value that several calls get, as a mask, is assumed to be live as without recomputation;
+where a call needs it longer, that call counts it.
 """
 
 from __future__ import annotations

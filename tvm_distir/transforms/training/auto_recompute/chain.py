@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minimize the extra time of a chain of calls within a memory bound by dynamic programming.
 
-Calls run forward 1, 2, ... n and backward n, ... 2, 1. What call j keeps lives from its forward to
-its backward pass, so that the saved values at any moment are those of the calls 1..i for some i.
-After i calls only the bytes kept, the most that was needed and the time so far matter: of two ways
-with none larger the other is never better. Where nobody else keeps as much as these calls do, what
-is needed is known to fit or not at once, and does not matter later.
+Calls run forward 1, 2, ... n and backward n, ... 2, 1. The stash of call j is live from its
+forward to its backward pass, so that the saved values at any moment are those of the calls 1..i for
+some i. After i calls only the saved bytes, the most needed bytes and the time so far matter: a
+choice that is worse in none of these dominates. Where no other values take as much as these calls
+do, it is known at once whether the needed bytes fit, and they do not matter later.
 """
 
 from __future__ import annotations

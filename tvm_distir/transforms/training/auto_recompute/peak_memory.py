@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute the peak memory of functions, following calls.
 
-A buffer lives from the call that makes it to the last call that reads it, wherever in the callees
-that is; views keep what they look at alive, and what a function returns lives to its end.
+A buffer is live from the call that makes it to the last call that reads it, which may be in a
+callee; views keep their buffers alive, and results of a function are live until its end.
 """
 
 from __future__ import annotations

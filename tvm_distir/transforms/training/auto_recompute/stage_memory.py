@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute the device memory of a stage kind, depending on what its calls save.
 
-One micro-batch forward and backward is a function, whose calls are a chain (:mod:`.call_chain`);
-the stages behind stand in it as a task that turns the results into their gradients. What is done
-once, and what each micro-batch leaves behind, follows from the stage's function.
+The passes of a micro-batch are a function, whose calls are a chain (:mod:`.call_chain`); the
+following stages are a task in it that turns the results into their gradients. The work that is done
+once, and the memory that each micro-batch leaves, follow from the stage's function.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 """Minimize the time of each stage kind within a memory bound (``recompute="auto"``).
 
 The step is written once without recomputation. Stages of a kind share their functions, so that
-what is chosen for a kind holds for the tightest of its stages. Of each, :mod:`.stage_memory` says
-what a micro-batch needs, and :func:`~.resident_values.holdings` how many others its rank
+the choice for a kind must fit the tightest of its stages. For each, :mod:`.stage_memory` gives the
+needs of a micro-batch, and :func:`~.resident_values.holdings` the number of others that its rank
 holds at the same time, in the order in which it runs them. Where kinds share ranks, the stashes
-of all of them are taken to be as large as the largest.
+of all of them are assumed to be as large as the largest.
 """
 
 from __future__ import annotations

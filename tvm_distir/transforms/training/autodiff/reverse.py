@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentiate a dataflow block in reverse mode.
 
-Per op the gradient is ours (:mod:`.gradients`) or that which TVM registers (``FPrimalGradient``).
+The gradient of an op is that of this package (:mod:`.gradients`) or of TVM (``FPrimalGradient``).
 Unlike TVM's pass ``Gradient`` it takes bfloat16, writes only what the wanted gradients need, and
 registers nothing with TVM.
 """

@@ -3,10 +3,10 @@
 """Implement the policy ``attention``, which saves the row maxima and sums of the weights.
 
 ``weights = softmax(f(matmul(q, k)))``, ``mixed = matmul(weights, v)`` is written with the maxima
-and sums as separate values. The backward pass makes the scores and from them the weights again,
-key by key as it likes, and takes the sum over the keys that the gradient of a softmax has from
-the result instead, ``sum(mixed_grad * mixed)`` (Dao et al. 2022, "FlashAttention", section 3.1 and
-appendix B; what ring attention needs, Liu et al. 2023).
+and sums as separate values. The backward pass recomputes the scores and from them the weights,
+block by block of keys, and computes the sum over the keys in the gradient of a softmax from the
+result instead, ``sum(mixed_grad * mixed)`` (Dao et al. 2022, "FlashAttention", section 3.1 and
+appendix B; ring attention needs this, Liu et al. 2023).
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Implement the policy ``checkpoint``, which runs a function again in its backward pass.
 
-As ``torch.utils.checkpoint`` does, and Megatron-LM's full recomputation: also what no gradient
-reads, the last product and the last collective among it, is recomputed. ``full`` leaves that out.
+As in ``torch.utils.checkpoint``, and in Megatron-LM's full recomputation, values that no gradient
+reads are recomputed too, such as the last product and the last collective. ``full`` leaves these
+out.
 """
 
 from __future__ import annotations

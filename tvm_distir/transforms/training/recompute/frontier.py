@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the values that a function saves to minimize the time of recomputing the rest.
 
-What the backward pass reads is kept or recomputed, and what is recomputed needs its operands, kept
-or recomputed in turn. For a price of a byte the least of time and price together is a minimum cut:
-each value is an edge that its bytes cost, in front of it an edge from the source that its time
-costs, and operands stand behind their readers. Prices from 0 to infinity give the points of the
-lower convex hull of bytes and time.
+The values that the backward pass reads are saved or recomputed, and recomputed values need their
+operands, which are saved or recomputed too. For a given price of a byte, the minimum of time plus
+price is a minimum cut: each value is an edge with the cost of its bytes, preceded by an edge from
+the source with the cost of its time, and operands follow their readers. Prices from 0 to infinity
+give the points of the lower convex hull of bytes and time.
 """
 
 from __future__ import annotations

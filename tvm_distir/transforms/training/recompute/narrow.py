@@ -5,10 +5,11 @@
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4,
 ``s b h (34 + 5 a s / h)`` bytes per layer at half precision:
 
-- a dropout's mask, a byte per element, which the backward pass reads instead of drawing it again;
-- of a value that is cast to more bytes, the value before;
-- of a softmax whose result is cast to half precision, that cast. Its gradient takes the rounded
-  weights, as kernels of softmax do that read and write half precision. All else has the same bits.
+- a dropout's mask, a byte per element, which the backward pass reads instead of generating it
+again;
+- of a value that is cast to more bytes, the value before the cast;
+- of a softmax whose result is cast to half precision, that cast. Its gradient uses the rounded
+  weights, as half-precision kernels of softmax do. All other results have the same bits.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 ``layer(x, w) -> y`` becomes ``layer_forward(x, w) -> (y, (saved...))`` and
 ``layer_backward(grad, (saved...), w) -> (x's gradient, w's gradient)``: a pair per function and
-per set of parameters whose gradients are asked for, called as often as the function was.
+per set of parameters whose gradients are requested, called as often as the function was.
 """
 
 from __future__ import annotations

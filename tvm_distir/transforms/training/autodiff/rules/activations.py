@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define gradients of activations.
 
-That of ReLU, and of its kin, at 0 is that of the negative side, as it is in torch.
+The gradient of ReLU, and of similar functions, at 0 is that of the negative side, as in torch.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define gradients of convolutions, including transposed ones.
 
-TVM has that of ``conv2d`` alone. Its weight gradient computes more positions than the kernel has
-where strides leave rows over, and moves groups into the batch, which then cannot be cut. Here the
-samples of a grouped one are one more spatial dim; of a grouped ``conv3d``, for which there is none
-left, each plane of the kernel is a grouped ``conv2d``.
+TVM has the gradient of ``conv2d`` only. Its weight gradient computes more positions than the kernel
+has where strides leave rows over, and moves groups into the batch, which then cannot be sharded.
+Here the samples of a grouped convolution are a further spatial dim; of a grouped ``conv3d``, which
+has no dim left, each plane of the kernel is a grouped ``conv2d``.
 """
 
 from __future__ import annotations

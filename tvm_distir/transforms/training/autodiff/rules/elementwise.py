@@ -3,7 +3,7 @@
 """Define gradients of elementwise ops.
 
 Where a function has a kink its gradient there is the mean of both sides, as torch has it: of
-``abs`` it is 0, and two equal operands of ``maximum`` get one half each.
+``abs`` it is 0, and two equal operands of ``maximum`` get half of it each.
 """
 
 from __future__ import annotations

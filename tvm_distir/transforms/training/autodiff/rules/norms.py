@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define gradients of normalizations, computed in float32 for half precision.
 
-Those of the data are rounded to its type. Those of scales and shifts are sums over all samples, and
-stay wide: what adds and reduces them (micro-batches, devices) does so in float32.
+Gradients of data are rounded to its type. Gradients of scales and shifts are sums over all samples,
+and stay float32, in which micro-batches and devices add and reduce them.
 """
 
 from __future__ import annotations
