@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Group the names of the ``R.dist`` ops that move data by what they do, without TVM."""
+"""Group the names of the ``R.dist`` ops that move data by their effect, without TVM."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def recv(
     dtype: str,
     tag: int,
 ) -> ir.Call:
-    """Receive on ``device_mesh`` with ``placement`` what ``peer_mesh`` sent.
+    """Receive on ``device_mesh`` with ``placement`` the tensor that ``peer_mesh`` sent.
 
     At level 4 the operand is the ``send``'s result; at level 5 there is none.
     """

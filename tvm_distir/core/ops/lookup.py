@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Description that tells a call from others of equal hash; TVM's hashes may collide."""
+    """Description that distinguishes calls of equal hash, since TVM's hashes may collide."""
 
     parts: tuple[Any, ...]
     rule: Rule

@@ -274,7 +274,7 @@ def cache_create(call: PackedCall) -> PackedForm:
 
 @register_packed_rule(f"{CACHE}append", f"{CACHE}update", f"{CACHE}window_override")
 def cache_append(call: PackedCall) -> PackedForm:
-    """Shard both of ``(cache, data)`` alike; rows stay in order, so dim 0 is replicated."""
+    """Shard ``cache`` and ``data`` equally; rows stay in order, so dim 0 is replicated."""
     data = call.ins[1] or ()
     ties = [({0: d, 1: d}, {0: d}) for d in range(1, len(data))]
     return PackedForm(ties, {0: data})

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Describes what an op needs of the padding of uneven dims, as declared in its registration.
+"""Describes the needs of an op for the padding of uneven dims, as its registration declares.
 
 A dim of n elements over k devices is padded to ``ceil(n/k)`` per shard.
 """

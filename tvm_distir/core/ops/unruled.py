@@ -44,7 +44,7 @@ _WHY_SYSTEM = {
 
 
 def why_none(op: str) -> str | None:
-    """Return why an op that computes has no rule; None when nothing stands against a rule."""
+    """Return why a computing op has no rule; None when nothing prevents a rule."""
     return _WHY_NONE.get(op)
 
 

@@ -180,7 +180,7 @@ def _marked(fn: Function) -> Function:
 
 
 def _split(edge: Edge, meshes: tuple[Mesh, ...], staged: PipelineProgram) -> Edge:
-    """Send what several devices hold alike in parts."""
+    """Send values that several devices hold alike in parts."""
     mesh = meshes[staged.schedule.rank_of[edge.source[0]]]
     labels = [label.strip() for label in edge.placements[0].split(", ")]
     alike = math.prod(size for size, label in zip(mesh.shape, labels, strict=True) if label == "R")

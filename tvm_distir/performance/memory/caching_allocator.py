@@ -76,7 +76,7 @@ class MemoryLevel:
             self.most[role] = self.roles[role]
 
     def over(self, inner: MemoryLevel, at: int) -> None:
-        """Run a nested level: add its peak to the live bytes, then what it leaves."""
+        """Run a nested level: add its peak to the live bytes, then the bytes that it leaves."""
         if self.live + inner.peak > self.peak:
             self.peak, self.at = self.live + inner.peak, at
         for role, most in enumerate(inner.most):

@@ -52,7 +52,7 @@ class PeakFormula(MemoryLevel):
             self.held[abs(size) // BLOCK_BYTES - 1] += 1 if size > 0 else -1
 
     def over(self, inner: MemoryLevel, at: int) -> None:
-        """Run a nested level: add its peak to the live bytes, then what it leaves."""
+        """Run a nested level: add its peak to the live bytes, then the bytes that it leaves."""
         assert isinstance(inner, PeakFormula)
         self._most.append(self.held + inner.most_held)
         self.held += inner.held

@@ -172,7 +172,7 @@ class RankEvents:
                 self._hand_over(edge, micro)
 
     def _slots(self, stage: int, micro: int) -> Ints:
-        """Return the instances in the slots of a micro-batch, or of what is there once."""
+        """Return the instances in the slots of a micro-batch, or in the slots that exist once."""
         if micro < 0:
             return self._once[stage]
         if (stage, micro) not in self._micros:

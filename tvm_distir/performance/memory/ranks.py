@@ -166,7 +166,7 @@ class RankMemories:
         ]
 
     def level(self, walk: RankEvents, number: int, death: LastUse) -> tuple[MemoryLevel, int]:
-        """Return the level of an event, which like events share, and what best fit needs."""
+        """Return the level of an event, which equal events share, and the bytes of best fit."""
         event = walk.events[number]
         if event.unit is not None:
             return self.levels.level(event.unit, death)

@@ -93,7 +93,7 @@ class Program:
 
     @staticmethod
     def from_json(text: str, place: str = "program") -> Program:
-        """Read JSON text. Errors as in :meth:`from_dict`; DIST0710 for what is no JSON."""
+        """Read JSON text. Errors as in :meth:`from_dict`; DIST0710 for text that is not JSON."""
         return parse_text(text, place, Program)
 
     @staticmethod

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Model what TVM's storage plan allocates and frees."""
+"""Model the allocations of TVM's storage plan."""
 
 from __future__ import annotations
 

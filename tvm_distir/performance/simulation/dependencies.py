@@ -62,7 +62,7 @@ class Dependencies:
         return [places_of.get(value, ()) for value in fn.results]
 
     def op(self, row: OpRow, args: Iterable[Places]) -> Places:
-        """Add an op; what a wait waits for holds the compute ops after it."""
+        """Add an op; a collective that a wait waits for delays the compute ops after it."""
         op, data = row.op, _joined(args)
         if op.kind == "wait":
             self._held = _joined((self._held, data))

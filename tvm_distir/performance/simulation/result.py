@@ -133,7 +133,7 @@ class Result:
         }
 
     def to_perfetto(self, path: str | Path, form: str | None = None) -> None:
-        """Write a trace for https://ui.perfetto.dev, whole or not at all.
+        """Write a trace for https://ui.perfetto.dev, completely or not at all.
 
         Parameters
         ----------

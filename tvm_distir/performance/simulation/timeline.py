@@ -243,7 +243,7 @@ class Timeline:
         return listed(table)
 
     def _enter(self, table: Table, around: Sequence[list[str]]) -> list[str]:
-        """Count the call that is the next frame; returns the functions around what it holds."""
+        """Count the call that is the next frame; returns the functions around its ops."""
         frame = self.entry.frames[len(around)]
         outer = around[frame.parent] if frame.parent >= 0 else []
         name = self.lowering.functions[frame.function].name

@@ -47,7 +47,7 @@ class BindingCosts:
         self._functions: dict[str, int] = {}
 
     def of(self, reading: FunctionView, devices: Collection[int] = ()) -> BodyCosts:
-        """Return the times of a body, run by ``devices`` if not by its whole mesh."""
+        """Return the times of a body, run by ``devices`` if not by all of its mesh."""
         return BodyCosts(self, reading, devices)
 
     def branch(self, body: relax.SeqExpr) -> int:

@@ -83,7 +83,7 @@ def strided_slice(call: CallShape) -> Draft:
 
 
 def repeat_on_shards(cx: LocalCall) -> Any:
-    """Repeat locally; a sharded repeated dim has whole elements per device, or extent 1."""
+    """Repeat locally; a device has complete groups of copies of a sharded dim, or extent 1."""
     axis = cx.call.attrs.axis
     if axis is None:
         return cx.same()
@@ -94,7 +94,7 @@ def repeat_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.repeat", local=repeat_on_shards)
 def repeat(call: CallShape) -> Draft:
-    """Shard all dims; copies are neighbours, so the repeated dim keeps elements whole."""
+    """Shard all dims; copies are neighbours, so blocks of the repeated dim hold all copies."""
     draft = Draft(call)
     axis = call.integers("axis")
     if axis is None:

@@ -80,7 +80,7 @@ def _divided(cx: LocalCall, grad: Any, dim: int, window: Window) -> Any:
 
 
 def avg_pool_backward_on_shards(cx: LocalCall) -> Any:
-    """Fetch neighbours' gradients, each divided by what its window counts before it is sent."""
+    """Fetch neighbours' gradients, each divided by the count of its window before it is sent."""
     a, grads, data = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
     dims = [dim for dim, _ in halo_dims(cx)]
     if not dims:

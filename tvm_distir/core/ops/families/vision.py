@@ -32,7 +32,7 @@ def per_image(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.vision.all_class_non_max_suppression", local=SAME_OP)
 def all_images(call: CallShape) -> Draft:
-    """Replicate all dims: the boxes kept of all images and classes stand in a list."""
+    """Replicate all dims: the selected boxes of all images and classes are in a single list."""
     draft = Draft(call)
     draft.default_why = "the boxes kept of all images and classes stand in one list"
     draft.per_element(8)

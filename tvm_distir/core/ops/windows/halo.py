@@ -133,7 +133,7 @@ def fetching(
     phase: int = 0,
     per: int = 1,
 ) -> Exchange:
-    """Plan what each rank fetches so that it has all rows its results read.
+    """Plan the rows that each rank fetches, so that it has all rows that its results read.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def blocks_of(rows: int, ranks: int) -> list[tuple[int, int]]:
 
 
 def exchange(window: Window, extent: int, result: int, ranks: int) -> Exchange:
-    """Plan the exchange along a dim cut over ``ranks`` devices."""
+    """Plan the exchange along a dim sharded over ``ranks`` devices."""
     rows, out = -(-extent // ranks), -(-result // ranks)
     reads = []
     for first, end in blocks_of(result, ranks):

@@ -91,7 +91,7 @@ class PlacedValues:
             self._before = set(self._converted)
 
     def close_dataflow(self) -> None:
-        """Bind the shadowed outputs, and forget what the dataflow block hides."""
+        """Bind the shadowed outputs, and forget the variables that the dataflow block hides."""
         for v, field in self._fields.items():  # outside it is taken of its tuple again
             if is_dataflow(self.roots.get(v)):
                 self.roots[v] = field
@@ -242,7 +242,7 @@ class PlacedValues:
     # constants -------------------------------------------------------------------------
 
     def constant(self, value: Any, mesh: int) -> Any:
-        """Return the placed constant that an old expression is, or stands for."""
+        """Return the placed constant that an old expression is, or represents."""
         labels = [R] * len(self.decision.mesh_axes(mesh))
         constant = self._unaliased(value)
         return ir.GenericConst(constant.value, as_dtensor(constant.ty, self.meshes[mesh], labels))

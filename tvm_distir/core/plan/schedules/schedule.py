@@ -185,7 +185,7 @@ class Schedule:
             raise error.placed(lambda _: data.place) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, without what is the default."""
+        """Return the JSON form, without default values."""
         out: dict[str, Any] = {
             "kind": self.kind,
             "stages": self.stages,

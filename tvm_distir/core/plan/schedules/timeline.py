@@ -42,7 +42,7 @@ class TimelineEntry(NamedTuple):
 
 
 def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[TimelineEntry]:
-    """Run orders, each unit as soon as its rank and what it waits for are done.
+    """Run orders, each action as soon as its rank is free and its dependencies are done.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Caches what the graphs of a module share: meshes, types and annotations."""
+"""Caches the common data of the graphs of a module: meshes, types and annotations."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class AxesSolver:
         self._called: dict[tuple[int, tuple[int, ...]], NodeStrategy] = {}
 
     def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
-        """Return the instance labelled along the axes, its cost, and the gap to a lower bound.
+        """Return the instance with labels along the axes, its cost, and the gap to a lower bound.
 
         None where that is too wide, or nothing is allowed.
 

@@ -73,7 +73,7 @@ class LoweredProgram:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Return a fingerprint of the program that every process computes alike."""
+        """Return a fingerprint of the program that is equal in every process."""
         return f"{int(tvm_ffi.structural_hash(self.mod)) & (1 << 64) - 1:016x}"
 
     @property

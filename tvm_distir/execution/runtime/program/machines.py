@@ -17,7 +17,7 @@ _UNKNOWN = re.compile(r"Cannot find ffi::Function (\S+) in ")
 
 
 def make_machine(library: Any) -> VirtualMachine:
-    """Make a virtual machine of a library; it looks up what the library calls.
+    """Make a virtual machine of a library; it looks up the functions that the library calls.
 
     Raises
     ------

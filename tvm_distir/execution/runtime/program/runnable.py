@@ -35,7 +35,7 @@ class Runnable(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Return a fingerprint of the program that every process computes alike."""
+        """Return a fingerprint of the program that is equal in every process."""
         ...
 
     @property

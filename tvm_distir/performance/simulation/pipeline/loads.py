@@ -122,7 +122,7 @@ class StageLoads:
         return [(ENDLESS, speed, _shares(used, length))]
 
     def _parts(self, start: Ints, end: Ints, talks: Ints, used: Shares) -> Iterable[Piece]:
-        """Yield the pieces between which collectives, or what runs beside them, begin or end."""
+        """Yield the pieces between beginnings and ends of collectives and of overlapping work."""
         edges = np.unique(np.concatenate(([0], start, end)))
         under_way = [_covered(edges, start[mask], end[mask]) for mask in (talks, ~talks)]
         talking = float(np.diff(edges)[under_way[0]].sum())

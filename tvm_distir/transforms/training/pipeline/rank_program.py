@@ -98,7 +98,7 @@ class RankProgram:
         self.inputs.append(item)
 
     def run(self, steps: Sequence[RankStep]) -> relax.Function:
-        """Write tasks and messages, then what runs once."""
+        """Write tasks and messages, then the work that runs once."""
         writer, pipeline = self.writer, self.pipeline
         self._check_neighbours()
         for number, body in self.bodies.items():

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Provide what the writers of all stages share: functions, split backwards, updates, sums."""
+"""Provide the shared tools of the writers of stages: functions, updates, sums."""
 
 from __future__ import annotations
 

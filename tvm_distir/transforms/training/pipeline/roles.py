@@ -146,7 +146,7 @@ class StageWriter:
         self._end(gradients)
 
     def _forward_results(self, result: Any) -> Any:
-        """Output statistics and what later stages read; return the loss, if it is computed."""
+        """Output statistics and values for later stages; return the loss, if it is computed."""
         outputs, statistics = self.part.stage.outputs, self.part.stage.statistics
         is_single = len(outputs) + len(statistics) == 1
         for j, var in enumerate(statistics, len(outputs)):
@@ -203,7 +203,7 @@ class StageWriter:
         return self.builder.emit(divide(scale, scalar(float(count), dtype)))
 
     def _end(self, gradients: dict[Any, Any]) -> None:
-        """Write what runs once: sums over micro-batches and stages, then new weights."""
+        """Write the work that runs once: sums over micro-batches and stages, then new weights."""
         builder, part = self.builder, self.part
         phase = EACH_PHASE if self.tools.schedule.stash else ACCUMULATE_PHASE
         terms = list(gradients.values())

@@ -220,7 +220,7 @@ class UnitWriter:
                 self.arrive(other, what, unit.micro, self.made(number, what, unit.micro))
 
     def end(self, number: int, wanted: Sequence[str] | None = None) -> None:
-        """Write what runs once after all micro-batches, for some results or all of them."""
+        """Write the work after all micro-batches, for some results or all of them."""
         stage = self.stages[number]
         bindings = stage.body.bindings[When.END]
         needed: set[Any] | None = None

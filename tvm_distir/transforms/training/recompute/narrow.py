@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Implement the policy ``megatron``, which saves what Megatron-LM's kernels save.
+"""Implement the policy ``megatron``, which saves the values that Megatron-LM's kernels save.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4,
 ``s b h (34 + 5 a s / h)`` bytes per layer at half precision:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define policies of what a function saves for its backward pass, and what it recomputes.
+"""Define policies, which divide values of a function into saved and recomputed ones.
 
 Each policy reads a function's forward bindings, the values that its backward pass reads, and its
 parameters:
@@ -145,7 +145,7 @@ def kept_by(
     params: Sequence[Any],
     frontier: Frontier,
 ) -> Kept:
-    """Return what a policy saves and recomputes; ``frontier`` is that of the function."""
+    """Return the saved and recomputed values of a policy; ``frontier`` is that of the function."""
     share = share_of(policy)
     if policy == FULL:
         return full(forward, read)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute what updates share: the gradient factor (loss scale, clipping), step and rate.
+"""Compute common inputs of updates: the gradient factor (loss scale, clipping), step, rate.
 
 A dynamic scale halves when a gradient overflows, and that step changes no weight; it doubles after
 :data:`GROW_EVERY` steps without overflow (Micikevicius et al. 2018, section 3.2).
@@ -75,7 +75,7 @@ class Scaling:
     def shared(
         self, builder: relax.BlockBuilder, squares: Any, step: Any, rate: Any
     ) -> tuple[Shared, list[tuple[str, Any]]]:
-        """Emit what updates share; return it with the new counters, not emitted yet, by name.
+        """Emit the common inputs of updates; return them with the unemitted new counters, by name.
 
         Parameters
         ----------

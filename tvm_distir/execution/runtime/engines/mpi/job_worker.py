@@ -63,7 +63,7 @@ def _run(job: Job, rank: int, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Run a rank of the job in a folder; a failure ends the whole job.
+    """Run a rank of the job in a folder; a failure ends the job.
 
     Returns
     -------

@@ -183,7 +183,7 @@ def _wait_for_abort(process: subprocess.Popen[bytes]) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the launcher and what it started, if they still run."""
+    """End the launcher and its processes, if they still run."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
             return

@@ -68,7 +68,7 @@ class Messages:
         return []
 
     def post_array(self, process: int, tag: int, meaning: Any, array: Array) -> None:
-        """Send an array and what it means to a process; does not wait."""
+        """Send an array and its meaning to a process; does not wait."""
         head = pickle.dumps((meaning, array.shape, array.dtype))
         self.world.post(process, tag, head, as_bytes(array))
 

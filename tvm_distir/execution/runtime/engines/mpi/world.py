@@ -250,7 +250,7 @@ LAST_WORDS_S = 0.2
 
 
 def _abort_when_dying(here: World) -> None:
-    """End the whole job when an exception ends this process; else the others would wait."""
+    """End the job when an exception ends this process; else the others would wait."""
     if here.size == 1 or getattr(sys.excepthook, "ends_job", False):
         return
     before = sys.excepthook

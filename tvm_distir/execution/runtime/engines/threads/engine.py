@@ -78,7 +78,7 @@ def make_job(
     fabric: Callable[[Sequence[int], float], Watched],
     timeout_s: float,
 ) -> ThreadJob:
-    """Return what the workers need: a library each, and their inputs."""
+    """Return the job of the workers: a library each, and their inputs."""
     ranks = [r for e in program.entries for r in e.ranks]
     job = ThreadJob(fabric(ranks, timeout_s), {}, {}, {})
     for entry in program.entries:

@@ -68,7 +68,7 @@ class _Run:
         return self.cut[name]
 
     def prepare(self, names: Iterable[str]) -> None:
-        """Compile together what these functions, and those they call, may need."""
+        """Compile together the kernels that these functions, and their callees, may need."""
         todo, known = list(names), set[str]()
         segments: list[Segment] = []
         while todo:
