@@ -23,9 +23,9 @@ Tree = int | None | tuple["Tree", ...]
 class InFlight:
     """A tracker of values in flight through the bindings of a function.
 
-    What a start gives is read by one ``collective_done``, and a done reads nothing else. Between
-    the two it may lie in tuples, and cross the boundary of a private function, once, where the
-    attribute ``dist.in_flight`` of that function says so.
+    The result of a start is read by a single ``collective_done``, and a done reads nothing else.
+    Between the two it may be in tuples, and cross the boundary of a private function, once, where
+    the attribute ``dist.in_flight`` of that function says so.
 
     Parameters
     ----------

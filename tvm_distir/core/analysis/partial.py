@@ -71,8 +71,8 @@ class PartialState:
     def check(self, reading: FunctionView | None = None) -> None:
         """Walk the bindings; the result must be as declared.
 
-        Of like bindings whose operands are partial alike the first is looked at. ``reading``:
-        of the function, where it exists already.
+        Of equal bindings with the same partial operands only the first is checked. ``reading`` is
+        the view of the function, where it exists already.
         """
         reading = read_functions([self.fn])[0] if reading is None else reading
         numbers: dict[tuple[Axes, ...], int] = {}  # of what a variable may have

@@ -121,8 +121,8 @@ def reduce_scatter(terms: Sequence[Array], dim: int, op: str) -> list[Array]:
 def all_to_all(shards: Sequence[Array], gather_dim: int, split_dim: int) -> list[Array]:
     """Go from shards of ``gather_dim`` to shards of ``split_dim``.
 
-    Every rank cuts its shard along ``split_dim``, hands part j to rank j, and concatenates what
-    it gets along ``gather_dim`` in group order.
+    Every rank splits its shard along ``split_dim``, sends part j to rank j, and concatenates the
+    received parts along ``gather_dim`` in group order.
     """
     parts = [_parts(x, len(shards), split_dim) for x in shards]
     return [np.concatenate([row[j] for row in parts], axis=gather_dim) for j in range(len(shards))]

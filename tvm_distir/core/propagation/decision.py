@@ -23,8 +23,8 @@ class Instance:
     """A specialisation of a placed function.
 
     ``choice[a][k]`` is the alternative of node k along axis a (absent: not decided yet);
-    ``kids[k]`` the specialisation that call node k uses; ``columns[a]`` the number of
-    ``choice[a]`` among those of a labelling; ``given[a][v]`` the label that value v is given with.
+    ``kids[k]`` the specialisation that call node k uses; ``columns[a]`` the number of ``choice[a]``
+    among those of an assignment; ``given[a][v]`` the label with which value v is produced.
     """
 
     number: int

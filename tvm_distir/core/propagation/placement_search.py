@@ -43,8 +43,8 @@ class PlacementConstraint:
 class CandidatePlacement:
     """A choice of labels with its cost per device.
 
-    ``pins`` are the values that propagation has to be told about to find the same, ``stored``
-    the dims of the weights that lie cut and are gathered where they are used.
+    ``pins`` are the values whose labels propagation needs to reproduce the placement, ``stored``
+    the dims of the weights that are stored sharded and gathered where they are used.
     """
 
     labels: WeightLabels
@@ -213,7 +213,7 @@ class PlacementSearch:
     def obstacles(self, name: str, number: int) -> list[str]:
         """Return why a weight can be sharded on none of its dims; nothing when it can.
 
-        Every consumer must take the dim as it lies, through layout ops and calls.
+        Every consumer must accept the dim as it is sharded, through layout ops and calls.
         """
         g, reasons = self._graph(name), list[str]()
         v = g.param_value(number)

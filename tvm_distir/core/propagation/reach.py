@@ -78,7 +78,7 @@ class ReachableAxes:
 def hold_on(g: Graph, reach: ReachableAxes, axis: Axis, a: int, k: int) -> tuple[bool, bool]:
     """Return (pinned, stationary) along axis ``a`` for the value that node k produces.
 
-    A layout op hands on what its operand is: a transposed weight is the weight.
+    A layout op passes on the role of its operand: a transposed weight is the weight.
     """
     k = g.origin[k]
     node = g.nodes[k]

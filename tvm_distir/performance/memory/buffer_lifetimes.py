@@ -186,7 +186,8 @@ class ProgramBuffers:
     def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:
         """Return, per result of a call, the argument's buffer or the callee's role and size.
 
-        A result of a branch of which one side hands on an argument is a result that it makes.
+        A result of a branch of which a side passes on an argument counts as a result that the
+        branch makes.
         """
         called = self.called(op, reads)
         callee = called[0][0]

@@ -43,8 +43,8 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
 def once_slots(role: StageKind, schedule: Schedule, unit: str) -> set[int]:
     """Return the slots that are there once, not per micro-batch, as a unit sees them.
 
-    A micro-batch has separate weights where the schedule stashes them, and what is made of them;
-    its sums are not, nor is what it hands to the next.
+    Where the schedule stashes weights, a micro-batch has separate weights, and so has all that is
+    computed from them; its sums, and the values that it passes to the next micro-batch, exist once.
     """
     if schedule.stash and unit.rstrip("+") in (FORWARD, BACKWARD, WEIGHT):
         sums = [p.outputs for p in role.phases if p.name == "accumulate"]

@@ -94,8 +94,8 @@ def calibrate(
 ) -> Calibration:
     """Fit the constants of a system to measured steps of models, or to matrix products.
 
-    Each step is exported through the whole pipeline once and kept on disk. Its time is the sum of
-    what lies on its critical path, which is computed again with the fitted constants.
+    Each step is exported through the full pipeline once and cached on disk. Its time is the sum of
+    the parts on its critical path, which is computed again with the fitted constants.
 
     Parameters
     ----------

@@ -145,8 +145,9 @@ class Estimator:
     def _with_gradients(self, candidate: Candidate, step_ps: int, weights: int, zero: int) -> int:
         """Add the communication of a rank's weights and gradients along the axis of the batch.
 
-        Where sums lie cut, every micro-batch reduces its gradients beside the work, as far as there
-        is some; where weights do, it also gathers them before both its parts.
+        Where sums are sharded, every micro-batch reduces its gradients, which overlaps with work as
+        far as there is some; where weights are sharded, it also gathers them before both its
+        passes.
         """
         mesh = dict(candidate.axes)
         parts = mesh.get(BATCH, 1)

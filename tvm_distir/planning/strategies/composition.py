@@ -55,11 +55,11 @@ def compose(
 ) -> Plan:
     """Merge the plans of several strategies on a single mesh.
 
-    Each strategy fills an axis and leaves the others open. Plans are merged by
-    :func:`merge`. An axis of a parameter that no strategy filled is closed as replicated: what
-    arrives from outside lies nowhere that was not asked for; so is one of what replaces a
-    parameter, where the plan is to be completed. Axes of intermediate values and
-    of call arguments stay open, for propagation to decide.
+    Each strategy fills an axis and leaves the others open. Plans are merged by :func:`merge`. An
+    axis of a parameter that no strategy filled is closed as replicated, so that inputs are sharded
+    only as requested; where the plan is to be completed, so is an axis of a value that replaces a
+    parameter. Axes of intermediate values and of call arguments stay open, for propagation to
+    decide.
 
     Parameters
     ----------

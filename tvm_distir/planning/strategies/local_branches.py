@@ -107,7 +107,7 @@ def local_layers(
 def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
     """Place tensors of branches as other strategies do on a single mesh of the same axes.
 
-    Gradients lie on the meshes of their weights.
+    Gradients are on the meshes of their weights.
 
     Parameters
     ----------

@@ -64,9 +64,9 @@ def avoid_occupied(
 ) -> CandidatePlacement:
     """Move weights off dims that are used up, to where the fewest bytes move.
 
-    Weights of the same shape that lie on a dim used up move together. All combinations are tried,
-    as far as there are not too many; those that hold more than ``most_bytes`` come last. The
-    FLOPs of the ops on these weights are divided whichever of their dims is cut.
+    Weights of the same shape on an occupied dim move together. All combinations are tried, as far
+    as there are not too many; those that hold more than ``most_bytes`` come last. The FLOPs of the
+    ops on these weights are divided whichever of their dims is sharded.
 
     Parameters
     ----------

@@ -20,8 +20,8 @@ _CLOSE = 1e-6
 def spanning(symbols: Ints, known: Sequence[int]) -> list[int] | None:
     """Return the columns that determine monomials at all columns, and :data:`HELD_OUT` more.
 
-    Exponents follow where the logarithms of the chosen span, with the first of them as origin,
-    those of all. The others lie far from each other.
+    The exponents of all rows are determined where the logarithms of the chosen rows, with the first
+    of them as origin, span those of all. The other samples are far from each other.
 
     Parameters
     ----------

@@ -20,10 +20,10 @@ from .ring_nodes import Region, RegionNode, path_to
 class RingPhase:
     """Writer of the ``n`` blocks of a phase.
 
-    Each device begins with its keys and hands what it has to the next ``n - 1`` times. Sums
-    over the keys grow on the device; what belongs to the keys, as their gradient, travels behind
-    them: it begins on the second device that a block comes to, and is added to the owner's
-    part when it is home, after ``n - 1`` steps as well.
+    Each device begins with its keys and passes its block to the next device ``n - 1`` times. Sums
+    over the keys grow on the device; sums per key, as the gradient of keys, follow the block: such
+    a sum begins on the second device that a block reaches, and is added to the owner's part after
+    ``n - 1`` steps as well.
 
     Parameters
     ----------

@@ -42,10 +42,10 @@ class Run:
 def tandem_runs(symbols: Ints, least_period: int, least_count: int) -> list[Run]:
     """Find ranges that consist of ``least_count`` or more equal parts.
 
-    For windows of growing width, each is compared with the nearest earlier equal window. Where
-    that lies the same distance back for a row of neighbours, the row repeats with this
-    distance as its period. A window of a run's period finds it, as nothing nearer equals
-    it: otherwise the period would be shorter.
+    For windows of growing width, each is compared with the nearest earlier equal window. Where that
+    is at the same distance for a row of neighbours, the row repeats with this distance as its
+    period. A window of a run's period finds the run, as no nearer window is equal: otherwise the
+    period would be shorter.
 
     Parameters
     ----------

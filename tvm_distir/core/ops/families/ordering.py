@@ -107,8 +107,8 @@ def order(call: CallShape) -> Draft:
 def topk_on_shards(cx: LocalCall) -> Any:
     """Gather the best elements of each device and select the best of these.
 
-    Of equal values the first counts, on a single device as over several: the order of the
-    devices is that of the elements, and padding comes last: none may lie between them.
+    Of equal values the first counts, on a single device as over several: the order of the devices
+    is that of the elements, and padding comes last, so that none may be between them.
     """
     shard, a = cx.ins[0].shard, cx.call.attrs
     axis = int(a.axis) % len(shard.whole)

@@ -160,7 +160,8 @@ def collective(
 def reduced_terms(writer: BlockWriter, move: TermsMove, attrs: Any, x: Any, name: str) -> Any:
     """Write a ``reduce_scatter`` whose shards are no parts of its groups' blocks.
 
-    Each device gets the terms of its new shard from wherever they lie, and reduces them.
+    Each device receives the terms of its new shard from the devices that hold them, and reduces
+    them.
 
     Parameters
     ----------

@@ -32,9 +32,9 @@ Label = int | None
 def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     """Write the local form of a call of a packed function.
 
-    Tensors become shards, arguments that state a shape are sharded as the tensor they speak of. An
-    object has no placement: what it holds lies as the function's rule ties it to the
-    tensors around it.
+    Tensors become shards, and arguments that state a shape are sharded as the tensor that they
+    describe. An object has no placement: its contents are placed as the function's rule ties them
+    to the tensors around it.
 
     Raises
     ------

@@ -188,7 +188,7 @@ def _values(
 ) -> list[PlanRule]:
     """Return the placements of call results on which all instances agree.
 
-    What a public function returns is left out: new weights lie as the old ones.
+    Results of public functions are left out: new weights are placed as the old weights.
     """
     g = instances[0].graph
     returned = set(g.result_values) if g.public else set()

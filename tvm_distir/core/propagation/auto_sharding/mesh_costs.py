@@ -32,8 +32,8 @@ def shard_bytes(size_bytes: int, sizes: Sequence[int], form: Labels) -> int:
 class MeshPrices:
     """Costs of work and communication on a mesh, memoised.
 
-    Unlike :class:`~.cost.Costs`, which weighs bytes and operations alike on all
-    axes, these are the times that simulation charges: on each axis those of its links.
+    Unlike :class:`~.cost.Costs`, which weighs bytes and operations equally on all axes, these are
+    the times that simulation charges: on each axis those of its links.
 
     Parameters
     ----------

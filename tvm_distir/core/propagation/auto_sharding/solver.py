@@ -37,10 +37,10 @@ WIDTH = 1 << 22
 class ShardingSolution(NamedTuple):
     """A sharding assignment of a module with its cost.
 
-    ``price_ps`` is the cost of a run: work, then all communication that counts, in sequence;
-    no labelling of the module on its meshes is cheaper than ``bound_ps``. ``entries_ps`` has the
-    price function by public function, ``peak_bytes`` what a device keeps at most, as
-    :mod:`.keeping` counts it.
+    ``price_ps`` is the cost of a run: work, then all communication that counts, in sequence; no
+    assignment of the module on its meshes is cheaper than ``bound_ps``. ``entries_ps`` has the cost
+    of each public function, ``peak_bytes`` the peak memory of a device, as :mod:`.liveness` counts
+    it.
     """
 
     price_ps: int

@@ -106,9 +106,9 @@ class Node(NamedTuple):
 class Link(NamedTuple):
     """A value with its readers.
 
-    ``maker`` is the node that gives it, as its ``result``-th; ``handed`` tells whether its origin
-    is one of :data:`HANDED`. Where it is an operand, or an op reads it, ``reader`` is the node
-    and ``reads`` the operands; else -1 and nothing.
+    ``maker`` is the node that produces it, as its ``result``-th result; ``handed`` tells whether
+    its origin is one of :data:`HANDED`. Where it is an operand, or a single op reads it, ``reader``
+    is the node and ``reads`` the operands; else they are -1 and empty.
     """
 
     value: int

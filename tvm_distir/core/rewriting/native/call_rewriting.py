@@ -15,8 +15,8 @@ from .function_index import unpack
 class CallWriter:
     """A writer of calls of ops with replaced variables and types.
 
-    Ops, attributes and names stay. A call that reads what it was told nothing of, a tuple or a
-    function, it leaves to others.
+    Ops, attributes and names stay. It leaves to others the calls that read variables that it does
+    not know, tuples or functions.
 
     Parameters
     ----------

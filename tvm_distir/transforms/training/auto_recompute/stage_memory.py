@@ -190,7 +190,7 @@ class _Measuring:
     def _once(self) -> FunctionBody:
         """Return the stage's function without the results that go to other stages.
 
-        Nor is what replaces a weight or a state, in whose memory it lies.
+        Results that replace a weight or a state are left out too, since they use its memory.
         """
         name, params = self.writer.name, self.writer.params
         for gv, early in self._backward():

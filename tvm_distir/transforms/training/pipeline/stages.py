@@ -112,8 +112,8 @@ def cut_model(
 ) -> list[ModelStage]:
     """Split a forward model, and add the stages' functions to those of the model.
 
-    An activation that a later stage reads goes through all between. Stages alike, whose calls make
-    the same again, share a function.
+    An activation that a later stage reads passes through all stages in between. Equal stages whose
+    calls have the same recomputation policies share a function.
 
     Raises
     ------

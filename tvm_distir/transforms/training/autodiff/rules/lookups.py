@@ -40,8 +40,8 @@ def _within(index: Any, extent: int, mode: str, call: ir.Call, builder: relax.Bl
 def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Differentiate ``take``: sum the rows of the gradient by index.
 
-    TVM's kernel takes flat indices, and of the table only the shape: zeros represent it, so that
-    a table that lies elsewhere need not come.
+    TVM's kernel takes flat indices, and of the table only the shape: zeros represent it, so that a
+    table on other devices need not be sent.
     """
     table, index = call.args
     shape, places = list(shape_of(table)), shape_of(index)
