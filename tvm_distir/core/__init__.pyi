@@ -111,6 +111,7 @@ from .ir.placement import placement_text as placement_text
 from .ir.placement import shard_counts as shard_counts
 from .ir.placement import shard_offsets as shard_offsets
 from .ir.placement import shard_slices as shard_slices
+from .ir.types import TENSOR_TYPES as TENSOR_TYPES
 from .ir.types import TENSORS_ONLY as TENSORS_ONLY
 from .ir.types import as_dtensor as as_dtensor
 from .ir.types import flat_types as flat_types
@@ -121,8 +122,10 @@ from .ir.types import relax_functions as relax_functions
 from .ir.types import static_shape as static_shape
 from .ir.types import tensor_type as tensor_type
 from .ir.types import value_types as value_types
+from .ops.dims import StaticTensor as StaticTensor
 from .ops.dims import nominal as nominal
 from .ops.dims import size_bytes as size_bytes
+from .ops.dims import static_tensor as static_tensor
 from .ops.dist_ops import dist_ops as dist_ops
 from .ops.factor import Factor as Factor
 from .ops.factor import Rule as Rule

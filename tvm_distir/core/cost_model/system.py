@@ -60,7 +60,7 @@ class System:
     sources : mapping of str to str
         The source of each number, by its key.
     kernels : str
-        Profile by which ops are grouped into kernels (``tvm_distir/program/kernels/data``).
+        Name of the profile that groups ops into kernels (``tvm_distir/performance/fusion/data``).
     constants : mapping of str to Constant
         The constants of :data:`.constants.MEANINGS`, for the model of fused kernels, host and
         network; where there are none, each op is timed by a roofline.
@@ -82,7 +82,7 @@ class System:
     def load(name_or_path: str | Path) -> System:
         """Read a system by its name, or from a JSON file.
 
-        Names are those of the files in ``system/data``, and those that other packages offer by the
+        Names are those of the files in ``core/cost_model/data``, and those that other packages offer by the
         entry point group ``tvm_distir.systems``.
 
         Raises
@@ -147,7 +147,7 @@ class System:
         """Return the time of a kernel.
 
         ``max(flops / (e_f peak), bytes / (e_b bandwidth), launch floor)``; a view costs nothing.
-        With constants as :class:`.constants.Form` says.
+        With constants as :class:`.constants.KernelTimeForm` says.
 
         Notes
         -----

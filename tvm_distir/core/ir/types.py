@@ -17,6 +17,10 @@ from .placement import placement_of
 _DTENSOR_TYPE = tvm_ffi.get_global_func("relax.distributed.DTensorType")
 
 
+TENSOR_TYPES = (relax.TensorType, DTensorType)
+"""Types of tensors; TVM's type classes have no subclasses."""
+
+
 def tensor_type(ty: Any) -> relax.TensorType | None:
     """Return the plain tensor type of a Tensor or DTensor type, None for other types."""
     kind = type(ty)  # TVM's type classes have no subclasses, and isinstance costs six times this

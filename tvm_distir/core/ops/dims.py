@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import DataType, ir, tirx
 from tvm.sym import Analyzer
+
+from tvm_distir.core.ir.types import known_shape, tensor_type
 
 #: What an unknown symbolic extent counts in FLOPs and bytes.
 NOMINAL_EXTENT = 1024
@@ -86,3 +88,20 @@ def size_bytes(shape: Shape, dtype: str) -> int:
     kind = DataType(dtype)
     bits = 8 if dtype == "bool" else int(kind.bits) * int(kind.lanes)
     return -(-elements(shape) * bits // 8)
+
+
+class StaticTensor(NamedTuple):
+    """Shape, dtype and dense size of the tensors of a type."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+def static_tensor(ty: Any) -> StaticTensor | None:
+    """Return what a (D)Tensor type says of its tensors; None if a dim is symbolic or unknown."""
+    tensor, shape = tensor_type(ty), known_shape(ty)
+    if tensor is None or shape is None:
+        return None
+    dtype = str(tensor.dtype)
+    return StaticTensor(shape, dtype, size_bytes(shape, dtype))

@@ -76,17 +76,18 @@ def bindings_in(seq: relax.SeqExpr) -> Iterator[tuple[Any, Any]]:
             yield b.var, b.value
 
 
-def all_bindings(expr: Any) -> Iterator[Any]:
+def all_bindings(expr: Any) -> list[Any]:
     """Return all bindings of a function body in program order, those of branches included."""
-    if not isinstance(expr, relax.SeqExpr):
-        return
-    for block in expr.blocks[:]:
-        for binding in block.bindings[:]:
-            value = binding.value
-            if type(value) is relax.If:
-                yield from all_bindings(value.true_branch)
-                yield from all_bindings(value.false_branch)
-            yield binding
+    result: list[Any] = []
+    if isinstance(expr, relax.SeqExpr):
+        for block in expr.blocks[:]:
+            for binding in block.bindings[:]:
+                value = binding.value
+                if type(value) is relax.If:
+                    result.extend(all_bindings(value.true_branch))
+                    result.extend(all_bindings(value.false_branch))
+                result.append(binding)
+    return result
 
 
 def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir, relax
@@ -72,18 +72,19 @@ def _substituted_binding(binding: Any, env: Mapping[Any, Any]) -> Any:
     return relax.VarBinding(binding.var, value)
 
 
-def variables(expr: Any) -> Iterator[Any]:
+def variables(expr: Any) -> list[Any]:
     """Return the variables that a value reads, in order, with repeats except for an ``If``."""
     kind = type(expr)
     if kind is ir.Var or kind is relax.DataflowVar:
-        yield expr
-    elif kind is ir.Call or kind is relax.Tuple:
+        return [expr]
+    if kind is ir.Call or kind is relax.Tuple:
+        result: list[Any] = []
         for part in (expr.args if kind is ir.Call else expr.fields)[:]:
             if type(part) in VARIABLES:
-                yield part
+                result.append(part)
             else:
-                yield from variables(part)
-    elif kind is relax.TupleGetItem:
-        yield from variables(expr.tuple_value)
-    elif kind is relax.If:
-        yield from relax.analysis.free_vars(expr)
+                result += variables(part)
+        return result
+    if kind is relax.TupleGetItem:
+        return variables(expr.tuple_value)
+    return list(relax.analysis.free_vars(expr)) if kind is relax.If else []

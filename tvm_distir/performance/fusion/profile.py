@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from tvm_distir.core import KERNEL_CLASSES
 from tvm_distir.support import HardwareError, JsonValue, nearest, read_json
 
 SCHEMA_VERSION = 1
@@ -43,8 +44,8 @@ class FusionRule:
     issue : str
         The issuer of the anchor: ``python``, then of the members too; ``autograd``; ``any``.
     batch_multiple : int
-        The product of all dims of the anchor's result but the last two must be a multiple of it;
-        else each of the ops is a kernel, casts too.
+        The product of all dims but the last two of the anchor's first operand must be a multiple
+        of it; otherwise each of the ops is a kernel, casts included.
     launches_else : int
         The number of additional launches by the host in that case.
     extra_bytes : int
@@ -198,5 +199,5 @@ def _rule(data: JsonValue) -> FusionRule:
         batch_multiple=fields["batch_multiple"].integer(1) if "batch_multiple" in fields else 1,
         launches_else=fields["launches_else"].integer() if "launches_else" in fields else 0,
         extra_bytes=fields["extra_bytes"].integer() if "extra_bytes" in fields else 0,
-        kernel_class=fields["class"].text() if "class" in fields else "",
+        kernel_class=fields["class"].word(KERNEL_CLASSES) if "class" in fields else "",
     )

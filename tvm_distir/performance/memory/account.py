@@ -159,7 +159,8 @@ def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
         )
         for same in groups.values()
     ]
-    joined.sort(key=lambda group: (-group.bytes, group.what))
+    # Buffers come in no defined order: groups of equal size are ordered by all that names them.
+    joined.sort(key=lambda g: (-g.bytes, g.what, g.role, g.function, g.unit))
     return tuple(joined[:NAMED])
 
 

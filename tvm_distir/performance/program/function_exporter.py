@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvm import ir, relax
 
@@ -17,31 +17,23 @@ from tvm_distir.core import (
     FUNCTION_CALL,
     ITEM,
     OP_CALL,
+    TENSOR_TYPES,
     TRANSFERS,
     TUPLE,
     VARIABLES,
     LikeKernels,
+    StaticTensor,
     collective_op,
     handle,
     is_done,
-    known_shape,
     read_functions,
-    size_bytes,
-    tensor_type,
+    static_tensor,
 )
 from tvm_distir.support import SimulationError
 
 from .call_steps import collective, computation, is_nothing, transfer
 from .parts import Function, Op, Value
 from .trees import Tree, leaves
-
-
-class _Tensor(NamedTuple):
-    """Common properties of the values of a type."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
 
 
 class FunctionExporter:
@@ -69,10 +61,11 @@ class FunctionExporter:
         self.values: list[Value] = []
         self.ops: list[Op] = []
         (self.reading,) = read_functions([fn])
+        self.uses = self.reading.uses
         self.kernels = LikeKernels(mod, self.reading)
         self.trees: list[Tree] = []  # by number of variable
         self.constants: dict[Any, Tree] = {}
-        self.tensors: dict[int, _Tensor] = {}  # by class of types
+        self.tensors: dict[int, StaticTensor] = {}  # by class of types
         self.forms: dict[tuple[int, bool], Op | None] = {}  # first op of like calls
         self.devices: Sequence[int] = ()
 
@@ -101,17 +94,16 @@ class FunctionExporter:
         """Make the error of a module that cannot be exported."""
         return SimulationError("DIST0714", what, place=f"{self.name}/{place}", remedy=remedy)
 
-    def tensor(self, ty: Any, name: str) -> _Tensor:
+    def tensor(self, ty: Any, name: str) -> StaticTensor:
         """Describe the values of a tensor type; ``name`` has it."""
-        tensor, shape = tensor_type(ty), known_shape(ty)
-        if tensor is None or shape is None:
+        tensor = static_tensor(ty)
+        if tensor is None:
             raise self.refuse(
                 name,
                 f"the shape of {ty} is not known before the run",
                 "Bind symbolic dims with td.bind_dims before the module is distributed.",
             )
-        dtype = str(tensor.dtype)
-        return _Tensor(shape, dtype, size_bytes(shape, dtype))
+        return tensor
 
     def declare(self, ty: Any, name: str, extra: Mapping[str, Any] | None = None) -> Tree:
         """Add the values of a type, tuples flattened."""
@@ -119,7 +111,7 @@ class FunctionExporter:
             return tuple(
                 self.declare(field, f"{name}.{i}", extra) for i, field in enumerate(ty.fields[:])
             )
-        if tensor_type(ty) is None:
+        if type(ty) not in TENSOR_TYPES:
             return None
         self.values.append(Value(name, *self.tensor(ty, name), **(extra or {})))
         return len(self.values) - 1
@@ -130,7 +122,7 @@ class FunctionExporter:
         if kind not in self.tensors:
             out = self.declare(var.ty, name, extra)
             if isinstance(out, int):
-                self.tensors[kind] = _Tensor(*self.values[out][1:4])
+                self.tensors[kind] = StaticTensor(*self.values[out][1:4])
             return out
         self.values.append(Value(name, *self.tensors[kind], **extra))
         return len(self.values) - 1
@@ -183,7 +175,7 @@ class FunctionExporter:
     def like_call(self, number: int, name: str, call: ir.Call) -> Tree:
         """Export a call as the first like it."""
         reading, place = self.reading, len(self.trees)
-        used = reading.used(number)
+        used = self.uses[number]
         like = reading.like[number]
         if like < 0:
             inputs = self.inputs(call, name)

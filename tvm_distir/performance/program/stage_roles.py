@@ -14,14 +14,13 @@ from tvm.relax.op import add, reshape, strided_slice
 from tvm_distir.core import (
     PART,
     STREAM,
+    TENSOR_TYPES,
     TOTAL,
     Pipeline,
     first_stream,
-    known_shape,
     plain_name,
-    size_bytes,
+    static_tensor,
     substitute,
-    tensor_type,
     typed,
     variables,
 )
@@ -171,13 +170,12 @@ class RoleExporter:
         """Add the slots of a type."""
         if isinstance(ty, relax.TupleType):
             return tuple(self._declare(f, f"{name}.{i}", **extra) for i, f in enumerate(ty.fields))
-        tensor = tensor_type(ty)
-        if tensor is None:
+        if type(ty) not in TENSOR_TYPES:
             return None
-        shape, dtype = known_shape(ty), str(tensor.dtype)
-        if shape is None:
+        tensor = static_tensor(ty)
+        if tensor is None:
             raise self._refuse(f"the shape of {name} is not known before the run", "Bind its dims.")
-        self.slots.append(Value(name, shape, dtype, size_bytes(shape, dtype), **extra))
+        self.slots.append(Value(name, *tensor, **extra))
         return len(self.slots) - 1
 
     def _param(self, what: str, var: Any) -> list[int]:

@@ -150,7 +150,7 @@ def _shares(value: Any, kind: int, number: int, costs: BodyCosts) -> bool:
 
 def peak_bytes(nodes: Sequence[BlockNode], order: Sequence[int]) -> int:
     """Return the peak of live result bytes when the bindings run in a given order."""
-    results = (owner for node in nodes if node.leaves for owner in node.memory_of)
-    last = last_reads(((i, *nodes[i].reads) for i in order), results)
+    results = [owner for node in nodes if node.leaves for owner in node.memory_of]
+    last = last_reads([(i, *nodes[i].reads) for i in order], results)
     ends, sizes = [last[i] for i in order], [nodes[i].size_bytes for i in order]
     return int(live_bytes(range(len(order)), ends, sizes, len(order)).max(initial=0))

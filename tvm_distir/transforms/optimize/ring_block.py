@@ -39,7 +39,7 @@ class RingBlock:
     def clone(self, node: RegionNode) -> Any:
         """Compute a node on the block."""
         if node.kind in ("same", "pad"):
-            return self._env[next(variables(node.value))]
+            return self._env[variables(node.value)[0]]
         softmax = self._region.softmaxes.get(node.var)
         if softmax is not None:
             return self._weights(node, softmax.scores)
@@ -52,7 +52,7 @@ class RingBlock:
             env[node.online] = self._narrowed(self.unfinished[node.online], node.online)
             for step in path:
                 plain = step.kind == "same"
-                arg = next(variables(step.value))
+                arg = variables(step.value)[0]
                 env[step.var] = env[arg] if plain else self._again(step, env)
         elif self._region.padded:
             for arg, dim in zip(node.value.args[:], node.walks, strict=True):

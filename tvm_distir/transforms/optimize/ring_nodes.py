@@ -102,7 +102,7 @@ def handed_on(nodes: Mapping[Any, RegionNode], var: Any) -> Any:
     while node is not None and node.kind != "softmax":
         if node.kind != "same" and op_name(node.value) != "astype":
             return None
-        node = nodes.get(next(variables(node.value)))
+        node = nodes.get(variables(node.value)[0])
     return None if node is None else node.var
 
 

@@ -113,8 +113,7 @@ def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
     for member in members:
         reading = member.reading
         calls: dict[int, str] = {}
-        for number, kind in enumerate(reading.kinds):
-            used = reading.used(number)
+        for number, (kind, used) in enumerate(zip(reading.kinds, reading.uses, strict=True)):
             if kind == ITEM and reading.like[number] >= 0 and used[0] in calls:
                 fields = fields_read[calls[used[0]]]
                 if fields is not None:
@@ -157,7 +156,7 @@ def without_dead(member: Member, readings: Readings) -> Member:
     fn, reading = member.fn, member.reading
     taken = _fields_taken(reading)
     live, pure = set(reading.result), dict[int, bool]()
-    live_numbers, first = list[int](), reading.params
+    live_numbers, first, uses = list[int](), reading.params, reading.uses
     for number in range(len(reading.bindings) - 1, -1, -1):
         if first + number not in live:
             like = reading.like[number]
@@ -166,7 +165,7 @@ def without_dead(member: Member, readings: Readings) -> Member:
             if pure[like]:
                 continue
         live_numbers.append(number)
-        live.update((taken[number],) if number in taken else reading.used(number))
+        live.update((taken[number],) if number in taken else uses[number])
     if len(live_numbers) == len(reading.bindings):
         return member
     stays, blocks, number = set(live_numbers), [], -1
@@ -192,10 +191,11 @@ def _fields_taken(reading: FunctionView) -> dict[int, int]:
     """
     numbers: dict[Any, int] = {}
     result: dict[int, int] = {}
+    uses, params = reading.uses, reading.params
     for number, (kind, like) in enumerate(zip(reading.kinds, reading.like)):
         if kind != ITEM or like < 0:
             continue
-        source = reading.used(number)[0] - reading.params
+        source = uses[number][0] - params
         if source < 0 or reading.kinds[source] != TUPLE:
             continue
         item = reading.values[source].fields[int(reading.values[number].index)]

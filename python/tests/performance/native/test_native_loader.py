@@ -71,7 +71,7 @@ def test_a_library_of_others(monkeypatch, tmp_path):
 
 def test_not_installed(monkeypatch, tmp_path):
     monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
-    monkeypatch.setattr(loader, "_found", loader._library.__wrapped__)
+    monkeypatch.setattr(loader, "_library", loader._library.__wrapped__)
     monkeypatch.setattr(loader, "_candidates", lambda: iter([tmp_path / "a.so", tmp_path / "b.so"]))
     text = refused()
     assert "a.so" in text

@@ -72,6 +72,11 @@ def test_unknown_profile():
         {"schema_version": 1, "name": "x", "kernel": []},
         {"schema_version": 1, "name": "x", "sums": "float8"},
         {"schema_version": 1, "name": "x", "kernels": [{"name": "a"}]},
+        {
+            "schema_version": 1,
+            "name": "x",
+            "kernels": [{"name": "a", "anchors": ["relax.add"], "class": "memry"}],
+        },
     ],
 )
 def test_wrong_profile(data):

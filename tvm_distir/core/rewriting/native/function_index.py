@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tvm_distir.core.ir.handles import handle
@@ -79,6 +80,11 @@ class FunctionView(NamedTuple):
     def used(self, number: int) -> Sequence[int]:
         """Return the variables that a binding reads."""
         return self.reads[self.begin[number] : self.begin[number + 1]]
+
+    @property
+    def uses(self) -> list[Sequence[int]]:
+        """Return what each binding reads; ask once for many."""
+        return [self.reads[first:end] for first, end in pairwise(self.begin)]
 
     @property
     def callees(self) -> list[Any]:
