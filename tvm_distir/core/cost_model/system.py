@@ -82,8 +82,8 @@ class System:
     def load(name_or_path: str | Path) -> System:
         """Read a system by its name, or from a JSON file.
 
-        Names are those of the files in ``core/cost_model/data``, and those that other packages offer by the
-        entry point group ``tvm_distir.systems``.
+        Names are those of the files in ``core/cost_model/data``, and those that other packages
+        offer by the entry point group ``tvm_distir.systems``.
 
         Raises
         ------

@@ -30,7 +30,7 @@ def tensor_type(ty: Any) -> relax.TensorType | None:
 
 
 TENSORS_ONLY = "Pass tensors; make an object inside, from tensors (each device its own)."
-"""Remedy for a parameter of a public function that is an object, as ``R.Any``."""
+"""What to do about a parameter of a public function that is an object, as ``R.Any``."""
 
 
 def flat_types(ty: Any) -> list[Any]:

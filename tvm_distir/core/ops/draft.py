@@ -132,30 +132,30 @@ class Draft:
         """
         if kind not in KINDS:
             raise self._fault(f'unknown factor kind "{kind}"')
-        tied: list[tuple[str, int, int, Any]] = []
+        kept: list[tuple[str, int, int, Any]] = []
         for side, dims, shapes in (("in", ins, self.call.ins), ("out", outs, self.call.outs)):
             for number, dim in dims.items():
                 if not 0 <= number < len(shapes) or not 0 <= dim < len(shapes[number]):
                     raise self._fault(f"there is no {side}{number}.dim{dim}")
                 extent = shapes[number][dim]
                 if not (isinstance(extent, int) and extent == 1):
-                    tied.append((side, number, dim, extent))
-        if not tied or (isinstance(size, int) and size == 1):
+                    kept.append((side, number, dim, extent))
+        if not kept or (isinstance(size, int) and size == 1):
             return
-        even = all(same(tied[0][3], k[3]) for k in tied[1:])
+        even = all(same(kept[0][3], k[3]) for k in kept[1:])
         if size is None:
             if not even:
                 raise self._fault(
                     "tied dims of different extents: "
-                    + ", ".join(f"{s}{i}.dim{d} is {n}" for s, i, d, n in tied)
+                    + ", ".join(f"{s}{i}.dim{d} is {n}" for s, i, d, n in kept)
                 )
-            size = tied[0][3]
-        for side, number, dim, _ in tied:
+            size = kept[0][3]
+        for side, number, dim, _ in kept:
             if (side, number, dim) in self._taken:
                 raise self._fault(f"{side}{number}.dim{dim} stands in two factors")
             self._taken.add((side, number, dim))
-        where = {(side, number): dim for side, number, dim, _ in tied}
-        pads = uneven and even and isinstance(size, int) and tied[0][3] == size
+        where = {(side, number): dim for side, number, dim, _ in kept}
+        pads = uneven and even and isinstance(size, int) and kept[0][3] == size
         pads = pads or (uneven and apart)
         self._factors.append(
             Factor(

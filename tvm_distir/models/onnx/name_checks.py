@@ -30,13 +30,13 @@ def check_names(graph: onnx.GraphProto, place: str, outer: frozenset[str] = froz
     stored += [t.values.name for t in graph.sparse_initializer]
     _once([value.name for value in graph.input], "two inputs", place)
     _once(stored, "two initializers", place)
-    defined = {*stored, *(value.name for value in graph.input)}
+    given = {*stored, *(value.name for value in graph.input)}
     for node in graph.node:
         for name in filter(None, node.output):
-            if name in defined:
+            if name in given:
                 raise _fault(f'the name "{name}" is given a second time', node_place(node))
-            defined.add(name)
-    known = outer | defined
+            given.add(name)
+    known = outer | given
     for node in graph.node:
         for name in node.input:
             if name and name not in known:

@@ -109,8 +109,8 @@ def _permute(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
     wanted = sorted(_rows(call, "source_target_pairs"))
     for axis, shift, ring, pairs in _shifts(mesh):
         if pairs == wanted:
-            permuted = ops.collective_permute(call.whole(0), mesh, axis, shift, wrap=ring)
-            return [call.write.value(call.write.emit(permuted))]
+            made = ops.collective_permute(call.whole(0), mesh, axis, shift, wrap=ring)
+            return [call.write.value(call.write.emit(made))]
     raise UnsupportedOperation(f"pairs {wanted[:4]} that are no shift along an axis")
 
 

@@ -97,8 +97,8 @@ def _parts(row: AnyRow, system: System) -> StepCostTerms | CostTerms:
     if isinstance(row, ProductRow):
         kernel = KernelTerm("matmul", row.dtype, row.flops, row.bytes)
         return CostTerms(Counter({KernelBatch(((kernel, 1),), 0): 1}))
-    program = grouped(program_of(row), system.kernels)
-    staged = program.staged
+    made = grouped(program_of(row), system.kernels)
+    staged = made.staged
     if not isinstance(staged, PipelineProgram):
         raise TypeError("a program that is not in stages")
-    return StepCostTerms(program, staged, system)
+    return StepCostTerms(made, staged, system)

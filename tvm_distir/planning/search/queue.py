@@ -129,12 +129,12 @@ class Queue:
         if expected.peak_bytes <= self.trials.limit:
             return None
         self.with_more_recomputed(queued.candidate, queued.least_s)
-        reason = f"its layers keep about {expected.peak_bytes / 2**30:.2f} GiB"
+        kept = f"its layers keep about {expected.peak_bytes / 2**30:.2f} GiB"
         return CandidateRow(
             queued.candidate,
             ESTIMATE,
             queued.least_s,
-            why=reason,
+            why=kept,
             likely_s=queued.likely_s,
             needs_bytes=expected.peak_bytes,
         )

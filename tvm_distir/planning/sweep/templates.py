@@ -92,7 +92,7 @@ class Difference:
     def error(self) -> SimulationError:
         """Return the error of too large a difference."""
         result = self.whole
-        what = (
+        told = (
             result.status
             if result.status != OK
             else f"{result.time_s} s, {result.peak_bytes} bytes"
@@ -100,7 +100,7 @@ class Difference:
         return SimulationError(
             "DIST0753",
             f"its structure gives {self.time_s} s and {self.peak_bytes} bytes, the whole pipeline "
-            f"{what}",
+            f"{told}",
             place=f"row {self.row + 1}",
             remedy="Report it; --row-by-row takes every row through the pipeline.",
         )

@@ -94,12 +94,12 @@ def _by_position(
 ) -> dict[int, Any]:
     """Return the values by position. A sequence names, in order, the inputs that are not stored."""
     if isinstance(inputs, Mapping):
-        arguments = _by_name(ports, inputs, faults)
+        given = _by_name(ports, inputs, faults)
         for i, port in ports.items():
-            if i not in arguments and i not in stored:
+            if i not in given and i not in stored:
                 needed = f"{port.dtype}{list(port.shape)} is needed"
                 faults.add(bad_input(f"missing: {port.name}; {needed}", "Give every input.", port))
-        return {**stored, **arguments}
+        return {**stored, **given}
     count = max(ports, default=-1) + 1
     asked = [i for i in range(count) if i not in stored]
     if len(inputs) != len(asked):
@@ -138,11 +138,11 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
             return value
     dtype = np_dtype(port.dtype)
     if tuple(value.shape) != port.shape:
-        what = f"shape {tuple(value.shape)} given, {port.shape} needed"
-        faults.add(bad_input(what, "Give the whole array.", port))
+        told = f"shape {tuple(value.shape)} given, {port.shape} needed"
+        faults.add(bad_input(told, "Give the whole array.", port))
     if value.dtype != dtype:
-        what = f"type {value.dtype} given, {dtype} needed"
-        faults.add(bad_input(what, f'Use .astype("{dtype}").', port))
+        told = f"type {value.dtype} given, {dtype} needed"
+        faults.add(bad_input(told, f'Use .astype("{dtype}").', port))
     return value
 
 

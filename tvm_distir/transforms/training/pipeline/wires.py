@@ -79,14 +79,14 @@ class MessageEndpoints:
         return self.ports[note.function].inputs[note.params.index(what)]
 
     def agree(
-        self, stage: int, what: str, written: IoPlacement, read: IoPlacement, reader: str
+        self, stage: int, what: str, made: IoPlacement, read: IoPlacement, reader: str
     ) -> None:
         """Reject values that are read on a stage's mesh in another placement (DIST0512)."""
         mesh = self.meshes[self.rank_of[stage]]
-        if written.labels(mesh) != read.labels(mesh):
+        if made.labels(mesh) != read.labels(mesh):
             raise unfit(
                 f"{self.pipeline.stages[stage].function}/{what}",
-                f'it is made "{written.placement}" and read "{read.placement}" by {reader}',
+                f'it is made "{made.placement}" and read "{read.placement}" by {reader}',
                 "Place both alike in the plan.",
             )
 

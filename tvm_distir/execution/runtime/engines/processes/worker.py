@@ -86,11 +86,11 @@ def _compute(message: Message, files: list[int]) -> None:
     results = [to_array(t) for t in flat_tensors(machine[function](*args))]
     places = [ArraySlot.from_list(p) for p in message["outputs"]]
     promised = [(p.shape, p.dtype) for p in places]
-    actual = [(r.shape, str(r.dtype)) for r in results]
-    if actual != promised:
+    given = [(r.shape, str(r.dtype)) for r in results]
+    if given != promised:
         raise EngineError(
             "DIST0603",
-            f"the results are {actual}, dist.io promises {promised}",
+            f"the results are {given}, dist.io promises {promised}",
             place=function,
             remedy="The entry function and its dist.io disagree: lower the module again.",
         )

@@ -76,7 +76,7 @@ class XlaEngine(Engine):
             what = "a compiled program" if mod is None else f"{len(program.entries)} programs"
             raise _unfit(f"runs one module on one mesh, not {what}")
         for name in (*mesh_names(mod), *chain(*mesh_axes(mod))):
-            if not name.isascii():  # XLA aborts on other names
+            if not name.isascii():  # XLA ends itself where it reads one
                 raise _unfit(f'takes meshes and axes with names of ASCII only, not "{name}"')
         entry = program.entries[0]
         ranks = sorted(entry.ranks)

@@ -43,8 +43,8 @@ def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     bias = call.args[3] if len(call.args) > 3 else None
     if call.attrs.window_size is not None:
         raise refuse(call, "TVM computes no attention with a window on its own")
-    factor = call.attrs.scale
-    scale = float(factor) if factor is not None else 1 / math.sqrt(int(shape_of(query)[3]))
+    given = call.attrs.scale
+    scale = float(given) if given is not None else 1 / math.sqrt(int(shape_of(query)[3]))
 
     def heads_first(tensor: Any) -> Any:
         return builder.emit(permute_dims(tensor, [0, 2, 1, 3]))
