@@ -180,7 +180,7 @@ def test_extremes_of_one_sign_on_uneven_cuts(op, values, size):
 @pytest.mark.parametrize(("op", "values"), OF_ONE_SIGN)
 def test_an_extreme_without_neutral_padding_is_found(monkeypatch, op, values):
     """Of mixed signs it is not: this is what values of one sign are drawn for."""
-    monkeypatch.setattr(reductions, "filled", lambda cx, x, *_: x)
+    monkeypatch.setattr(reductions, "fill_padding", lambda cx, x, *_: x)
     monkeypatch.setattr(masking, "_neutralise", lambda *_: None)
     found = campaign_check.check(_extreme_case(op, values, 7))
     assert (found.kind, found.what) == ("WRONG", "value")

@@ -10,18 +10,21 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-_SHORT = 12
-"""Maximum number of nodes of an operand that is repeated: an element of a buffer with affine
-indices."""
+_SHORT = 200
+"""Maximum number of nodes of a repeated operand. TVM's elimination of common subexpressions fails on
+some kernels with ``Let``, so it is written only where repetition would cost much more."""
 
 
-def _is_short(value: Any) -> bool:
+def _is_repeatable(value: Any) -> bool:
+    """Return whether an operand may be written several times: it is short, and binds nothing."""
+    if str(value.ty.dtype) == "bfloat16":
+        return True  # TVM widens bfloat16 values without the variables that are bound to them
     count = 0
 
-    def visit(_: Any) -> Any:
+    def visit(node: Any) -> Any:
         nonlocal count
         count += 1
-        return tvm_ffi.VisitInterrupt(True) if count > _SHORT else None
+        return tvm_ffi.VisitInterrupt(True) if count > _SHORT or type(node) is tirx.Let else None
 
     return tvm_ffi.structural_walk(value, [(ir.Expr, visit)]) is None
 
@@ -42,7 +45,7 @@ def share(operands: Sequence[Any], write: Callable[..., Any]) -> Any:
     -------
     Expr
     """
-    variables = [None if _is_short(v) else tirx.Var("operand", v.ty.dtype) for v in operands]
+    variables = [None if _is_repeatable(v) else tirx.Var("operand", v.ty.dtype) for v in operands]
     names = [v if var is None else var for v, var in zip(operands, variables, strict=True)]
     result = write(*names)
     for operand, var in zip(operands, variables, strict=True):
