@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 _SHORT = 200
-"""Maximum number of nodes of a repeated operand. TVM's elimination of common subexpressions fails on
+"""Most nodes of a repeated operand. TVM's elimination of common subexpressions fails on
 some kernels with ``Let``, so it is written only where repetition would cost much more."""
 
 
