@@ -201,9 +201,9 @@ def _only(targets: list[Target], text: str) -> Target:
     if not tensors:
         raise PropagationError(
             "DIST0431",
-            "this is a constant or holds no tensor",
+            "this is a constant or not a tensor",
             place=text,
-            remedy="Name a tensor that is computed or given.",
+            remedy="Name a computed tensor or a parameter.",
         )
     variables = {str(t.var.name) for t in targets}
     same = all(t.var.same_as(targets[0].var) for t in targets)

@@ -53,7 +53,7 @@ def shorten_events(events: Sequence[ReportEvent], limit: int = MAX_EVENTS) -> li
                 start_s=group[0].start_s,
                 duration_s=sum(e.duration_s for e in group),
                 scope=longest.scope,
-                detail=f"{len(group)} events joined",
+                detail=f"{len(group)} events merged",
             )
         )
     return sorted(kept, key=lambda e: (e.start_s, e.stream, e.name))

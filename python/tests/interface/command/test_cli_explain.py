@@ -63,7 +63,7 @@ def test_prices_can_be_left_out(work: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["explain", *MLP, "main/y", "--json", "--no-prices"]) == 0
     assert json.loads(capsys.readouterr().out)["alternatives"] == []
     assert main(["explain", *MLP, "main/y", "--no-prices"]) == 0
-    assert "Other placements" not in capsys.readouterr().out
+    assert "Alternative placements" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_processes_agree() -> None:
         assert done.returncode == 0, done.stderr
         texts.add(done.stdout)
     (text,) = texts
-    assert "layer/matmul4" in text and "Other placements" in text
+    assert "layer/matmul4" in text and "Alternative placements" in text
 
 
 def test_the_documentation_shows_true_output(capsys: pytest.CaptureFixture[str]) -> None:
