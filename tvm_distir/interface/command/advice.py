@@ -22,7 +22,7 @@ MOST_TRIED = 4
 MOST_OPS = 1200
 """Total ops of the changed programs, if each has as many as the given program."""
 MOST_UNITS = 4096
-"""Most actions in the schedule of a program that quick advice simulates again."""
+"""Most phases in the schedule of a program that quick advice simulates again."""
 
 
 def add_advice(parser: argparse.ArgumentParser) -> None:

@@ -203,7 +203,7 @@ def _only(targets: list[Target], text: str) -> Target:
             "DIST0431",
             "this is a constant or not a tensor",
             place=text,
-            remedy="Name a computed tensor or a parameter.",
+            remedy="Name a tensor: a variable or a parameter.",
         )
     variables = {str(t.var.name) for t in targets}
     same = all(t.var.same_as(targets[0].var) for t in targets)

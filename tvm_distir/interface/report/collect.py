@@ -42,7 +42,7 @@ ASSUMPTIONS = (
 )
 
 PIPELINE_ASSUMPTION = (
-    "Pipeline stages run their actions in the order of the schedule. A device sends its messages "
+    "Pipeline stages run their phases in the order of the schedule. A device sends its messages "
     "one at a time, each as soon as its value is available, concurrently with compute."
 )
 

@@ -34,7 +34,7 @@ def test_the_largest_part_is_told_first():
     analysis = sample()
     found = advice(analysis)
     assert [round(one.saves_s, 6) for one in found] == [4e-3, 4e-3]
-    assert "all_reduce over tp (4 times" in found[0].what and "add" in found[1].what
+    assert "all_reduce over tp (4 calls" in found[0].what and "add" in found[1].what
     idle = replace(
         analysis,
         time_s=40e-3,
@@ -64,7 +64,7 @@ def test_changes_that_were_simulated():
     assert lines[1] == "  --recompute full: fits with 1.00 GiB (20.0 ms -> 25.0 ms)"
     assert lines[3] == (
         "  --batch 16: predicted speedup 2.00x (throughput 400 -> 800 samples/s; "
-        "2 x the samples per step: 20.0 ms -> 20.0 ms, on 2 devices instead of 4)"
+        "2x samples per step: 20.0 ms -> 20.0 ms, on 2 devices instead of 4)"
     )
     assert lines[-2:] == [
         "  not tried (--advice full): --mesh y",
