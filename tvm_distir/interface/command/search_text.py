@@ -12,7 +12,7 @@ def search_text(result: Any) -> str:
     from tvm_distir.interface.report import units
     from tvm_distir.interface.report.search_page import seconds
 
-    head = ("#", "plan", "step", "compute", "comm", "plan cost", "gap", "peak memory")
+    head = ("#", "plan", "step", "compute", "comm", "cost", "gap", "peak")
     rows = [head]
     for number, plan in enumerate(result.plans, 1):
         row = plan.row

@@ -72,7 +72,7 @@ def test_more_samples_per_step_are_told_as_throughput(capsys):
     scale = {"": 1.0, "k": 1e3, "M": 1e6}
     for trial in gains:
         line = next(t for t in said.splitlines() if t.strip().startswith(trial["change"] + ":"))
-        pattern = rf"throughput {number} -> {number} samples/s; 2 x the samples per step: "
+        pattern = rf"throughput {number} -> {number} samples/s; 2x samples per step: "
         before, unit, after, other = re.search(pattern, line).groups()
         ratio = float(after) * scale[other] / (float(before) * scale[unit])
         assert ratio == pytest.approx(trial["gain"], rel=0.02)
@@ -82,7 +82,7 @@ def test_text_says_what_was_tried(capsys):
     assert main(TWO) == 0
     said = capsys.readouterr().out
     assert "--strategy data_parallel --mesh dp=2: predicted speedup " in said
-    assert "(a bound: no communication but what compute hides)" in said
+    assert "(bound: communication fully overlapped)" in said
     assert "Tried without gain: --system with twice the link bandwidth" in said
 
 

@@ -43,9 +43,9 @@ def test_text_says_everything(work: Path, capsys: pytest.CaptureFixture[str]) ->
         "0:4 | 0, 1",
         "4:8 | 2, 3",
         "dp (2): S[0], from main/x",
-        "tp (2): R, a sum over a dim sharded by main/b (made as P, completed at once)",
+        "tp (2): R, partial sum over a dim sharded by main/b (produced as P, reduced immediately)",
         "S[0], P -> S[0], R: all_reduce along tp, 256 bytes",
-        "axis  instead",
+        "axis  label",
     ):
         assert line in out
 

@@ -65,7 +65,7 @@ def test_it_draws_every_part(tmp_path: Path) -> None:
     # Placement "R, S[1]" on dp=2, tp=2: two parts, each on the devices of one column.
     assert "Sharded into 2 parts of 4.00 KiB; each stored on 2 devices." in dom
     assert "shard 0 of 2: device 0, 2" in dom and "shard 1 of 2: device 1, 3" in dom
-    assert "device 3 (dp=1, tp=1) holds part 1 of 2" in dom
+    assert "device 3 (dp=1, tp=1) stores shard 1 of 2" in dom
 
 
 @needs_browser
