@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir analyze``: a model and a plan in, the predicted step out."""
+"""``tvm-distir analyze``: predict the step of a model under a plan."""
 
 from __future__ import annotations
 

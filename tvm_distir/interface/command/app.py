@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The parser, and the one place where failures become messages and exit codes.
+"""Parse the command line, and convert failures to messages and exit codes.
 
 Exit codes: 0 success, 1 error in the input, 2 error in the command line, 3 infeasible request,
 70 a bug of the plugin (also: `verify` detected a difference), 130 interrupted.
@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Print the versions that decide what the command does."""
+    """Prints the versions of the package and of TVM."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from importlib.metadata import PackageNotFoundError, version
@@ -125,7 +125,7 @@ def _show_warning(
 
 
 def _report(error: BaseException, debug: bool) -> int:
-    """Print one message for a failure and return the exit code."""
+    """Print the message of a failure and return the exit code."""
     if debug:
         say("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, DistIRError):

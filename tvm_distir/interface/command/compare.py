@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir compare``: results, plans and strategies side by side."""
+"""``tvm-distir compare``: compare results, plans and strategies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The forms in which `convert` writes modules, by how the file ends."""
+"""Define the formats of `convert` by the extension of the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModuleForm:
     write : callable
         Gives the content from a module.
     level : str, optional
-        The only one that it can say; None: any.
+        The only level that it supports; None: any.
     """
 
     ending: str

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Help that is made when it is shown: what there is by name, other packages' things included."""
+"""Create help texts on demand, with the entries of other packages."""
 
 from __future__ import annotations
 

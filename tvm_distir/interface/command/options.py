@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share."""
+"""Define the options that several commands share."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def add_recompute(parser: argparse.ArgumentParser) -> None:
-    """Add ``--recompute`` of one step."""
+    """Add ``--recompute``."""
     parser.add_argument(
         "--recompute",
         metavar="POLICY",
@@ -270,7 +270,7 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
 
 
 def find_model(arguments: argparse.Namespace) -> None:
-    """Look for the model's file, then import TVM."""
+    """Check that the file of the model exists, then import TVM."""
     from tvm_distir.models import check_model
 
     check_model(arguments.model)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Output files: promised before the work, written whole or not at all after it.
+"""Write output files: checked before the work, and written completely or not at all.
 
 No output takes the place of a file that the command reads, or of another output, however its
 path is spelled. A file in a folder of outputs is replaced only if a command wrote it.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir search``: a model and a cluster in, the fastest plans out."""
+"""``tvm-distir search``: search for the fastest plans of a model on a cluster."""
 
 from __future__ import annotations
 

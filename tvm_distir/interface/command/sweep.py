@@ -114,7 +114,7 @@ _SETTINGS = (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict the rows, write or print them."""
+    """Predict the rows and write or print them."""
     dims, grid = parse_dims(arguments.dim), grid_of(arguments.grid)
     arguments.recompute = None
     check_training(arguments)

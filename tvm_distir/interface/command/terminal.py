@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The two streams of the command: results on stdout, messages on stderr."""
+"""Write the two streams of the command: results on stdout, messages on stderr."""
 
 from __future__ import annotations
 

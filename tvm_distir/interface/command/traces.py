@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``--trace`` and ``--trace-format``: the forms of traces, and the files that they make."""
+"""Define ``--trace`` and ``--trace-format``, and write the files of traces."""
 
 from __future__ import annotations
 

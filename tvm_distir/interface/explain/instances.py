@@ -44,9 +44,9 @@ class Target:
     specialisation : str
         The function propagation writes for the instance (``layer_1``).
     var : Var
-        The variable it was found by.
+        The variable that names it.
     name : str
-        As it was found, without the function.
+        Its name without the function.
     """
 
     inst: Instance

@@ -112,7 +112,7 @@ class Comparison:
 def compare(
     *operands: Result | Mapping[str, Any] | str | Path, names: Sequence[str] | None = None
 ) -> Comparison:
-    """Put simulated steps side by side.
+    """Compare simulated steps side by side.
 
     Parameters
     ----------

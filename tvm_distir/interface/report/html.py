@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The analysis as one self-contained HTML file."""
+"""Write an analysis as a self-contained HTML file."""
 
 from __future__ import annotations
 

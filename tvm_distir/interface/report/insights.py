@@ -16,7 +16,7 @@ from .verdict import pipeline_words
 def findings(analysis: Analysis) -> list[str]:
     """Return the findings, the most important first, each as a sentence."""
     return [
-        *(f"Warning: {said}." for said in analysis.warnings),
+        *(f"Warning: {warning}." for warning in analysis.warnings),
         *_pipeline(analysis),
         *_memory(analysis),
         *_time(analysis),
@@ -57,17 +57,17 @@ def _time(analysis: Analysis) -> list[str]:
     if whole <= 0:
         return []
     top = ordered[0]
-    said = [
+    sentences = [
         f"{top.op} takes {units.share(top.time_s, whole)} of the compute time ({top.count} calls)."
     ]
     small = [op for op in ordered if op.bound_by == "launch"]
     small_s = sum(op.time_s for op in small)
     if small_s >= 0.05 * whole:
-        said.append(
+        sentences.append(
             f"{units.share(small_s, whole)} of the compute time is spent in launch-bound kernels "
             f"(mostly {small[0].op})."
         )
-    return said
+    return sentences
 
 
 def _communication(analysis: Analysis) -> list[str]:

@@ -35,7 +35,7 @@ class ReportMesh:
 
 @dataclass(frozen=True)
 class ReportEvent:
-    """One op on one stream. ``scope`` names the functions around it, outermost first."""
+    """An op on a stream. ``scope`` names the enclosing functions, outermost first."""
 
     name: str
     op: str
@@ -48,7 +48,7 @@ class ReportEvent:
 
 @dataclass(frozen=True)
 class ReportLane:
-    """Devices that run the same program at the same times, shown once.
+    """A group of devices with the same program and times, shown once.
 
     ``memory`` holds ``(time_s, live_bytes)`` steps; ``events_total`` counts the events that
     happened where ``events`` was shortened.
@@ -64,7 +64,7 @@ class ReportLane:
 
 @dataclass(frozen=True)
 class ReportParameter:
-    """An input of the whole program and how it lies on its mesh."""
+    """An input of the whole program and its placement."""
 
     name: str
     shape: tuple[int, ...]
@@ -146,7 +146,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One simulated step with all that a report says about it.
+    """A simulated step with all data of a report.
 
     ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
     that were simulated, ``untried`` parts of the step and changes that may lessen them.

@@ -19,7 +19,7 @@ ANALYSIS = "analysis.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step. Times in seconds, sizes in bytes.
+    """A simulated step. Times are in seconds, sizes in bytes.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ def _collective(value: JsonValue) -> tuple[str, str, int]:
 
 
 def _mesh_words(meshes: JsonValue) -> str:
-    """``dp=2,tp=4``, ``4 x (dp=2)`` of a pipeline, or all meshes in turn."""
+    """Format meshes as ``dp=2,tp=4``, or ``4 x (dp=2)`` for a pipeline."""
     words = []
     for mesh in meshes.items():
         if "axes" not in mesh.object():

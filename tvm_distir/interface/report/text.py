@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The analysis as text for a terminal: a verdict, then tables, the largest things first."""
+"""Write an analysis as text for a terminal: a verdict, then tables, the largest things first."""
 
 from __future__ import annotations
 

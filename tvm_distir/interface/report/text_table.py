@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Text for a terminal: colours, columns, bars, numbers of devices."""
+"""Format columns, bars and ranges of devices for a terminal."""
 
 from __future__ import annotations
 

@@ -70,7 +70,11 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
         ("$run opt -p x in.py > /dev/full", 2, f"a message\n{NO_ROOM}"),
         ("$run --version > /dev/full", 2, NO_ROOM),
         ("$run --help > /dev/full", 2, NO_ROOM),
-        ("$run opt -p x in.py >&-", 2, "a message\nDIST0153 standard output: .*: the stream is closed"),
+        (
+            "$run opt -p x in.py >&-",
+            2,
+            "a message\nDIST0153 standard output: .*: the stream is closed",
+        ),
         ("$run opt -p x in.py 2>&-", 0, ""),
         ("$run opt -p x in.py <&- 2>&-", 0, ""),
         ("$run opt -p fail in.py <&- >&- 2>&-", 1, ""),
