@@ -31,8 +31,8 @@ def add_advice(parser: argparse.ArgumentParser) -> None:
         "--advice",
         metavar="HOW",
         default="quick",
-        help="Set how recommendations are evaluated: bounds (formulas only), quick (simulate the "
-        "most promising changes, the default) or full (simulate all changes).",
+        help="Set how recommendations are evaluated: bounds (formulas only), quick (simulate a "
+        "few changes, the default) or full (simulate all changes).",
     )
 
 
