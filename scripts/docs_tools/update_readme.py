@@ -10,7 +10,7 @@ block whose lines ``$ command`` are run, each followed by what it printed::
     .venv/bin/python scripts/docs_tools/update_readme.py --check   # exit 1: out of date
 
 Wall-clock times differ from run to run: ``--check`` ignores the seconds in the block that a command
-ends with (``This took``, ``This analysis took``).
+ends with (``Time of this run``, ``Time of this analysis``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILES = ("README.md", "docs/quickstart.md", "docs/forum_example.md", "docs/expla
 COMMAND_LIMIT_S = 600.0
 
 _SLOT = re.compile(r"(?<=<!-- example:start -->\n)(.*?)(?=<!-- example:end -->)", re.DOTALL)
-_TIMINGS = re.compile(r"^This (?:\w+ )?took\n(?:  .*\n)+", re.MULTILINE)
+_TIMINGS = re.compile(r"^Time of this (?:run|analysis)\n(?:  .*\n)+", re.MULTILINE)
 _SECONDS = re.compile(r" +[\d.]+ s$", re.MULTILINE)
 
 

@@ -25,7 +25,7 @@ from .report.text import to_text
 from .report.verdict import to_verdict
 
 LEAST_WAITING = 0.25
-"""Share of a step that waits for communication from which one device is analyzed too."""
+"""Smallest share of exposed communication for which a single device is analyzed too."""
 _DEFAULTS = (False, "framework")
 """Values of options that a command leaves out."""
 
@@ -47,42 +47,42 @@ class AnalysisResult:
 
     @property
     def module(self) -> ir.IRModule:
-        """The distributed module, at level 5, as :func:`tvm_distir.run` takes it."""
+        """Return the distributed module, at level 5, as :func:`tvm_distir.run` takes it."""
         return self.study.local
 
     @property
     def plan(self) -> Plan:
-        """The plan by which the step is distributed."""
+        """Return the plan of the distributed step."""
         return self.study.step_plan
 
     @property
     def program(self) -> Program:
-        """The program that is simulated."""
+        """Return the simulated program."""
         return self.study.program
 
     @property
     def simulation(self) -> Result:
-        """The simulated step, as :func:`tvm_distir.simulate` returns it."""
+        """Return the simulated step, as :func:`tvm_distir.simulate` returns it."""
         return self.study.result
 
     @property
     def time_s(self) -> float:
-        """Seconds of the step."""
+        """Return the time of the step in seconds."""
         return self.simulation.time_s
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Bytes that the fullest device holds at its peak."""
+        """Return the highest peak memory of a device in bytes."""
         return self.simulation.peak_memory_bytes
 
     @property
     def timings_s(self) -> Mapping[str, float]:
-        """Wall-clock seconds that each stage of the analysis took."""
+        """Return the wall-clock seconds of each stage of the analysis."""
         return self.report.timings_s
 
     @property
     def summary(self) -> str:
-        """Time, bound and memory in a few lines."""
+        """Return time, bound and memory in a few lines."""
         return to_verdict(self.report)
 
     def to_dict(self) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
 
 
 def one_device(study: Study, result: Result) -> tuple[str, ...]:
-    """Return a warning where one device takes no longer than all, which wait for each other.
+    """Return a warning if a single device is as fast as all devices with communication.
 
     Parameters
     ----------
@@ -279,16 +279,16 @@ def one_device(study: Study, result: Result) -> tuple[str, ...]:
     if alone.peak_memory_bytes > result.memory_capacity_bytes or alone.time_s > result.time_s:
         return ()
     return (
-        f"one device is as fast as these {len(result.devices)}: it takes "
-        f"{alone.time_s * 1e3:.3g} ms, they take {result.time_s * 1e3:.3g} ms, "
-        f"{waits_s / result.time_s:.0%} of it waiting for communication",
+        f"a single device is as fast as these {len(result.devices)}: {alone.time_s * 1e3:.3g} ms "
+        f"instead of {result.time_s * 1e3:.3g} ms, of which {waits_s / result.time_s:.0%} is "
+        "exposed communication",
     )
 
 
 def unused_axes(plan: Plan) -> tuple[str, ...]:
-    """Return a warning for each mesh axis along which nothing is cut."""
+    """Return a warning for each mesh axis along which nothing is sharded."""
     return tuple(
-        f'the mesh axis "{axis}" of "{mesh.name}" cuts nothing: the {mesh.axes[axis]} devices '
-        "along it do the same work"
+        f'the mesh axis "{axis}" of "{mesh.name}" shards nothing: the {mesh.axes[axis]} devices '
+        "along it do redundant work"
         for mesh, axis in plan.unused_axes()
     )

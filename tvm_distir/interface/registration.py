@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tells TVM of our errors and ops: when the package is imported, or when the command gets to work.
+"""Register errors and ops with TVM: at the import of the package, or when the command runs.
 
-The command looks at what it was asked for first, and TVM takes most of a second to import.
+The command checks its options first, and the import of TVM takes most of a second.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_a_failing_command_is_no_output(writer: ModuleType) -> None:
 
 
 def test_only_the_seconds_of_timing_blocks_are_ignored(writer: ModuleType) -> None:
-    block = "x  1.00 s\n\nThis took\n  stage    time\n  load   {} s\n"
+    block = "x  1.00 s\n\nTime of this run\n  stage    time\n  load   {} s\n"
     assert writer.without_timings(block.format("1.25")) == writer.without_timings(
         block.format("10.5")
     )

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Advice that was tried: the changed step is made and simulated, as the given one was."""
+"""Evaluate advice: changed steps are built and simulated as the given step was."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .stages import stopwatch
 
 CHOICES = ("bounds", "quick", "full")
 MOST_TRIED = 4
-"""How many changed plans are tried without being asked."""
+"""Number of changed plans that quick advice simulates."""
 MOST_OPS = 1200
-"""How many ops their programs have in all, if they have as many as the given one."""
+"""Total ops of the changed programs, if each has as many as the given program."""
 MOST_UNITS = 4096
-"""How many units the schedule has of a program that is simulated again without being asked."""
+"""Most phases in the schedule of a program that quick advice simulates again."""
 
 
 def add_advice(parser: argparse.ArgumentParser) -> None:
@@ -31,24 +31,24 @@ def add_advice(parser: argparse.ArgumentParser) -> None:
         "--advice",
         metavar="HOW",
         default="quick",
-        help="how changes are judged: bounds (by formula), quick (the default: simulated, a few "
-        "of them), or full (all of them)",
+        help="Set how recommendations are evaluated: bounds (formulas only), quick (simulate a "
+        "few changes, the default) or full (simulate all changes).",
     )
 
 
 def check_advice(arguments: argparse.Namespace) -> None:
-    """Refuse (DIST0152) another way of judging."""
+    """Refuse an unknown mode of advice (DIST0152)."""
     if arguments.advice not in CHOICES:
         raise UsageError(
             "DIST0152",
-            f'"{arguments.advice}" is no way of judging advice',
+            f'"{arguments.advice}" is not an advice mode',
             place="--advice",
             remedy=f"Use {', '.join(CHOICES)}.",
         )
 
 
 def advised(result: Any, arguments: argparse.Namespace) -> Any:
-    """The analysis with the changes that were tried, and the words of those that were not.
+    """Return the analysis with the changes that were tried, and the texts of the others.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def advised(result: Any, arguments: argparse.Namespace) -> Any:
 def _judged(
     analysis: Any, study: Any, arguments: argparse.Namespace
 ) -> tuple[tuple[Any, ...], tuple[tuple[str, str], ...]]:
-    """Changes that were tried, and the words of those that were not with what they are for."""
+    """Return the changes that were tried, and the part and text of each of the others."""
     most = _most(study.program) if arguments.advice == "quick" else math.inf
     if arguments.measure:  # of changed plans every kernel would be timed
         most = 0
@@ -101,7 +101,7 @@ def _most(program: Any) -> int:
 
 
 def _priced(analysis: Any, study: Any) -> Iterator[Any]:
-    """The same program with other kernels, and with other links."""
+    """Simulate the same program with other kernels, and with other links."""
     from tvm_distir.performance import profile_names
 
     system, spent = study.known_system, analysis.spent_s
@@ -115,7 +115,7 @@ def _priced(analysis: Any, study: Any) -> Iterator[Any]:
             for name in names
             if (again := _simulated(study, system, name)) is not None
         ]
-        yield from sorted(tried, key=lambda one: one.time_s)[:1]
+        yield from sorted(tried, key=lambda trial: trial.time_s)[:1]
     if shares["communication"] >= LEAST:
         near, far = system.intra_node, system.inter_node
         faster = replace(
@@ -125,13 +125,11 @@ def _priced(analysis: Any, study: Any) -> Iterator[Any]:
         )
         again = _simulated(study, faster, study.kernels)
         if again is not None:
-            yield _trial(
-                analysis, "communication", "--system with links of twice the bandwidth", again
-            )
+            yield _trial(analysis, "communication", "--system with twice the link bandwidth", again)
 
 
 def _simulated(study: Any, system: Any, kernels: str | None) -> Any:
-    """Result of the same program; None where it is refused."""
+    """Simulate the same program; return None if it is refused."""
     from tvm_distir.performance import simulate
 
     return _unless_refused(
@@ -167,7 +165,7 @@ def _trial(analysis: Any, part: str, words: str, result: Any, per: int = 1) -> A
 
 
 def _tried(change: Change, analysis: Any, study: Any) -> Any:
-    """Make and simulate the changed step; None where it is refused."""
+    """Build and simulate the changed step; return None if it is refused."""
     cut = analysis.pipeline is not None  # a strategy may say of how many samples a part is
     again = "batch" in change.options or (cut and "strategy" in change.options)
     changed = replace(

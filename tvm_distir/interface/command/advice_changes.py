@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of a command that may gain, by what its step is spent on; each can be analysed too."""
+"""Propose changes of a command that may reduce the largest parts of its step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LEAST = 0.1
-"""Share of the step from which changes are looked for that may lessen a part of it."""
+"""Smallest share of the step for which changes of a part are proposed."""
 
 _ALONE = {"data_parallel": "dp", "tensor_parallel": "tp", "megatron": "tp"}
-"""Strategies that need nothing but a mesh of one axis, and its name."""
+"""Strategies that need only a mesh of one axis, and the name of the axis."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Change:
     Attributes
     ----------
     part : str
-        Of the step, as ``Analysis.spent_s`` calls it; ``fit``: what may make it fit.
+        Part of the step, as in ``Analysis.spent_s``; ``fit``: changes that may make it fit.
     words : str
         The options.
     options : mapping of str to value
         The same, by their names in the parsed arguments.
     axes : dict of str to int, optional
-        The mesh, where it is another one.
+        The mesh, if it differs.
     """
 
     part: str
@@ -50,12 +50,12 @@ class _Given:
         self.parts = (arguments.strategy or "").split("+")
 
     def stages(self) -> str | None:
-        """The axis of the pipeline; None without one."""
+        """Return the axis of the pipeline; None without a pipeline."""
         options = next((o for o in map(_options, self.parts) if o["name"] == "pipeline"), None)
         return None if options is None else options.get("axis", "pp")
 
     def mesh(self, part: str, factors: Mapping[str, float]) -> Iterator[Change]:
-        """The mesh with axes that are larger or smaller, where these are whole numbers."""
+        """Yield the mesh with scaled axes, if their sizes are integers."""
         if self.axes is None:
             return
         sizes = {axis: n * factors.get(axis, 1) for axis, n in self.axes.items()}
@@ -64,7 +64,7 @@ class _Given:
             yield Change(part, f"--mesh {_mesh(axes)}", {"mesh": _mesh(axes)}, axes)
 
     def strategy(self, part: str, text: str, axes: dict[str, int]) -> Change:
-        """Another strategy, on a mesh."""
+        """Return the change to another strategy on a mesh."""
         words = f"--strategy {text}"
         if axes == self.axes:
             return Change(part, words, {"strategy": text}, axes)
@@ -72,24 +72,26 @@ class _Given:
         return Change(part, f"{words} --mesh {mesh}", {"strategy": text, "mesh": mesh}, axes)
 
     def with_option(self, part: str, name: str, **changed: Any) -> Iterator[Change]:
-        """Other options of one of the strategies that are joined."""
+        """Yield the strategies with other options of a part."""
         if self.axes is None:
             return
         parts = [
-            _text({**_options(one), **changed}) if _options(one)["name"] == name else one
-            for one in self.parts
+            _text({**_options(part_text), **changed})
+            if _options(part_text)["name"] == name
+            else part_text
+            for part_text in self.parts
         ]
         if parts != self.parts:
             yield self.strategy(part, "+".join(parts), self.axes)
 
     def batch(self, part: str) -> Iterator[Change]:
-        """Twice the batch, where it is an option."""
+        """Yield twice the batch, if the batch is an option."""
         size = self.analysis.batch
         if size is not None and self.stages() is None and not self.arguments.train:
             yield Change(part, f"--batch {2 * size}", {"batch": 2 * size})
 
     def recompute(self, part: str, policy: str) -> Iterator[Change]:
-        """Another policy of recomputation."""
+        """Yield another recomputation policy."""
         if self.arguments.train and self.arguments.recompute != policy:
             yield Change(part, f"--recompute {policy}", {"recompute": policy})
 
@@ -97,21 +99,21 @@ class _Given:
 def changes_of(
     arguments: argparse.Namespace, axes: dict[str, int] | None, analysis: Any
 ) -> list[Change]:
-    """Changes that may gain, those first that concern the largest part of the step."""
+    """Return changes that may gain, those of the largest part of the step first."""
     given, spent = _Given(arguments, axes, analysis), analysis.spent_s
     whole_s = sum(spent.values())
-    found = list(_fitting(given)) if analysis.fits is False else []
+    changes = list(_fitting(given)) if analysis.fits is False else []
     for part in sorted(spent, key=lambda part: -spent[part]):
         if whole_s > 0 and spent[part] >= LEAST * whole_s:
-            found += _PARTS[part](given)
+            changes += _PARTS[part](given)
     seen: dict[str, Change] = {}
-    for change in found:
+    for change in changes:
         seen.setdefault(change.words, change)
     return list(seen.values())
 
 
 def _options(text: str) -> dict[str, Any]:
-    """A strategy's name and options, as texts."""
+    """Parse the name and options of a strategy, as texts."""
     name, _, rest = text.strip().partition(":")
     pairs = (item.partition("=") for item in rest.split(",") if item)
     return {"name": name.strip(), **{key.strip(): value.strip() for key, _, value in pairs}}
@@ -127,9 +129,9 @@ def _mesh(axes: Mapping[str, int]) -> str:
 
 
 def _communication(given: _Given) -> Iterator[Change]:
-    """Fewer devices along the axis that communicates most, the groups elsewhere; other cuts."""
+    """Yield smaller sizes of the axis with the most communication, and other strategies."""
     axes = given.axes or {}
-    first = max(given.analysis.collectives, key=lambda one: one.time_s, default=None)
+    first = max(given.analysis.collectives, key=lambda total: total.time_s, default=None)
     axis = None if first is None else first.mesh_axis
     other = next((a for a in axes if a not in (axis, given.stages())), None)
     if axis in axes and other is not None:
@@ -140,7 +142,7 @@ def _communication(given: _Given) -> Iterator[Change]:
 
 
 def _others(given: _Given, part: str) -> Iterator[Change]:
-    """Other strategies on as many devices, where one alone was asked for."""
+    """Yield other strategies on as many devices, for a single requested strategy."""
     if given.axes is None or given.arguments.strategy not in _ALONE:
         return
     for name, axis in _ALONE.items():
@@ -149,18 +151,18 @@ def _others(given: _Given, part: str) -> Iterator[Change]:
 
 
 def _idle(given: _Given) -> Iterator[Change]:
-    """More micro-batches, schedules with less bubble."""
-    found = given.analysis.pipeline
-    if found is None:
+    """Yield more micro-batches, and schedules with a smaller bubble."""
+    pipeline = given.analysis.pipeline
+    if pipeline is None:
         yield from _others(given, "idle")
         return
-    yield from given.with_option("idle", "pipeline", micro_batches=2 * found.micro_batches)
+    yield from given.with_option("idle", "pipeline", micro_batches=2 * pipeline.micro_batches)
     yield from given.with_option("idle", "pipeline", schedule="zero_bubble")
     yield from given.with_option("idle", "pipeline", schedule="interleaved", chunks=2)
 
 
 def _launch(given: _Given) -> Iterator[Change]:
-    """More work per kernel."""
+    """Yield changes with more work per kernel."""
     yield from given.batch("launch")
     sizes = {axis: n for axis, n in (given.axes or {}).items() if axis != given.stages()}
     if sizes:
@@ -168,13 +170,13 @@ def _launch(given: _Given) -> Iterator[Change]:
 
 
 def _memory(given: _Given) -> Iterator[Change]:
-    """Weights that are read for more samples, or cut further."""
+    """Yield changes that read weights for more samples, or shard them further."""
     yield from given.batch("memory")
     yield from _others(given, "memory")
 
 
 def _compute(given: _Given) -> Iterator[Change]:
-    """More devices; nothing computed twice."""
+    """Yield no recomputation, and more devices."""
     if given.arguments.recompute is not None:
         yield from given.recompute("compute", "none")
     axis = next((a for a in given.axes or {} if a != given.stages()), None)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir analyze``: a model and a plan in, the predicted step out."""
+"""``tvm-distir analyze``: predict the step of a model under a plan."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "analyze",
-        help="distribute a model and predict its step on a system",
+        help="Distribute a model and predict its step on a system.",
         description="Distribute a model over a mesh and predict time, memory and traffic.",
         allow_abbrev=False,
     )
     add_model_options(parser, system_required=True)
     add_exporting(parser)
     add_advice(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--report", metavar="r.html", help="write a self-contained HTML report")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
+    parser.add_argument("--report", metavar="r.html", help="Write a self-contained HTML report.")
     add_trace(parser)
     parser.add_argument(
         "-o",
         dest="folder",
         metavar="DIR",
-        help="write program, plan, IR levels, report and analysis into DIR",
+        help="Write program, plan, IR levels, report and analysis to DIR.",
     )
     add_force(parser)
     parser.set_defaults(run=run)
@@ -86,14 +86,14 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
         outputs.add(folder / "analysis.json", data)
         outputs.add(folder / "analysis.txt", to_text(analysis))
     written = outputs.commit()
-    folders = [one for one in (folder, trace.path if trace else None) if one is not None]
+    folders = [path for path in (folder, trace.path if trace else None) if path is not None]
     for path in written:
         if path.parent not in folders:
             say(f"wrote {path}")
-    for one in folders:
-        count = sum(path.parent == one for path in written)
+    for parent in folders:
+        count = sum(path.parent == parent for path in written)
         if count:
-            say(f"wrote {count} files into {one}")
+            say(f"wrote {count} files to {parent}")
     if arguments.json:
         put(data)
     else:
@@ -134,7 +134,7 @@ def analyze_step(
 
 
 def command_line(arguments: argparse.Namespace) -> str:
-    """The command that gives the same analysis again, without its output files."""
+    """Return the command that repeats the analysis, without its output files."""
     words = ["tvm-distir", "analyze", arguments.model]
     options = ("plan", "strategy", "mesh", "batch", "dim", "entry", "train", *TRAINING, "system",
                "allocator", "measure", "kernels", "advice")  # fmt: skip
@@ -144,8 +144,8 @@ def command_line(arguments: argparse.Namespace) -> str:
         if value is True:
             words.append(flag)
         elif value not in (None, False) and (option, value) not in usual:
-            for one in value if isinstance(value, list) else [value]:
-                words += [flag, str(one)]
+            for item in value if isinstance(value, list) else [value]:
+                words += [flag, str(item)]
     return shlex.join(words)
 
 
@@ -164,11 +164,11 @@ _FOLDER_FILES = (
     "analysis.json",
     "analysis.txt",
 )
-"""What stands in the folder of ``-o``."""
+"""The files in the folder of ``-o``."""
 
 
 def _add_folder(outputs: Outputs, folder: Path, study: Any) -> None:
-    """Program, plan and one TVMScript text per IR level."""
+    """Add the program, the plan and the TVMScript of each IR level."""
     outputs.add(folder / "program.json", study.program.to_json() + "\n")
     outputs.add(folder / "plan.json", json.dumps(study.step_plan.to_dict(), indent=1) + "\n")
     outputs.add(folder / "1-global.py", script(study.step))

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The parser, and the one place where failures become messages and exit codes.
+"""Parse the command line, and convert failures to messages and exit codes.
 
-Exit codes: 0 done, 1 the input is at fault, 2 the command line is, 3 what was asked for cannot
-be done, 70 a bug of the plugin (also: `verify` found a difference), 130 interrupted.
+Exit codes: 0 success, 1 error in the input, 2 error in the command line, 3 infeasible request,
+70 a bug of the plugin (also: `verify` detected a difference), 130 interrupted.
 
-TVM is imported by the sub-commands only when they run; those that set ``registers`` first look at
-what they were asked for.
+TVM is imported by the sub-commands only when they run; those that set ``registers`` check
+their options first.
 """
 
 from __future__ import annotations
@@ -50,15 +50,19 @@ _COMMANDS = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are errors of our tree."""
+    """An argument parser that raises usage errors."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(add_help=False, **options)
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help as results are printed; argparse says nothing where that fails."""
+        """Print help as a result: argparse ignores a failure to print."""
         if message:
             (put if file in (None, sys.stdout) else say)(message)
 
     def error(self, message: str) -> NoReturn:
-        """Raise the complaint together with the usage line."""
+        """Raise a usage error with the usage line."""
         fault = UsageError(
             "DIST0150", message, place=self.prog, remedy=f"See `{self.prog} --help`."
         )
@@ -67,20 +71,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Print the versions that decide what the command does."""
+    """Prints the versions of the package and of TVM."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from importlib.metadata import PackageNotFoundError, version
 
         from tvm_distir import __version__
 
-        found = [f"tvm-distir {__version__}"]
+        versions = [f"tvm-distir {__version__}"]
         for name in ("apache-tvm", "apache-tvm-ffi"):
             try:
-                found.append(f"{name} {version(name)}")
+                versions.append(f"{name} {version(name)}")
             except PackageNotFoundError:
-                found.append(f"{name} is not installed")
-        put("\n".join([*found, ""]))
+                versions.append(f"{name} is not installed")
+        put("\n".join([*versions, ""]))
         parser.exit()
 
 
@@ -88,10 +92,10 @@ def build_parser() -> argparse.ArgumentParser:
     """Make the parser of the whole command."""
     parser = _Parser(
         prog="tvm-distir",
-        description="Distribute Relax models over device meshes, verify and simulate them.",
+        description="Distribute Relax models over device meshes, and verify and simulate them.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions and exit")
+    parser.add_argument("--version", action=_Version, nargs=0, help="Print the versions and exit.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in _COMMANDS:
         module.add_parser(commands)
@@ -99,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument(
             "--debug",
             action="store_true",
-            help="print the traceback of a failure (also: TVM_DISTIR_DEBUG=1)",
+            help="Print the traceback of an error (also: TVM_DISTIR_DEBUG=1).",
         )
     return parser
 
@@ -121,7 +125,7 @@ def _show_warning(
 
 
 def _report(error: BaseException, debug: bool) -> int:
-    """Print one message for a failure and return the exit code."""
+    """Print the message of a failure and return the exit code."""
     if debug:
         say("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, DistIRError):
@@ -130,7 +134,7 @@ def _report(error: BaseException, debug: bool) -> int:
             say(usage.rstrip())
         say(str(error).replace("\n", "\n  "))
         return error.exit_code
-    hint = "" if debug else " [Run it again with --debug, and report the traceback.]"
+    hint = "" if debug else " [Run the command again with --debug and report the traceback.]"
     say(f"DIST0901 internal error: {_one_line(type(error).__name__, str(error))}{hint}")
     return EXIT_INTERNAL
 
@@ -185,6 +189,6 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _stopped() -> int:
-    """Say that Ctrl-C ended the command."""
+    """Report that Ctrl-C ended the command."""
     say("interrupted")
     return EXIT_INTERRUPTED

@@ -18,29 +18,33 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "calibrate",
-        help="fit a system's constants to measured steps or products",
+        help="Fit the constants of a system to measured steps or matrix products.",
         description=(
-            "Fit the constants of a system to measured steps, by programs of the whole "
-            "pipeline, or to measured matrix products. Says the errors, out of fold too, and which "
-            "constants the rows do not determine."
+            "Fit the constants of a system to measured steps, simulated by the full pipeline, or "
+            "to measured matrix products. Print the errors in and out of fold, and the constants "
+            "that the rows do not determine."
         ),
         allow_abbrev=False,
     )
     parser.add_argument("system", action=LateHelp, metavar="SYSTEM", late=system_help)
     parser.add_argument(
-        "rows", metavar="ROWS.csv", help="with a column iteration_time_ms, or m,k,n,time_us"
+        "rows",
+        metavar="ROWS.csv",
+        help="Measurements with a column iteration_time_ms, or columns m,k,n,time_us.",
     )
     parser.add_argument(
-        "--fit", metavar="NAME[,NAME]", default="", help="numbers of links to fit too, as"
-        " intra_node.bandwidth_GBps"
+        "--fit", metavar="NAME[,NAME]", default="", help="Also fit link parameters, e.g."
+        " intra_node.bandwidth_GBps."
     )  # fmt: skip
-    parser.add_argument("-o", dest="output", metavar="FILE", help="write the fitted system")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "-o", dest="output", metavar="FILE", help="Write the fitted system to FILE."
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, write, say how well."""
+    """Fit, write the system, print the errors."""
     outputs = Outputs({"ROWS": arguments.rows, "SYSTEM": arguments.system})
     written = outputs.promise(arguments.output, "-o")
     from tvm_distir.core import System, to_data
@@ -48,16 +52,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     with asked_by("SYSTEM", "DIST0701"):
         system = System.load(arguments.system)
-    found = calibrate(
+    calibration = calibrate(
         system,
         arguments.rows,
         fit_also=tuple(filter(None, arguments.fit.split(","))),
         source=f"tvm-distir calibrate, {arguments.rows}",
     )
     if written is not None:
-        text = json.dumps(to_data(found.system), indent=1) + "\n"
+        text = json.dumps(to_data(calibration.system), indent=1) + "\n"
         outputs.add(written, text)
     outputs.commit()
-    put(json.dumps({"schema_version": 1, **found.to_dict()}, indent=1) + "\n"
-        if arguments.json else found.to_text())  # fmt: skip
+    put(json.dumps({"schema_version": 1, **calibration.to_dict()}, indent=1) + "\n"
+        if arguments.json else calibration.to_text())  # fmt: skip
     return 0

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir compare``: results, plans and strategies side by side."""
+"""``tvm-distir compare``: compare results, plans and strategies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .terminal import put
 
 
 class _Way(argparse.Action):
-    """Collects plans and strategies in the order in which they are named."""
+    """Collects plans and strategies in the order of the command line."""
 
     def __call__(
         self,
@@ -36,7 +36,7 @@ class _Way(argparse.Action):
         values: Any,
         option: str | None = None,
     ) -> None:
-        """Add one."""
+        """Add a plan or strategy."""
         namespace.ways = [*namespace.ways, (self.dest, values)]
 
 
@@ -44,9 +44,9 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "compare",
-        help="put results, plans or strategies side by side",
-        description="Put steps side by side: results that `analyze --json` printed or `analyze -o` "
-        "wrote; or a MODEL under several plans and strategies, then results.",
+        help="Compare results, plans or strategies.",
+        description="Compare steps: results of `analyze --json` or `analyze -o`, or a MODEL under "
+        "several plans and strategies, followed by results.",
         usage="tvm-distir compare RESULT...\n"
         "       tvm-distir compare MODEL [RESULT...] --system S [--plan P.json]... "
         "[--strategy S --mesh M]...",
@@ -57,28 +57,26 @@ def add_parser(commands: Any) -> None:
         "operands",
         metavar="RESULT",
         nargs="+",
-        help="a result's .json file, a folder of `analyze -o`, or a folder of these; the first one "
-        "is the MODEL where there are plans or strategies",
+        help="A .json result, a folder of `analyze -o`, or a folder of these; the first operand "
+        "is the MODEL if there are plans or strategies.",
     )
-    parser.add_argument("--plan", action=_Way, metavar="P.json", help="a plan; may be given again")
+    parser.add_argument("--plan", action=_Way, metavar="P.json", help="Add a plan; repeatable.")
     parser.add_argument(
-        "--strategy", action=_Way, metavar="NAME[:k=v,...]", help="a strategy; may be given again"
+        "--strategy", action=_Way, metavar="NAME[:k=v,...]", help="Add a strategy; repeatable."
     )
     parser.add_argument(
         "--help-strategies",
         action=HelpStrategies,
-        help="print the strategies with their options and exit",
+        help="List the strategies with their options and exit.",
     )
     parser.add_argument(
         "--mesh",
         action="append",
         default=[],
         metavar="dp=2,tp=4",
-        help="mesh of the strategies: one for all, or one for each in turn",
+        help="Set the mesh of all strategies, or of each in order if repeated.",
     )
-    parser.add_argument(
-        "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
-    )
+    parser.add_argument("--batch", metavar="N", help="Set the global batch size in samples.")
     add_dim_option(parser)
     add_entry_option(parser)
     add_system(parser, False)
@@ -86,14 +84,16 @@ def add_parser(commands: Any) -> None:
     add_recompute(parser)
     add_overlap(parser)
     add_exporting(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Analyse what is to be analysed, read the rest, print."""
+    """Analyze the plans and strategies, read the results, print the comparison."""
     tasks = _tasks(arguments) if arguments.ways else []
     if not tasks and arguments.system is not None:
-        raise _fault("--system is for a MODEL under plans or strategies", "Name some, or leave it.")
+        raise _fault(
+            "--system needs plans or strategies", "Add --plan or --strategy, or omit --system."
+        )
     axes = [check_model_options(task) for task in tasks]
     from tvm_distir.core import gc_paused
     from tvm_distir.interface.report.comparison import compare
@@ -104,10 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
         with gc_paused():
             operands.append(analyze_step(task, mesh).to_dict())
     results = arguments.operands[1 if tasks else 0 :]
-    found = compare(*operands, *results)
-    first = [one.named(_name(task)) for one, task in zip(found.outcomes, tasks, strict=False)]
-    found = replace(found, outcomes=(*first, *found.outcomes[len(first) :]))
-    put(to_json(found.to_dict()) if arguments.json else found.to_text())
+    table = compare(*operands, *results)
+    first = [step.named(_name(task)) for step, task in zip(table.outcomes, tasks, strict=False)]
+    table = replace(table, outcomes=(*first, *table.outcomes[len(first) :]))
+    put(to_json(table.to_dict()) if arguments.json else table.to_text())
     return 0
 
 
@@ -116,12 +116,12 @@ def _fault(what: str, remedy: str) -> UsageError:
 
 
 def _name(task: argparse.Namespace) -> str:
-    """A plan by its path, a strategy by its text."""
+    """Return the path of a plan or the text of a strategy."""
     return str(task.plan or task.strategy)
 
 
 def _tasks(arguments: argparse.Namespace) -> list[argparse.Namespace]:
-    """The options of an analysis for each plan and strategy."""
+    """Return the options of the analysis of each plan and strategy."""
     if arguments.system is None:
         raise _fault("plans and strategies need a system", "Add --system S.")
     strategies = sum(option == "strategy" for option, _ in arguments.ways)
@@ -137,12 +137,12 @@ def _tasks(arguments: argparse.Namespace) -> list[argparse.Namespace]:
 
 
 def _meshes(given: Sequence[str], strategies: int) -> list[str | None]:
-    """The mesh of each strategy."""
+    """Return the mesh of each strategy."""
     if len(given) == 1 and strategies:
         return [given[0]] * strategies
     if given and len(given) != strategies:
         raise _fault(
             f"{len(given)} meshes for {strategies} strategies",
-            "Give one --mesh for all strategies, or one for each.",
+            "Give a single --mesh, or a --mesh per strategy.",
         )
     return list(given) or [None] * strategies

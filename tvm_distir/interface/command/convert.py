@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir convert``: a model from any form into another, at any level."""
+"""``tvm-distir convert``: convert a model to another format and IR level."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ _LEVELS = tuple(LEVELS.values())
 _UNTIL = {"annotated": "annotate", "distributed": "propagate", "legalized": "optimize"}
 """The pass that ends at a level."""
 _FROM = ("annotate", "propagate", "legalize", "lower")
-"""By level the pass that begins there."""
+"""The first pass from each level."""
 
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "convert",
-        help="write a model in another form, at any level",
-        description="Read a model in any form and write it in another, as the file ends. Weights "
-        "stay where they are: the module has them as parameters.",
+        help="Convert a model to another format and IR level.",
+        description="Convert a model to the format of the output file's extension. Weights become "
+        "parameters of the module.",
         allow_abbrev=False,
     )
     add_model_options(parser)
     endings = ", ".join(f"{form.ending} ({form.what})" for form in FORMS)
-    parser.add_argument("out", metavar="OUT", help=f"the file to write: {endings}")
+    parser.add_argument("out", metavar="OUT", help=f"The output file: {endings}.")
     parser.add_argument(
         "--to",
         metavar="LEVEL",
-        help=f"{', '.join(_LEVELS)}, or 1 to 5; local if there is a plan, else that of the input",
+        help=f"Set the IR level: {', '.join(_LEVELS)}, or 1 to 5 (default: local with a plan, "
+        "otherwise the level of the input).",
     )
     parser.set_defaults(run=run)
 
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     if level is None and (planned or form.level is not None):
         level = form.level or "local"
     if form.level is not None and level != form.level:
-        raise _fault(f"{form.what} is of level {form.level} only", f"Write --to {form.level}.")
+        raise _fault(f"{form.what} supports level {form.level} only", f"Write --to {form.level}.")
     outputs = Outputs(model_inputs(arguments))
     target = outputs.promise(arguments.out, "OUT")
     outputs.add(target, form.write(_converted(study_of(arguments, axes, planless=True), level)))
@@ -84,7 +85,7 @@ def _level(text: str | None) -> str | None:
 
 
 def _converted(study: Any, level: str | None) -> Any:
-    """The module at a level; as it is without one."""
+    """Return the module at a level, or unchanged without a level."""
     from tvm_distir.core import level_of, plan_of_meshes
     from tvm_distir.planning import Study
 
@@ -95,7 +96,8 @@ def _converted(study: Any, level: str | None) -> Any:
     there = _LEVELS.index(level)
     if there < here:
         raise _fault(
-            f"a {_LEVELS[here]} module is no {level} one any more", "Convert what it was made of."
+            f"a {_LEVELS[here]} module cannot become a {level} module",
+            "Convert its source module.",
         )
     if there == here:
         return mod

@@ -20,10 +20,10 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "deploy",
-        help="write a distributed model to a folder: libraries, weights by shards",
+        help="Compile a distributed model to a folder of libraries and weight shards.",
         description=(
-            "Distribute a model, compile it for each mesh, cut its weights into shards, and write "
-            "all to a folder that `tvm-distir run` runs with TVM's runtime alone."
+            "Distribute a model, compile it for each mesh, shard its weights, and write the result "
+            "to a folder that `tvm-distir run` executes with the TVM runtime only."
         ),
         allow_abbrev=False,
     )
@@ -31,22 +31,23 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--weights",
         metavar="FILE",
-        help="a .safetensors, .npz or .npy file, or a folder of them (default: the model's own)",
+        help="Read the weights from a .safetensors, .npz or .npy file or a folder of them "
+        "(default: the weights of the model).",
     )
     parser.add_argument(
         "-o",
         dest="folder",
         required=True,
         metavar="FOLDER",
-        help="a new or empty folder, or one of `deploy`",
+        help="Write to a new or empty folder, or replace a folder of `deploy`.",
     )
     add_force(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, run the passes, write the folder, say what is in it."""
+    """Load, run the passes, write the folder, list its files."""
     axes = check_model_options(arguments)
     outputs = Outputs({**model_inputs(arguments), "--weights": arguments.weights})
     outputs.protect_folder(arguments.folder, "-o")
@@ -61,12 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
     inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in made.inputs]
     files = {name: size for name, (size, _) in made.manifest.files.items()}
     if arguments.json:
-        told = {"schema_version": 1, "folder": str(made.folder), "inputs": inputs, "files": files}
-        put(json.dumps({**told, "timings_s": study.watch.timings_s}, indent=1) + "\n")
+        data = {"schema_version": 1, "folder": str(made.folder), "inputs": inputs, "files": files}
+        put(json.dumps({**data, "timings_s": study.watch.timings_s}, indent=1) + "\n")
         return 0
     ranks = sum(len(e.ranks) for e in made.entries)
     lines = [f"{made.folder}: {len(made.entries)} meshes, {ranks} devices"]
     lines += [f"  {name}  {size:,} bytes" for name, size in files.items()]
-    lines += [f"  a run needs {item['name']}: {item['dtype']}{item['shape']}" for item in inputs]
+    lines += [f"  input {item['name']}: {item['dtype']}{item['shape']}" for item in inputs]
     put("\n".join(lines) + "\n")
     return 0

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir explain``: why a value lies where it lies, and what else would have cost."""
+"""``tvm-distir explain``: explain the placement of a value and the cost of alternatives."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "explain",
-        help="say why a value is placed as it is",
+        help="Explain the placement of a value.",
         description=(
-            "Say which annotations gave a value its placement, through which ops and calls, "
-            "what other placements would cost, and draw which device holds which part."
+            "Explain the placement of a value: the annotations that determine it, the ops and "
+            "calls it propagates through, the cost of alternatives, and the shard of each device."
         ),
         allow_abbrev=False,
     )
@@ -28,14 +28,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "value",
         metavar="VALUE",
-        help="a variable (lv19), one of a function (layer/lv3, layer_1/lv3), or a parameter",
+        help="A parameter or variable (lv19), optionally of a function (layer/lv3, layer_1/lv3).",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.add_argument(
         "--no-prices",
         dest="prices",
         action="store_false",
-        help="leave out what other placements would cost",
+        help="Omit the cost of alternative placements.",
     )
     parser.set_defaults(run=run)
 
@@ -48,9 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     from tvm_distir.interface.explain.explainer import explain
 
     annotated = AnnotateSharding(study.step_plan.by_rules())(study.step)
-    found = explain(annotated, arguments.value, system=study.known_system, prices=arguments.prices)
+    explanation = explain(
+        annotated, arguments.value, system=study.known_system, prices=arguments.prices
+    )
     if arguments.json:
-        put(json.dumps(found.to_dict(), indent=1) + "\n")
+        put(json.dumps(explanation.to_dict(), indent=1) + "\n")
     else:
-        put(found.to_text())
+        put(explanation.to_text())
     return 0

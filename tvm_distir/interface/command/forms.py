@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The forms in which `convert` writes modules, by how the file ends."""
+"""Define the formats of `convert` by the extension of the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModuleForm:
     write : callable
         Gives the content from a module.
     level : str, optional
-        The only one that it can say; None: any.
+        The only level that it supports; None: any.
     """
 
     ending: str
@@ -67,17 +67,17 @@ def _shard(mod: Any) -> str:
 
 FORMS = (
     ModuleForm(".py", "TVMScript", script),
-    ModuleForm(".program.json", "the program that `simulate` takes", _program, "local"),
-    ModuleForm(".json", "TVM's JSON of the module", _json),
-    ModuleForm(".shard.mlir", "StableHLO in MLIR's dialect shard", _shard),
+    ModuleForm(".program.json", "program for `simulate`", _program, "local"),
+    ModuleForm(".json", "JSON of TVM", _json),
+    ModuleForm(".shard.mlir", "StableHLO with the shard dialect of MLIR", _shard),
     ModuleForm(".plain.mlir", "StableHLO without composites", _plain),
     ModuleForm(".mlir", "StableHLO, with shardings or collectives", _stablehlo),
 )
-"""All of them; the first one whose ending fits is taken."""
+"""All formats; the first format with a matching extension is used."""
 
 
 def form_of(path: str) -> ModuleForm:
-    """The form of a path.
+    """Return the format of a path.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def form_of(path: str) -> ModuleForm:
             return form
     raise UsageError(
         "DIST0152",
-        f"{path} ends as no form of modules does",
+        f"{path} has an unknown extension",
         place="OUT",
-        remedy=f"End it with {', '.join(form.ending for form in FORMS)}.",
+        remedy=f"Use {', '.join(form.ending for form in FORMS)}.",
     )

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Help that is made when it is shown: what there is by name, other packages' things included."""
+"""Create help texts on demand, with the entries of other packages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WIDTH = 100
 
 
 def get_to_work() -> None:
-    """Import TVM and tell it of our ops: before anything of the package is used that needs it."""
+    """Import TVM and register our ops, before any part of the package that needs them."""
     from tvm_distir.interface.registration import register
 
     register()
 
 
 class _Late:
-    """A text that is made when it is formatted."""
+    """A text that is computed when it is formatted."""
 
     def __init__(self, text: Callable[[], str]) -> None:
         self.text = text
@@ -36,7 +36,7 @@ class _Late:
 
 
 class LateHelp(argparse.Action):
-    """Stores a value. Its help text is asked for when it is shown, not before.
+    """Stores a value. Its help text is computed only when it is shown.
 
     Parameters
     ----------
@@ -64,11 +64,11 @@ class _Listing(argparse.Action):
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
 
     def text(self) -> str:
-        """The text."""
+        """Return the text."""
         raise NotImplementedError
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Print it."""
+        """Print the text."""
         get_to_work()
         put(self.text())
         parser.exit()
@@ -78,12 +78,12 @@ class HelpPasses(_Listing):
     """Prints the passes."""
 
     def text(self) -> str:
-        """Every pass with its levels, what it does, and its options."""
+        """Return every pass with its levels, summary and options."""
         from tvm_distir.transforms import find_pass, pass_names
 
-        found = ((name, find_pass(name)) for name in pass_names())
+        passes = ((name, find_pass(name)) for name in pass_names())
         return "".join(
-            entry(f"{name} ({info.levels})", info.summary, info.options) for name, info in found
+            entry(f"{name} ({info.levels})", info.summary, info.options) for name, info in passes
         )
 
 
@@ -91,22 +91,22 @@ class HelpStrategies(_Listing):
     """Prints the strategies."""
 
     def text(self) -> str:
-        """Every strategy, what it does, and its options."""
+        """Return every strategy with its summary and options."""
         from tvm_distir.planning import find_strategy, strategy_names
 
-        found = ((name, find_strategy(name)) for name in strategy_names())
-        return "".join(entry(name, info.summary, info.options) for name, info in found)
+        strategies = ((name, find_strategy(name)) for name in strategy_names())
+        return "".join(entry(name, info.summary, info.options) for name, info in strategies)
 
 
 def strategy_names() -> Iterable[str]:
-    """Names of all strategies."""
+    """Return the names of all strategies."""
     from tvm_distir.planning import strategy_names as names
 
     return names()
 
 
 def optimizer_names() -> Iterable[str]:
-    """Names of all optimizers."""
+    """Return the names of all optimizers."""
     from tvm_distir.transforms import optimizer_names as names
 
     return names()
@@ -116,18 +116,18 @@ def system_help() -> str:
     """Return the help on the values of ``--system``."""
     from tvm_distir.core import system_names
 
-    return f"a system: {', '.join(system_names())}, or a .json file"
+    return f"A system: {', '.join(system_names())}, or a .json file."
 
 
 def pass_names() -> Iterable[str]:
-    """Names of all passes."""
+    """Return the names of all passes."""
     from tvm_distir.transforms import pass_names as names
 
     return names()
 
 
 def entry(title: str, summary: str, options: Mapping[str, Option]) -> str:
-    """One thing of a listing: a line with its title, what it does, and a line per option."""
+    """Return an entry of a listing: its title, its summary, and a line per option."""
     lines = [title, *_wrapped(summary, 4)]
     for option in options.values():
         default = f"={option.default_text}" if option.default_text else ""

@@ -21,14 +21,14 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "opt",
-        help="run passes over a TVMScript file",
-        description="Run passes over a TVMScript file and print the resulting module.",
+        help="Run passes on a module.",
+        description="Run passes on a module and print the result as TVMScript.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "input",
         metavar="in.py",
-        help="a .py file that holds one module, a .onnx, .pt2 or .mlir file, or zoo:NAME",
+        help="A .py file with a module, a .onnx, .pt2 or .mlir file, or zoo:NAME.",
     )
     parser.add_argument(
         "-p",
@@ -36,29 +36,35 @@ def add_parser(commands: Any) -> None:
         action=LateHelp,
         required=True,
         metavar="P{k=v,...},P,...",
-        late=lambda: f"passes with their options, of {', '.join(pass_names())}",
+        late=lambda: f"Set the passes to run, with their options: {', '.join(pass_names())}.",
     )
     parser.add_argument(
-        "--help-passes", action=HelpPasses, help="print the passes with their options and exit"
+        "--help-passes", action=HelpPasses, help="List the passes with their options and exit."
     )
-    parser.add_argument("--plan", metavar="P.json", help="the plan for annotate{plan=...}")
+    parser.add_argument("--plan", metavar="P.json", help="Set the plan of annotate{plan=...}.")
     parser.add_argument(
-        "--system", metavar="S", help="a system's name, or a .json file: whose times decide"
+        "--system", metavar="S", help="Set the system of the passes, a name or a .json file."
     )
     add_dim_option(parser)
-    parser.add_argument("-o", dest="output", metavar="out.py", help="write here, not to stdout")
     parser.add_argument(
-        "--print-after-all", action="store_true", help="print the module after each pass to stderr"
+        "-o", dest="output", metavar="out.py", help="Write to out.py instead of stdout."
     )
     parser.add_argument(
-        "--verify-each", action="store_true", help="check the module's level after each pass"
+        "--print-after-all", action="store_true", help="Print the module after each pass to stderr."
+    )
+    parser.add_argument(
+        "--verify-each",
+        action="store_true",
+        help="Check the IR level of the module after each pass.",
     )
     parser.add_argument(
         "--traffic",
         action="store_true",
-        help="print the collectives before and after each pass to stderr",
+        help="Print the collectives before and after each pass to stderr.",
     )
-    parser.add_argument("--time-passes", action="store_true", help="print the times to stderr")
+    parser.add_argument(
+        "--time-passes", action="store_true", help="Print the time of each pass to stderr."
+    )
     parser.set_defaults(run=run, registers=True)
 
 
@@ -110,17 +116,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _inputs(arguments: argparse.Namespace, specs: Iterable[Any]) -> dict[str, str | None]:
-    """Paths that are read, options of passes included."""
+    """Return the paths that the command reads, including those in options of passes."""
     from tvm_distir.models import model_file
 
-    found = {
+    options = {
         f"{key} of {spec.name}": value
         for spec in specs
         for key, value in spec.options.items()
         if key in ("plan", "system") and isinstance(value, str)
     }
     given = {"--plan": arguments.plan, "--system": arguments.system}
-    return {"in.py": model_file(arguments.input), **given, **found}
+    return {"in.py": model_file(arguments.input), **given, **options}
 
 
 def _change(name: str, before: Any, after: Any) -> str:
@@ -132,14 +138,14 @@ def _change(name: str, before: Any, after: Any) -> str:
 _METADATA = 'metadata = tvm.ir.load_json("""'
 _LONG = 4000
 _PIECE = re.compile(r"(?:[^\\]|\\.){1,1000}")
-"""A part of a line that cuts no escape."""
+"""A part of a line that does not split an escape sequence."""
 
 
 _NO_MODE = re.compile(r'(R\.grad\.take_backward\([^\n]*?), mode=""\)')
 
 
 def script(mod: Any) -> str:
-    """The module as TVMScript that parses back, ending with a newline.
+    """Return the module as TVMScript that can be parsed again, ending with a newline.
 
     Constants stand in its metadata, a text that TVM writes with one line for all bytes of each:
     such a line is continued, by backslashes that Python leaves out when it reads the text. TVM also

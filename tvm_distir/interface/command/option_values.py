@@ -24,7 +24,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     Raises
     ------
     UsageError
-        DIST0152 where the text does not have the form ``name=size,...`` or names an axis twice.
+        DIST0152 where the text does not have the form ``name=size,...`` or repeats an axis.
     MeshError
         DIST0201 for no axis, or a size that is not a positive integer.
     """
@@ -43,9 +43,9 @@ def parse_mesh(text: str) -> dict[str, int]:
         if name in axes:
             raise UsageError(
                 "DIST0152",
-                f'the axis "{name}" stands twice',
+                f'the axis "{name}" is given twice',
                 place="--mesh",
-                remedy="Give each axis its own name.",
+                remedy="Give each axis a unique name.",
             )
         count = parse_int(size, 1)
         if count is None:
@@ -71,21 +71,21 @@ def parse_batch(text: str | None) -> int | None:
     """Read the value of ``--batch``: a positive integer."""
     if text is None:
         return None
-    remedy = "Give the whole batch, over all devices, e.g. --batch 8."
+    remedy = "Give the global batch size, e.g. --batch 8."
     return parse_count(text, "--batch", remedy)
 
 
 def parse_count(text: str, option: str, remedy: str = "") -> int:
     """Read a positive integer (UsageError DIST0152)."""
-    found = parse_int(text, 1)
-    if found is None:
+    number = parse_int(text, 1)
+    if number is None:
         raise UsageError(
             "DIST0152",
             f'"{shortened(text)}" is not a positive integer of at most {MAX_INT}',
             place=option,
-            remedy=remedy or f"Give one, e.g. {option} 8.",
+            remedy=remedy or f"Give a positive integer, e.g. {option} 8.",
         )
-    return found
+    return number
 
 
 def parse_dims(items: list[str] | None) -> dict[str, int]:
@@ -94,7 +94,7 @@ def parse_dims(items: list[str] | None) -> dict[str, int]:
     Raises
     ------
     UsageError
-        DIST0152 for another form, no size, or a name that stands twice.
+        DIST0152 for another form, no size, or a repeated name.
     """
     dims: dict[str, int] = {}
     for item in (part for text in items or [] for part in text.split(",")):
@@ -104,9 +104,9 @@ def parse_dims(items: list[str] | None) -> dict[str, int]:
         if not name or not equals:
             what = f'"{shortened(item)}" is not NAME=SIZE'
         elif size is None:
-            what = f"{shortened(name)}={shortened(text)} is no size: a positive integer is"
+            what = f"{shortened(name)}={shortened(text)} is not a positive integer"
         elif name in dims:
-            what = f'the dim "{shortened(name)}" stands twice'
+            what = f'the dim "{shortened(name)}" is given twice'
         if what is not None or size is None:
             raise UsageError(
                 "DIST0152", str(what), place="--dim", remedy="Write e.g. --dim seq=1024."
@@ -126,7 +126,7 @@ def parse_number(text: str, option: str) -> float:
             "DIST0152",
             f'"{shortened(text)}" is not a number',
             place=option,
-            remedy=f"Give one, e.g. {option} 1.0.",
+            remedy=f"Give a number, e.g. {option} 1.0.",
         )
     return number
 
@@ -139,7 +139,7 @@ def parse_bytes(text: str | None, option: str) -> int | None:
             "DIST0152",
             f'"{shortened(text)}" is not a number of bytes',
             place=option,
-            remedy=f"Give an integer, e.g. {option} 26214400; 0 switches it off.",
+            remedy=f"Give an integer, e.g. {option} 26214400; 0 disables it.",
         )
     return size
 
@@ -152,6 +152,6 @@ def parse_seed(text: str) -> int:
             "DIST0152",
             f'"{shortened(text)}" is not an integer from 0 to 4294967295',
             place="--seed",
-            remedy="Give one, e.g. --seed 0.",
+            remedy="Give a seed, e.g. --seed 0.",
         )
     return seed

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share."""
+"""Define the options that several commands share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .option_values import MESH_REMEDY, parse_batch, parse_dims, parse_mesh
 
 @contextmanager
 def asked_by(option: str, *codes: str) -> Iterator[None]:
-    """Take errors of these codes for faults of the command line: they exit with 2 (UsageError)."""
+    """Convert errors with these codes to usage errors, which exit with 2."""
     try:
         yield
     except DistIRError as error:
@@ -35,7 +35,7 @@ def asked_by(option: str, *codes: str) -> Iterator[None]:
 
 @contextmanager
 def named_by_options(*keywords: str) -> Iterator[None]:
-    """Name options where an error names the keywords that they are in Python."""
+    """Replace keywords by options as the places of usage errors."""
     try:
         yield
     except UsageError as error:
@@ -50,7 +50,7 @@ def add_dim_option(parser: argparse.ArgumentParser) -> None:
         "--dim",
         action="append",
         metavar="NAME=SIZE",
-        help="the size of a symbolic dim, as seq=1024; may be given again",
+        help="Set the size of a symbolic dim, e.g. seq=1024; repeatable.",
     )
 
 
@@ -59,7 +59,7 @@ def add_entry_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--entry",
         metavar="NAME",
-        help="the function, of a module with several entry points, such as prefill and decode",
+        help="Select the function of a module with several entry points, e.g. prefill.",
     )
 
 
@@ -67,20 +67,22 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
     """Add MODEL, the plan or strategy, the mesh, the batch, the system and the training step."""
     add_model(parser)
     add_entry_option(parser)
-    parser.add_argument("--plan", metavar="P.json", help="the plan, as a JSON file")
+    parser.add_argument("--plan", metavar="P.json", help="Read the plan from a JSON file.")
     parser.add_argument(
         "--strategy",
         action=LateHelp,
         metavar="NAME[:k=v,...][+NAME...]",
-        late=lambda: f"make the plan: {', '.join(strategy_names())}; several are joined with +",
+        late=lambda: f"Create the plan by strategies joined with +: {', '.join(strategy_names())}.",
     )
     parser.add_argument(
         "--help-strategies",
         action=HelpStrategies,
-        help="print the strategies with their options and exit",
+        help="List the strategies with their options and exit.",
     )
     parser.add_argument(
-        "--mesh", metavar="dp=2,tp=4", help="mesh axes and sizes, major first (with --strategy)"
+        "--mesh",
+        metavar="dp=2,tp=4",
+        help="Set the mesh axes and their sizes, major first; needs --strategy.",
     )
     add_system(parser, system_required)
     add_training(parser)
@@ -89,16 +91,14 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL and its sizes."""
+    """Add MODEL, ``--batch`` and ``--dim``."""
     parser.set_defaults(registers=True)
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a .onnx, .pt2, .mlir or .json file, a .py of TVMScript, or zoo:NAME?key=value,...",
+        help="A .onnx, .pt2, .mlir, .json or .py (TVMScript) file, or zoo:NAME?key=value,...",
     )
-    parser.add_argument(
-        "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
-    )
+    parser.add_argument("--batch", metavar="N", help="Set the global batch size in samples.")
     add_dim_option(parser)
 
 
@@ -109,85 +109,89 @@ def add_system(parser: argparse.ArgumentParser, required: bool) -> None:
         action=LateHelp,
         required=required,
         metavar="S",
-        late=lambda: f"{system_help()}; its times decide what the plan leaves open",
+        late=lambda: (
+            f"{system_help()} Its times determine the placements that the plan leaves open."
+        ),
     )
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add ``--train`` and the options of a training step, but for ``--recompute``."""
+    """Add ``--train`` and the options of a training step except ``--recompute``."""
     parser.add_argument(
         "--train",
         action="store_true",
-        help="make a training step of the model: loss, gradients and the optimizer's update",
+        help="Build a training step: loss, gradients and optimizer update.",
     )
     parser.add_argument(
         "--loss",
         metavar="NAME",
-        help="with --train: cross_entropy (the default), mse, or OUTPUT:NAME*WEIGHT,...",
+        help="Set the loss: cross_entropy (default), mse or OUTPUT:NAME*WEIGHT,...; needs --train.",
     )
     parser.add_argument(
         "--optimizer",
         action=LateHelp,
         metavar="NAME[:k=v,...]",
-        late=lambda: f"with --train: {', '.join(optimizer_names())}; sgd if none is given",
+        late=lambda: (
+            f"Set the optimizer (default: sgd): {', '.join(optimizer_names())}; needs --train."
+        ),
     )
     parser.add_argument(
-        "--clip", metavar="NORM", help="with --train: most that the norm of all gradients may be"
+        "--clip", metavar="NORM", help="Clip the global gradient norm to NORM; needs --train."
     )
     parser.add_argument(
-        "--loss-scale", metavar="S", help="with --train: scale of the loss, a number or dynamic"
+        "--loss-scale", metavar="S", help="Set the loss scale, a number or dynamic; needs --train."
     )
     parser.add_argument(
         "--master",
         action="store_true",
         default=None,
-        help="with --train: float32 copies of half-precision weights, which are updated",
+        help="Keep float32 master copies of half-precision weights; needs --train.",
     )
     parser.add_argument(
         "--freeze",
         metavar="PATTERN",
         action="append",
-        help="with --train: weights that are not trained, as wte.*; may be given again",
+        help="Freeze the weights that match PATTERN, e.g. wte.*; needs --train; repeatable.",
     )
 
 
 def add_recompute(parser: argparse.ArgumentParser) -> None:
-    """Add ``--recompute`` of one step."""
+    """Add ``--recompute``."""
     parser.add_argument(
         "--recompute",
         metavar="POLICY",
-        help="with --train: what the backward part makes again: none, megatron, attention, core, "
-        "selective, full, checkpoint, cut:SHARE, NAME=POLICY,... for functions by name, or "
-        "auto[:memory_gib=G,...], the least within the memory of a device",
+        help="Set the recomputation (activation checkpointing) policy: none, megatron, attention, "
+        "core, selective, full, checkpoint, cut:SHARE, NAME=POLICY,... by function, or "
+        "auto[:memory_gib=G,...] for the least that fits in device memory; needs --train.",
     )
 
 
 def add_overlap(parser: argparse.ArgumentParser) -> None:
-    """Add the bounds of what joins and overlaps collectives."""
+    """Add the limits of bucketing and overlap of collectives."""
     parser.add_argument(
         "--bucket-bytes",
         metavar="N",
-        help="join small collectives up to N bytes; 0 none (reductions of training steps for a "
-        "system: 26214400 if not given, all else: none)",
+        help="Set the bucket size of small collectives in bytes; 0 disables bucketing (default: "
+        "26214400 for gradient reductions of training steps with a system, otherwise 0).",
     )
     parser.add_argument(
         "--ahead-bytes",
         metavar="N",
-        help="let collectives of training steps for a system run beside other work that takes N "
-        "bytes more at most; 0 none (a sixteenth more if not given)",
+        help="Set the extra memory in bytes for overlapping collectives with compute in training "
+        "steps with a system; 0 disables overlap (default: 1/16 of the peak memory).",
     )
 
 
-ALLOCATORS_HELP = "whose memory: framework (the default), or tvm, the storage plan that `run` takes"
+ALLOCATORS_HELP = "Set the memory model: framework (default) or tvm, the storage plan of `run`."
 
 
 def add_exporting(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what a program carries, and how it is simulated."""
+    """Add the options of export and simulation."""
     parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
     parser.add_argument(
         "--measure",
         action="store_true",
-        help="time each kernel on this machine, as `run` would call it; the system's links remain",
+        help="Measure each kernel on this machine; link times are those of the system.",
     )
     add_kernels(parser)
 
@@ -197,7 +201,7 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels",
         metavar="P",
-        help="kernel profile (eager, megatron, ...) or its file; else that of the system",
+        help="Set the kernel profile: eager, megatron, ... or a file (default: of the system).",
     )
 
 
@@ -206,7 +210,7 @@ TRAINING = ("loss", "optimizer", "clip", "loss_scale", "master", "freeze", "reco
 
 
 def check_training(arguments: argparse.Namespace, others: Sequence[str] = ()) -> None:
-    """Refuse options of a training step without ``--train``, but for ``others``."""
+    """Refuse options of a training step without ``--train``, except ``others``."""
     for option in TRAINING:
         if option in others:
             continue
@@ -220,7 +224,7 @@ def check_training(arguments: argparse.Namespace, others: Sequence[str] = ()) ->
 
 
 def model_inputs(arguments: argparse.Namespace) -> dict[str, str | None]:
-    """Paths that the options of :func:`add_model_options` read, by option."""
+    """Return the paths that the options of :func:`add_model_options` read, by option."""
     from tvm_distir.models import model_file
 
     return {
@@ -249,7 +253,7 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
     if both or (neither and not may_be_annotated(arguments.model)):
         raise UsageError(
             "DIST0151",
-            "--plan and --strategy are both given" if both else "neither --plan nor --strategy",
+            "--plan and --strategy are mutually exclusive" if both else "no --plan or --strategy",
             place=f"tvm-distir {arguments.command}",
             remedy="Give exactly one of them.",
         )
@@ -266,7 +270,7 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
 
 
 def find_model(arguments: argparse.Namespace) -> None:
-    """Look for the model's file, then import TVM."""
+    """Check that the file of the model exists, then import TVM."""
     from tvm_distir.models import check_model
 
     check_model(arguments.model)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Output files: promised before the work, written whole or not at all after it.
+"""Write output files: checked before the work, and written completely or not at all.
 
 No output takes the place of a file that the command reads, or of another output, however its
 path is spelled. A file in a folder of outputs is replaced only if a command wrote it.
@@ -30,12 +30,12 @@ def _fault(path: Path, what: str, option: str) -> UsageError:
         "DIST0153",
         f"{path} cannot be written: {what}",
         place=option,
-        remedy="Name a path in an existing folder that you may write to.",
+        remedy="Name a path in an existing, writable folder.",
     )
 
 
 def _usable(path: str, option: str) -> Path:
-    """The path; refused (DIST0153) where none can be so: too long a name, links in a circle."""
+    """Return the path; refuse an unusable path: a name too long, a circle of links (DIST0153)."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -47,7 +47,7 @@ def _usable(path: str, option: str) -> Path:
 
 
 def _check_folder(folder: Path, path: Path, option: str) -> None:
-    """Refuse a folder in which no file can be made."""
+    """Refuse a folder in which no file can be created."""
     if not folder.exists():
         raise _fault(path, f"the folder {folder} does not exist", option)
     if not folder.is_dir():
@@ -58,7 +58,9 @@ def _check_folder(folder: Path, path: Path, option: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:  # such as /proc, which tells root that it is writable
         reason = error.strerror or str(error)
-        raise _fault(path, f"the folder {folder} takes no new file ({reason})", option) from error
+        raise _fault(
+            path, f"no file can be created in the folder {folder} ({reason})", option
+        ) from error
 
 
 def _overwrites(option: str, target: Path, other: str) -> UsageError:
@@ -70,28 +72,28 @@ def _overwrites(option: str, target: Path, other: str) -> UsageError:
     )
 
 
-def _same(one: Path, other: Path) -> bool:
-    """Whether two paths lead to the same file, by links too; a missing one is no other's."""
+def _same(path: Path, other: Path) -> bool:
+    """Whether two paths are the same existing file, also through links."""
     try:
-        return os.path.samefile(one, other)
+        return os.path.samefile(path, other)
     except (OSError, ValueError):
         return False
 
 
 def _keys(target: Path) -> tuple[tuple[object, ...], ...]:
     """Return the keys of a file: its inode, if it exists, and its name in its folder."""
-    found: list[tuple[object, ...]] = [(str(target),)]
+    keys: list[tuple[object, ...]] = [(str(target),)]
     if target.exists():
         there = target.stat()
-        found.append((there.st_dev, there.st_ino))
+        keys.append((there.st_dev, there.st_ino))
     elif target.parent.exists():
         folder = target.parent.stat()
-        found.append((folder.st_dev, folder.st_ino, target.name))
-    return tuple(found)
+        keys.append((folder.st_dev, folder.st_ino, target.name))
+    return tuple(keys)
 
 
 class Outputs:
-    """The files that one command leaves behind.
+    """The output files of a command.
 
     ``promise*`` check a path before the long work and remember it, ``add`` gives it its content,
     and ``commit`` writes everything: first all files under temporary names beside their
@@ -140,9 +142,9 @@ class Outputs:
         if path == "-":
             raise UsageError(
                 "DIST0152",
-                '"-" is not taken for standard output here',
+                '"-" does not stand for standard output',
                 place=option,
-                remedy="Write /dev/stdout for that, or ./- for a file of this name.",
+                remedy="Use /dev/stdout for standard output, or ./- for a file of this name.",
             )
         target = _usable(path, option)
         if target.is_dir():
@@ -196,7 +198,7 @@ class Outputs:
         folder = Path(os.path.realpath(_usable(path, option)))
         for other, read in self._reads.items():
             real = Path(os.path.realpath(read))
-            if folder.is_dir() and any(_same(folder, one) for one in (real, *real.parents)):
+            if folder.is_dir() and any(_same(folder, path) for path in (real, *real.parents)):
                 raise _overwrites(option, folder, other)
 
     def _claim(self, target: Path, option: str) -> None:
@@ -264,21 +266,21 @@ class Outputs:
         return [path for path, _ in self._content]
 
     def _record(self) -> None:
-        """Note what was written where a folder holds a record, or is one of outputs."""
+        """Record the files written to folders of outputs, or to folders with a record."""
         names: dict[Path, list[str]] = {}
         for path, _ in self._content:
             if path.parent in self._folders or (path.parent / RECORD).is_file():
                 names.setdefault(path.parent, []).append(path.name)
-        for folder, found in names.items():
-            OutputRecord(folder).add(found)
+        for folder, written in names.items():
+            OutputRecord(folder).add(written)
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:
-    """Add the option that allows to replace files of the user."""
+    """Add the option to replace files of the user."""
     parser.add_argument(
         "--force",
         action="store_true",
-        help="replace files in the folder of outputs that tvm-distir did not write",
+        help="Replace files in the output folder that tvm-distir did not write.",
     )
 
 
@@ -308,19 +310,19 @@ def _fill(temporary: str, content: Content) -> None:
 
 
 def _opened(path: Path) -> int:
-    """Descriptor of a device or a pipe; OSError for a pipe that nobody reads, which would wait."""
+    """Open a device or a pipe; raise OSError for a pipe without a reader, which would block."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            error.strerror = "nobody reads the pipe"
+            error.strerror = "the pipe has no reader"
         raise
     os.set_blocking(handle, True)
     return handle
 
 
 def _move(temporary: str, path: Path) -> None:
-    """Put a finished file in its place, with the mode an ordinary new file has."""
+    """Move a finished file to its path, with the mode of an ordinary new file."""
     if str(path) in _STDOUT:  # results follow there: opened anew it might be overwritten
         put(Path(temporary).read_text(encoding="utf-8"))
         return

@@ -20,15 +20,15 @@ import time
 from collections.abc import Iterator
 
 _WARNING = re.compile(rb"\[\d\d:\d\d:\d\d\] \S+: Warning: ")
-"""How TVM begins a line of its log that is a warning."""
+"""The prefix of a warning in the log of TVM."""
 _TICK_S = 0.25
 SHOWN_AFTER_S = 1.0
-"""A stage is named when the command has taken this long."""
+"""Seconds after which the stage of a command is shown."""
 
 
 @contextlib.contextmanager
 def at_work(quiet: bool = True) -> Iterator[None]:
-    """Show the stage of a long command on a terminal, and none of TVM's warnings.
+    """Show the stage of a long command on a terminal, and suppress the warnings of TVM.
 
     Parameters
     ----------
@@ -46,14 +46,14 @@ def at_work(quiet: bool = True) -> Iterator[None]:
 
 
 class Interrupts:
-    """Notes that Ctrl-C was pressed, for TVM's C++ turns the exception into another."""
+    """Records that Ctrl-C was pressed, since the C++ of TVM replaces the exception."""
 
     def __init__(self) -> None:
         self.seen = False
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Listen meanwhile; the first one raises KeyboardInterrupt, later ones do nothing more."""
+        """Handle Ctrl-C in a block: the first raises KeyboardInterrupt, later ones are ignored."""
         ours = threading.current_thread() is threading.main_thread()
         if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             yield
@@ -72,13 +72,13 @@ class Interrupts:
 
 
 def enter_stage(name: str) -> None:
-    """Say which stage the command is in."""
+    """Set the current stage of the command."""
     if _line is not None:
         _line.enter(name)
 
 
 def clear_line() -> None:
-    """Take the stage's line away: something else is printed."""
+    """Remove the line of the stage before other output."""
     if _line is not None:
         _line.clear()
 
@@ -90,7 +90,7 @@ def _is_terminal(descriptor: int | None) -> bool:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[int | None]:
-    """Give descriptor 2 to a file; what stderr was is yielded, None where it is closed."""
+    """Redirect descriptor 2 to a file; yield the former stderr, or None if it is closed."""
     try:
         real = os.dup(2)
     except OSError:
@@ -131,7 +131,7 @@ def _writes_to(stream: object, descriptor: int) -> bool:
 
 
 def _pass_on(caught: int) -> None:
-    """Print what was caught and is no warning."""
+    """Print the captured output except warnings."""
     os.lseek(caught, 0, os.SEEK_SET)
     with open(caught, "rb", closefd=False) as lines:
         for line in lines:
@@ -141,7 +141,7 @@ def _pass_on(caught: int) -> None:
 
 
 class StageLine:
-    """The stage a command is in, in one line of the terminal that later ones replace.
+    """The current stage of a command, shown in a line of the terminal that is overwritten.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class StageLine:
         self._done = threading.Event()
 
     def enter(self, stage: str) -> None:
-        """Name the stage that begins."""
+        """Set the stage that begins."""
         if self._descriptor is None:
             return
         with self._lock:
@@ -169,13 +169,13 @@ class StageLine:
             self._thread.start()
 
     def clear(self) -> None:
-        """Take the line away, for a message or for the results; the next stage brings it back."""
+        """Remove the line before a message or results; the next stage shows it again."""
         with self._lock:
             self._stage = None
             self._wipe()
 
     def close(self) -> None:
-        """Take the line away for good."""
+        """Remove the line permanently."""
         self._done.set()
         self.clear()
         if self._thread is not None:
@@ -201,4 +201,4 @@ class StageLine:
 
 
 _line: StageLine | None = None
-"""Of the command that is at work."""
+"""The progress of the running command."""

@@ -26,7 +26,7 @@ def check_resume(arguments: argparse.Namespace, written: str | None, name: str) 
 
 
 def outputs_of(arguments: argparse.Namespace, others: Mapping[str, str | None]) -> Outputs:
-    """Outputs beside MODEL, which is looked for, the system, and ``others`` that are read."""
+    """Check that MODEL exists, and return outputs that protect the files that are read."""
     from tvm_distir.models import check_model, model_file
 
     check_model(arguments.model)
@@ -35,7 +35,7 @@ def outputs_of(arguments: argparse.Namespace, others: Mapping[str, str | None]) 
 
 
 def begin(arguments: argparse.Namespace, option: str, strategy: str | None) -> Any:
-    """Import TVM; load the system, and read the strategy that an option names, if any."""
+    """Import TVM, load the system, and check the strategy of an option, if any."""
     get_to_work()
     system = load_system(arguments, stopwatch())
     if strategy:
@@ -52,13 +52,13 @@ def settings_of(
     names: Iterable[str],
     files: Mapping[str, str | None],
 ) -> dict[str, Any]:
-    """All that results depend on: options by name, what the system and files hold."""
+    """Return all inputs of the results: options, and the contents of the system and files."""
     from tvm_distir.models import model_file
 
-    found: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    found["system"] = hashlib.sha256(repr(system).encode()).hexdigest()
+    settings: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    settings["system"] = hashlib.sha256(repr(system).encode()).hexdigest()
     for name, path in {"model": model_file(arguments.model), **files}.items():
         if path:
             content = Path(path).read_bytes()
-            found[f"{name}_content"] = hashlib.sha256(content).hexdigest()
-    return found
+            settings[f"{name}_content"] = hashlib.sha256(content).hexdigest()
+    return settings

@@ -19,26 +19,26 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "run",
-        help="run a folder that `tvm-distir deploy` wrote",
-        description="Run a deployed model on inputs from a file; needs TVM's runtime only.",
+        help="Run a folder of `tvm-distir deploy`.",
+        description="Run a deployed model on inputs from a file, with the TVM runtime only.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", metavar="FOLDER", help="what `tvm-distir deploy` wrote")
+    parser.add_argument("folder", metavar="FOLDER", help="A folder of `tvm-distir deploy`.")
     parser.add_argument(
-        "--inputs", metavar="FILE", help="the inputs by name: a .npz or .safetensors file"
+        "--inputs", metavar="FILE", help="Read the inputs by name from a .npz or .safetensors file."
     )
     parser.add_argument(
         "--engine",
         default="threads",
         metavar="E",
-        help="virtual, threads (default), processes, mpi",
+        help="Set the engine: virtual, threads (default), processes or mpi.",
     )
     parser.add_argument(
         "-o",
         dest="output",
         required=True,
         metavar="FILE",
-        help="output0, output1, ... go here: a .npz or .safetensors file",
+        help="Write output0, output1, ... to a .npz or .safetensors file.",
     )
     parser.set_defaults(run=run)
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             "DIST0152",
             f'"{arguments.output}" ends with neither .npz nor .safetensors',
             place="-o",
-            remedy="Name a file of one of these kinds.",
+            remedy="Use one of these extensions.",
         )
     outputs = Outputs({"FOLDER": arguments.folder, "--inputs": arguments.inputs})
     target = outputs.promise(arguments.output, "-o")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir search``: a model and a cluster in, the fastest plans out."""
+"""``tvm-distir search``: search for the fastest plans of a model on a cluster."""
 
 from __future__ import annotations
 
@@ -27,114 +27,129 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "search",
-        help="find the fastest plans of a model on a cluster",
-        description="Find the fastest plans of a model on a cluster, with a bound that is proved.",
+        help="Search for the fastest plans of a model on a cluster.",
+        description="Search for the fastest plans of a model on a cluster, with a lower bound.",
         allow_abbrev=False,
     )
     add_model(parser)
-    parser.add_argument("--devices", required=True, metavar="N", help="devices of the cluster")
+    parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
     add_system(parser, required=True)
     add_training(parser)
     parser.add_argument(
-        "--memory", metavar="80GiB", help="what a device may keep; that of the system by default"
+        "--memory",
+        metavar="80GiB",
+        help="Set the memory limit per device (default: of the system).",
     )
     parser.add_argument(
         "--axes",
         metavar="dp,tp,pp",
         default="dp,tp",
-        help="names of the mesh axes, major first (dp,tp); pp is that of pipeline stages",
+        help="Set the mesh axes, major first; pp is the axis of pipeline stages (default: dp,tp).",
     )
-    parser.add_argument("--max", metavar="tp=8", help="largest sizes of axes")
-    parser.add_argument("--fix", metavar="tp=8,pp=1", help="sizes of axes")
+    parser.add_argument("--max", metavar="tp=8", help="Set upper bounds of axis sizes.")
+    parser.add_argument("--fix", metavar="tp=8,pp=1", help="Fix axis sizes.")
     parser.add_argument(
-        "--inside-node", metavar="tp", default="", help="axes whose groups do not leave a node"
+        "--inside-node",
+        metavar="tp",
+        default="",
+        help="Keep the groups of these axes within a node.",
     )
-    parser.add_argument("--keep", metavar="P.json", help="a plan whose rules hold")
+    parser.add_argument("--keep", metavar="P.json", help="Keep the rules of a plan.")
     parser.add_argument(
         "--compare",
         metavar="STRATEGY|P.json",
-        help="what to compare with: a strategy, on its best mesh, or a plan",
+        help="Set the baseline: a strategy on its best mesh, or a plan.",
     )
     parser.add_argument(
         "--micro-batch",
         metavar="1,2,4",
         default="1,2,4",
-        help="samples of a micro-batch on each part of dp, where there are stages (1,2,4)",
+        help="Set the micro-batch sizes in samples per rank of dp, with pp (default: 1,2,4).",
     )
     parser.add_argument(
-        "--chunks", metavar="1,2", default="1", help="stages per rank, where there are stages (1)"
+        "--chunks",
+        metavar="1,2",
+        default="1",
+        help="Set the stages per pipeline rank, with pp (default: 1).",
     )
     parser.add_argument(
         "--stage-devices",
         metavar="any",
         default="equal",
-        help="equal, or any: also stages on meshes of different sizes and shapes (equal)",
+        help="Set the meshes of stages: equal (default), or any for different sizes and shapes.",
     )
     parser.add_argument(
         "--recompute",
         metavar="none,full",
         default="none,selective,full",
-        help="what the backward part makes again, tried in turn until a plan fits "
-        "(none,selective,full)",
+        help="Set the recomputation policies, tried in order until a plan fits (default: "
+        "none,selective,full).",
     )
     parser.add_argument(
-        "--gap", metavar="1%", default="1%", help="how far labels may be above the least (1%%)"
+        "--gap",
+        metavar="1%",
+        default="1%",
+        help="Set the optimality gap of the placements of a candidate (default: 1%%).",
     )
     parser.add_argument(
         "--margin",
         metavar="5%",
         default="5%",
-        help="how far estimates by layers are trusted, where there are stages (5%%)",
+        help="Set the error margin of estimates by layer, with pp (default: 5%%).",
     )
     parser.add_argument(
-        "--time-limit", metavar="S", help="seconds after which no further mesh is begun"
+        "--time-limit",
+        metavar="S",
+        help="Set the time in seconds after which no further mesh is searched.",
     )
-    parser.add_argument("--top", metavar="K", default="5", help="how many plans to give (5)")
+    parser.add_argument(
+        "--top", metavar="K", default="5", help="Set the number of plans to return (default: 5)."
+    )
     parser.add_argument(
         "--why",
         action="store_true",
-        help="say what other placements of the best plan's weights would cost",
+        help="Print the cost of alternative placements of the weights of the best plan.",
     )
     parser.add_argument(
-        "--report", metavar="r.html", help="write the Pareto front and the tables as one HTML page"
+        "--report", metavar="r.html", help="Write the Pareto front and the tables as an HTML page."
     )
     add_force(parser)
-    parser.add_argument("--resume", action="store_true", help="go on with the search in -o DIR")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--resume", action="store_true", help="Resume the search in -o DIR.")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.add_argument(
-        "-o", dest="folder", metavar="DIR", help="write the table and the plans into DIR"
+        "-o", dest="folder", metavar="DIR", help="Write the table and the plans to DIR."
     )
     parser.set_defaults(run=run)
 
 
 def parse_size(text: str, option: str) -> int:
-    """Read a number of bytes, as ``80GiB``."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or not float(found.group(1)):
+    """Parse a number of bytes, as ``80GiB``."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not float(match.group(1)):
         raise UsageError(
             "DIST0152",
-            f'"{shortened(text)}" is no number of bytes',
+            f'"{shortened(text)}" is not a size',
             place=option,
-            remedy=f"Write a number and a unit: {option} 80GiB.",
+            remedy=f"Give a number and a unit: {option} 80GiB.",
         )
-    return int(float(found.group(1)) * _SIZES[found.group(2)])
+    return int(float(match.group(1)) * _SIZES[match.group(2)])
 
 
 def parse_share(text: str, option: str) -> float:
     """Read a share from 0 up to 1, as ``1%`` or ``0.01``."""
     number, percent, rest = text.strip().partition("%")
     try:
-        found = float(number) / (100 if percent else 1)
+        share = float(number) / (100 if percent else 1)
     except ValueError:
-        found = -1.0
-    if rest or not 0 <= found < 1:
+        share = -1.0
+    if rest or not 0 <= share < 1:
         raise UsageError(
             "DIST0152",
-            f'"{shortened(text)}" is no share below 1',
+            f'"{shortened(text)}" is not a share below 1',
             place=option,
-            remedy=f"Write one: {option} 1%, or {option} 0.01.",
+            remedy=f"Give a share: {option} 1% or {option} 0.01.",
         )
-    return found
+    return share
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -166,7 +181,7 @@ _SETTINGS = (
     *("master", "freeze", "memory", "axes", "max", "fix", "inside_node", "micro_batch"),
     *("chunks", "stage_devices", "recompute", "gap", "margin"),
 )
-"""Options that prices depend on, for a search that goes on later."""
+"""Options that determine the costs, which a resumed search must repeat."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -259,9 +274,9 @@ def _comparison(text: str | None, is_plan: bool) -> Any:
 
 
 def _progress(space: Any, best: Any) -> None:
-    """Say how far the search has come."""
+    """Report the progress of the search."""
     from tvm_distir.interface.report import units
 
     done = ", ".join(f"{count} {state}" for state, count in sorted(space.items()))
-    found = f"; best {units.duration(best.time_s)} ({best.row.candidate.key})" if best else ""
-    say(f"{done}{found}")
+    fastest = f"; best {units.duration(best.time_s)} ({best.row.candidate.key})" if best else ""
+    say(f"{done}{fastest}")

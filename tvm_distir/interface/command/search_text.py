@@ -8,19 +8,19 @@ from typing import Any
 
 
 def search_text(result: Any) -> str:
-    """The table of plans."""
+    """Return the tables of plans and placement costs."""
     from tvm_distir.interface.report import units
     from tvm_distir.interface.report.search_page import seconds
 
-    head = ("#", "plan", "step", "compute", "comm", "labels", "gap", "peak")
+    head = ("#", "plan", "step", "compute", "comm", "cost", "gap", "peak")
     rows = [head]
-    for number, found in enumerate(result.plans, 1):
-        row = found.row
+    for number, plan in enumerate(result.plans, 1):
+        row = plan.row
         rows.append(
             (
                 str(number),
                 row.candidate.key + (f" ({row.why})" if row.why else ""),
-                units.duration(found.time_s),
+                units.duration(plan.time_s),
                 *("-" if share is None else units.share(share, 1.0) for share in row.shares),
                 units.duration(row.price_s) if row.price_s is not None else "-",
                 f"{100 * row.gap:.2f}%" if row.gap is not None else "-",
@@ -35,23 +35,25 @@ def search_text(result: Any) -> str:
         )
         for row in rows
     ]
-    said = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
-    lines += ["", f"candidates: {said}" + ("" if result.complete else " (stopped early)")]
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
+    lines += ["", f"candidates: {counts}" + ("" if result.complete else " (stopped early)")]
     if result.plans and result.least_s:
-        lines.append(f"proved: no plan of these takes less than {units.duration(result.least_s)}")
+        lines.append(f"lower bound of the step time: {units.duration(result.least_s)}")
     if result.baseline is not None and result.baseline.time_s and result.plans:
         other, best = result.baseline.time_s, result.plans[0].time_s
         lines.append(
             f"compared with {result.baseline.why} on {result.baseline.candidate.key}: "
             f"{units.duration(other)}, {100 * (best / other - 1):+.1f}%"
-            + ("" if result.baseline.state == "solved" else "; it does not fit")
+            + ("" if result.baseline.state == "solved" else "; does not fit")
         )
     if result.why:
-        whys: list[tuple[str, ...]] = [("weight", "alike", "lies", "second best", "dearer")]
-        for one in result.why:
-            name = f"{one.weight} ({one.entry})"
-            whys.append((name, str(one.alike), one.form, one.other, seconds(one.dearer_s)))
-        lines += ["", "what the second best placement of the weights would add", *_columns(whys)]
+        whys: list[tuple[str, ...]] = [
+            ("weight", "count", "placement", "second best", "added cost")
+        ]
+        for why in result.why:
+            name = f"{why.weight} ({why.entry})"
+            whys.append((name, str(why.alike), why.form, why.other, seconds(why.dearer_s)))
+        lines += ["", "cost added by the second-best placement of each weight", *_columns(whys)]
     return "\n".join(lines) + "\n"
 
 

@@ -20,32 +20,32 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "simulate",
-        help="predict a step of an exported program",
+        help="Predict a step of an exported program.",
         description="Predict time, memory and traffic of an exported program on a system.",
         allow_abbrev=False,
     )
-    parser.add_argument("program", metavar="program.json", help="as `analyze -o DIR` writes it")
+    parser.add_argument("program", metavar="program.json", help="A program of `analyze -o DIR`.")
     parser.add_argument("--system", action=LateHelp, required=True, metavar="S", late=system_help)
     parser.add_argument(
         "--blocking",
         action="store_true",
-        help="let collectives that are not split into start and done stop the compute stream",
+        help="Block the compute stream during collectives without separate start and done.",
     )
     add_kernels(parser)
     parser.add_argument(
         "--contention",
         action="store_true",
-        help="let messages and collectives of a step in stages share the links on which they meet",
+        help="Model link contention between messages and collectives of a pipelined step.",
     )
     parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     add_trace(parser)
     add_force(parser)
     parser.set_defaults(run=run)
 
 
 def command_line(arguments: argparse.Namespace) -> str:
-    """The command that gives the same prediction again, without its output files."""
+    """Return the command that repeats the prediction, without its output files."""
     words = ["tvm-distir", "simulate", arguments.program, "--system", arguments.system]
     words += ["--blocking"] if arguments.blocking else []
     words += ["--contention"] if arguments.contention else []

@@ -18,12 +18,12 @@ STRATEGY_FAULTS = ("DIST0230", "DIST0231", "DIST0235")
 
 
 def stopwatch() -> Stopwatch:
-    """A stopwatch whose stages are shown on a terminal."""
+    """Return a stopwatch whose stages are shown on a terminal."""
     return Stopwatch(enter_stage)
 
 
 def load_system(arguments: argparse.Namespace, watch: Stopwatch) -> Any:
-    """Load the system of ``--system``; None where none is given."""
+    """Load the system of ``--system``; return None without the option."""
     if arguments.system is None:
         return None
     with watch.stage("load"):
@@ -41,7 +41,7 @@ def study_of(
     planless: bool = False,
     **settings: Any,
 ) -> Any:
-    """Make the study that the options ask for, up to its plan.
+    """Build the study of the options, up to its plan.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def study_of(
 
 
 def training_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Keywords of ``train_step`` that the options of a training step say (UsageError DIST0152)."""
+    """Return the keywords of ``train_step`` for the options (UsageError DIST0152)."""
     from tvm_distir.transforms import optimizer_named, read_optimizer
 
     name, numbers = read_optimizer(arguments.optimizer or "sgd", "--optimizer")

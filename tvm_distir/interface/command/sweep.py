@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir sweep``: many configurations of a model in, their predicted steps out."""
+"""``tvm-distir sweep``: predict the steps of many configurations of a model."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "sweep",
-        help="predict the step of a model in many configurations",
+        help="Predict the step of a model in many configurations.",
         description=(
-            "Predict time and memory of a model's step for each row of a CSV file, or for all "
-            "combinations of a grid: sizes of the model, parallelism, micro-batches, schedule, "
+            "Predict time and memory of the step of a model for each row of a CSV file or all "
+            "combinations of a grid: model sizes, parallelism, micro-batches, schedule, "
             "recomputation, ZeRO."
         ),
         allow_abbrev=False,
     )
     parser.set_defaults(registers=True)
     parser.add_argument(
-        "model", metavar="MODEL", help="a .onnx or .pt2 file, or zoo:NAME?key=value,..."
+        "model", metavar="MODEL", help="A .onnx or .pt2 file, or zoo:NAME?key=value,..."
     )
-    parser.add_argument("--rows", metavar="FILE.csv", help="configurations, one a row")
+    parser.add_argument(
+        "--rows", metavar="FILE.csv", help="Read the configurations from the rows of a CSV file."
+    )
     parser.add_argument(
         "--grid",
         action="append",
         metavar="COLUMN=V,V,...",
-        help="values of a column, as tp=1,2,4; given again, all combinations are taken",
+        help="Set the values of a column, e.g. tp=1,2,4; repeat for all combinations.",
     )
     add_dim_option(parser)
     add_system(parser, required=True)
@@ -54,30 +56,30 @@ def add_parser(commands: Any) -> None:
         "--tensor",
         metavar="STRATEGY",
         default="",
-        help="strategy of tp (megatron for transformers of the zoo, else tensor_parallel)",
+        help="Set the strategy of tp (default: megatron for zoo transformers, or tensor_parallel).",
     )
     parser.add_argument(
         "--cuts",
         metavar="C",
         default="layers",
-        help="layers: stages of equally many layers (the default); work: of equal work",
+        help="Balance stages by number of layers (layers, default) or by work (work).",
     )
     parser.add_argument(
         "--decide",
         metavar="D",
         default="bytes",
-        help="what decides what strategies leave open: bytes (the default), or times of the system",
+        help="Set the cost of placements that strategies leave open: bytes (default) or times.",
     )
     parser.add_argument(
         "--row-by-row",
         action="store_true",
-        help="take every row through the whole pipeline, also where many are alike",
+        help="Run every row through the full pipeline, without sharing between similar rows.",
     )
+    parser.add_argument("--cache", metavar="DIR", help="Cache the programs of sampled rows in DIR.")
+    parser.add_argument("--resume", action="store_true", help="Resume from the rows in -o FILE.")
     parser.add_argument(
-        "--cache", metavar="DIR", help="folder in which programs of samples are kept"
+        "-o", dest="output", metavar="FILE.csv", help="Write the rows as they are computed."
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the rows in -o FILE")
-    parser.add_argument("-o", dest="output", metavar="FILE.csv", help="write the rows, as found")
     parser.set_defaults(run=run)
 
 
@@ -87,7 +89,7 @@ def grid_of(items: list[str] | None) -> dict[str, list[str]]:
     Raises
     ------
     UsageError
-        DIST0152 for another form, no value, or a column that stands twice.
+        DIST0152 for another form, no value, or a repeated column.
     """
     result: dict[str, list[str]] = {}
     for item in items or []:
@@ -97,7 +99,7 @@ def grid_of(items: list[str] | None) -> dict[str, list[str]]:
         if not name or not equals or not all(values):
             what = f'"{shortened(item)}" is not COLUMN=VALUE,VALUE,...'
         elif name in result:
-            what = f'the column "{shortened(name)}" stands twice'
+            what = f'the column "{shortened(name)}" is given twice'
         if what is not None:
             raise UsageError("DIST0152", what, place="--grid", remedy="Write --grid tp=1,2,4.")
         result[name] = values
@@ -108,16 +110,16 @@ _SETTINGS = (
     *("model", "dim", "train", *(name for name in TRAINING if name != "recompute")),
     *("tensor", "cuts", "decide"),
 )
-"""Options that predictions depend on beside their rows, for a sweep that goes on later."""
+"""Options that determine predictions, which a resumed sweep must repeat."""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict the rows, write or print them."""
+    """Predict the rows and write or print them."""
     dims, grid = parse_dims(arguments.dim), grid_of(arguments.grid)
     arguments.recompute = None
     check_training(arguments)
     if bool(grid) == (arguments.rows is not None):
-        both = "--rows and --grid are both given" if grid else "neither --rows nor --grid"
+        both = "--rows and --grid are mutually exclusive" if grid else "no --rows or --grid"
         raise UsageError(
             "DIST0151", both, place="tvm-distir sweep", remedy="Give exactly one of them."
         )
@@ -158,17 +160,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _progress(progress: Any) -> None:
-    """Say how far the sweep has come."""
-    impossible = f", {progress.impossible:,} impossible" if progress.impossible else ""
-    found = f"; {progress.structures:,} structures" if progress.structures else ""
-    say(f"{progress.done:,} of {progress.rows:,} rows{impossible}{found}")
+    """Report the progress of the sweep."""
+    impossible = f", {progress.impossible:,} infeasible" if progress.impossible else ""
+    structures = f"; {progress.structures:,} structures" if progress.structures else ""
+    say(f"{progress.done:,} of {progress.rows:,} rows{impossible}{structures}")
     while progress.notes:
         say(progress.notes.pop(0))
 
 
-def _checks(found: Any) -> str:
+def _checks(rows: Any) -> str:
     """Return the results of the rows that were also run through the full pipeline."""
-    equal = sum(one.equal for one in found)
-    most = [max(abs(one.shares[k]) for one in found) for k in range(2)]
-    differ = f"; at most {most[0]:.2%} in time and {most[1]:.2%} in memory" * (equal < len(found))
-    return f"checked {len(found):,} rows against the whole pipeline: {equal:,} equal{differ}"
+    equal = sum(row.equal for row in rows)
+    most = [max(abs(row.shares[k]) for row in rows) for k in range(2)]
+    differ = f"; at most {most[0]:.2%} in time and {most[1]:.2%} in memory" * (equal < len(rows))
+    return f"checked {len(rows):,} rows against the full pipeline: {equal:,} equal{differ}"

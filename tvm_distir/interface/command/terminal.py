@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The two streams of the command: results on stdout, messages on stderr."""
+"""Write the two streams of the command: results on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tvm_distir.support import UsageError, printable
 from .progress import clear_line
 
 _CHUNK = 4096
-"""Characters that are written at once."""
+"""Characters per write."""
 
 
 def open_closed_streams() -> None:
-    """Give the standard streams that the process was started without to the null device.
+    """Connect closed standard streams to the null device.
 
     Otherwise the next file that is opened gets the number of, say, stderr, and what C++ code
     prints there goes into it. ``sys.stdout`` stays None, so that :func:`put` can tell.
@@ -39,7 +39,7 @@ def _is_terminal() -> bool:
 
 
 def wants_colour() -> bool:
-    """Whether stdout is a terminal and nobody asked for plain text (``NO_COLOR``, ``TERM``)."""
+    """Whether stdout is a terminal with colours (see ``NO_COLOR`` and ``TERM``)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return _is_terminal()
@@ -50,13 +50,13 @@ _COLOURS = re.compile("(\x1b\\[[0-9]{1,2}m)")
 
 
 def _harmless(text: str) -> str:
-    """Results as a terminal gets them: of what it would obey, lines and colours only."""
+    """Remove control sequences from results, except line breaks and colours."""
     parts = _COLOURS.split(text) if wants_colour() else [text]
     return "".join(part if i % 2 else printable(part, _KEPT) for i, part in enumerate(parts))
 
 
 def put(text: str) -> None:
-    """Print results to stdout, completely; what a terminal would obey is shown, not sent.
+    """Print results to stdout completely, without control sequences on a terminal.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def put(text: str) -> None:
         Where its reader has gone.
     """
     if sys.stdout is None:
-        raise _unwritable("it is closed")
+        raise _unwritable("the stream is closed")
     encoding = sys.stdout.encoding or "utf-8"
     if _is_terminal():
         text = _harmless(text)
@@ -86,7 +86,7 @@ def put(text: str) -> None:
 
 
 def put_page(text: str, verdict: str) -> None:
-    """Print results; on a terminal that does not hold them, what came out once more at the end.
+    """Print results; repeat the verdict at the end if the terminal is shorter than the text.
 
     Parameters
     ----------
@@ -104,12 +104,12 @@ def _unwritable(why: str) -> UsageError:
         "DIST0153",
         f"the results cannot be written: {why}",
         place="standard output",
-        remedy="Send it to a file with enough room, or to /dev/null.",
+        remedy="Redirect it to a file with enough space, or to /dev/null.",
     )
 
 
 def say(message: str) -> None:
-    """Print a message to stderr; one that stderr cannot take is lost, for there is no other place.
+    """Print a message to stderr; a message that cannot be written is dropped.
 
     Names in it may hold control characters: these are shown, not sent.
 
@@ -128,7 +128,7 @@ def say(message: str) -> None:
 
 
 def forget(stream: TextIO | None) -> None:
-    """Send what a stream still holds to the null device: Python would complain at its end."""
+    """Redirect the buffer of a stream to the null device, to avoid an error at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # no file behind it
         number = stream.fileno() if stream is not None else -1
         nowhere = os.open(os.devnull, os.O_WRONLY)

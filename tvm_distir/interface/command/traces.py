@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``--trace`` and ``--trace-format``: the forms of traces, and the files that they make."""
+"""Define ``--trace`` and ``--trace-format``, and write the files of traces."""
 
 from __future__ import annotations
 
@@ -13,35 +13,39 @@ from tvm_distir.support import UsageError, nearest
 
 from .outputs import Outputs
 
-FILES = {"json": "Chrome's JSON", "pftrace": "Perfetto's protocol buffers, with all ops"}
+FILES = {"json": "Chrome JSON", "pftrace": "Perfetto protocol buffers with all ops"}
 FOLDERS = {
-    "hta": "a file per rank for Holistic Trace Analysis",
-    "chakra": "one per rank for ASTRA-sim",
+    "hta": "Holistic Trace Analysis, a file per rank",
+    "chakra": "ASTRA-sim, a file per rank",
 }
 _NAMES = {"hta": ("rank*.json",), "chakra": ("trace.*.et", "comm_group.json")}
 """Files of the folders."""
 
 
 class Trace(NamedTuple):
-    """A trace that is to be written: where, and in which form."""
+    """The path and the format of a trace to write."""
 
     path: Path
     form: str
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+    """Add the options of traces."""
     forms = ", ".join(f"{form} ({what})" for form, what in {**FILES, **FOLDERS}.items())
     parser.add_argument(
         "--trace",
         metavar="t.pftrace",
-        help="write a trace for Perfetto: t.pftrace, t.json; other formats: a folder of files",
+        help="Write a trace to a file (t.pftrace or t.json) or, for other formats, a folder.",
     )
-    parser.add_argument("--trace-format", metavar="F", help=f"{forms}; else as --trace ends")
+    parser.add_argument(
+        "--trace-format",
+        metavar="F",
+        help=f"Set the trace format: {forms} (default: by the extension of --trace).",
+    )
 
 
 def promise_trace(arguments: argparse.Namespace, outputs: Outputs) -> Trace | None:
-    """Check the options before the work.
+    """Check the options before any work.
 
     Raises
     ------
@@ -53,7 +57,7 @@ def promise_trace(arguments: argparse.Namespace, outputs: Outputs) -> Trace | No
     if form is not None and form not in (*FILES, *FOLDERS):
         raise UsageError(
             "DIST0152",
-            f'there is no format "{form}"',
+            f'unknown format "{form}"',
             place="--trace-format",
             remedy=nearest(form, (*FILES, *FOLDERS)),
         )
@@ -61,7 +65,10 @@ def promise_trace(arguments: argparse.Namespace, outputs: Outputs) -> Trace | No
         if form is None:
             return None
         raise UsageError(
-            "DIST0151", "it needs --trace", place="--trace-format", remedy="Name a path: --trace."
+            "DIST0151",
+            "--trace-format needs --trace",
+            place="--trace-format",
+            remedy="Add --trace PATH.",
         )
     if form in FOLDERS:
         folder = outputs.promise_folder(path, "--trace", _NAMES[form])

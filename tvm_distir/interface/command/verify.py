@@ -19,19 +19,23 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "verify",
-        help="prove a distributed model equal to the original by running both",
-        description="Run the distributed program and the original on the same inputs and compare.",
+        help="Verify a distributed model against the original by running both.",
+        description="Run the distributed program and the original on the same inputs, and compare.",
         allow_abbrev=False,
     )
     add_model_options(parser)
     parser.add_argument(
-        "--engine", required=True, metavar="E", help=f"how to run it: {', '.join(ENGINES)}"
+        "--engine", required=True, metavar="E", help=f"Set the engine: {', '.join(ENGINES)}."
     )
-    parser.add_argument("--seed", default="0", metavar="N", help="of the inputs drawn (0)")
     parser.add_argument(
-        "--exact", action="store_true", help="draw from {-2..2} and demand bit equality"
+        "--seed", default="0", metavar="N", help="Set the seed of the random inputs (default: 0)."
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument(
+        "--exact",
+        action="store_true",
+        help="Sample inputs from {-2..2} and require bitwise equality.",
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.set_defaults(run=run)
 
 

@@ -26,7 +26,7 @@ class Explanation:
     function : str
         The function in the module given.
     made_by : str
-        The op, call or annotation that makes it, or ``parameter``.
+        The op, call or annotation that produces it, or ``parameter``.
     shape : tuple of str
     local_shape : tuple of str
         Of one (padded) shard.
@@ -41,7 +41,7 @@ class Explanation:
     axes : tuple of AxisReason
     dims : tuple of Dim
     users : tuple of (str, str)
-        Who uses the value, and in which placement.
+        The users of the value, and the placement that each requires.
     moves : tuple of Resharding
     alternatives : tuple of OtherPlacement
     specialisations : tuple of (str, str)
@@ -49,7 +49,7 @@ class Explanation:
     price, cost : float or None
         Of the whole decision, in bytes on the wire, as in :class:`OtherPlacement`.
     wire_bytes : int or None
-        What a device sends in one execution of the whole module.
+        Bytes that a device sends in an execution of the whole module.
     picture : str
     """
 
@@ -95,28 +95,28 @@ _REASONS = {
     "annotated": "annotated here",
     "followed": "from {annotation}",
     "tied": "dims tied to {annotation}",
-    "summed": "a sum over a dim sharded by {annotation}",
-    "unreached": "no annotation along this axis reaches it",
-    "cheapest": "whole costs least, see below",
+    "summed": "partial sum over a dim sharded by {annotation}",
+    "unreached": "not reached by an annotation along this axis",
+    "cheapest": "replicated at the lowest cost, see below",
 }
 _LEGEND = (
-    "asked: an annotation reaches the value with it, or it is whole",
-    "price: wire bytes, and what collectives, FLOPs and memory bytes weigh, as wire bytes",
-    "cost: what propagation minimises, conversions of annotated values doubled",
-    "held bytes: of parameters, which a device has all the time; they are in neither",
+    "requested: an annotation reaches the value with this label, or the label is R",
+    "cost: wire bytes, plus collectives, FLOPs and memory bytes in equivalent wire bytes",
+    "objective: the cost that propagation minimizes; resharding of annotated values counts twice",
+    "parameter bytes: resident on a device; not part of cost and objective",
 )
 MOST_STEPS = 12
 
 _HEAD = [
     "axis",
-    "instead",
-    "asked",
-    "price",
+    "label",
+    "requested",
     "cost",
+    "objective",
     "wire bytes",
     "FLOPs",
     "memory bytes",
-    "held bytes",
+    "parameter bytes",
     "collectives",
 ]
 
@@ -126,15 +126,15 @@ def _lines(e: Explanation) -> Iterator[str]:
     yield f"{e.name}: {e.made_by}, shape {_shape(e.shape)}"
     yield f"  placement {e.placement} on {e.mesh} ({axes})"
     held = f"{e.bytes_per_device:,} of {e.size_bytes:,} bytes" if e.size_bytes is not None else ""
-    yield f"  {_shape(e.local_shape)} per device: {held or 'its bytes are not known'}"
+    yield f"  {_shape(e.local_shape)} per device: {held or 'bytes unknown'}"
     if len(e.specialisations) > 1:
         each = "; ".join(f"{name}: {placement}" for name, placement in e.specialisations)
         yield f"  specialisations of {e.function}: {each}"
     yield ""
-    yield "Who holds what"
+    yield "Shards by device"
     yield from _indent(e.picture.split("\n"))
     yield ""
-    yield "Why"
+    yield "Reasons"
     for reason in e.axes:
         prices = {x.label: x.price for x in e.alternatives if x.axis == reason.axis}
         yield from _indent(_reason(reason, prices))
@@ -144,7 +144,7 @@ def _lines(e: Explanation) -> Iterator[str]:
         yield from _table([[user, form] for user, form in e.users])
     if e.moves:
         yield ""
-        yield "Changes of form"
+        yield "Resharding"
         for move in e.moves:
             how = ", ".join(_collective(c) for c in move.collectives)
             users = f", for {', '.join(move.users)}" if move.users else ""
@@ -157,14 +157,14 @@ def _lines(e: Explanation) -> Iterator[str]:
     if e.open_dims:
         sizes = ", ".join(f'"{name}"' for name in e.open_dims)
         yield ""
-        yield "What is not known"
-        yield f"  the sizes {sizes}: bytes, prices and what is cheapest depend on them"
+        yield "Unknown sizes"
+        yield f"  {sizes}: bytes, costs and the cheapest placement depend on these sizes"
         yield f"  {dims_remedy(list(e.open_dims))}"
     if e.alternatives:
         yield ""
-        yield "Other placements, as annotations: differences for the whole module, per device"
-        now = f"price {e.price:,.0f}, cost {e.cost:,.0f}, {e.wire_bytes:,} bytes on the wire"
-        yield f"  now: {now}"
+        yield "Alternative placements (as annotations): changes per device, for the whole module"
+        now = f"cost {e.price:,.0f}, objective {e.cost:,.0f}, {e.wire_bytes:,} wire bytes"
+        yield f"  current: {now}"
         yield from _alternatives(e.alternatives)
 
 
@@ -180,7 +180,7 @@ def _indent(lines: Sequence[str] | Iterator[str]) -> Iterator[str]:
 def _reason(reason: AxisReason, prices: Mapping[str, float | None]) -> Iterator[str]:
     words = _REASONS[reason.reason].format(annotation=reason.annotation or "a constant")
     if reason.produced != reason.label:
-        words += f" (made as {reason.produced}, completed at once)"
+        words += f" (produced as {reason.produced}, reduced immediately)"
     yield f"{reason.axis} ({reason.size}): {reason.label}, {words}"
     steps = reason.steps
     if len(steps) > MOST_STEPS:
@@ -190,12 +190,12 @@ def _reason(reason: AxisReason, prices: Mapping[str, float | None]) -> Iterator[
         steps = steps[-half:]
     yield from (f"    {_step(step)}" for step in steps)
     if reason.also:
-        yield f"    the same dim is tied to {', '.join(reason.also)}"
+        yield f"    also tied to {', '.join(reason.also)}"
     for label, annotation in reason.claims:
         if label != reason.label:
             price = prices.get(label)
-            tail = f", at a price of {price:+,.0f}" if price is not None else ""
-            yield f"    conflict: {annotation} asks for {label}{tail}"
+            tail = f", cost {price:+,.0f}" if price is not None else ""
+            yield f"    conflict: {annotation} requests {label}{tail}"
 
 
 def _step(step: ChainStep) -> str:
@@ -218,7 +218,7 @@ def _alternatives(alternatives: Sequence[OtherPlacement]) -> Iterator[str]:
     rows = [_HEAD]
     notes = []
     for x in alternatives:
-        label = x.label if x.becomes == x.label else f"{x.label} gives {x.becomes}"
+        label = x.label if x.becomes == x.label else f"{x.label} (becomes {x.becomes})"
         if x.cost is None:
             notes.append(f"{x.axis} {label}: {x.impossible}")
             continue
@@ -237,14 +237,14 @@ def _alternatives(alternatives: Sequence[OtherPlacement]) -> Iterator[str]:
                 f"{x.flops:+,}",
                 f"{x.memory_bytes:+,}",
                 f"{x.held_bytes:+,}",
-                changes or "the same",
+                changes or "unchanged",
             ]
         )
     if len(rows) > 1:
         yield from _table(rows)
         yield from _indent(_LEGEND)
     if notes:
-        yield "  Not possible"
+        yield "  Infeasible"
         yield from _indent([f"  {note}" for note in notes])
 
 

@@ -50,10 +50,10 @@ class AxisReason:
     label : str
         ``S[d]``, ``R`` or ``P`` (partial sum).
     produced : str
-        The label the producer gives; another one where a partial sum is completed at once.
+        The label the producer gives; differs if a partial sum is reduced immediately.
     reason : str
         ``annotated`` here; ``followed``: by a chain the program takes along the axis; ``tied``: by
-        a chain the program leaves somewhere; ``summed``: a partial sum, or one just completed;
+        a chain the program leaves somewhere; ``summed``: a partial sum, or a sum just reduced;
         ``fixed``: every call gives it so; ``unreached``: no annotation reaches any dim;
         ``cheapest``: an annotation reaches a dim, and whole costs least.
     annotation : str

@@ -44,9 +44,9 @@ class Target:
     specialisation : str
         The function propagation writes for the instance (``layer_1``).
     var : Var
-        The variable it was found by.
+        The variable that names it.
     name : str
-        As it was found, without the function.
+        Its name without the function.
     """
 
     inst: Instance
@@ -201,9 +201,9 @@ def _only(targets: list[Target], text: str) -> Target:
     if not tensors:
         raise PropagationError(
             "DIST0431",
-            "this is a constant or holds no tensor",
+            "this is a constant or not a tensor",
             place=text,
-            remedy="Name a tensor that is computed or given.",
+            remedy="Name a tensor: a variable or a parameter.",
         )
     variables = {str(t.var.name) for t in targets}
     same = all(t.var.same_as(targets[0].var) for t in targets)

@@ -35,12 +35,12 @@ class Limits:
             rule = inst.graph.nodes[k].rule
             why = rule.why_whole.get(f"out{j}.dim{d}") if rule is not None else None
             if why:
-                result[f"{s.node_text(inst, k)} makes it whole: {why}"] = None
+                result[f"{s.node_text(inst, k)} produces it replicated: {why}"] = None
         for inst, k, j in s.consumers(s.inst, s.v):
             rule = inst.graph.nodes[k].rule
             why = rule.why_whole.get(f"in{j}.dim{d}") if rule is not None else None
             if why:
-                result[f"{s.node_text(inst, k)} takes it whole: {why}"] = None
+                result[f"{s.node_text(inst, k)} requires it replicated: {why}"] = None
         return Dim(d, str(size), sharding, tuple(result))
 
     def size_obstacle(self, d: int, i: int) -> str:
@@ -55,8 +55,8 @@ class Limits:
             return ""
         over = f'"{s.axis_name(i)}" ({ranks})'
         if taken > 1:
-            over += f", where another axis cuts it into {taken} parts already"
+            over += f", with {taken} shards along other axes"
         if not fits(size, ranks, taken, True):
-            return f"{size} is too small for {over}: some devices would hold nothing"
+            return f"{size} is too small for {over}: some devices would have empty shards"
         padded = ceil_div(int(size), ranks * taken) * ranks * taken
-        return f"{size} does not divide by {over}: the shards would be padded to {padded} in all"
+        return f"{size} is not divisible by {over}: the shards would be padded to {padded} in total"

@@ -128,9 +128,9 @@ def picture(shape: Sequence[Any], labels: Sequence[int] | str, mesh: DeviceMesh)
     partial = [i for i, label in enumerate(form) if label == P]
     if partial:
         axes = " and ".join(str(i) for i in partial)
-        lines.append(f"along mesh axis {axes} each device holds a term of a sum")
+        lines.append(f"along mesh axis {axes} each device holds a partial sum")
     if any(cut is not None and cut[0] == cut[1] for part in shards for cut in part.bounds):
-        lines.append("empty ranges hold padding only")
+        lines.append("empty ranges contain only padding")
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -202,5 +202,5 @@ def _table(shards: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(word.ljust(n) for word, n in zip(row, widths)) for row in rows]
     if len(shards) > MOST_ROWS:
-        lines.append(f"... ({len(shards)} parts)")
+        lines.append(f"... ({len(shards)} shards)")
     return lines

@@ -25,7 +25,7 @@ NAME = "explained"
 def annotation_of(fn: relax.Function, var: Any) -> Any:
     """Return the binding that annotates or binds a variable; None without one.
 
-    A parameter with several annotations has none of its own.
+    A parameter with several annotations has no unique binding.
     """
     result = []
     for block in fn.body.blocks:
@@ -55,7 +55,7 @@ def annotate_otherwise(
     function : str
     var : Var
         A parameter or bound variable that holds one tensor. Its annotation is replaced; where it
-        has none it gets one, right after it is bound, and is used in that form.
+        has none, an annotation is added right after its binding.
     mesh : int
         Number among the module's meshes.
     labels : tuple of int or None

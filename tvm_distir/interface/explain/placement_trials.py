@@ -27,7 +27,7 @@ class PlacementTrials:
     ----------
     subject : Subject
     limits : Limits
-        Of the same value: what cannot be is said without solving.
+        Limits of the same value, which exclude placements without solving.
     costs : Costs, optional
         The weights propagation decides with.
     complete : bool

@@ -38,7 +38,7 @@ class ExecutionTraffic:
     memory_bytes : int
         Read and written by ops.
     held_bytes : int
-        Of parameters, which lie on a device from start to end.
+        Bytes of parameters, which are resident on a device.
     """
 
     counts: Counter[Kind] = field(default_factory=Counter)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated step as text, JSON and HTML."""
+"""Report a simulated step as text, JSON and HTML."""
 
 from __future__ import annotations

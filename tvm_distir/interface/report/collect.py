@@ -28,22 +28,22 @@ from .model import Analysis, Hardware, ReportEvent, ReportLane, ReportMesh, Repo
 from .text_table import ranges
 
 ASSUMPTIONS = (
-    "A kernel takes the longest of its arithmetic, its memory traffic and the launch floor; "
-    "arithmetic and traffic run at the fractions of the peaks that the system gives for its class.",
-    "Views and reshapes of contiguous data cost nothing. Kernels are not fused.",
-    "Collectives run on a stream of their own, in order, and follow the ring algorithm: a set-up "
-    "time, a latency per step, and the wire bytes over the slowest link. Groups that leave a node "
-    "together share its network adapters.",
-    "Memory is that of a framework's allocator: blocks of 512 bytes; weights, inputs and constants "
-    "always, an intermediate from the issue of the op that makes it to that of the last op that "
-    "reads it. Updated weights take the memory of the old ones. Scratch memory inside kernels is "
-    "not counted, holes between blocks are given beside the peak.",
-    "All devices are alike, and start together.",
+    "The time of a kernel is the maximum of its compute time, its memory time and the launch "
+    "floor; compute and memory reach the fractions of peak given by the system for its class.",
+    "Views and reshapes of contiguous data are free. Kernels are not fused.",
+    "Collectives run in order on a separate stream and follow the ring algorithm: a set-up time, a "
+    "latency per step, and the wire bytes over the slowest link. Groups that leave a node "
+    "concurrently share its network adapters.",
+    "Memory is that of a framework's caching allocator with blocks of 512 bytes. Weights, inputs "
+    "and constants are always resident; an intermediate is live from the launch of the op that "
+    "produces it to the launch of the last op that reads it. Updated weights reuse the memory of "
+    "the old weights. Workspace of kernels is not counted; fragmentation is reported separately.",
+    "All devices are identical and start at the same time.",
 )
 
 PIPELINE_ASSUMPTION = (
-    "The stages of a pipeline run their units in the order of the schedule. A device sends one "
-    "message after the other, each as soon as its value is made, beside what it computes."
+    "Pipeline stages run their phases in the order of the schedule. A device sends its messages "
+    "one at a time, each as soon as its value is available, concurrently with compute."
 )
 
 
@@ -60,7 +60,7 @@ def analysis_of(
     timings_s: Mapping[str, float] | None = None,
     warnings: tuple[str, ...] = (),
 ) -> Analysis:
-    """Gather what a report shows.
+    """Collect the data of a report.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def analysis_of(
     timings_s : mapping of str to float, optional
         Wall-clock seconds by stage.
     warnings : tuple of str
-        What the user should know of what was asked for.
+        Warnings on the requested analysis.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def analysis_of(
 
 def _verdict(result: Result, program: Program) -> Verdict | None:
     """Return the verdict on the fullest devices if they do not fit."""
-    lane = max(result.lanes, key=lambda one: one.account.peak_bytes)
+    lane = max(result.lanes, key=lambda lane: lane.account.peak_bytes)
     number = place_number(program, lane.devices[0])
     return verdict(program, number, lane.account, result.memory_capacity_bytes)
 
@@ -137,7 +137,7 @@ def _lane(lane: DeviceGroupResult) -> ReportLane:
 
 
 class _Events(Sequence[ReportEvent]):
-    """The events of a lane, made when they are first read: text and JSON show none."""
+    """The events of a lane, created on first access: text and JSON do not show them."""
 
     def __init__(self, lane: DeviceGroupResult) -> None:
         self._lane = lane
@@ -159,7 +159,7 @@ def _event(event: Event) -> ReportEvent:
     if args.get("flops"):
         facts.append(units.count(args["flops"], "FLOP"))
     if args.get("bytes"):
-        facts.append(f"{units.size(args['bytes'])} moved")
+        facts.append(f"{units.size(args['bytes'])} read and written")
     if args.get("payload_bytes"):
         facts.append(f"{units.size(args['payload_bytes'])} per device")
     if args.get("wire_bytes"):
@@ -180,7 +180,7 @@ def _event(event: Event) -> ReportEvent:
 
 
 def main_dtype(program: Program) -> str:
-    """The type in which most of the FLOPs are done (``float32`` where there are none)."""
+    """Return the data type of most FLOPs, or ``float32`` if there are none."""
     totals: dict[str, int] = {}
     for function in program.functions.values():
         for op in function.ops:
@@ -194,31 +194,31 @@ def _counts(op: Op) -> bool:
 
 
 def hardware_of(system: System, dtype: str) -> Hardware:
-    """The system's figures; peaks are those of matrix units for ``dtype``."""
+    """Return the figures of a system; peaks are those of matrix units for ``dtype``."""
     peak = system.peak_flops_per_s(dtype)
     near, far = system.intra_node, system.inter_node
     bandwidth = system.memory_bandwidth_bytes_per_s
     facts = [
         ("device", f"{system.device.name}, {near.devices_per_node} per node"),
-        ("arithmetic", f"{units.count(peak, 'FLOP/s')} peak in {dtype} (matrix units)"),
+        ("peak compute", f"{units.count(peak, 'FLOP/s')} in {dtype} (matrix units)"),
         (
             "memory",
             f"{units.size(system.memory_capacity_bytes)} at {units.count(bandwidth, 'B/s')}",
         ),
         ("launch floor", f"{system.device.launch_floor_us:g} us per kernel"),
         (
-            "inside a node",
+            "intra-node links",
             f"{near.name}, {near.bandwidth_GBps:g} GB/s per device, "
             f"{near.latency_us:g} us per step, {near.setup_us:g} us set-up",
         ),
         (
-            "between nodes",
-            f"{far.name}, {far.nics_per_node} adapters of {far.bandwidth_per_nic_GBps:g} GB/s, "
+            "inter-node links",
+            f"{far.name}, {far.nics_per_node} NICs of {far.bandwidth_per_nic_GBps:g} GB/s, "
             f"{far.latency_us:g} us per step, {far.setup_us:g} us set-up",
         ),
     ]
     if system.description:
-        facts.insert(0, ("what it is", system.description))
+        facts.insert(0, ("description", system.description))
     return Hardware(
         name=system.name,
         memory_capacity_bytes=system.memory_capacity_bytes,
@@ -229,7 +229,7 @@ def hardware_of(system: System, dtype: str) -> Hardware:
 
 
 def parameters_of(program: Program) -> tuple[ReportParameter, ...]:
-    """Inputs and weights of the whole step, with their placement."""
+    """Return the inputs and weights of the step with their placements."""
     parameters = []
     for number, name, value in program.inputs():
         whole = value.whole_shape if value.whole_shape is not None else value.shape
@@ -250,7 +250,7 @@ def parameters_of(program: Program) -> tuple[ReportParameter, ...]:
 
 
 def batch_of(program: Program) -> int | None:
-    """Dim 0 of the first data input that has dims; None where there is none."""
+    """Return dim 0 of the first data input with dims; None without such an input."""
     for _, _, value in program.inputs():
         if value.role == "input" and value.whole_shape:
             return value.whole_shape[0]

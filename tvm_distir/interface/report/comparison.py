@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Steps side by side: what each takes, what its time goes to, and the ratio to the first."""
+"""Compare steps side by side: time, its breakdown, memory and traffic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Comparison:
-    """Steps side by side.
+    """A comparison of steps.
 
     Attributes
     ----------
@@ -34,16 +34,16 @@ class Comparison:
 
     @property
     def ratios(self) -> tuple[float | None, ...]:
-        """Time of each step by that of the first; None where the first takes no time."""
+        """Return the time of each step over that of the first; None if the first takes no time."""
         first_s = self.outcomes[0].time_s
         return tuple(outcome.time_s / first_s if first_s > 0 else None for outcome in self.outcomes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the content of the JSON of ``tvm-distir compare``."""
+        """Return the content of the JSON of ``tvm-distir compare``."""
         rows = zip(self.outcomes, self.ratios, strict=True)
         return {
             "schema_version": SCHEMA_VERSION,
-            "results": [{**one.to_dict(), "ratio": ratio} for one, ratio in rows],
+            "results": [{**outcome.to_dict(), "ratio": ratio} for outcome, ratio in rows],
         }
 
     def to_text(self) -> str:
@@ -55,7 +55,7 @@ class Comparison:
         return self.to_text()
 
     def _about(self) -> list[str]:
-        """Model and system, where all have them in common."""
+        """Return the model and system, if all steps share them."""
         models = {outcome.model for outcome in self.outcomes}
         systems = {outcome.system for outcome in self.outcomes}
         words = [kind.pop() for kind in (models, systems) if len(kind) == 1 and None not in kind]
@@ -63,18 +63,18 @@ class Comparison:
 
     def _times(self) -> tuple[list[str], list[list[str]], str]:
         rows = []
-        for one, ratio in zip(self.outcomes, self.ratios, strict=True):
-            whole_s = sum(one.spent_s.values())
-            parts = [units.share(spent_s, whole_s) for spent_s in one.spent_s.values()]
+        for outcome, ratio in zip(self.outcomes, self.ratios, strict=True):
+            whole_s = sum(outcome.spent_s.values())
+            parts = [units.share(spent_s, whole_s) for spent_s in outcome.spent_s.values()]
             rows.append(
                 [
-                    one.name,
-                    one.mesh,
-                    units.duration(one.time_s),
+                    outcome.name,
+                    outcome.mesh,
+                    units.duration(outcome.time_s),
                     "-" if ratio is None else f"{ratio:.3g}x",
                     *parts,
-                    "-" if one.bubble is None else units.share(one.bubble, 1.0),
-                    one.bound_by,
+                    "-" if outcome.bubble is None else units.share(outcome.bubble, 1.0),
+                    outcome.bound_by,
                 ]
             )
         kinds = list(self.outcomes[0].spent_s)
@@ -94,10 +94,10 @@ class Comparison:
                     units.size(sum(outcome.wire_bytes.values())),
                 ]
             )
-        return ["", "peak memory", "of", "fits", "traffic"], rows, "lrrlr"
+        return ["", "peak memory", "capacity", "fits", "wire bytes"], rows, "lrrlr"
 
     def _traffic(self) -> list[str]:
-        """Bytes on the wire by collective, where there is any."""
+        """Return the wire bytes by collective, if there are any."""
         kinds = sorted({kind for outcome in self.outcomes for kind in outcome.wire_bytes})
         if not kinds:
             return []
@@ -105,14 +105,14 @@ class Comparison:
             [outcome.name, *(units.size(outcome.wire_bytes.get(kind, 0)) for kind in kinds)]
             for outcome in self.outcomes
         ]
-        head = "Bytes on the wire of the device that has most"
+        head = "Wire bytes per device (maximum)"
         return ["", head, *table(["", *kinds], rows, "l" + "r" * len(kinds))]
 
 
 def compare(
     *operands: Result | Mapping[str, Any] | str | Path, names: Sequence[str] | None = None
 ) -> Comparison:
-    """Put simulated steps side by side.
+    """Compare simulated steps side by side.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def compare(
         What :func:`tvm_distir.simulate` returns, the JSON of ``tvm-distir analyze --json`` as data
         or as a file, the folder of ``analyze -o``, or a folder of such files and folders.
     names : sequence of str, optional
-        What to call them, one for each outcome; else paths, strategies or numbers.
+        A name for each outcome; by default paths, strategies or numbers.
 
     Returns
     -------
@@ -136,25 +136,25 @@ def compare(
 
     Examples
     --------
-    >>> td.compare(td.simulate(one, "dgx-a100"), td.simulate(other, "dgx-a100"))  # doctest: +SKIP
+    >>> td.compare(first_result, second_result)  # doctest: +SKIP
     """
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     for number, operand in enumerate(operands, 1):
         if isinstance(operand, Result):
-            found.append(_of_result(operand, f"#{number}"))
+            outcomes.append(_of_result(operand, f"#{number}"))
         elif isinstance(operand, Mapping):
-            found.append(Outcome.from_dict(operand, f"#{number}"))
+            outcomes.append(Outcome.from_dict(operand, f"#{number}"))
         else:
-            found += read_outcomes(Path(operand))
-    if not found:
-        raise _refused("there is nothing to compare", "Name results.")
+            outcomes += read_outcomes(Path(operand))
+    if not outcomes:
+        raise _refused("there are no results to compare", "Give at least one result.")
     if names is not None:
-        if len(names) != len(found):
+        if len(names) != len(outcomes):
             raise _refused(
-                f"{len(names)} names for {len(found)} results", "Give a name for each of them."
+                f"{len(names)} names for {len(outcomes)} results", "Give a name for each result."
             )
-        found = [one.named(name) for one, name in zip(found, names, strict=True)]
-    return Comparison(tuple(found))
+        outcomes = [x.named(name) for x, name in zip(outcomes, names, strict=True)]
+    return Comparison(tuple(outcomes))
 
 
 def _refused(what: str, remedy: str) -> UsageError:
@@ -162,9 +162,9 @@ def _refused(what: str, remedy: str) -> UsageError:
 
 
 def _of_result(result: Result, name: str) -> Outcome:
-    """An outcome of what simulation returned, which knows neither its model nor its mesh."""
+    """Return the outcome of a simulation, whose model and mesh axes are unknown."""
     busiest = max(result.devices.distinct, key=lambda d: d.compute_s + d.exposed_comm_s)
-    lane = next(one for one in result.lanes if one.mesh == busiest.mesh)
+    lane = next(lane for lane in result.lanes if lane.mesh == busiest.mesh)
     count = len(result.devices)
     return Outcome(
         name=name,

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The analysis as the JSON of the command line's contract."""
+"""Convert an analysis to the JSON of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .model import SCHEMA_VERSION, Analysis
 
 
 def to_dict(analysis: Analysis) -> dict[str, Any]:
-    """Make the contract's dictionary.
+    """Return the content of the JSON of ``tvm-distir analyze``.
 
     Returns
     -------
@@ -51,7 +51,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
             {**collective.to_dict(), "time_s": collective.time_s}
             for collective in analysis.collectives
         ],
-        "ops": [dict(vars(one)) for one in analysis.ops],
+        "ops": [dict(vars(op)) for op in analysis.ops],
         "memory": [
             {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}
             for lane in analysis.lanes
@@ -59,7 +59,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         ],
         "out_of_memory": None if analysis.verdict is None else analysis.verdict.to_dict(),
         "warnings": list(analysis.warnings),
-        "advice": [one.to_dict() for one in advice(analysis)],
+        "advice": [part.to_dict() for part in advice(analysis)],
         "links": [dict(vars(link)) for link in analysis.links],
         "unmodelled_ops": list(analysis.unmodelled_ops),
         "branches": [dict(vars(branch)) for branch in analysis.branches],
@@ -69,7 +69,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
 
 
 def to_json(data: dict[str, Any]) -> str:
-    """Print a result as JSON, refusing NaN and infinities, which JSON cannot say.
+    """Return a result as JSON, and refuse NaN and infinities, which JSON cannot represent.
 
     Raises
     ------
@@ -86,13 +86,13 @@ def _not_finite(value: Any, path: str) -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
         return path
     if isinstance(value, dict):
-        items = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
+        items = [(f"{path}.{key}" if path else str(key), item) for key, item in value.items()]
     elif isinstance(value, (list, tuple)):
-        items = [(f"{path}[{i}]", one) for i, one in enumerate(value)]
+        items = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
     else:
         return None
-    for where, one in items:
-        found = _not_finite(one, where)
-        if found is not None:
-            return found
+    for where, item in items:
+        place = _not_finite(item, where)
+        if place is not None:
+            return place
     return None

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Timelines small enough for a page: neighbours shorter than a pixel are joined."""
+"""Shorten timelines for a page: adjacent events shorter than a pixel are merged."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def shorten_events(events: Sequence[ReportEvent], limit: int = MAX_EVENTS) -> li
     bin_s = end_s / max(1, limit // 4)
     if bin_s <= 0:
         return ordered[:limit]
-    kept: list[ReportEvent] = []
+    shortened: list[ReportEvent] = []
     bins: dict[tuple[str, int], list[ReportEvent]] = {}
     for event in ordered:
         if event.duration_s >= bin_s:
-            kept.append(event)
+            shortened.append(event)
         else:
             bins.setdefault((event.stream, int(event.start_s / bin_s)), []).append(event)
     for (stream, _), group in bins.items():
         longest = max(group, key=lambda e: e.duration_s)
         if len(group) == 1:
-            kept.append(longest)
+            shortened.append(longest)
             continue
-        kept.append(
+        shortened.append(
             ReportEvent(
                 name=f"{longest.name} and {len(group) - 1} more",
                 op=longest.op,
@@ -53,16 +53,16 @@ def shorten_events(events: Sequence[ReportEvent], limit: int = MAX_EVENTS) -> li
                 start_s=group[0].start_s,
                 duration_s=sum(e.duration_s for e in group),
                 scope=longest.scope,
-                detail=f"{len(group)} events joined",
+                detail=f"{len(group)} events merged",
             )
         )
-    return sorted(kept, key=lambda e: (e.start_s, e.stream, e.name))
+    return sorted(shortened, key=lambda e: (e.start_s, e.stream, e.name))
 
 
 def shorten_memory(
     steps: Sequence[tuple[float, int]], limit: int = MAX_MEMORY_STEPS
 ) -> list[tuple[float, int]]:
-    """Thin a memory curve to about ``limit`` steps, keeping the highest of each bin.
+    """Reduce a memory curve to about ``limit`` steps, keeping the highest of each bin.
 
     The peak of the whole curve therefore stays where it is.
     """
@@ -82,7 +82,7 @@ def shorten_memory(
 
 
 def lane_data(lane: ReportLane, colours: dict[str, int]) -> dict[str, Any]:
-    """One lane for the page's script: names once, events as rows of integers.
+    """Return a lane for the page's script: names once, events as rows of integers.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The analysis as one self-contained HTML file."""
+"""Write an analysis as a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _holders(analysis: Analysis) -> dict[str, Any] | None:
 
 
 def _lane_title(lane: ReportLane) -> str:
-    """``stage0: devices 0-3``."""
+    """Return the title of a lane, as ``stage0: devices 0-3``."""
     many = "s" if len(lane.devices) > 1 else ""
     return f"{lane.mesh}: device{many} {ranges(lane.devices)}"
 

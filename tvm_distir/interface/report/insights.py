@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The few sentences a reader would otherwise have to find in the tables."""
+"""Summarize the main figures of an analysis in sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .verdict import pipeline_words
 def findings(analysis: Analysis) -> list[str]:
     """Return the findings, the most important first, each as a sentence."""
     return [
-        *(f"Warning: {said}." for said in analysis.warnings),
+        *(f"Warning: {warning}." for warning in analysis.warnings),
         *_pipeline(analysis),
         *_memory(analysis),
         *_time(analysis),
@@ -28,24 +28,24 @@ def findings(analysis: Analysis) -> list[str]:
 
 def _pipeline(analysis: Analysis) -> list[str]:
     words = pipeline_words(analysis)
-    return [f"{words[:1].upper()}{words[1:]}: ranks wait for each other so long."] if words else []
+    return [f"{words[:1].upper()}{words[1:]} of the step."] if words else []
 
 
 def _memory(analysis: Analysis) -> list[str]:
     fullest = max(analysis.devices, key=lambda d: d.peak_memory_bytes)
     peak, held = fullest.peak_memory_bytes, fullest.param_bytes
-    parts = f"of its peak of {units.size(peak)}, {units.size(held)} are parameters"
+    parts = f"peak {units.size(peak)}, of which {units.size(held)} parameters"
     capacity = analysis.capacity_bytes
     if not capacity:
-        return [f"Device {fullest.id} holds most: {parts}."]
+        return [f"Device {fullest.id} has the highest peak memory: {parts}."]
     if peak > capacity:
         return [
-            f"Device {fullest.id} lacks {units.size(peak - capacity)} of memory: {parts}. "
+            f"Device {fullest.id} exceeds its memory by {units.size(peak - capacity)}: {parts}. "
             f"{verdict_words(analysis)[-1] if analysis.verdict else ''}".strip()
         ]
     return [
-        f"The fullest device (number {fullest.id}) has {units.size(capacity - peak)} to spare: "
-        f"{parts}."
+        f"Device {fullest.id} has the highest peak memory, with {units.size(capacity - peak)} to "
+        f"spare: {parts}."
     ]
 
 
@@ -53,34 +53,33 @@ def _time(analysis: Analysis) -> list[str]:
     if not analysis.ops:
         return []
     ordered = analysis.ops_by_time
-    whole = sum(one.time_s for one in ordered)
+    whole = sum(op.time_s for op in ordered)
     if whole <= 0:
         return []
     top = ordered[0]
-    said = [
-        f"{top.op} takes {units.share(top.time_s, whole)} of the compute time "
-        f"({top.count} executions)."
+    sentences = [
+        f"{top.op} takes {units.share(top.time_s, whole)} of the compute time ({top.count} calls)."
     ]
-    small = [one for one in ordered if one.bound_by == "launch"]
-    small_s = sum(one.time_s for one in small)
+    small = [op for op in ordered if op.bound_by == "launch"]
+    small_s = sum(op.time_s for op in small)
     if small_s >= 0.05 * whole:
-        said.append(
-            f"{units.share(small_s, whole)} of the compute time goes to kernels too small to keep "
-            f"a device busy (mostly {small[0].op})."
+        sentences.append(
+            f"{units.share(small_s, whole)} of the compute time is spent in launch-bound kernels "
+            f"(mostly {small[0].op})."
         )
-    return said
+    return sentences
 
 
 def _communication(analysis: Analysis) -> list[str]:
     device = analysis.slowest
     if not analysis.collectives or device.comm_s <= 0:
-        return ["No device waits for a collective: the program has none."]
+        return ["The program spends no time in collectives."]
     exposed = units.share(device.exposed_comm_s, device.comm_s)
     first = max(analysis.collectives, key=lambda c: c.time_s)
     return [
-        f"{units.share(device.exposed_comm_s, analysis.time_s)} of the step is communication "
-        f"that nothing hides ({exposed} of all communication); the heaviest is "
-        f"{first.kind} over {first.mesh_axis}: {first.count} times, "
+        f"{units.share(device.exposed_comm_s, analysis.time_s)} of the step is exposed "
+        f"communication ({exposed} of all communication); the largest is "
+        f"{first.kind} over {first.mesh_axis}: {first.count} calls, "
         f"{units.size(first.wire_bytes_per_device)} on the wire per device."
     ]
 
@@ -92,8 +91,8 @@ def _work(analysis: Analysis) -> list[str]:
         return []
     used = device.flops / (analysis.time_s * peak)
     return [
-        f"Each device does {units.count(device.flops, 'FLOP')}, "
-        f"{units.share(used, 1.0)} of what its peak of {units.count(peak, 'FLOP/s')} allows."
+        f"Each device performs {units.count(device.flops, 'FLOP')}, "
+        f"{units.share(used, 1.0)} of its peak throughput of {units.count(peak, 'FLOP/s')}."
     ]
 
 
@@ -103,14 +102,14 @@ def _balance(analysis: Analysis) -> list[str]:
     if most <= 0 or least >= 0.95 * most:
         return []
     return [
-        f"The devices are not evenly loaded: between {units.duration(least)} and "
-        f"{units.duration(most)} of compute."
+        f"The load is imbalanced: compute time per device ranges from {units.duration(least)} "
+        f"to {units.duration(most)}."
     ]
 
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that differ only in the numbers within their names."""
+    """A group of parameters that differ only in the numbers within their names."""
 
     pattern: str
     names: tuple[str, ...]
@@ -118,12 +117,12 @@ class ParameterGroup:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of all of them on one device."""
+        """Return the bytes of all parameters on one device."""
         return self.example.device_bytes * len(self.names)
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of all of them, unsharded."""
+        """Return the bytes of all parameters, unsharded."""
         return self.example.whole_bytes * len(self.names)
 
 
@@ -133,19 +132,19 @@ def parameter_groups(parameters: tuple[ReportParameter, ...]) -> list[ParameterG
     Returns
     -------
     groups : list of ParameterGroup
-        Ordered by the bytes they take on one device, most first.
+        Ordered by their bytes on a device, largest first.
     """
-    found: dict[tuple[object, ...], list[ReportParameter]] = {}
+    groups_by_key: dict[tuple[object, ...], list[ReportParameter]] = {}
     for parameter in parameters:
         pattern = re.sub(r"\d+", "*", parameter.name)
         key = (pattern, parameter.shape, parameter.dtype, parameter.mesh, parameter.placement)
-        found.setdefault(key, []).append(parameter)
+        groups_by_key.setdefault(key, []).append(parameter)
     groups = [
         ParameterGroup(
             str(key[0]) if len(same) > 1 else same[0].name,
-            tuple(one.name for one in same),
+            tuple(parameter.name for parameter in same),
             same[0],
         )
-        for key, same in found.items()
+        for key, same in groups_by_key.items()
     ]
     return sorted(groups, key=lambda g: (-g.device_bytes, g.pattern))

@@ -12,14 +12,16 @@ from .model import Analysis, ReportLane
 from .text_table import bar, ranges, table
 from .verdict import Painter
 
-_HEAD = ("bytes", "share", "role", "what", "made in", "unit")
+_HEAD = ("bytes", "share", "role", "buffer", "function", "phase")
 
 
 def memory_lines(analysis: Analysis, paint: Painter) -> list[str]:
-    """Lines of a text: how full each device is, what holds the fullest."""
-    lines = ["", paint("bold", "Memory per device, at its peak")]
+    """Return lines on the peak memory of each device, and the buffers of the fullest."""
+    lines = ["", paint("bold", "Peak memory per device")]
     for ids, d in analysis.device_groups:
-        sizes = f"{units.size(d.peak_memory_bytes)}, of it parameters {units.size(d.param_bytes)}"
+        sizes = (
+            f"{units.size(d.peak_memory_bytes)}, of which parameters {units.size(d.param_bytes)}"
+        )
         capacity = analysis.capacity_bytes
         if not capacity:
             lines.append(f"  {ranges(ids)}: {sizes}")
@@ -28,38 +30,42 @@ def memory_lines(analysis: Analysis, paint: Painter) -> list[str]:
         drawn = paint("red" if over else "green", bar(d.peak_memory_bytes, capacity))
         used = units.share(d.peak_memory_bytes, capacity)
         lines.append(f"  {ranges(ids)}: [{drawn}] {used} of {units.size(capacity)}; {sizes}")
-    kept = max((one.account.host_bytes for one in analysis.lanes if one.account), default=0)
-    if kept:
-        lines.append(f"  In the host's memory: at most {units.size(kept)} per device.")
+    accounts = [lane.account for lane in analysis.lanes if lane.account]
+    host_bytes = max((account.host_bytes for account in accounts), default=0)
+    if host_bytes:
+        lines.append(f"  Host memory: at most {units.size(host_bytes)} per device.")
     lane = fullest(analysis)
     if lane is None or lane.account is None:
         return lines
     account = lane.account
     rows = [holder_cells(holder, account) for holder in account.holders]
-    lines += ["", paint("bold", f"What holds the peak, on devices {ranges(lane.devices)}")]
+    lines += ["", paint("bold", f"Peak memory by buffer on devices {ranges(lane.devices)}")]
     lines += [f"  {printable(line)}" for line in account_sentences(account)]
     lines += table(_HEAD, rows, "rrllll")
     return [*lines, *(f"  {line}" for line in verdict_words(analysis))]
 
 
 def fullest(analysis: Analysis) -> ReportLane | None:
-    """The lane whose devices hold most."""
+    """Return the lane with the highest peak memory; None without memory statistics."""
     known = [lane for lane in analysis.lanes if lane.account is not None]
-    return max(known, key=lambda one: one.account.peak_bytes if one.account else 0, default=None)
+    return max(known, key=lambda lane: lane.account.peak_bytes if lane.account else 0, default=None)
 
 
 def verdict_words(analysis: Analysis) -> list[str]:
     """Return the remedies for a program that does not fit."""
-    found = analysis.verdict
-    if found is None:
+    verdict = analysis.verdict
+    if verdict is None:
         return []
-    largest = ", ".join(f"{_what(holder)} {units.size(holder.bytes)}" for holder in found.holders)
-    lines = [f"It lacks {units.size(found.missing_bytes)}. The largest holders: {largest}."]
-    for remedy in found.remedies:
+    largest = ", ".join(f"{_what(holder)} {units.size(holder.bytes)}" for holder in verdict.holders)
+    missing = units.size(verdict.missing_bytes)
+    lines = [f"Memory is exceeded by {missing}. Largest buffers: {largest}."]
+    for remedy in verdict.remedies:
         fits = remedy.peak_bytes <= (analysis.capacity_bytes or 0)
-        outcome = "fits" if fits else "not enough"
+        outcome = "fits" if fits else "does not fit"
         lines.append(f"{remedy.name}: about {units.size(remedy.peak_bytes)}, {outcome}")
-    last = f"Cheapest that fits: {found.chosen}." if found.chosen else "None of these is enough."
+    last = "None of these changes is enough."
+    if verdict.chosen:
+        last = f"Cheapest change that fits: {verdict.chosen}."
     return [printable(line) for line in (*lines, last)]
 
 
@@ -68,17 +74,18 @@ def _what(holder: BufferGroup) -> str:
 
 
 def holder_cells(holder: BufferGroup, account: MemoryAccount) -> list[str]:
-    """Return the cells of a row of a table: bytes, share, role, what, function, unit."""
+    """Return the cells of a row of a table: bytes, share, role, buffer, function, phase."""
     share = units.share(holder.bytes, account.peak_bytes)
     place = (holder.function or "-", holder.unit or "-")
     return [units.size(holder.bytes), share, holder.role, _what(holder), *place]
 
 
 def account_sentences(account: MemoryAccount) -> tuple[str, str]:
-    """Say when the peak is and what it consists of, by role."""
-    holes = ""
+    """Return sentences on the moment of the peak and on its bytes by role."""
+    fragmentation = ""
     if account.fragmentation_bytes:
-        holes = f"; holes between blocks: at most {units.size(account.fragmentation_bytes)} more"
-    parts = (f"{role} {units.size(size)}" for role, size in account.at_peak.items())
-    peak = f"Peak {units.size(account.peak_bytes)} at {account.moment}{holes}."
+        size = units.size(account.fragmentation_bytes)
+        fragmentation = f"; fragmentation: at most {size} more"
+    parts = (f"{role} {units.size(held)}" for role, held in account.at_peak.items())
+    peak = f"Peak {units.size(account.peak_bytes)} at {account.moment}{fragmentation}."
     return peak, f"{', '.join(parts)}."

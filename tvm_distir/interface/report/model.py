@@ -35,7 +35,7 @@ class ReportMesh:
 
 @dataclass(frozen=True)
 class ReportEvent:
-    """One op on one stream. ``scope`` names the functions around it, outermost first."""
+    """An op on a stream. ``scope`` names the enclosing functions, outermost first."""
 
     name: str
     op: str
@@ -48,7 +48,7 @@ class ReportEvent:
 
 @dataclass(frozen=True)
 class ReportLane:
-    """Devices that run the same program at the same times, shown once.
+    """A group of devices with the same program and times, shown once.
 
     ``memory`` holds ``(time_s, live_bytes)`` steps; ``events_total`` counts the events that
     happened where ``events`` was shortened.
@@ -64,7 +64,7 @@ class ReportLane:
 
 @dataclass(frozen=True)
 class ReportParameter:
-    """An input of the whole program and how it lies on its mesh."""
+    """An input of the whole program and its placement."""
 
     name: str
     shape: tuple[int, ...]
@@ -146,7 +146,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One simulated step with all that a report says about it.
+    """A simulated step with all data of a report.
 
     ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
     that were simulated, ``untried`` parts of the step and changes that may lessen them.
@@ -182,12 +182,12 @@ class Analysis:
 
     @property
     def title(self) -> str:
-        """The model without the folders of its path."""
+        """Return the model without the folders of its path."""
         return self.model if self.model.startswith("zoo:") else self.model.rpartition("/")[2]
 
     @property
     def capacity_bytes(self) -> int | None:
-        """Memory of one device, in bytes; None where the system does not say."""
+        """Return the memory of a device in bytes; None if the system does not specify it."""
         return self.hardware.memory_capacity_bytes
 
     @property
@@ -199,30 +199,30 @@ class Analysis:
 
     @property
     def device_groups(self) -> list[tuple[list[int], DeviceResult]]:
-        """Ids of devices with equal figures, and these; in order of their first id."""
-        found: dict[DeviceResult, list[int]] = {}
+        """Return the ids of devices with equal figures, and the figures, by first id."""
+        groups: dict[DeviceResult, list[int]] = {}
         for device in self.devices:
-            found.setdefault(replace(device, id=0), []).append(device.id)
-        return [(ids, same) for same, ids in found.items()]
+            groups.setdefault(replace(device, id=0), []).append(device.id)
+        return [(ids, same) for same, ids in groups.items()]
 
     @property
     def ops_by_time(self) -> list[OpTime]:
-        """The ops, those that take most time first."""
+        """Return the ops, those with the most time first."""
         return sorted(self.ops, key=lambda op: (-op.time_s, op.op))
 
-    def axis_words(self, one: CollectiveTotal) -> str:
-        """Axis of a collective, with its mesh where there are several; of a transfer, its ends."""
-        alone = len(self.meshes) == 1 or "->" in one.mesh_axis
-        return one.mesh_axis if alone else f"{one.mesh}: {one.mesh_axis}"
+    def axis_words(self, total: CollectiveTotal) -> str:
+        """Return the axis of a collective, with its mesh if there are several."""
+        alone = len(self.meshes) == 1 or "->" in total.mesh_axis
+        return total.mesh_axis if alone else f"{total.mesh}: {total.mesh_axis}"
 
     @property
     def slowest(self) -> DeviceResult:
-        """The device that is busy the longest (the first of several)."""
+        """Return the first device with the longest busy time."""
         return max(self.devices, key=lambda d: d.compute_s + d.exposed_comm_s)
 
     @property
     def spent_s(self) -> dict[str, float]:
-        """Seconds of the busiest device's step by what they go to.
+        """Return the seconds of the busiest device's step by cause.
 
         ``compute``, ``memory`` and ``launch`` (what the host takes beyond the device included) are
         what most of each op's time is; compute where ops are not known. ``communication`` is what
@@ -238,18 +238,18 @@ class Analysis:
 
     @property
     def bound_share(self) -> float:
-        """Share of the step that goes to what it is bound by."""
+        """Return the share of the step of :attr:`bound_by`."""
         spent = self.spent_s
         whole_s = sum(spent.values())
         return spent[self.bound_by] / whole_s if whole_s > 0 else 0.0
 
 
 def spent_of(device: DeviceResult, ops: Iterable[OpTime]) -> dict[str, float]:
-    """Seconds of a device's step by what they go to: see :attr:`Analysis.spent_s`."""
+    """Return the seconds of a device's step by cause: see :attr:`Analysis.spent_s`."""
     shares = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
-    for one in ops:
-        bound_by = "launch" if one.bound_by == "host" else one.bound_by
-        shares[bound_by if bound_by in shares else "compute"] += one.time_s
+    for op in ops:
+        bound_by = "launch" if op.bound_by == "host" else op.bound_by
+        shares[bound_by if bound_by in shares else "compute"] += op.time_s
     known_s = sum(shares.values())
     if known_s <= 0:
         shares, known_s = {**shares, "compute": 1.0}, 1.0

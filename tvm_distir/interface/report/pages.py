@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Renders the templates in ``assets``, and assigns colours to ops."""
+"""Render the templates in ``assets``, and assign colours to ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .model import Analysis
 from .text_table import ranges, work
 
 PALETTE = 10
-"""Number of op colours; the last is for all ops that have none of their own."""
+"""Number of op colours; the last is shared by all remaining ops."""
 
 COMM_PALETTE = 5
 
@@ -60,7 +60,7 @@ def _asset(name: str) -> str:
 
 
 def op_colours(analysis: Analysis) -> dict[str, int]:
-    """Return the colour number of each op: the ones that take most time get one of their own.
+    """Return the colour number of each op: the ops with the most time have unique colours.
 
     So do units of a pipeline, which the timeline shows instead of ops. Collectives have a palette
     of their own, from 100 on.
@@ -76,6 +76,6 @@ def op_colours(analysis: Analysis) -> dict[str, int]:
 
 
 def colour_legend(colours: dict[str, int]) -> list[tuple[str, int]]:
-    """Return the ops with a colour of their own, in the order of the colours."""
+    """Return the ops with unique colours, in the order of the colours."""
     named = sorted(colours.items(), key=lambda item: (item[1], item[0]))
     return [(op, colour) for op, colour in named if colour != PALETTE - 1]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Geometry of the roofline plot: arithmetic of each op against its intensity."""
+"""Compute the geometry of the roofline plot: FLOP/s of each op against its intensity."""
 
 from __future__ import annotations
 

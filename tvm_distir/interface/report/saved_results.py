@@ -19,7 +19,7 @@ ANALYSIS = "analysis.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """One simulated step. Times in seconds, sizes in bytes.
+    """A simulated step. Times are in seconds, sizes in bytes.
 
     Attributes
     ----------
@@ -62,11 +62,11 @@ class Outcome:
         return None if capacity is None else self.peak_memory_bytes <= capacity
 
     def named(self, name: str) -> Outcome:
-        """The same by another name."""
+        """Return the outcome under another name."""
         return replace(self, name=name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the fields by name."""
+        """Return the fields by name."""
         return {
             **self.__dict__,
             "spent_s": dict(self.spent_s),
@@ -77,12 +77,12 @@ class Outcome:
 
     @staticmethod
     def most_wire(rows: Iterable[tuple[str, str, int]]) -> dict[str, int]:
-        """Bytes by kind of the mesh with most, from mesh, kind and bytes of each collective."""
+        """Return the bytes by kind of the mesh with the most, from those of each collective."""
         meshes: dict[str, dict[str, int]] = {}
         for mesh, kind, size in rows:
-            own = meshes.setdefault(mesh, {})
-            own[kind] = own.get(kind, 0) + size
-        return max(meshes.values(), key=lambda own: sum(own.values()), default={})
+            sizes = meshes.setdefault(mesh, {})
+            sizes[kind] = sizes.get(kind, 0) + size
+        return max(meshes.values(), key=lambda sizes: sum(sizes.values()), default={})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], name: str, place: str = "result") -> Outcome:
@@ -98,11 +98,11 @@ class Outcome:
         keys = ("schema_version", "system", "time_s", "spent_s", "peak_memory_bytes", "meshes")
         for key in (*keys, "collectives", "memory_capacity_bytes"):
             if key not in whole:
-                raise _refuse(f"{place}/{key}", "a key is missing: it is no result", fix)
+                raise _refuse(f"{place}/{key}", "the key is missing: this is not a result", fix)
         whole["schema_version"].version(model.SCHEMA_VERSION)
         spent = {kind: value.number(0) for kind, value in whole["spent_s"].fields()}
         if set(spent) != set(_KINDS):
-            raise _refuse(f"{place}/spent_s", f"it has not the keys {', '.join(_KINDS)}", fix)
+            raise _refuse(f"{place}/spent_s", f"the keys must be {', '.join(_KINDS)}", fix)
         capacity = whole["memory_capacity_bytes"]
         pipeline = whole["pipeline"].object()["bubble"].number(0) if "pipeline" in whole else None
         return cls(
@@ -115,7 +115,7 @@ class Outcome:
             spent_s={kind: spent[kind] for kind in _KINDS},
             peak_memory_bytes=whole["peak_memory_bytes"].integer(),
             memory_capacity_bytes=None if capacity.data is None else capacity.integer(1),
-            wire_bytes=cls.most_wire(_collective(one) for one in whole["collectives"].items()),
+            wire_bytes=cls.most_wire(map(_collective, whole["collectives"].items())),
             bubble=pipeline,
         )
 
@@ -133,16 +133,16 @@ def _optional_text(whole: JsonValue, key: str) -> str | None:
     return whole[key].text(empty=True)
 
 
-def _collective(one: JsonValue) -> tuple[str, str, int]:
+def _collective(value: JsonValue) -> tuple[str, str, int]:
     keys = ("mesh", "kind", "wire_bytes_per_device")
     for key in keys:
-        if key not in one.object():
-            raise one.wrong(f'the key "{key}" is missing', one.fix)
-    return one["mesh"].text(), one["kind"].text(), one["wire_bytes_per_device"].integer()
+        if key not in value.object():
+            raise value.wrong(f'the key "{key}" is missing', value.fix)
+    return value["mesh"].text(), value["kind"].text(), value["wire_bytes_per_device"].integer()
 
 
 def _mesh_words(meshes: JsonValue) -> str:
-    """``dp=2,tp=4``, ``4 x (dp=2)`` of a pipeline, or all meshes in turn."""
+    """Format meshes as ``dp=2,tp=4``, or ``4 x (dp=2)`` for a pipeline."""
     words = []
     for mesh in meshes.items():
         if "axes" not in mesh.object():
@@ -157,27 +157,31 @@ def _mesh_words(meshes: JsonValue) -> str:
 def read_outcomes(path: Path) -> list[Outcome]:
     """Read a result's file, or the results of a folder.
 
-    A folder has a result of its own (:data:`ANALYSIS`), or ``.json`` files and folders that have
-    one, which are read by name.
+    A folder contains a result (:data:`ANALYSIS`), or ``.json`` files and folders with results,
+    which are read in the order of their names.
 
     Raises
     ------
     SimulationError
-        DIST0740 for what is no result, and for a folder that has none.
+        DIST0740 for a file that is not a result, and for a folder without results.
     """
     if not path.is_dir():
         return [_read(path, path.stem if path.name != ANALYSIS else path.parent.name or path.stem)]
     if (path / ANALYSIS).exists():
         return [_read(path / ANALYSIS, path.name or str(path))]
     files = sorted(path.glob("*.json"))
-    folders = [one.parent for one in path.glob(f"*/{ANALYSIS}")]
-    found = [_read(file, f"{path.name}/{file.stem}") for file in files]
-    found += [_read(folder / ANALYSIS, f"{path.name}/{folder.name}") for folder in sorted(folders)]
-    if not found:
+    folders = [file.parent for file in path.glob(f"*/{ANALYSIS}")]
+    outcomes = [_read(file, f"{path.name}/{file.stem}") for file in files]
+    outcomes += [
+        _read(folder / ANALYSIS, f"{path.name}/{folder.name}") for folder in sorted(folders)
+    ]
+    if not outcomes:
         raise _refuse(
-            str(path), "the folder has no result", "Name the folder of `analyze -o`, or its parent."
+            str(path),
+            "the folder contains no result",
+            "Name the folder of `analyze -o`, or its parent.",
         )
-    return found
+    return outcomes
 
 
 def _read(path: Path, name: str) -> Outcome:

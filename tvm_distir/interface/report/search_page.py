@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a search as one HTML file: the Pareto front as a plot, the table, and why."""
+"""Write the result of a search as one HTML file: Pareto front, plans and placement costs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def search_page(result: SearchResult, title: str, limit_bytes: int) -> str:
     result : SearchResult
     title : str
     limit_bytes : int
-        What a device may keep.
+        Memory limit of a device.
 
     Returns
     -------
     page : str
-        The same for the same result, byte by byte.
+        Deterministic for a result.
     """
     return render(
         "search.html.j2",
@@ -56,7 +56,7 @@ class FrontPlot(NamedTuple):
     lines : list of (CSS class, start, end)
     ticks : list of (x, y, text, anchor)
     front : list of (x, y)
-        The line that no candidate is below of.
+        The Pareto front as a line.
     dots : list of (CSS class, place, words)
     width, height : int
     """
@@ -110,7 +110,7 @@ def front_plot(result: SearchResult, limit_bytes: int) -> FrontPlot | None:
 
 
 def seconds(value_s: float) -> str:
-    """A difference of times with its sign."""
+    """Format a difference of times with its sign."""
     return f"{'-' if value_s < 0 else '+'}{units.duration(abs(value_s))}"
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The analysis as text for a terminal: a verdict, then tables, the largest things first."""
+"""Write an analysis as text for a terminal: a verdict, then tables, the largest things first."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def _unmodelled(analysis: Analysis, paint: Painter) -> list[str]:
     named = ", ".join(printable(op) for op in analysis.unmodelled_ops)
     return [
         "",
-        paint("red", f"NOT MODELLED, counted as moving their operands only: {named}"),
-        "  The times are too low by what these ops compute.",
+        paint("red", f"NOT MODELLED (only operand traffic is counted): {named}"),
+        "  The times are lower bounds: the compute time of these ops is missing.",
     ]
 
 
 def branch_words(analysis: Analysis) -> list[str]:
-    """Return the simulated branch of every ``If`` in words."""
+    """Return a sentence on the simulated branch of every ``If``."""
     return [
-        f"If {printable(branch.place)}: counted as its dearer branch {printable(branch.taken)} "
-        f"({units.duration(branch.taken_s)}), not {printable(branch.other)} "
-        f"({units.duration(branch.other_s)})"
+        f"If {printable(branch.place)}: simulated with the more expensive branch "
+        f"{printable(branch.taken)} ({units.duration(branch.taken_s)}), not "
+        f"{printable(branch.other)} ({units.duration(branch.other_s)})"
         for branch in analysis.branches
     ]
 
@@ -81,17 +81,17 @@ def _time(analysis: Analysis, paint: Painter) -> list[str]:
                 work(d.flops),
             ]
         )
-    head = ["devices", "compute", "exposed comm", "idle", "all comm", "work"]
+    head = ["devices", "compute", "exposed comm", "idle", "total comm", "FLOPs"]
     return ["", paint("bold", "Time"), *table(head, rows, "lrrrrr")]
 
 
 def _first(analysis: Analysis, paint: Painter) -> list[str]:
     lines = [f"  {printable(line)}" for line in advice_lines(analysis)]
-    return ["", paint("bold", "What to change first"), *lines] if lines else []
+    return ["", paint("bold", "Recommendations"), *lines] if lines else []
 
 
 def _collectives(analysis: Analysis, paint: Painter) -> list[str]:
-    lines = ["", paint("bold", "Collectives, per device")]
+    lines = ["", paint("bold", "Collectives per device")]
     if not analysis.collectives:
         return [*lines, "  none"]
     rows = [
@@ -111,39 +111,39 @@ def _collectives(analysis: Analysis, paint: Painter) -> list[str]:
 
 
 def _on(analysis: Analysis) -> str:
-    return f", on each of {analysis.focus}" if analysis.focus else ", on one device"
+    return f" on each of {analysis.focus}" if analysis.focus else " on one device"
 
 
 def _ops(analysis: Analysis, paint: Painter) -> list[str]:
     if not analysis.ops:
         return []
     ordered = analysis.ops_by_time
-    whole = sum(one.time_s for one in ordered)
+    whole = sum(op.time_s for op in ordered)
     rows = [
         [
-            one.op,
-            str(one.count),
-            units.duration(one.time_s),
-            units.share(one.time_s, whole),
-            work(one.flops),
-            units.size(one.bytes_moved),
+            op.op,
+            str(op.count),
+            units.duration(op.time_s),
+            units.share(op.time_s, whole),
+            work(op.flops),
+            units.size(op.bytes_moved),
         ]
-        for one in ordered[:_ROWS]
+        for op in ordered[:_ROWS]
     ]
     rest = ordered[_ROWS:]
     if rest:
-        rest_s = sum(one.time_s for one in rest)
+        rest_s = sum(op.time_s for op in rest)
         rows.append(
             [
                 f"{len(rest)} more",
-                str(sum(one.count for one in rest)),
+                str(sum(op.count for op in rest)),
                 units.duration(rest_s),
                 units.share(rest_s, whole),
-                work(sum(one.flops for one in rest)),
-                units.size(sum(one.bytes_moved for one in rest)),
+                work(sum(op.flops for op in rest)),
+                units.size(sum(op.bytes_moved for op in rest)),
             ]
         )
-    head = ["op", "count", "time", "share", "work", "moved"]
+    head = ["op", "count", "time", "share", "FLOPs", "bytes moved"]
     return ["", paint("bold", f"Time by op{_on(analysis)}"), *table(head, rows, "lrrrrr")]
 
 
@@ -163,10 +163,10 @@ def _functions(analysis: Analysis, paint: Painter) -> list[str]:
     hidden = len(analysis.functions) - len(rows)
     if hidden > 0:
         rows.append([f"{hidden} more", "", "", "", ""])
-    head = ["function", "calls", "compute", "comm", "work"]
+    head = ["function", "calls", "compute", "comm", "FLOPs"]
     return [
         "",
-        paint("bold", f"Functions{_on(analysis)}, callees included"),
+        paint("bold", f"Functions{_on(analysis)}, including callees"),
         *table(head, rows, "lrrrr"),
     ]
 
@@ -176,5 +176,5 @@ def _timings(analysis: Analysis, paint: Painter) -> list[str]:
         return []
     rows = [[stage, f"{took:.2f} s"] for stage, took in analysis.timings_s.items()]
     total = sum(analysis.timings_s.values())
-    rows.append(["in all", f"{total:.2f} s"])
-    return ["", paint("bold", "This analysis took"), *table(["stage", "time"], rows, "lr")]
+    rows.append(["total", f"{total:.2f} s"])
+    return ["", paint("bold", "Time of this analysis"), *table(["stage", "time"], rows, "lr")]

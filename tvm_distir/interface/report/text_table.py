@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Text for a terminal: colours, columns, bars, numbers of devices."""
+"""Format columns, bars and ranges of devices for a terminal."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> lis
 
 
 def work(flops: int) -> str:
-    """FLOPs in words, ``-`` for none."""
+    """Format FLOPs, ``-`` for none."""
     return units.count(flops, "FLOP") if flops else "-"
 
 
 def bar(part: float, whole: float, width: int = _WIDTH) -> str:
-    """A bar of ``#`` as long as the share, ``!`` where it exceeds the whole."""
+    """Return a bar of ``#`` as long as the share, with ``!`` where it exceeds the whole."""
     if whole <= 0:
         return "." * width
     filled = round(width * part / whole)
@@ -56,7 +56,7 @@ def bar(part: float, whole: float, width: int = _WIDTH) -> str:
 
 
 def ranges(ids: Sequence[int]) -> str:
-    """``0-3, 8`` for 0, 1, 2, 3, 8."""
+    """Format ids as ranges: ``0-3, 8`` for 0, 1, 2, 3, 8."""
     parts: list[list[int]] = []
     for i in sorted(ids):
         if parts and i == parts[-1][1] + 1:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as people read them: sizes, times, rates, shares."""
+"""Format sizes, times, rates and shares with units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
 def _three(value: float) -> str:
-    """Three significant digits without an exponent."""
+    """Format three significant digits without an exponent."""
     if value >= 99.95:
         return f"{value:.0f}"
     if value >= 9.995:
@@ -31,12 +31,12 @@ def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:
 
 
 def size(value_bytes: float) -> str:
-    """Bytes with a binary unit: ``1.50 GiB``."""
+    """Format bytes with a binary unit: ``1.50 GiB``."""
     return _scaled(value_bytes, 1024.0, _BYTES)
 
 
 def count(value: float, unit: str = "") -> str:
-    """A count with a decimal prefix: ``312 TFLOP``."""
+    """Format a count with a decimal prefix: ``312 TFLOP``."""
     text = _scaled(value, 1000.0, _COUNTS)
     if not unit:
         return text.replace(" ", "")
@@ -44,7 +44,7 @@ def count(value: float, unit: str = "") -> str:
 
 
 def duration(value_s: float) -> str:
-    """Seconds with a unit that fits: ``12.3 ms``."""
+    """Format seconds with a suitable unit: ``12.3 ms``."""
     if not math.isfinite(value_s):
         return str(value_s)
     if value_s == 0:
@@ -65,5 +65,5 @@ def share(part: float, whole: float) -> str:
 
 
 def shape(dims: tuple[int, ...]) -> str:
-    """A tensor's dims: ``4096 x 1024``, ``scalar``."""
+    """Format the dims of a tensor: ``4096 x 1024``, ``scalar``."""
     return " x ".join(str(d) for d in dims) if dims else "scalar"

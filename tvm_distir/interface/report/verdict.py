@@ -13,19 +13,19 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
 class Painter:
-    """Wraps words in colour codes, or leaves them alone.
+    """Adds colour codes to text if colours are enabled.
 
     Parameters
     ----------
     colour : bool
-        True for a terminal that shows colours.
+        Whether colours are enabled.
     """
 
     def __init__(self, colour: bool) -> None:
         self._colour = colour
 
     def __call__(self, style: str, words: str) -> str:
-        """``words`` in a style of ``bold dim red green yellow``."""
+        """Return text in a style: ``bold``, ``dim``, ``red``, ``green`` or ``yellow``."""
         return f"\x1b[{_STYLES[style]}m{words}\x1b[0m" if self._colour else words
 
 
@@ -33,37 +33,37 @@ def check_fits(analysis: Analysis) -> None:
     """Refuse (InfeasibleError DIST0804) a program that needs more memory than a device has."""
     if analysis.fits is False:
         peak, capacity = analysis.peak_memory_bytes, analysis.capacity_bytes or 0
-        found, held = analysis.verdict, ""
-        remedy = "Use more devices, a smaller batch, or in training --recompute."
-        if found is not None:
-            most = (f"{holder.what} {units.size(holder.bytes)}" for holder in found.holders)
-            held = f"; most is held by {', '.join(most)}"
+        verdict, largest = analysis.verdict, ""
+        remedy = "Use more devices, a smaller batch, or --recompute in training."
+        if verdict is not None:
+            buffers = (f"{holder.what} {units.size(holder.bytes)}" for holder in verdict.holders)
+            largest = f"; largest buffers: {', '.join(buffers)}"
             remedy = (
-                f"{found.chosen} would make it fit, by the account of the peak."
-                if found.chosen
-                else "ZeRO, recomputation, micro-batch / 2, tp x 2: none of these is enough."
+                f"Estimated to fit with {verdict.chosen}."
+                if verdict.chosen
+                else "Use more devices: no single change of the plan is enough."
             )
         tried = next(
             (trial for trial in analysis.trials if trial.part == "fit" and trial.fits), None
         )
         if tried is not None:
-            held_then = units.size(tried.peak_memory_bytes)
-            remedy = f"{tried.change} makes it fit: {held_then}, {units.duration(tried.time_s)}."
+            tried_peak = units.size(tried.peak_memory_bytes)
+            remedy = f"{tried.change} makes it fit: {tried_peak}, {units.duration(tried.time_s)}."
         raise InfeasibleError(
             "DIST0804",
-            f"a device needs {units.size(peak)} and has {units.size(capacity)}{held}",
+            f"a device needs {units.size(peak)} of memory and has {units.size(capacity)}{largest}",
             place=analysis.hardware.name,
             remedy=remedy,
         )
 
 
 def to_verdict(analysis: Analysis, colour: bool = False) -> str:
-    """Write the first lines of :func:`.text.to_text`, which say what came out."""
+    """Return the first lines of :func:`.text.to_text`: time, bound and memory."""
     return "\n".join(verdict_lines(analysis, Painter(colour))) + "\n"
 
 
 def mesh_words(analysis: Analysis) -> str:
-    """The meshes in one line: ``dp=2, tp=4 (8 devices)``, named where there are several."""
+    """Return the meshes in a line, as ``dp=2, tp=4 (8 devices)``, with names if several."""
     many = len(analysis.meshes) > 1
     words = []
     for mesh in analysis.meshes:
@@ -88,7 +88,7 @@ def verdict_lines(analysis: Analysis, paint: Painter) -> list[str]:
             if analysis.fits
             else paint("red", f"DOES NOT FIT: {peak} of {capacity} per device")
         )
-    plan = f"strategy {analysis.strategy}" if analysis.strategy else "a given plan"
+    plan = f"strategy {analysis.strategy}" if analysis.strategy else "user-defined plan"
     staged = pipeline_words(analysis)
     return [
         paint("bold", f"{printable(analysis.title)} on {printable(analysis.hardware.name)}"),
@@ -100,14 +100,14 @@ def verdict_lines(analysis: Analysis, paint: Painter) -> list[str]:
 
 
 def pipeline_words(analysis: Analysis) -> str:
-    """Schedule, stages, micro-batches and bubble of a step in stages; empty for others."""
-    found = analysis.pipeline
-    if found is None:
+    """Return schedule, stages, micro-batches and bubble of a pipelined step; empty for others."""
+    pipeline = analysis.pipeline
+    if pipeline is None:
         return ""
-    stages = f"{found.ranks * found.chunks} stages"
-    if found.chunks > 1:
-        stages += f" on {found.ranks} ranks"
+    stages = f"{pipeline.ranks * pipeline.chunks} stages"
+    if pipeline.chunks > 1:
+        stages += f" on {pipeline.ranks} ranks"
     return (
-        f"schedule {found.schedule}: {stages}, {found.micro_batches} micro-batches, "
-        f"bubble {units.share(found.bubble, 1.0)}"
+        f"schedule {pipeline.schedule}: {stages}, {pipeline.micro_batches} micro-batches, "
+        f"bubble {units.share(pipeline.bubble, 1.0)}"
     )

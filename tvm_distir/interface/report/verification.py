@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The outcome of ``verify`` as text and JSON."""
+"""Write the outcome of ``verify`` as text and JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def verdict_dict(
     outcome: VerifyReport, model: str, timings_s: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The contract's dictionary: ``equal``, differences, tolerances, ``collectives``."""
+    """Return the JSON of ``verify``: ``equal``, differences, tolerances, ``collectives``."""
     return {
         **outcome.to_dict(),
         "model": model,
@@ -31,7 +31,7 @@ def verdict_dict(
 def verdict_text(
     outcome: VerifyReport, model: str, timings_s: Mapping[str, float], colour: bool = False
 ) -> str:
-    """The verdict, one row per output, the collectives that ran, and the times.
+    """Return the verdict, a row per output, the collectives executed, and the times.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ def verdict_text(
     verdict = paint("green", f"EQUAL {how}") if outcome.equal else paint("red", "NOT EQUAL")
     lines = [
         f"{verdict}: {printable(model)} on the engine {outcome.engine}, seed {outcome.seed}",
-        f"  largest difference {outcome.max_abs_diff:.3g}, relative {outcome.max_rel_diff:.3g}; "
-        f"allowed {outcome.atol:.3g} + {outcome.rtol:.3g} |reference|",
+        f"  maximum difference {outcome.max_abs_diff:.3g}, relative {outcome.max_rel_diff:.3g}; "
+        f"tolerance {outcome.atol:.3g} + {outcome.rtol:.3g} * |reference|",
         "",
         paint("bold", "Outputs"),
     ]
@@ -64,11 +64,11 @@ def verdict_text(
         ]
         for output in outcome.outputs
     ]
-    head = ["number", "shape", "type", "verdict", "difference", "relative"]
+    head = ["output", "shape", "dtype", "verdict", "max difference", "relative"]
     lines += table(head, rows, "rlllrr")
     lines += _notes(outcome, paint)
     if outcome.collectives:
-        lines += ["", paint("bold", "Collectives that ran, per device")]
+        lines += ["", paint("bold", "Collectives executed per device")]
         rows = [
             [
                 collective.kind,
@@ -81,7 +81,7 @@ def verdict_text(
             for collective in outcome.collectives
         ]
         lines += table(["kind", "axis", "group", "count", "bytes", "wire bytes"], rows, "llrrrr")
-    lines += ["", paint("bold", "This took")]
+    lines += ["", paint("bold", "Time of this run")]
     rows = [[stage, f"{took_s:.2f} s"] for stage, took_s in timings_s.items()]
     lines += table(["stage", "time"], rows, "lr")
     return "\n".join(lines) + "\n"
@@ -91,18 +91,19 @@ def _notes(outcome: VerifyReport, paint: Painter) -> list[str]:
     """Return notes on the tolerance of 16-bit values and the first difference."""
     lines = []
     if outcome.twin:
-        apart = max(one.max_abs_diff for one in outcome.twin)
-        same = "equal" if all(one.equal for one in outcome.twin) else paint("red", "DIFFERENT")
-        lines.append(
-            "Differences are from the float32 twin, and allowed as far as one device is off. The"
-        )
-        lines.append(f"twins of both programs are {same}, by up to {apart:.3g}.")
+        difference = max(output.max_abs_diff for output in outcome.twin)
+        is_equal = all(output.equal for output in outcome.twin)
+        same = "equal" if is_equal else paint("red", "DIFFERENT")
+        lines += [
+            "Differences are from a float32 reference; the tolerance is the error of one device.",
+            f"The float32 references of both programs are {same}, by up to {difference:.3g}.",
+        ]
     if outcome.replicas:
         lines.append(f"Replicas differ: {outcome.replicas}.")
     if outcome.fault is not None:
         text = outcome.fault.text()
         lines.append(f"{text[0].upper()}{text[1:]}.")
     if outcome.no_fault:
-        lines.append(f"No binding can be named: {outcome.no_fault}.")
-    lines += [f"Unlike what export claims: {text}." for text in outcome.unlike_claims]
+        lines.append(f"The first different binding is unknown: {outcome.no_fault}.")
+    lines += [f"Different from the exported program: {text}." for text in outcome.unlike_claims]
     return ["", *lines] if lines else []

@@ -205,12 +205,12 @@ def test_an_axis_that_cuts_nothing_is_told(work: Path, capsys: pytest.CaptureFix
     mesh = ["--mesh", "dp=2,tp=4,one=1", "--system", "dgx-a100", "--json", "--report", "r.html"]
     code = main(["analyze", "mlp.py", "--strategy", "data_parallel", *mesh])
     out, err = capsys.readouterr()
-    said = 'the mesh axis "tp" of "mesh0" cuts nothing: the 4 devices along it do the same work'
+    said = 'the mesh axis "tp" of "mesh0" shards nothing: the 4 devices along it do redundant work'
     assert code == 0 and f"warning: {said}\n" in err and '"dp"' not in err and '"one"' not in err
     assert json.loads(out)["warnings"][0] == said
     assert f"Warning: {said}." in html.unescape((work / "r.html").read_text(encoding="utf-8"))
     others = json_of(["analyze", "mlp.py", *PLAN], capsys)["warnings"]
-    assert all("cuts nothing" not in other for other in others)
+    assert all("shards nothing" not in other for other in others)
 
 
 def test_a_missing_extra_is_told_before_any_work(
@@ -252,7 +252,7 @@ def test_process_results_on_stdout(work: Path) -> None:
     assert json.loads(done.stdout)["time_s"] > 0
     told = done.stderr.splitlines()
     assert told[-1] == f"wrote {work / 'r.html'}"
-    assert all(line.startswith("warning: one device is as fast") for line in told[:-1])
+    assert all(line.startswith("warning: a single device is as fast") for line in told[:-1])
 
 
 def test_process_messages_on_stderr(work: Path) -> None:

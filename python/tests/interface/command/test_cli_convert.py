@@ -86,11 +86,11 @@ def test_json_is_a_model(work, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["mlp.py", "out.txt"], 2, "ends as no form"),
+        (["mlp.py", "out.txt"], 2, "has an unknown extension"),
         (["mlp.py", "out.py", "--to", "lcoal"], 2, "there is no level"),
         (["mlp.py", "out.py", "--to", "local"], 2, "needs a plan"),
-        (["mlp.py", "out.program.json", *PLAN, "--to", "3"], 2, "of level local only"),
-        (["local.json", "out.py", "--to", "1"], 2, "no global one any more"),
+        (["mlp.py", "out.program.json", *PLAN, "--to", "3"], 2, "supports level local only"),
+        (["local.json", "out.py", "--to", "1"], 2, "cannot become a global module"),
         (["mlp.py", "mlp.py"], 2, "would be overwritten"),
         (["plan.json", "out.py"], 1, "DIST0303"),
         (["list.json", "out.py"], 1, "DIST0303"),

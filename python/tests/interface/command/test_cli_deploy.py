@@ -57,7 +57,7 @@ def test_text(tmp_path, capsys):
     assert main(["deploy", MODEL, *PLACES, "-o", str(tmp_path / "d")]) == 0
     said = capsys.readouterr().out
     assert "1 meshes, 2 devices" in said
-    assert "a run needs input_ids: int" in said
+    assert "input input_ids: int" in said
 
 
 def _fails(*_, **__):

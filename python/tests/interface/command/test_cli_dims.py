@@ -60,8 +60,8 @@ def test_explain_says_which_sizes_it_lacks(capsys: pytest.CaptureFixture[str]) -
     assert main(shlex.split(f"explain m.py y {PLACES}")) == 0
     out = capsys.readouterr().out
     assert '"batch", "seq"' in out and "--dim batch=N --dim seq=N" in out
-    assert "per device: its bytes are not known" in out and "1,024" not in out
-    assert "Other placements" not in out and "int64" not in out
+    assert "per device: bytes unknown" in out and "1,024" not in out
+    assert "Alternative placements" not in out and "int64" not in out
     assert main(shlex.split(f"explain m.py y {PLACES} --dim batch=4,seq=6 --json")) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["size_bytes"], told["bytes_per_device"]) == (768, 384) and told["alternatives"]

@@ -43,9 +43,9 @@ def test_text_says_everything(work: Path, capsys: pytest.CaptureFixture[str]) ->
         "0:4 | 0, 1",
         "4:8 | 2, 3",
         "dp (2): S[0], from main/x",
-        "tp (2): R, a sum over a dim sharded by main/b (made as P, completed at once)",
+        "tp (2): R, partial sum over a dim sharded by main/b (produced as P, reduced immediately)",
         "S[0], P -> S[0], R: all_reduce along tp, 256 bytes",
-        "axis  instead",
+        "axis  label",
     ):
         assert line in out
 
@@ -63,7 +63,7 @@ def test_prices_can_be_left_out(work: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["explain", *MLP, "main/y", "--json", "--no-prices"]) == 0
     assert json.loads(capsys.readouterr().out)["alternatives"] == []
     assert main(["explain", *MLP, "main/y", "--no-prices"]) == 0
-    assert "Other placements" not in capsys.readouterr().out
+    assert "Alternative placements" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_processes_agree() -> None:
         assert done.returncode == 0, done.stderr
         texts.add(done.stdout)
     (text,) = texts
-    assert "layer/matmul4" in text and "Other placements" in text
+    assert "layer/matmul4" in text and "Alternative placements" in text
 
 
 def test_the_documentation_shows_true_output(capsys: pytest.CaptureFixture[str]) -> None:

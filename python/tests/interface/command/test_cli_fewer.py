@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``analyze`` says so where one device is as fast as all."""
+"""``analyze`` warns where a single device is as fast as all."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ ALL = ["--strategy", "tensor_parallel", "--system", "dgx-a100"]
 def test_fewer_devices_that_are_as_fast_are_told(model, mesh, more, told, capsys):
     assert main(["analyze", model, "--mesh", mesh, *ALL, *more]) == 0
     said = capsys.readouterr().err
-    assert ("warning: one device is as fast as these 8: it takes 0.157 ms" in said) is told
+    assert ("warning: a single device is as fast as these 8: 0.157 ms" in said) is told

@@ -70,7 +70,11 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
         ("$run opt -p x in.py > /dev/full", 2, f"a message\n{NO_ROOM}"),
         ("$run --version > /dev/full", 2, NO_ROOM),
         ("$run --help > /dev/full", 2, NO_ROOM),
-        ("$run opt -p x in.py >&-", 2, "a message\nDIST0153 standard output: .*: it is closed"),
+        (
+            "$run opt -p x in.py >&-",
+            2,
+            "a message\nDIST0153 standard output: .*: the stream is closed",
+        ),
         ("$run opt -p x in.py 2>&-", 0, ""),
         ("$run opt -p x in.py <&- 2>&-", 0, ""),
         ("$run opt -p fail in.py <&- >&- 2>&-", 1, ""),
@@ -83,7 +87,7 @@ def shell(command: str, folder: Path) -> tuple[int, str]:
         ("$run opt -p x in.py -o /dev/stdout | head -n 1", 141, "a message\n"),
         ("$run opt -p x in.py -o /dev/full", 2, "a message\nDIST0153 output: /dev/full cannot be"),
         ("$run opt -p x in.py -o /proc/r.html", 2, "DIST0153 -o: /proc/r.html cannot be written"),
-        ("$run opt -p x in.py -o -", 2, 'DIST0152 -o: "-" is not taken for standard output'),
+        ("$run opt -p x in.py -o -", 2, 'DIST0152 -o: "-" does not stand for standard output'),
     ],
 )
 def test_streams(command: str, code: int, said: str, tmp_path: Path) -> None:

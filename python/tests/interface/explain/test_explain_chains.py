@@ -235,12 +235,12 @@ def test_a_conflict_names_both_sides():
     lost = "x" if dp.label == "S[1]" else "w"
     (move,) = explain(mod, lost, prices=False).moves
     assert move.target == "R, R" and move.collectives[0].kind == "all_gather"
-    assert f"conflict: main/{lost} asks for" in e.to_text()
+    assert f"conflict: main/{lost} requests" in e.to_text()
     priced = explain(mod, "gv")
     label = next(label for label, name in dp.claims if name == f"main/{lost}")
     (other,) = [x for x in priced.alternatives if (x.axis, x.label) == ("dp", label)]
     assert other.asked and other.cost >= 0  # what was not taken is not cheaper
-    line = f"conflict: main/{lost} asks for {label}, at a price of {other.price:+,.0f}"
+    line = f"conflict: main/{lost} requests {label}, cost {other.price:+,.0f}"
     assert line in priced.to_text()
 
 
@@ -256,7 +256,7 @@ def test_what_cannot_be_sharded_is_said():
     """)
     e = explain(mod, "lv", prices=True)
     texts = [" ".join(d.obstacles) for d in e.dims]
-    assert "main/lv (sort) makes it whole" in texts[0]
+    assert "main/lv (sort) produces it replicated" in texts[0]
     assert "padded to 6" in texts[1] and "too small" in texts[2]
     barred = [(x.axis, x.label) for x in e.alternatives if x.cost is None]
     assert barred == [("dp", "S[2]"), ("tp", "S[2]")]

@@ -100,9 +100,9 @@ def test_pictures_show_what_numpy_cuts(seed):
     for slices, devices in cells:
         for device in devices:
             np.testing.assert_array_equal(whole[slices], expected[device])
-    assert ("holds a term of a sum" in text) == (P in labels)
+    assert ("holds a partial sum" in text) == (P in labels)
     empty = any(piece.size == 0 for piece in expected.values())
-    assert ("padding only" in text) == empty
+    assert ("only padding" in text) == empty
     # Replicas stand together: no two cells show the same part, unless both are empty.
     shown = [str(slices) for slices, _ in cells if whole[slices].size]
     assert len(shown) == len(set(shown))

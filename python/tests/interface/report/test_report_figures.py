@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What to change first, links, roofline and critical path: figures that add up."""
+"""Recommendations, links, roofline and critical path: figures that add up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_largest_part_is_told_first():
     analysis = sample()
     found = advice(analysis)
     assert [round(one.saves_s, 6) for one in found] == [4e-3, 4e-3]
-    assert "all_reduce over tp (4 times" in found[0].what and "add" in found[1].what
+    assert "all_reduce over tp (4 calls" in found[0].what and "add" in found[1].what
     idle = replace(
         analysis,
         time_s=40e-3,
@@ -43,7 +43,7 @@ def test_the_largest_part_is_told_first():
     )
     first = advice(idle)[0]
     assert "8 micro-batches, 4 ranks" in first.what and first.saves_s == 20e-3
-    assert "What to change first" in to_text(idle) and 'id="first"' in to_html(idle)
+    assert "Recommendations" in to_text(idle) and 'id="first"' in to_html(idle)
     assert to_dict(idle)["advice"][0]["saves_s"] == 20e-3
 
 
@@ -63,14 +63,14 @@ def test_changes_that_were_simulated():
     lines = advice_lines(analysis)
     assert lines[1] == "  --recompute full: fits with 1.00 GiB (20.0 ms -> 25.0 ms)"
     assert lines[3] == (
-        "  --batch 16: predicted gain 2.00x (throughput 400 -> 800 samples/s; "
-        "2 x the samples per step: 20.0 ms -> 20.0 ms, on 2 devices instead of 4)"
+        "  --batch 16: predicted speedup 2.00x (throughput 400 -> 800 samples/s; "
+        "2x samples per step: 20.0 ms -> 20.0 ms, on 2 devices instead of 4)"
     )
     assert lines[-2:] == [
         "  not tried (--advice full): --mesh y",
-        "Tried, and gains nothing: --mesh dp=8 (does not fit); kernels.",
+        "Tried without gain: --mesh dp=8 (does not fit); kernels.",
     ]
-    assert not any(line.startswith("passes over memory") for line in lines)
+    assert not any(line.startswith("memory-bound kernels") for line in lines)
     assert to_dict(analysis)["advice"][1]["gains"][0]["gain"] == 2.0
 
 

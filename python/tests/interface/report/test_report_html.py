@@ -101,8 +101,8 @@ def test_script_data_keeps_names_whole() -> None:
 def test_verdict() -> None:
     assert "fits in memory" in Page(to_html(sample())).text()
     over = Page(to_html(sample(peak_bytes=17 * GIB))).text()
-    assert "does not fit in memory" in over and "lacks 1.00 GiB" in over
-    assert "memory size unknown" in Page(to_html(sample(capacity_bytes=None))).text()
+    assert "does not fit in memory" in over and "exceeds its memory by 1.00 GiB" in over
+    assert "memory capacity unknown" in Page(to_html(sample(capacity_bytes=None))).text()
 
 
 def test_unmodelled_ops_are_named_loudly() -> None:

@@ -63,9 +63,9 @@ def test_it_draws_every_part(tmp_path: Path) -> None:
     assert "12 events." in dom
     assert re.search(r"<canvas[^>]* height=\"[1-9]", dom)
     # Placement "R, S[1]" on dp=2, tp=2: two parts, each on the devices of one column.
-    assert "Cut into 2 parts of 4.00 KiB; each part is held by 2 devices." in dom
-    assert "part 0 of 2: device 0, 2" in dom and "part 1 of 2: device 1, 3" in dom
-    assert "device 3 (dp=1, tp=1) holds part 1 of 2" in dom
+    assert "Sharded into 2 parts of 4.00 KiB; each stored on 2 devices." in dom
+    assert "shard 0 of 2: device 0, 2" in dom and "shard 1 of 2: device 1, 3" in dom
+    assert "device 3 (dp=1, tp=1) stores shard 1 of 2" in dom
 
 
 @needs_browser
@@ -86,5 +86,5 @@ def test_several_lanes_zoom_and_filter(tmp_path: Path) -> None:
     dom = dom_after(page, tmp_path, script)
     assert "data-error" not in dom.split("<head>")[0]
     assert re.search(r'<tr data-param="0"[^>]* hidden', dom)
-    assert "part 1 of 2: device 3" in dom
+    assert "shard 1 of 2: device 3" in dom
     assert re.search(r'data-lane="1" aria-pressed="true"', dom)

@@ -82,7 +82,7 @@ def test_colours_add_nothing_but_colours() -> None:
     assert painted != plain and re.sub(r"\x1b\[\d+m", "", painted) == plain
     assert (
         "DOES NOT FIT" in plain
-        and "NOT MODELLED, counted as moving their operands only: relax.strange" in plain
+        and "NOT MODELLED (only operand traffic is counted): relax.strange" in plain
     )
 
 

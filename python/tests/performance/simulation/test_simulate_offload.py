@@ -146,6 +146,6 @@ def test_the_text_says_what_the_host_keeps() -> None:
     program = stages(_offloaded("gpipe", 1, 8), Sizes(3, 6, kept=1024))
     result = td.simulate(program, LINKED)
     text = to_text(analysis_of(result, program, LINKED, model="m", command="simulate"))
-    assert "In the host's memory: at most 7.00 KiB per device." in text
-    assert "to the host and back (link)" in text
+    assert "Host memory: at most 7.00 KiB per device." in text
+    assert "host (link)" in text
     assert result.to_dict()["memory"][0]["host_bytes"] == 7 * 1024

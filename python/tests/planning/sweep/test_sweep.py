@@ -135,7 +135,7 @@ def test_malformed_csv(tmp_path: Path, text: str, words: str) -> None:
         (["--grid", "tp"], 2, "DIST0152 --grid"),
         (["--grid", "dp=1"], 2, "DIST0152 --grid.*twice"),
         (["--grid", "tpp=1"], 2, "DIST0750 --grid.*no column"),
-        (["--rows", "x.csv"], 2, "DIST0151.*both"),
+        (["--rows", "x.csv"], 2, "DIST0151.*mutually exclusive"),
         (["--resume"], 2, "DIST0151 --resume"),
         (["--cuts", "layer"], 2, "DIST0152 --cuts"),
         (["--decide", "time"], 2, "DIST0152 --decide"),

@@ -75,7 +75,7 @@
       document.querySelector("[data-scale]").hidden = !lane || !data.capacity;
       const total = shown.reduce((n, l) => n + l.total, 0);
       $("tl-note").textContent = shown.some((l) => l.joined)
-        ? `${total} events; neighbours shorter than a pixel of the whole step are joined.`
+        ? `${total} events; adjacent events shorter than a pixel are merged.`
         : `${total} events.`;
       draw();
     }
@@ -450,8 +450,8 @@
       $("pic-name").textContent = p.name;
       const copies = mesh.devices.length / c.total;
       $("pic-words").textContent = c.total === 1
-        ? `Every one of the ${mesh.devices.length} devices holds all of it (${size(p.bytes)}).`
-        : `Cut into ${c.total} parts of ${size(p.bytes)}; ${copies === 1 ? "each device holds its own" : `each part is held by ${copies} devices`}.`;
+        ? `Replicated: each of the ${mesh.devices.length} devices stores the full tensor (${size(p.bytes)}).`
+        : `Sharded into ${c.total} parts of ${size(p.bytes)}; ${copies === 1 ? "one per device" : `each stored on ${copies} devices`}.`;
       drawTensor(p, mesh, c);
       drawMesh(mesh, c);
     }
@@ -479,7 +479,7 @@
             x: left + (x * w) / nx, y: top + (y * h) / ny, width: w / nx, height: h / ny,
             fill: hue(part, c.total), stroke: "var(--card)", "stroke-width": c.total > 40 ? 0.6 : 1.6,
           });
-          make(cell, "title", {}, `part ${part} of ${c.total}: device ${holds.join(", ")}`);
+          make(cell, "title", {}, `shard ${part} of ${c.total}: device ${holds.join(", ")}`);
           if (w / nx > 20 && h / ny > 14)
             make(tensor, "text", { x: left + ((x + 0.5) * w) / nx, y: top + ((y + 0.5) * h) / ny + 4, "text-anchor": "middle", style: "fill:#fff" }, String(part));
         }
@@ -509,7 +509,7 @@
         const pad = cell > 12 ? 1.5 : 0.5;
         const one = make(grid, "rect", { x: x + pad, y: y + pad, width: cell - 2 * pad, height: cell - 2 * pad, rx: Math.min(5, cell / 6), fill: hue(part, c.total) });
         const words = where.map((v, a) => `${mesh.axes[a]}=${v}`).join(", ");
-        make(one, "title", {}, `device ${device} (${words}) holds part ${part} of ${c.total}`);
+        make(one, "title", {}, `device ${device} (${words}) stores shard ${part} of ${c.total}`);
         if (cell >= 19)
           make(grid, "text", { x: x + cell / 2, y: y + cell / 2 + 4, "text-anchor": "middle", style: `fill:#fff;font-size:${cell > 28 ? 12 : 10}px` }, String(device));
       });
