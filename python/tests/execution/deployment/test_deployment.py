@@ -174,7 +174,7 @@ def edited(folder, tmp_path, change):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d.update(schema_version=2), r"schema version 2 \[Use schema version 1"),
+        (lambda d: d.update(schema_version=2), r"schema version is 2 \[Use schema version 1"),
         (lambda d: d["built_with"].update(machine="pdp11"), "built with machine pdp11, and"),
         (
             lambda d: d["built_with"].update({"apache-tvm": "0.99.1"}),
