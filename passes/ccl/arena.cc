@@ -41,10 +41,10 @@ char* Map(uint64_t bytes, int descriptor) {
 int NamelessFile() {
 #if defined(__linux__)
   const int descriptor = memfd_create("tvm_distir", MFD_CLOEXEC);
-  if (descriptor < 0) RefuseMemory("no shared memory can be made", errno);
+  if (descriptor < 0) RefuseMemory("no shared memory can be allocated", errno);
   return descriptor;
 #else
-  RefuseMemory("memory without a name can be shared on Linux only", 0);
+  RefuseMemory("anonymous shared memory is available on Linux only", 0);
 #endif
 }
 

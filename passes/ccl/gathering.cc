@@ -57,7 +57,7 @@ void Gathering::Compare() const {
     Refuse("DIST0611", "group [" + ranks.substr(ranks.find(' ') + 1) + "]",
            "rank " + std::to_string(rank(i)) + " called " + RequestText(requests_[i]) +
                " while rank " + std::to_string(rank(0)) + " called " + RequestText(first),
-           "All ranks of a group must call the same collectives in one order.");
+           "Make all ranks of a group call the same collectives in the same order.");
   }
 }
 

@@ -114,8 +114,8 @@ void Fabric::Take(const Route& route, char* data, uint64_t bytes) {
     const ArenaLock lock(*arena_);
     queue = QueueOf(route);
     if (!queue->first || arena_->at<Message>(queue->first)->data_bytes != bytes) {
-      Refuse("DIST0611", "recv", "no message of " + std::to_string(bytes) + " bytes was awaited",
-             "This is a bug of the plugin.");
+      Refuse("DIST0611", "recv", "no message of " + std::to_string(bytes) + " bytes was expected",
+             "Report it: this is a bug of the plugin.");
     }
     message = arena_->at<Message>(queue->first);
   }

@@ -18,7 +18,7 @@
 
 namespace tvm_distir {
 
-constexpr const char* kLoweringBug = "This is a bug of the lowering.";
+constexpr const char* kLoweringBug = "Report it: this is a bug of the lowering.";
 
 // In the order of NATIVE_KINDS in tvm_distir/execution/runtime/collectives/native_library.py.
 enum Kind : int64_t {

@@ -120,7 +120,7 @@ class Fault:
     everyone: bool = False
 
 
-_STOPPED = r"DIST0613.*ranks 0, 1, 2 did nothing"
+_STOPPED = r"DIST0613.*ranks 0, 1, 2 made no progress"
 _REDUCES = r"DIST0611 group.*rank 1 called all_reduce"
 FAULTS = (
     Fault("worker raises", _raise, r"DIST0612 main: worker 1: ValueError: boom"),

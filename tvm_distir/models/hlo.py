@@ -69,7 +69,7 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
     for dim in dims:
         raise ModelError(
             "DIST0313",
-            f'StableHLO is read with known sizes only: no dim "{dim}" is open',
+            f'StableHLO is imported with static shapes only: there is no symbolic dim "{dim}"',
             place=spec,
             remedy="Export it with these sizes.",
         )
@@ -85,7 +85,7 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
         else:
             raise ModelError(
                 "DIST0373",
-                f'"{key}={value}" is no choice',
+                f'"{key}={value}" is not an option',
                 place=spec,
                 remedy="Give data=NAME+NAME, inline=N, shardings=0.",
             )

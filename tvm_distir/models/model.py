@@ -94,7 +94,7 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
         for dim, size in (dims or {}).items():
             raise ModelError(
                 "DIST0313",
-                f'models of the zoo have no dim "{dim}" whose size is open',
+                f'models of the zoo have no symbolic dim "{dim}"',
                 place=spec,
                 remedy=f"Give sizes as keys: {ZOO}{name}?{dim}={size}; see `td.zoo.{name}`.",
             )
@@ -118,7 +118,7 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
         return Model(mod, Path(path).stem, "torch", lambda: load_weights(path))
     raise ModelError(
         "DIST0302",
-        "the model is of no known kind",
+        "the kind of the model is unknown",
         place=spec,
         remedy="Give file.onnx, .pt2, .mlir, .py, .json or zoo:NAME with NAME one of "
         f"{', '.join(zoo.NAMES)}.",
@@ -240,9 +240,9 @@ def _source_of(mod: ir.IRModule) -> str:
     if about is None or not about["source"]:
         raise ModelError(
             "DIST0315",
-            "the module does not say which file its weights are in",
+            "the module does not record the file of its weights",
             place="module",
-            remedy="Give the file or the model to load_weights.",
+            remedy="Pass the file or the model to load_weights.",
         )
     return str(about["source"])
 

@@ -34,10 +34,12 @@ def _check_nodes(graph: Any) -> None:
         depth = 0
         for held in _held(node["type"], node.get("data")):
             if not 0 <= held < number:
-                raise ValueError(f"the node {number} holds the node {held}, which is not before it")
+                raise ValueError(
+                    f"the node {number} contains the node {held}, which does not precede it"
+                )
             depth = max(depth, depths[held] + 1)
         if depth > _MOST_DEEP:
-            raise ValueError(f"nodes are nested over {_MOST_DEEP} deep")
+            raise ValueError(f"nodes are nested more than {_MOST_DEEP} deep")
         depths.append(depth)
 
 
@@ -85,8 +87,8 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
         *(RuntimeError, TypeError, ValueError),
     ) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        what = f"it holds no module of TVM: {lines[-1] if lines else type(error).__name__}"
+        what = f"it is not a TVM module: {lines[-1] if lines else type(error).__name__}"
         raise refuse(str(path), what, remedy) from error
     if not isinstance(loaded, ir.IRModule):
-        raise refuse(str(path), f"it holds a {type(loaded).__name__}, not a module", remedy)
+        raise refuse(str(path), f"it is a {type(loaded).__name__}, not a module", remedy)
     return bind_dims(loaded, dims)

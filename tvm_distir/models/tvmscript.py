@@ -60,7 +60,7 @@ def from_tvmscript(
             "DIST0320",
             str(getattr(error, "msg", error)),
             place=f"{place}:{line}",
-            remedy="Give a Python file that holds a TVMScript module.",
+            remedy="Give a Python file that contains a TVMScript module.",
         ) from error
     names, classes = _read_statements(tree, place)
     chosen = _choose(classes, wanted, place)
@@ -106,7 +106,7 @@ def _read_statements(tree: ast.Module, place: str) -> tuple[dict[str, Any], list
             raise _refused(
                 node,
                 place,
-                f"a {type(node).__name__} statement stands beside the module",
+                f"a {type(node).__name__} statement is next to the module",
                 "Keep only imports from tvm.script, literals and @I.ir_module classes.",
             )
     return names, classes
@@ -162,15 +162,15 @@ def _submodule(name: str) -> Any:
 
 def _assigned(node: ast.Assign, place: str) -> dict[str, Any]:
     target = node.targets[0]
-    remedy = "Assign only literals (numbers, texts, tuples) beside the module."
+    remedy = "Assign only literals (numbers, strings, tuples) next to the module."
     if not isinstance(target, ast.Name):
-        raise _refused(node, place, "an assignment to something else than a name", remedy)
+        raise _refused(node, place, "an assignment to an expression that is not a name", remedy)
     if ast.unparse(node.value).startswith("tvm.ir.load_json("):
         return {target.id: _metadata(node, place)}
     try:
         return {target.id: ast.literal_eval(node.value)}
     except ValueError as error:
-        raise _refused(node, place, f'"{target.id}" is no literal', remedy) from error
+        raise _refused(node, place, f'"{target.id}" is not a literal', remedy) from error
 
 
 def _metadata(node: ast.Assign, place: str) -> Any:
@@ -183,7 +183,9 @@ def _metadata(node: ast.Assign, place: str) -> Any:
         or not isinstance(call.args[0], ast.Constant)
         or not isinstance(call.args[0].value, str)
     ):
-        raise _refused(node, place, "metadata is not one text", "Print it with show_meta=True.")
+        raise _refused(
+            node, place, "metadata is not a single string", "Print it with show_meta=True."
+        )
     try:
         return tvm.ir.load_json(call.args[0].value)
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
@@ -210,14 +212,17 @@ def _choose(classes: list[ast.ClassDef], wanted: str | None, place: str) -> ast.
         if wanted in by_name:
             return by_name[wanted]
         raise ModelError(
-            "DIST0322", f'no module "{wanted}"', place=place, remedy=nearest(wanted, by_name)
+            "DIST0322",
+            f'there is no module "{wanted}"',
+            place=place,
+            remedy=nearest(wanted, by_name),
         )
     if len(classes) == 1:
         return classes[0]
     if not classes:
         raise ModelError(
             "DIST0322",
-            "no class with @I.ir_module",
+            "there is no class with @I.ir_module",
             place=place,
             remedy="Decorate the module's class with @I.ir_module.",
         )
@@ -225,7 +230,7 @@ def _choose(classes: list[ast.ClassDef], wanted: str | None, place: str) -> ast.
         "DIST0322",
         f"{len(classes)} modules: {', '.join(by_name)}",
         place=place,
-        remedy=f"Name one: {place}::{classes[-1].name}",
+        remedy=f"Choose a module: {place}::{classes[-1].name}",
     )
 
 
@@ -251,7 +256,10 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
         ) from error
     if not isinstance(mod, ir.IRModule):
         raise ModelError(
-            "DIST0322", f"{node.name} gives no IRModule", place=f"{place}:{first}", remedy=remedy
+            "DIST0322",
+            f"{node.name} does not evaluate to an IRModule",
+            place=f"{place}:{first}",
+            remedy=remedy,
         )
     return mod
 
@@ -266,7 +274,7 @@ def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> No
     if words and not any(isinstance(word.ctx, ast.Store) for word in words):
         raise ModelError(
             "DIST0323",
-            "the module reads its constants from metadata, which the file does not hold",
+            "the module reads its constants from metadata, which the file does not contain",
             place=f"{place}:{words[0].lineno}",
             remedy="Print the module with mod.script(show_meta=True).",
         )

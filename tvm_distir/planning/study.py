@@ -142,14 +142,14 @@ class Study:
             if self.batch is None and not self.dims:
                 return Model(self.model, "module", "relax")
             raise UsageError(
-                "DIST0151", "a batch or dims are given, and a module, whose sizes stand in it",
-                place="batch", remedy="Leave them out, or name a file or a model of the zoo.",
+                "DIST0151", "a batch or dims are given, but the sizes of the module are fixed",
+                place="batch", remedy="Remove them, or give a file or a model of the zoo.",
             )  # fmt: skip
         schedule = self._schedule
         if schedule is not None and self.train is None:
             raise UsageError(
-                "DIST0151", "stages and micro-batches are those of a training step",
-                place="train", remedy="Give train; on the command line add --train.",
+                "DIST0151", "stages and micro-batches require a training step",
+                place="train", remedy="Pass train= (on the command line, --train).",
             )  # fmt: skip
         with self.watch.stage("load"):
             model = self._load(str(self.model), 1 if schedule is None else schedule.micro_batches)
@@ -168,8 +168,8 @@ class Study:
             whole = int(entry.params[data_positions(entry)[0]].ty.shape[0])
         if whole % parts:
             raise UsageError(
-                "DIST0152", f"the batch {whole} is no multiple of the {parts} micro-batches",
-                place="batch", remedy="Give the whole batch, a multiple of them.",
+                "DIST0152", f"the batch {whole} is not a multiple of the {parts} micro-batches",
+                place="batch", remedy="Give the batch of a full step, a multiple of them.",
             )  # fmt: skip
         return load_model(spec, batch=whole // parts, dims=self.dims)
 
@@ -204,8 +204,8 @@ class Study:
             )
             name = f" {self.plan}" if isinstance(self.plan, (str, Path)) else ""
             raise UsageError(
-                "DIST0151", f"the plan{name} is for the mesh {meshes}, not for the one given",
-                place="mesh", remedy="Leave the mesh out, or change one of them.",
+                "DIST0151", f"the plan{name} is for the mesh {meshes}, not for the given one",
+                place="mesh", remedy="Remove the mesh, or change one of them.",
             )  # fmt: skip
         return plan
 
@@ -276,7 +276,7 @@ class Study:
         if of_plan:
             raise UsageError(
                 "DIST0151", 'recompute is given, and the plan has "recompute"',
-                place="recompute", remedy="Leave one of them out.",
+                place="recompute", remedy="Remove one of them.",
             )  # fmt: skip
         if not isinstance(choice, str):
             return choice
@@ -349,7 +349,7 @@ class Study:
         if system is None:
             raise UsageError(
                 "DIST0151", "a step is simulated on a system, and none is given",
-                place="system", remedy='Name one, as system="dgx-a100".',
+                place="system", remedy='Give a system, for example system="dgx-a100".',
             )  # fmt: skip
         with self.watch.stage("simulate"):
             return simulate(program, system, kernels=self.kernels, allocator=self.allocator)

@@ -117,7 +117,7 @@ def check_versions() -> None:
         if not accepts(pin, version):
             raise DependencyError(
                 pin.code,
-                f"{pin.distribution} {version} is installed, but tvm_distir needs "
+                f"{pin.distribution} {version} is installed, but tvm_distir requires "
                 f"{pin.requirement}",
                 place="import",
                 remedy=REMEDY,

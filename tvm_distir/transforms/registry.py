@@ -85,7 +85,7 @@ def find_pass(name: str) -> PassInfo:
     factory = PASSES.load(name)
     info = info_of(factory)
     if info is None:
-        fault = "it is no factory made with tvm_distir.core.passes.declaration.module_pass"
+        fault = "it is not a factory created with tvm_distir.core.passes.declaration.module_pass"
         raise PASSES.offered()[name].fault(fault)
     return info
 
@@ -94,5 +94,8 @@ def check_name(name: str, place: str = "passes") -> None:
     """Reject an unknown pass name (UsageError DIST0152)."""
     if name not in PASSES:
         raise UsageError(
-            "DIST0152", f'no pass "{name}"', place=place, remedy=nearest(name, pass_names())
+            "DIST0152",
+            f'there is no pass "{name}"',
+            place=place,
+            remedy=nearest(name, pass_names()),
         )

@@ -139,7 +139,8 @@ def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str |
         if not taken:
             raise UsageError(
                 "DIST0151",
-                f'"{spec.name}" takes modules that are {" or ".join(info.takes)}; after the passes '
+                f'"{spec.name}" requires modules that are {" or ".join(info.takes)}; after the '
+                "passes "
                 f"before it they are {' or '.join(sorted(possible))}",
                 place=place,
                 remedy="Run the passes in order: annotate, propagate, legalize, lower.",

@@ -55,7 +55,7 @@ def test_a_stale_table_is_found_and_written(
     assert "\nold\n" not in text
     assert (
         "### `legalize`\n\n`LegalizeRedistribute`, from distributed to legalized.\n\n"
-        "Make every movement of data explicit.\n\n- `system=none`: Prices"
+        "Make every movement of data explicit.\n\n- `system=none`: System whose"
     ) in text
     megatron = text[text.index("### `megatron`\n") :]
     assert "\n\n- `axis=tp`: The mesh axis" in megatron[: megatron.index("###", 3)]

@@ -264,14 +264,14 @@ def test_an_uneven_dim_is_made_whole():
 
 
 def test_objects_neither_come_in_nor_go_out_of_an_entry():
-    """They live on one device: there is no whole one to cut or to gather."""
+    """They live on one device: there is no global value one to cut or to gather."""
     bb = relax.BlockBuilder()
     cache, x = relax.Var("cache", relax.AnyType()), var("x", (1, H, 8))
     name = "vm.builtin.attention_kv_cache_append"
     with bb.function("main", [cache, x], pure=False):
         packed(bb, name, cache, x)
         bb.emit_func_output(bb.emit(relax.op.add(x, x)))
-    with pytest.raises(LoweringError, match=r"DIST0504 main/cache.*make an object inside"):
+    with pytest.raises(LoweringError, match=r"DIST0504 main/cache.*create the object inside"):
         td.distribute(bb.finalize(), plan_of({"tp": 2}, {"x": "S[1]"}))
     bb = relax.BlockBuilder()
     x = var("x", (T, H, 8))
@@ -284,7 +284,7 @@ def test_objects_neither_come_in_nor_go_out_of_an_entry():
             tvm.tirx.IntImm("int64", T),
         )
         bb.emit_func_output(made)
-    with pytest.raises(LoweringError, match=r"DIST0504 main: result 0 .*no whole"):
+    with pytest.raises(LoweringError, match=r"DIST0504 main: result 0 .*no global value"):
         td.distribute(bb.finalize(), plan_of({"tp": 2}, {"x": "S[1]"}))
 
 
@@ -333,7 +333,7 @@ def test_a_stream_of_its_own_is_refused(name):
     x = var("x", (8,))
     with bb.function("main", [x], pure=False):
         bb.emit_func_output(packed(bb, name, x, ty=relax.TensorType([8], F32)))
-    with pytest.raises(PropagationError, match=rf"DIST0401 {name}.*stream of its own"):
+    with pytest.raises(PropagationError, match=rf"DIST0401 {name}.*its own random state"):
         td.distribute(bb.finalize(), plan_of({"a": 2}, {"x": "S[0]"}))
 
 

@@ -130,7 +130,7 @@ def test_the_stages_give_the_same_one_by_one(train: bool) -> None:
             GPT,
             {"strategy": "pipeline:micro_batches=3", "mesh": {"pp": 2}, "train": True},
             UsageError,
-            "DIST0152 batch: the batch 8 is no multiple of the 3",
+            "DIST0152 batch: the batch 8 is not a multiple of the 3",
         ),
     ],
 )

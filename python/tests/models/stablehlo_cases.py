@@ -59,7 +59,7 @@ REFUSED = {
         "DIST0371", "@lapack_sgeqrf",
     ),
     "open sizes": (function("    return %x : tensor<?xf32>", "%x: tensor<?xf32>", "tensor<?xf32>"),
-                   "DIST0372", "sizes are open"),
+                   "DIST0372", "sizes are dynamic"),
     "complex numbers": (
         function("    return %x : tensor<4xcomplex<f32>>", "%x: tensor<4xcomplex<f32>>",
                  "tensor<4xcomplex<f32>>"),
@@ -86,11 +86,11 @@ REFUSED = {
     ),
     "too few elements": (
         function(f"    %c = stablehlo.constant dense<[1.0, 2.0]> : {_T}\n" + _RETURN),
-        "DIST0370", "2 elements, the type has 4",
+        "DIST0370", "2 elements, the type requires 4",
     ),
-    "elements that are no numbers": (
+    "elements that are not numbers": (
         function(f"    %c = stablehlo.constant dense<[a, b]> : {_T}\n" + _RETURN),
-        "DIST0370", "no numbers",
+        "DIST0370", "not numbers",
     ),
     "a bracket left open": (function("    %c = stablehlo.constant dense<[1.0\n" + _RETURN),
                             "DIST0370", "text:3"),
@@ -100,7 +100,7 @@ REFUSED = {
         function(f"    %0 = call @f(%x) : ({_T}) -> {_T}\n" + _RETURN,
                  more=f"  func.func private @f(%x: {_T}) -> {_T} {{\n"
                       f"    %0 = call @f(%x) : ({_T}) -> {_T}\n    return %0 : {_T}\n  }}\n"),
-        "DIST0372", "in a ring",
+        "DIST0372", "recursively",
     ),
     "a loop by data": (
         function(
@@ -111,7 +111,7 @@ REFUSED = {
             "      %4 = stablehlo.compare LT, %3, %1 : (tensor<f32>, tensor<f32>) -> tensor<i1>\n"
             "      stablehlo.return %4 : tensor<i1>\n    } do {\n"
             f"      stablehlo.return %i : {_T}\n    }}\n" + _RETURN),
-        "DIST0372", "rounds depends on data",
+        "DIST0372", "iterations depends on data",
     ),
     "a loop without end": (
         function(
@@ -120,7 +120,7 @@ REFUSED = {
             "      %1 = stablehlo.compare EQ, %i, %i : (tensor<i32>, tensor<i32>) -> tensor<i1>\n"
             "      stablehlo.return %1 : tensor<i1>\n    } do {\n"
             "      stablehlo.return %i : tensor<i32>\n    }\n" + _RETURN),
-        "DIST0372", "more than 4096 rounds",
+        "DIST0372", "more than 4096 iterations",
     ),
     "brackets without end": ("module attributes {a = " + "[" * 200 + "\n", "DIST0370", "nested"),
     "an axis that is none": (
@@ -133,13 +133,13 @@ REFUSED = {
         'module {\n  sdy.mesh @m = <["a"=4]>\n  func.func public @main(%x: tensor<4xf32> '
         '{sdy.sharding = #sdy.sharding<@m, [{"a":(1)2}]>}) -> tensor<4xf32> {\n'
         + _RETURN + "\n  }\n}\n",
-        "DIST0372", "part of an axis",
+        "DIST0372", "not a full axis",
     ),
     "a mesh that is not there": (
         "module {\n  func.func public @main(%x: tensor<4xf32> "
         '{sdy.sharding = #sdy.sharding<@m, [{"a"}]>}) -> tensor<4xf32> {\n'
         + _RETURN + "\n  }\n}\n",
-        "DIST0372", "has not",
+        "DIST0372", "does not have",
     ),
 }  # fmt: skip
 """What is wrong: a text, the code, and words of the message."""

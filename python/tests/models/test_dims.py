@@ -147,5 +147,5 @@ def test_all_open_dims_of_onnx_are_told_with_their_options() -> None:
     assert caught.value.code == "DIST0313"
     assert "--dim batch=N --dim seq=N --dim x.2=N" in caught.value.remedy
     assert 'dims={"batch": N, "seq": N, "x.2": N}' in caught.value.remedy
-    with pytest.raises(ModelError, match=r'no dim is called "sek".*"seq"'):
+    with pytest.raises(ModelError, match=r'there is no dim "sek".*"seq"'):
         td.from_onnx(onnx_model("batch", "seq"), dims={"sek": 3})

@@ -316,7 +316,7 @@ def test_external_weights_are_not_opened_by_the_import(tmp_path):
 def test_symbolic_dims_need_a_size():
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     model = simple(nodes, ("n", "seq"), out=("n", "seq"))
-    with pytest.raises(ModelError, match=r'DIST0313 .*"x", dim 0 \("n"\)'):
+    with pytest.raises(ModelError, match=r'DIST0313 .*dim 0 \("n"\) of the input "x"'):
         from_onnx(model)
     with pytest.raises(ModelError, match=r'DIST0313 .*dim 1 \("seq"\)'):
         from_onnx(model, batch=2)
@@ -373,7 +373,7 @@ def two_batches():
         (fixed_table, "y (Add)"),
         (squeezed, "y (Squeeze)"),
         (lambda: image_tokens(2), "joined (Concat)"),
-        (no_sample_of_its_own, "does not grow"),
+        (no_sample_of_its_own, "does not scale"),
         (two_batches, "no common dim 0"),
     ],
 )

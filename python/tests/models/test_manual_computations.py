@@ -187,14 +187,14 @@ REFUSED = {
     "beside one sdy.manual_computation": (CALL, f"{STEP}\n{CALL}"),
     "not read each argument once": ("(%arg0, %arg1, %arg2) in", "(%arg0, %arg1, %arg1) in"),
     "along some axes only": ('manual_axes={"x", "y"}', 'manual_axes={"x"}'),
-    "along no axes of the mesh": ("dense<[[0, 1], [2, 3]]>", "dense<[[0, 3], [1, 2]]>"),
-    "no shift along an axis": (RING_PAIRS, CROSS),
+    "not along axes of the mesh": ("dense<[[0, 1], [2, 3]]>", "dense<[[0, 3], [1, 2]]>"),
+    "not a shift along an axis": (RING_PAIRS, CROSS),
     "between replicas": ("handle<handle = 1", "handle<handle = 0"),
-    "whose mesh the module has not": ("<@mesh, []>", "<@other, []>"),
-    "parts of one dim": ("split_dimension = 1", "split_dimension = 0"),
+    "whose mesh the module does not have": ("<@mesh, []>", "<@other, []>"),
+    "parts of a single dim": ("split_dimension = 1", "split_dimension = 0"),
     "a shard": ('[{"y"}, {}]>', '[{}, {"y"}]>'),
     "which is open": ('[{"y"}, {}]>', "[{?}, {?}]>"),
-    "row by row": ('"y"=2]>', '"y"=2], device_ids=[0, 2, 1, 3]>'),
+    "row-major order": ('"y"=2]>', '"y"=2], device_ids=[0, 2, 1, 3]>'),
 }  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def test_what_is_no_local_program_is_refused(what):
     one, other = REFUSED[what]
     assert one in TEXT
     text = TEXT.replace(one, other)
-    if what == "row by row":  # the groups of these devices
+    if what == "row-major order":  # the groups of these devices
         text = text.replace("[[0, 1], [2, 3]]", "[[9]]").replace(
             "[[0, 2], [1, 3]]", "[[0, 1], [2, 3]]"
         )

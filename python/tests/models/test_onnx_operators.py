@@ -325,7 +325,7 @@ REFUSED = {
         lambda: with_inputs("Pow", (INT64, (4,)), (INT64, (4,))),
     ),
     "running statistics": (
-        "DIST0312", "y0 (BatchNormalization): TVM's importer reads it wrongly",
+        "DIST0312", "y0 (BatchNormalization): TVM's importer translates it incorrectly",
         lambda: model_of(
             "BatchNormalization", (4, 6), {n: np.ones(6, "float32") for n in "sbmv"}, outputs=3,
             training_mode=1,

@@ -167,7 +167,7 @@ def test_bytecode_without_jax(monkeypatch):
         importlib.util, "find_spec", lambda name: None if "jax" in name else find(name)
     )
     for source in (BYTECODE, BYTECODE.read_bytes()):
-        with pytest.raises(ModelError, match=r"DIST0304 .*bytecode of MLIR is read with jax"):
+        with pytest.raises(ModelError, match=r"DIST0304 .*reading MLIR bytecode requires jax"):
             td.from_stablehlo(source)
 
 

@@ -245,7 +245,7 @@ def test_stock_collectives_have_nothing_in_flight() -> None:
     ("old", "new", "what"),
     [
         ('R.func_attr({"dist.in_flight": {"results": [0]}})', "pass", "begin/result: what is in"),
-        ('R.func_attr({"dist.in_flight": {"params": [1]}})', "pass", "layer/v .*without a start"),
+        ('R.func_attr({"dist.in_flight": {"params": [1]}})', "pass", "layer/v .*without its start"),
         ("cls.layer(x, g)", "cls.layer(x, (x,))", "main/y .*an argument that is not in flight"),
         ("R.matmul(x, v)", "R.matmul(x, t)", "layer/y .*a use of what is in flight"),
         (

@@ -299,7 +299,7 @@ def test_outputs_of_a_mesh_need_all_of_its_entries():
     outputs = tuple(p for p in producer.outputs if p.index)
     mine = tuple(e if e is not producer else dataclasses.replace(e, outputs=outputs) for e in found)
     results.update({rank: zeros(producer, outputs) for rank in producer.ranks})
-    with pytest.raises(EngineError, match=r"DIST0603.*do not give it"):
+    with pytest.raises(EngineError, match=r"DIST0603.*do not return it"):
         gather_outputs(mine, results)
 
 

@@ -169,7 +169,7 @@ def test_a_wrong_text_names_the_nearest_and_the_type(text: str, what: str, remed
 
 
 def test_what_cannot_be_made_says_why() -> None:
-    with pytest.raises(UsageError, match=r"DIST0151.*annotate needs a plan"):
+    with pytest.raises(UsageError, match=r'DIST0151.*"plan" of annotate is missing'):
         PassSpec("annotate").make()
     with pytest.raises(HardwareError, match=r"DIST0701.*dgx-h100"):
         PassSpec("schedule", {"system": "dgx-h10"}).make()

@@ -66,8 +66,8 @@ class InFlight:
         if is_done(value):
             tree = self._tree(value.args[0])
             if not isinstance(tree, int):
-                raise self.error(where, "a done without a start of its own")
-            self._take(tree, where, "a done without a start of its own")
+                raise self.error(where, "a done without its start")
+            self._take(tree, where, "a done without its start")
             return
         kind = type(value)
         if kind in (relax.Tuple, relax.TupleGetItem, ir.Var, relax.DataflowVar):

@@ -55,9 +55,9 @@ def check_level(mod: ir.IRModule, level: int | str) -> None:
     if level not in LEVELS:
         raise LevelError(
             "DIST0451",
-            "there is no such level",
+            "the level is unknown",
             place="check_level",
-            remedy="Use 1 to 5, or their names.",
+            remedy="Use 1 to 5, or the name of a level.",
         )
     if level >= 2 and not meshes(mod):
         raise LevelError(
@@ -136,7 +136,7 @@ class _Checker:
                     "DIST0451",
                     f"the attribute {IO_ATTR} is missing",
                     place=self.name,
-                    remedy="Lower the module with LowerDistIR, which writes it.",
+                    remedy="Lower the module with LowerDistIR, which sets it.",
                 )
 
     def bindings(self, body: Any) -> Iterator[Any]:
@@ -157,7 +157,7 @@ class _Checker:
             if placed and self.level not in (3, 4):
                 raise self.error(where, f"a DTensor ({leaf.placement})")
             if not placed and self.level in (3, 4):
-                raise self.error(where, "a tensor without mesh and placement")
+                raise self.error(where, "a tensor without a mesh and a placement")
             if placed:
                 mesh_index(self.mod, leaf.device_mesh)
                 check_placement(

@@ -54,7 +54,7 @@ class PartialState:
             "DIST0452",
             what,
             place=f"{self.name}/{where}",
-            remedy="Complete it with a redistribute (level 3) or a reduction (level 4).",
+            remedy="Reduce it with a redistribute (level 3) or a reduction (level 4).",
         )
 
     def of(self, expr: Any) -> list[Axes]:
@@ -119,7 +119,7 @@ class PartialState:
             if axes != want:
                 raise self.error(
                     f"{where} ({call.op.name_hint})",
-                    f"argument {i} is partial along mesh axes {sorted(axes)}, the function wants "
+                    f"argument {i} is partial along mesh axes {sorted(axes)}, the function expects "
                     f"{sorted(want)}",
                 )
         return [declared(callee, "results", i) for i in range(len(value_types(call.ty)))]

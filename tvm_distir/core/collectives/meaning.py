@@ -251,7 +251,7 @@ def apply(call: Collective, xs: Sequence[Array], count: int | None = None) -> li
         return exchange(xs, args["shape"], args["src"], args["dst"])
     if call.name in LOCAL_OPS:
         return [apply_local(call, x, i, size) for i, x in enumerate(xs or [None] * size)]
-    raise _refuse(f'unknown collective "{call.name}"', "This is a bug of the lowering.")
+    raise _refuse(f'unknown collective "{call.name}"', "Report it: this is a bug of the lowering.")
 
 
 def apply_groups(call: Collective, xs: Mapping[int, Array]) -> dict[int, Array]:
@@ -268,7 +268,7 @@ def apply_local(call: Collective, x: Array | None, position: int, count: int) ->
     if call.name == "axis_index":
         return axis_index(position)
     if x is None:
-        raise _refuse(f"{call.text()} has no operand", "This is a bug of the lowering.")
+        raise _refuse(f"{call.text()} has no operand", "Report it: this is a bug of the lowering.")
     if call.name == "local_slice":
         return local_slice(x, position, count, args["dim"])
     return partial(x, position, args["op"])

@@ -55,7 +55,7 @@ def _cut(x: Array, sizes: Sequence[int], dim: int) -> list[Array]:
         raise EngineError(
             "DIST0611",
             f"the ranks expect {sum(sizes)} along dim {dim}, the operand has {x.shape[dim]}",
-            remedy="Give the results the sizes of the parts.",
+            remedy="Make the sizes of the results those of the parts.",
         )
     ends = list(itertools.accumulate(sizes))
     return [np.ascontiguousarray(part) for part in np.split(x, ends[:-1], axis=dim)]

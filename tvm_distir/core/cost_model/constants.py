@@ -37,18 +37,18 @@ MEANINGS: Mapping[str, ConstantSpec] = {
         "fraction of the peak", "large matrix products and convolutions", 0.3, 0.97, 0.1
     ),
     "vocabulary_efficiency": ConstantSpec(
-        "fraction of the peak", "products that make or read logits", 0.2, 0.95, 0.3
+        "fraction of the peak", "products that compute or read logits", 0.2, 0.95, 0.3
     ),
     "unaligned_efficiency": ConstantSpec(
         "fraction of the peak",
-        "products that make or read logits whose rows are no multiple of 16 bytes",
+        "products that compute or read logits whose rows are no multiple of 16 bytes",
         0.05,
         0.95,
         0.5,
     ),
     "burst_us": ConstantSpec(
         "us",
-        "how long a product runs at the peak before its power is limited",
+        "duration at the peak before a product is power-limited",
         0.1,
         200.0,
         1.0,
@@ -69,7 +69,7 @@ MEANINGS: Mapping[str, ConstantSpec] = {
         "us", "host time of a kernel that Python launches; the device waits for it", 1.0, 150.0, 0.5
     ),
     "unit_overhead_us": ConstantSpec(
-        "us", "host time of a forward or backward part of a micro-batch", 1.0, 3000.0, 0.7
+        "us", "host time of a forward or backward pass of a micro-batch", 1.0, 3000.0, 0.7
     ),
     "step_overhead_us": ConstantSpec("us", "host time of a step", 10.0, 20000.0, 0.7),
     "collective_factor": ConstantSpec(
@@ -83,7 +83,11 @@ MEANINGS: Mapping[str, ConstantSpec] = {
         "fraction of the line rate", "sums of gradients between nodes", 0.1, 1.0, 0.3
     ),
     "overlap_slowdown": ConstantSpec(
-        "multiple of the time", "kernels beside communication, where it is asked for", 1.0, 3.0, 0.3
+        "multiple of the time",
+        "kernels that overlap communication, if it is modelled",
+        1.0,
+        3.0,
+        0.3,
     ),
 }
 """A system names at most 14 of them, so that a few measured rows determine them."""
@@ -97,12 +101,12 @@ DEFAULTS: Mapping[str, float | str] = {
 """Default of each constant that a system may omit: a value, or the name of another constant."""
 LINKS: Mapping[str, ConstantSpec] = {
     "intra_node.bandwidth_GBps": ConstantSpec(
-        "GB/s", "what a ring reaches inside a node", 0.05, 5e3, 1
+        "GB/s", "bandwidth of a ring inside a node", 0.05, 5e3, 1
     ),
-    "intra_node.setup_us": ConstantSpec("us", "start of a collective inside a node", 0.5, 1e4, 1),
+    "intra_node.setup_us": ConstantSpec("us", "latency of a collective inside a node", 0.5, 1e4, 1),
     "intra_node.share": ConstantSpec(
         "1",
-        "how much slower few ranks are: time per byte grows by this over ranks",
+        "slowdown for few ranks: time per byte grows by this, divided by the number of ranks",
         0.01,
         1e3,
         1,

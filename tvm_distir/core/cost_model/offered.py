@@ -35,7 +35,7 @@ def offered(name: str) -> tuple[Any, str] | Path:
         try:
             content = content()
         except Exception as error:  # whatever the package's own code raises
-            raise offer.fault(f"it fails: {type(error).__name__}: {error}") from error
+            raise offer.fault(f"it raised {type(error).__name__}: {error}") from error
     if isinstance(content, Mapping):
         return content, f"{offer.package}, system {name}"
     return _file(offer, content)
@@ -46,7 +46,7 @@ def _file(offer: Offer, content: Any) -> Path:
         folders = list(getattr(content, "__path__", ())) or [Path(str(content.__file__)).parent]
         content = Path(folders[0], f"{offer.name}.json")
     if not isinstance(content, str | Path):
-        raise offer.fault(f"it is no file, folder or data of a system but {content!r}")
+        raise offer.fault(f"it is not a file, folder or description of a system but {content!r}")
     path = Path(content)
     path = path / f"{offer.name}.json" if path.is_dir() else path
     if not path.is_file():

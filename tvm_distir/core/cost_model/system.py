@@ -210,10 +210,11 @@ class System:
         if link is None:
             raise HardwareError(
                 "DIST0704",
-                f'the system "{self.name}" does not say what connects devices with their host',
+                f'the system "{self.name}" does not describe the link between devices and their '
+                "host",
                 place="schedule/offload",
-                remedy='Add "host_link": {"name": .., "bandwidth_GBps": ..} to its file, or leave '
-                "offload out.",
+                remedy='Add "host_link": {"name": .., "bandwidth_GBps": ..} to its file, or remove '
+                "offload from the schedule.",
             )
         return 1e-6 * link.latency_us + size_bytes / (link.bandwidth_GBps * 1e9)
 

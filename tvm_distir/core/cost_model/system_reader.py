@@ -178,7 +178,9 @@ def _host(data: JsonValue) -> HostLink:
 def _peaks(data: JsonValue) -> dict[str, float]:
     peaks = {dtype: peak.number() for dtype, peak in data.fields()}
     if "default" not in peaks:
-        raise data.wrong('no entry "default"', "Give the peak of the dtypes not listed.")
+        raise data.wrong(
+            'there is no entry "default"', "Add the peak of the dtypes that are not listed."
+        )
     return peaks
 
 

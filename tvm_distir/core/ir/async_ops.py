@@ -74,7 +74,7 @@ def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call
         if len(call.args) != 1 or not isinstance(call.args[0].ty, relax.TensorType):
             raise MeshError(
                 "DIST0207",
-                "its operand is not one local tensor",
+                "its operand is not a single local tensor",
                 place=f"R.dist.{name}",
                 remedy="Split collectives at level 5, with SplitCollectives.",
             )

@@ -201,8 +201,8 @@ class _Lifter:
         if not tvm_ffi.structural_equal(var.ty, chosen.ty):
             raise self._error(
                 var,
-                f"its branches give {sides[0].ty} and {sides[1].ty}",
-                "Let both give tensors of the same known shapes.",
+                f"its branches return {sides[0].ty} and {sides[1].ty}",
+                "Make both return tensors of the same known shapes.",
             )
         bindings.append(relax.VarBinding(var, chosen))
         return bindings
@@ -236,7 +236,7 @@ class _Lifter:
         if not scalar or str(ty.dtype) != "bool":
             raise self._error(
                 var,
-                f"its condition is {ty}, all devices can agree on a tensor only",
+                f"its condition is {ty}, and only a tensor can be the same on all devices",
                 'Compute it as R.Tensor((), "bool").',
             )
 
@@ -244,24 +244,26 @@ class _Lifter:
         if relax.analysis.contains_impure_call(seq):
             raise self._error(
                 var,
-                f'its branch "{side}" holds an impure call: effects may not be lifted out of it',
-                "Move the call out of the If, or make it a pure one (call_pure_packed).",
+                f'its branch "{side}" contains an impure call: effects cannot be lifted out of '
+                "an If",
+                "Move the call out of the If, or make it pure (call_pure_packed).",
             )
         leaves = flat_types(seq.body.ty)
         wrong = [ty for ty in leaves if not isinstance(ty, relax.TensorType)]
         if wrong or not leaves:
             raise self._error(
                 var,
-                f'its branch "{side}" gives {wrong[0] if wrong else "nothing"}, which is no tensor',
-                "Let it give tensors, or tuples of them.",
+                f'its branch "{side}" returns {wrong[0] if wrong else "nothing"}, which is not a '
+                "tensor",
+                "Make it return tensors, or tuples of tensors.",
             )
         if any(ty.shape is None for ty in leaves) or not tvm_ffi.structural_equal(
             seq.body.ty, var.ty
         ):
             raise self._error(
                 var,
-                f'its branch "{side}" gives {seq.body.ty}, the If {var.ty}',
-                "Let both branches give tensors of the same known shapes.",
+                f'its branch "{side}" returns {seq.body.ty}, the If {var.ty}',
+                "Make both branches return tensors of the same known shapes.",
             )
 
 

@@ -48,7 +48,9 @@ def _axes(call: ir.Call) -> tuple[int, ...]:
             what = f"mesh axis {axis} of a mesh with {rank} axes"
             raise _refuse(call, what, f"Use 0 to {rank - 1}.")
     if len(set(axes)) != len(axes) or not axes:
-        raise _refuse(call, f"the mesh axes {list(axes)}", "Name each axis once, at least one.")
+        raise _refuse(
+            call, f"the mesh axes {list(axes)}", "Name at least one axis, and each axis once."
+        )
     return tuple(sorted(axes))
 
 
@@ -72,15 +74,17 @@ def _change(call: ir.Call, old: int, new: int, anywhere: bool) -> DTensorType:
     ndim = int(ty.tensor_ty.ndim)
     for dim in (old, new):
         if dim != R and not 0 <= dim < ndim:
-            raise _refuse(call, f"dim {dim} of a tensor with {ndim} dims", "Name a dim it has.")
+            raise _refuse(
+                call, f"dim {dim} of a tensor with {ndim} dims", "Name a dim of the tensor."
+            )
     if old != R and old == new:
-        raise _refuse(call, f"dim {old} is joined and cut", "Name two dims.")
+        raise _refuse(call, f"dim {old} is both concatenated and split", "Name two different dims.")
     for axis in axes:
         if labels[axis] != old:
             raise _refuse(
                 call,
-                f"the operand lies {ty.placement} along mesh axis {axis}",
-                "Give it in the form the op starts from.",
+                f"the operand is placed {ty.placement} along mesh axis {axis}",
+                "Redistribute it to the placement that the op requires.",
             )
     rest = tuple(R if a in axes else x for a, x in enumerate(labels))
     for dim in (old, new):
@@ -95,12 +99,12 @@ def _scaled(call: ir.Call, times: int | None, over: int | None) -> relax.TensorT
     ty, sizes = call.args[0].ty, mesh_shape(call.attrs["device_mesh"])
     n = math.prod(sizes[a] for a in _axes(call))
     if ty.shape is None:
-        raise _refuse(call, "the operand's shape is unknown", "Give it a shape.")
+        raise _refuse(call, "the operand's shape is unknown", "Give the operand a shape.")
     shape = list(ty.shape)
     for dim in (times, over):
         if dim is not None and not 0 <= dim < len(shape):
             raise _refuse(
-                call, f"dim {dim} of a tensor with {len(shape)} dims", "Name a dim it has."
+                call, f"dim {dim} of a tensor with {len(shape)} dims", "Name a dim of the tensor."
             )
     if times is not None:
         shape[times] = shape[times] * n
@@ -118,10 +122,10 @@ def _scaled(call: ir.Call, times: int | None, over: int | None) -> relax.TensorT
 
 def _operand(call: ir.Call) -> Any:
     if len(call.args) != 1:
-        raise _refuse(call, f"{len(call.args)} operands", "Give one tensor.")
+        raise _refuse(call, f"{len(call.args)} operands", "Pass a single tensor.")
     ty = call.args[0].ty
     if not isinstance(ty, relax.TensorType | DTensorType):
-        raise _refuse(call, f"an operand of type {ty}", "Give one tensor.")
+        raise _refuse(call, f"an operand of type {ty}", "Pass a single tensor.")
     return ty
 
 
@@ -142,7 +146,7 @@ def _reduced(call: ir.Call, _: Any) -> Any:
             raise _refuse(
                 call,
                 f"the operand is sharded along mesh axis {axis} ({ty.placement})",
-                "Reduce along axes it is not sharded over.",
+                "Reduce along mesh axes that do not shard the operand.",
             )
     if str(call.attrs["op"]) not in ("sum", "prod", "min", "max"):
         raise _refuse(call, f"reduction {call.attrs['op']!r}", "Use sum, prod, min or max.")
@@ -183,13 +187,14 @@ def _exchange(call: ir.Call, _: Any) -> Any:
         if labels_of(ty.placement) != before:
             raise _refuse(
                 call,
-                f'the operand lies "{ty.placement}", the op starts from "{placement_text(before)}"',
-                "Give it in the form the op starts from.",
+                f'the operand is placed "{ty.placement}", the op requires '
+                f'"{placement_text(before)}"',
+                "Redistribute it to the placement that the op requires.",
             )
         return DTensorType(ty.tensor_ty, ty.device_mesh, placement_of(after))
     have, want = static_shape(ty), tuple(local_shape(shape, before, sizes))
     if have is not None and have != want:
-        raise _refuse(call, f"a shard of shape {have}, not {want}", "Give it a padded shard.")
+        raise _refuse(call, f"a shard of shape {have}, not {want}", "Pass a padded shard.")
     return relax.TensorType(local_shape(shape, after, sizes), ty.dtype, ty.vdevice)
 
 

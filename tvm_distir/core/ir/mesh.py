@@ -33,12 +33,18 @@ def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
     """Refuse a mesh without axes, or with an axis whose size is not a positive integer."""
     if not axes:
         raise MeshError(
-            "DIST0201", "the mesh has no axis", place=place, remedy='Name at least one: {"dp": 2}.'
+            "DIST0201",
+            "the mesh has no axis",
+            place=place,
+            remedy='Name at least one axis: {"dp": 2}.',
         )
     for name, size in axes.items():
         if not isinstance(name, str) or not name:
             raise MeshError(
-                "DIST0201", f"{name!r} is no axis name", place=place, remedy="Use a word."
+                "DIST0201",
+                f"{name!r} is not the name of an axis",
+                place=place,
+                remedy="Use an identifier.",
             )
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             size_text = shortened(size if isinstance(size, int) else repr(size))
@@ -114,7 +120,7 @@ def device_mesh(
     if len(set(ids)) != count or min(ids) < 0 or max(ids) > MAX_INT:
         raise MeshError(
             "DIST0202",
-            "a device id is negative, too large or stands twice",
+            "a device id is negative, too large or listed twice",
             place="mesh",
             remedy=f"Give ids from 0 to {MAX_INT}, each once.",
         )
@@ -141,7 +147,7 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
             "DIST0202",
             f"{ids.size} device ids ({len(set(ids.tolist()))} distinct) for the shape {shape}",
             place="mesh",
-            remedy="Give each device of the mesh one id.",
+            remedy="Give each device of the mesh a unique id.",
         )
     return ids.reshape(shape)
 
@@ -192,7 +198,11 @@ def device_coordinates(mesh: DeviceMesh, device: int) -> tuple[int, ...]:
     """Return the coordinates of a device in the mesh."""
     where = np.argwhere(mesh_devices(mesh) == device)
     if len(where) != 1:
-        raise MeshError("DIST0206", f"device {device} is not in the mesh", remedy="Check its ids.")
+        raise MeshError(
+            "DIST0206",
+            f"device {device} is not in the mesh",
+            remedy="Check the device ids of the mesh.",
+        )
     return tuple(int(c) for c in where[0])
 
 
@@ -243,5 +253,5 @@ def axis_number(mod: ir.IRModule, mesh: int, name: str) -> int:
     """Return the number of the axis called ``name`` of the module's mesh number ``mesh``."""
     names = mesh_axes(mod)[mesh]
     if name not in names:
-        raise MeshError("DIST0206", f'no mesh axis "{name}"', remedy=nearest(name, names))
+        raise MeshError("DIST0206", f'there is no mesh axis "{name}"', remedy=nearest(name, names))
     return names.index(name)

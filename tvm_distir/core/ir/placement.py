@@ -62,8 +62,8 @@ def _placement(labels: Labels) -> Placement:
     if any(x < R for x in labels):
         raise MeshError(
             "DIST0203",
-            f"a partial sum has no placement of its own: {placement_text(labels)}",
-            remedy="Complete it first.",
+            f"partial sums have no placement text: {placement_text(labels)}",
+            remedy="Reduce the partial sums first.",
         )
     from tvm.relax.distributed import Placement
 
@@ -84,7 +84,7 @@ def labels_of(placement: Placement) -> Labels:
         axis = int(spec.axis)
         if kind == 0 and axis < 0:
             raise MeshError(
-                "DIST0203", f"a placement shards dim {axis}", remedy="Dims count from 0."
+                "DIST0203", f"a placement shards dim {axis}", remedy="Number dims from 0."
             )
         out.append(axis if kind == 0 else R)
     return tuple(out)

@@ -29,7 +29,7 @@ def tensor_type(ty: Any) -> relax.TensorType | None:
     return ty.tensor_ty if kind is DTensorType else None
 
 
-TENSORS_ONLY = "Pass tensors; make an object inside, from tensors (each device its own)."
+TENSORS_ONLY = "Pass tensors, and create the object inside from tensors, on each device separately."
 """What to do about a parameter of a public function that is an object, as ``R.Any``."""
 
 

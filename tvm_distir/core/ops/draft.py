@@ -70,7 +70,7 @@ class Draft:
     def __init__(self, call: CallShape, source: str = "hand") -> None:
         self.call = call
         self.source = source
-        self.default_why = "the op's rule does not cut it"
+        self.default_why = "the op's rule does not shard it"
         self._factors: list[Factor] = []
         self._linear: list[tuple[int, ...]] = []
         self._why: dict[tuple[str, int, int], str] = {}
@@ -146,13 +146,13 @@ class Draft:
         if size is None:
             if not even:
                 raise self._fault(
-                    "tied dims of different extents: "
+                    "equivalent dims have different extents: "
                     + ", ".join(f"{s}{i}.dim{d} is {n}" for s, i, d, n in kept)
                 )
             size = kept[0][3]
         for side, number, dim, _ in kept:
             if (side, number, dim) in self._taken:
-                raise self._fault(f"{side}{number}.dim{dim} stands in two factors")
+                raise self._fault(f"{side}{number}.dim{dim} is in two factors")
             self._taken.add((side, number, dim))
         where = {(side, number): dim for side, number, dim, _ in kept}
         pads = uneven and even and isinstance(size, int) and kept[0][3] == size
@@ -224,7 +224,7 @@ class Draft:
                 raise self._fault(f"linear group {group} names operands the call does not have")
         for factor in self._factors:
             if factor.kind in REDUCING and any(d is not None for d in factor.outs):
-                raise self._fault(f"a {factor.kind} factor walks a result dim")
+                raise self._fault(f"a {factor.kind} factor contains a result dim")
         return Rule(
             call.op,
             tuple(self._factors),

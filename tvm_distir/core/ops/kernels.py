@@ -101,7 +101,7 @@ def kernel_of(call: ir.Call, mod: ir.IRModule, ty: Any, in_place: bool = False) 
         return _external(call, whole, dtype)
     name, view = _called(call, mod)
     if not outs:
-        return Kernel(str(call.op.name), whole, dtype, "its result is no tensor")
+        return Kernel(str(call.op.name), whole, dtype, "its result is not a tensor")
     if (view or in_place) and len(ins) == 1:
         return Kernel(name, Work(0, (), (), VIEW), dtype)
     try:

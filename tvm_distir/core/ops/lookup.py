@@ -87,9 +87,9 @@ def _prim_func(call: ir.Call, name: str, mod: Any) -> Any:
     if not isinstance(func, tirx.PrimFunc):
         raise PropagationError(
             "DIST0401",
-            "its PrimFunc is not at hand",
+            "its PrimFunc is not in the module",
             place=f"{name} of {getattr(target, 'name_hint', target)}",
-            remedy="Pass the module that holds it.",
+            remedy="Pass the module that contains it.",
         )
     return func
 
@@ -127,7 +127,7 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
     if shape.op.startswith("relax.ccl."):
         raise PropagationError(
             "DIST0401",
-            "it is a collective of a program that is distributed already",
+            "it is a collective: the program is already distributed",
             place=shape.op,
             remedy="Give the module of a single device: td.distribute writes its collectives.",
         )
@@ -138,7 +138,7 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
     if why is not None or call.op.get_attr("FLegalize") is None:
         raise PropagationError(
             "DIST0401",
-            f"the op has no sharding rule: {why or 'it has no legalization to derive one from'}",
+            f"the op has no sharding rule: {why or 'it has no legalization to derive a rule from'}",
             place=shape.op,
             remedy="Register a rule with register_sharding_rule.",
         )
@@ -168,7 +168,7 @@ def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
     if not isinstance(call.op, ir.Op):
         raise PropagationError(
             "DIST0401",
-            "a function is called, not an op",
+            "the callee is a function, not an op",
             place=name,
             remedy="Look up the rules of the calls inside it.",
         )

@@ -99,7 +99,7 @@ def match_factor(
             return number
     if _carries(rule, in_labels) and all(x in (None, R, P) for x in out_labels):
         return None
-    known = "; ".join(describe_factor(f) for f in rule.factors) or "none: it must be whole"
+    known = "; ".join(describe_factor(f) for f in rule.factors) or "none: it must be replicated"
     reasons = [
         f"{key}: {why}"
         for side, labels in (("in", in_labels), ("out", out_labels))

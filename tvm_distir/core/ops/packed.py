@@ -111,7 +111,7 @@ def register_packed_rule(
             if name in _writers and not override:
                 raise PropagationError(
                     "DIST0406",
-                    "the packed function has a sharding rule already",
+                    "the packed function already has a sharding rule",
                     place=name,
                     remedy="Pass override=True to replace it.",
                 )
@@ -186,11 +186,11 @@ def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall,
     if _DRAWS.search(name):
         raise PropagationError(
             "DIST0401",
-            "it draws from a stream of its own: devices would draw different numbers, or the "
+            "it has its own random state: devices would sample different numbers, or the "
             "numbers would depend on the sharding",
             place=name,
-            remedy="Draw outside and pass the numbers in (multinomial_from_uniform takes them), "
-            "or register_packed_rule if all devices draw the same.",
+            remedy="Sample outside and pass the numbers in (multinomial_from_uniform takes them), "
+            "or register_packed_rule if all devices sample the same numbers.",
         )
     return seen, PackedForm()
 
@@ -199,7 +199,10 @@ def _dims(name: str, ty: Any) -> Dims:
     result = static_shape(ty)
     if result is None:
         raise PropagationError(
-            "DIST0402", f"the shape of {ty} is not known", place=name, remedy="Give it one."
+            "DIST0402",
+            f"the shape of {ty} is not known",
+            place=name,
+            remedy="Give it a known shape.",
         )
     return result
 
@@ -224,7 +227,7 @@ def packed_rule(call: ir.Call, held: Sequence[Dims | None]) -> tuple[Rule, list[
     sizes = tuple(_bytes(t) for t in types)
     written = tuple(_bytes(t) for ty in call.ty_args for t in flat_types(ty))
     why = {
-        f"{side}{i}.dim{d}": "the packed function takes it whole (register_packed_rule)"
+        f"{side}{i}.dim{d}": "the packed function requires the full dim (register_packed_rule)"
         for side, rows in (("in", seen.ins), ("out", results))
         for i, dims in enumerate(rows)
         for d in range(len(dims or ()))
@@ -249,7 +252,7 @@ def _factor(name: str, tie: Tie, ins: Sequence[Dims | None], outs: Sequence[Dims
             if not 0 <= dim < len(dims):
                 raise PropagationError(
                     "DIST0403",
-                    f"it ties dim {dim} of a value of shape {list(map(str, dims))}",
+                    f"it declares an equivalence of dim {dim} of shape {list(map(str, dims))}",
                     place=f"rule of {name}",
                     remedy="Correct the rule of the packed function.",
                 )

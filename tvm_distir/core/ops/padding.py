@@ -15,18 +15,18 @@ from typing import Final
 class Reduced(enum.Enum):
     """Value that the padding of a reduced dim must hold."""
 
-    UNKNOWN = "not known: such a dim is cut evenly only"
-    ZEROS = "zeros in all operands: terms are products of their elements"
+    UNKNOWN = "unknown: such a dim is only sharded evenly"
+    ZEROS = "zeros in all operands: partial sums are products of their elements"
     NEUTRAL = "the neutral element of the reduction"
-    UNREAD = "anything: the local form leaves no term for it"
+    UNREAD = "any value: the local form excludes it"
 
 
 class Zeros(enum.Enum):
     """Condition under which the padding of the results holds zeros."""
 
     UNKNOWN = "not known"
-    KEPT = "where that of all operands does"
-    ALIGNED = "where that of all operands does, and none is broadcast"
+    KEPT = "where the condition of all operands holds"
+    ALIGNED = "where the condition of all operands holds, and none is broadcast"
     MADE = "always"
 
 

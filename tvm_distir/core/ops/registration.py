@@ -57,7 +57,7 @@ def second_rule(name: str) -> PropagationError:
     """Build the error for an op that has a rule already."""
     return PropagationError(
         "DIST0406",
-        "the op has a sharding rule already",
+        "the op already has a sharding rule",
         place=name,
         remedy="Pass override=True to replace it.",
     )

@@ -57,7 +57,7 @@ def with_local_forms(call: ir.Call, shape: CallShape, rule: Rule, said: Registra
     elif said.local is SAME_OP:
         for factor in factors:
             if _exchanges(factor):
-                why = "what the devices exchange inside the call is not in the op itself"
+                why = "the communication inside the call is not part of the op"
                 raise _refused(rule, factor, why)
     if said.padding.reduced is Reduced.UNKNOWN:
         factors = tuple(
@@ -74,7 +74,7 @@ def _exchanges(factor: Factor) -> bool:
 def _derived(call: ir.Call, shape: CallShape) -> Rule | str:
     """Return the rule of the op's TIR, or why there is none."""
     if call.op.get_attr("FLegalize") is None:
-        return "it has no legalization to prove it from"
+        return "it has no legalization to prove it with"
     try:
         return derive_call(call, shape)
     except PropagationError as error:
@@ -83,7 +83,7 @@ def _derived(call: ir.Call, shape: CallShape) -> Rule | str:
 
 def _proved(rule: Rule, factor: Factor, derived: Rule | str) -> Factor:
     if isinstance(derived, str):
-        raise _refused(rule, factor, f"nothing is said of one, and {derived}")
+        raise _refused(rule, factor, f"no local form is declared, and {derived}")
     for other in derived.factors:
         cut = (other.ins, other.outs, other.kind)
         if cut == (factor.ins, factor.outs, factor.kind) and same(other.size, factor.size):
@@ -97,17 +97,18 @@ def _proved(rule: Rule, factor: Factor, derived: Rule | str) -> Factor:
         if dim is not None
         and (why := derived.why_whole.get(f"{side}{number}.dim{dim}")) is not None
     ]
-    why = reasons[0] if reasons else "its TIR does not show that cut"
-    raise _refused(rule, factor, f"nothing is said of one, and {why}")
+    why = reasons[0] if reasons else "its TIR does not have this sharding"
+    raise _refused(rule, factor, f"no local form is declared, and {why}")
 
 
 def _refused(rule: Rule, factor: Factor, why: str) -> PropagationError:
     return PropagationError(
         "DIST0418",
-        f"the rule cuts {describe_factor(factor)} ({factor.kind}), which no local form carries "
-        f"out: {why}",
+        f"the rule shards {describe_factor(factor)} ({factor.kind}), which no local form "
+        f"implements: {why}",
         place=rule.op,
-        remedy="Register the rule with local=SAME_OP if the op on the shards gives the shards of "
+        remedy="Register the rule with local=SAME_OP if the op on the shards computes the shards "
+        "of "
         "the result, else with a function that writes what a device computes; prove it with "
         f"python -m tvm_distir.ops.validate --op {rule.op}.",
     )

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
-_OUTSIDE = "it calls a function outside the module: what that does with parts is not known"
-_CLOSURE = "a closure is a value of the running program: what it computes is not known"
-_LENGTH = "how long its result is depends on the values"
-_SHAPE = "it deals in shapes, which every device has"
+_OUTSIDE = "it calls a function outside the module, whose effect on shards is unknown"
+_CLOSURE = "a closure is a value at run time: its computation is unknown"
+_LENGTH = "the size of its result depends on the values"
+_SHAPE = "it operates on shapes, which every device has"
 
 #: Ops that compute something, or could: their calls cannot be distributed as they are.
 _WHY_NONE = {
-    "relax.assert_op": "it has an effect and gives no tensor",
-    "relax.print": "it has an effect and gives no tensor",
+    "relax.assert_op": "it has an effect and returns no tensor",
+    "relax.print": "it has an effect and returns no tensor",
     "relax.call_builtin_with_ctx": _OUTSIDE,
     "relax.call_dps_packed": _OUTSIDE,
     "relax.call_inplace_packed": "it overwrites an operand, which others may read",
@@ -25,7 +25,7 @@ _WHY_NONE = {
     "relax.make_closure": _CLOSURE,
     "relax.nn.attention_var_len": "TVM has no kernel for it",
     "relax.nonzero": _LENGTH,
-    "relax.null_value": "it is no tensor",
+    "relax.null_value": "it is not a tensor",
     "relax.shape_of": _SHAPE,
     "relax.tensor_to_shape": _SHAPE,
     "relax.unique": _LENGTH,
@@ -36,8 +36,8 @@ _WHY_NONE = {
 _WHY_SYSTEM = {
     "relax.builtin.": "it manages memory",
     "relax.ccl.": "it is a collective",
-    "relax.dist.": "it moves data between devices, or says where they lie",
-    "relax.inspect.": "it reads what a tensor is, not what it holds",
+    "relax.dist.": "it moves data between devices, or states where they are",
+    "relax.inspect.": "it reads the type of a tensor, not its values",
     "relax.memory.": "it manages memory",
     "relax.vm.": "it is an instruction of the virtual machine",
 }

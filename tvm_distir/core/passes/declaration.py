@@ -83,7 +83,7 @@ class PassInfo:
             if parameter.default is REQUIRED and key not in values:
                 raise UsageError(
                     "DIST0151",
-                    f"{name} needs a {key}",
+                    f'the option "{key}" of {name} is missing',
                     place=f'pass "{name}"',
                     remedy=f"Write {name}{{{key}=...}}, or add --{key}.",
                 )

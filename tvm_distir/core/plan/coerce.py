@@ -46,7 +46,7 @@ def as_plan(plan: PlanLike, mod: ir.IRModule) -> Plan:
         return Plan.load(plan)
     raise PlanError(
         "DIST0221",
-        f"{shortened(repr(plan))} is no plan",
+        f"{shortened(repr(plan))} is not a plan",
         place="plan",
         remedy="Give a Plan, its JSON form as a dict, or the path of its file.",
     )
@@ -64,7 +64,7 @@ def _annotated(mod: ir.IRModule) -> Plan:
             "DIST0238",
             "no plan is given, and the module has no annotations",
             place="module",
-            remedy="Give --plan or --strategy, in Python a plan; or write "
+            remedy="Pass --plan or --strategy (in Python, plan=), or write "
             "R.dist.annotate_sharding into the module.",
         )
     return plan_of_meshes(mod)

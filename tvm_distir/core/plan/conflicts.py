@@ -36,7 +36,8 @@ def give(rules: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> No
             "DIST0239",
             f"the rules {said[0]} and {said[1]} contradict each other",
             place=place,
-            remedy="Leave one out, or name the tensor: a name counts more than a pattern.",
+            remedy="Remove one of them, or name the tensor: a name takes precedence over a "
+            "pattern.",
         )
     merged = tuple(old if new is None else new for old, new in pairs)
     rules[key] = replace(rule, placement=merged)

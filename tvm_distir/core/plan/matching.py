@@ -208,7 +208,7 @@ def _match_values(
             "DIST0224",
             f'{len(tensors)} variables are called "{rule.name}"',
             place=f"{name} ({rule.title})",
-            remedy=f'Rename them, or mean all of them by the pattern "{rule.name}*".',
+            remedy=f'Rename them, or select all of them with the pattern "{rule.name}*".',
         )
     for var in tensors:
         check(var.ty, f"{name}/{var.name}")
@@ -249,9 +249,9 @@ def _match_calls(
 def _no_tensor(rule: PlanRule, place: str, ty: Any) -> PlanError:
     return PlanError(
         "DIST0224",
-        f"the rule {rule.title} means a value of type {ty}, which is no tensor",
+        f"the rule {rule.title} selects a value of type {ty}, which is not a tensor",
         place=place,
-        remedy="Name the tensors inside it.",
+        remedy="Name the tensors that it contains.",
     )
 
 
@@ -264,7 +264,7 @@ def _check_fit(rule: PlanRule, mesh: MeshSpec, ty: Any, place: str) -> None:
             "DIST0205",
             "the number of dims is not known, so the placement cannot be checked",
             place=place,
-            remedy="Give the tensor a type with its dims.",
+            remedy="Give the tensor a type with a known number of dims.",
         )
     try:
         check_placement(rule.closed_labels, mesh.shape, ndim, place)
@@ -289,8 +289,9 @@ def _check_fit(rule: PlanRule, mesh: MeshSpec, ty: Any, place: str) -> None:
             names = " and ".join(f'"{mesh.axis_names[a]}"' for a in axes)
             raise PlanError(
                 "DIST0226",
-                f'"{labels_text(rule.placement)}" cuts dim {dim} of size {shape[dim]} into '
-                f"{' x '.join(map(str, parts))} = {count} parts, more than it has ({rule.title})",
+                f'"{labels_text(rule.placement)}" shards dim {dim} of size {shape[dim]} into '
+                f"{' x '.join(map(str, parts))} = {count} parts, more than it has elements "
+                f"({rule.title})",
                 place=place,
                 remedy=f"Choose one of {names}.",
             )

@@ -165,7 +165,7 @@ class Plan:
 def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:
     if not meshes:
         raise PlanError(
-            "DIST0221", "a plan without a mesh", place="plan", remedy='Add "mesh": {"dp": 2}.'
+            "DIST0221", "the plan has no mesh", place="plan", remedy='Add "mesh": {"dp": 2}.'
         )
     names: list[str] = []
     keys: list[Any] = []
@@ -174,7 +174,7 @@ def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:
             faults.add(
                 PlanError(
                     "DIST0221",
-                    "two meshes of one name",
+                    "two meshes have the same name",
                     place=f'mesh "{mesh.name}"',
                     remedy="Rename one of them.",
                 )
@@ -184,9 +184,9 @@ def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:
             faults.add(
                 MeshError(
                     "DIST0202",
-                    f'the same devices in the same shape as mesh "{names[keys.index(key)]}"',
+                    f'it has the same devices in the same shape as mesh "{names[keys.index(key)]}"',
                     place=f'mesh "{mesh.name}"',
-                    remedy='Use one mesh, or give the other ones "start" or "device_ids".',
+                    remedy='Use a single mesh, or give the others "start" or "device_ids".',
                 )
             )
         names.append(mesh.name)

@@ -148,7 +148,7 @@ def _read_meshes(top: JsonValue, faults: Faults) -> tuple[list[str], list[MeshSp
     if ("mesh" in top) == ("meshes" in top):
         raise top.wrong(
             'a plan has either "mesh" or "meshes"',
-            'Give "mesh": {"dp": 2}, or "meshes" with a name for each.',
+            'Give "mesh": {"dp": 2}, or "meshes" with a name for each of several.',
         )
     specs: list[MeshSpec] = []
     if "mesh" in top:
@@ -174,7 +174,7 @@ def _read_mesh(name: str, data: JsonValue) -> MeshSpec:
             "DIST0202",
             "the list of devices is empty",
             place=fields.place,
-            remedy="Name the devices.",
+            remedy="List the devices.",
         )
     start = fields["start"].integer(least=-LARGEST) if "start" in fields else 0
     return MeshSpec(name, fields["axes"].data, start, tuple(ids))
@@ -192,7 +192,7 @@ def _read_rule(data: JsonValue, meshes: Sequence[str]) -> PlanRule:
         raise data.wrong(
             f"a rule names one of {', '.join(KINDS)}; this one names "
             + (" and ".join(kinds) or "none"),
-            "Write one rule for each.",
+            "Write a separate rule for each.",
         )
     kind = kinds[0]
     rule = data.object(_RULE_KEYS[kind], optional=_RULE_KEYS[kind])
@@ -204,7 +204,7 @@ def _read_rule(data: JsonValue, meshes: Sequence[str]) -> PlanRule:
     if "mesh" not in rule and len(meshes) > 1:
         faults.add(
             rule.wrong(
-                "the rule does not say on which of the meshes",
+                "the rule does not name a mesh, and there are several",
                 f'Add "mesh", one of: {", ".join(meshes)}.',
             )
         )

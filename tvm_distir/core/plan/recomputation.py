@@ -133,7 +133,9 @@ def read_runs(text: str, refuse: Refuse) -> Runs:
         policy, star, times = (word.strip() for word in part.partition("*"))
         count = parse_int(times, 1) if star else 1
         if count is None:
-            raise refuse(f'recompute has "{shortened(part)}"', "Write how many calls: full*4+none.")
+            raise refuse(
+                f'recompute has "{shortened(part)}"', "Write the number of calls: full*4+none."
+            )
         if policy not in NAMED and share_of(policy) is None:
             raise refuse(
                 f'recompute is "{shortened(policy)}"', nearest(policy, (*NAMED, "cut:0.5"))
@@ -189,8 +191,9 @@ def check_policies(said: Mapping[str, str], mod: ir.IRModule) -> None:
     if other:
         raise PlanError(
             "DIST0229",
-            f'it says "{said.get(other[0], wanted.of(other[0]).text)}", and the training step was '
-            f'made with "{recorded.of(other[0]).text}"',
+            f'the policy is "{said.get(other[0], wanted.of(other[0]).text)}", and the training '
+            "step was "
+            f'created with "{recorded.of(other[0]).text}"',
             place=f'plan/recompute ("{other[0]}")',
-            remedy="Make the step with train_step(..., recompute=plan.recompute).",
+            remedy="Create the step with train_step(..., recompute=plan.recompute).",
         )

@@ -55,7 +55,7 @@ def data_positions(fn: relax.Function, name: str = MAIN) -> list[int]:
             if plain_name(str(wanted)) not in plain:
                 raise PlanError(
                     "DIST0233",
-                    f'the attribute {INPUTS_ATTR} names "{wanted}", which is no parameter',
+                    f'the attribute {INPUTS_ATTR} names "{wanted}", which is not a parameter',
                     place=name,
                     remedy="Correct the attribute.",
                 )

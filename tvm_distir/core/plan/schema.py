@@ -183,19 +183,23 @@ class PlanRule:
 
         if self.kind not in KINDS:
             remedy = nearest(self.kind, KINDS)
-            wrong(f'no rule is of the kind "{self.kind}"', "rule", remedy)
+            wrong(f'there is no kind of rule "{self.kind}"', "rule", remedy)
         elif not self.name:
-            wrong("the name is empty", self.kind, "Name what is meant.")
+            wrong("the name is empty", self.kind, "Give the name of a tensor, function or op.")
         if self.kind == "call" and self.arg is None:
-            wrong('a call rule has no "arg"', self.title, "Say which argument: 0 is the first.")
+            wrong(
+                'the call rule has no "arg"',
+                self.title,
+                "Give the number of the argument, counted from 0.",
+            )
         if any(not 0 <= axis < len(self.placement) for axis in self.moving):
             count = len(self.placement)
             what = f'"moving" is {list(self.moving)}, and the mesh has {count} axes'
-            wrong(what, self.title, "Give numbers of mesh axes, from 0.")
+            wrong(what, self.title, "Give numbers of mesh axes, counted from 0.")
         for key, number in (("index", self.index), ("arg", self.arg)):
             if number is not None and (self.kind != "call" or number < 0):
                 what = f'"{key}" is {number} in a rule of kind {self.kind}'
-                wrong(what, self.title, "Only call rules have it, and it counts from 0.")
+                wrong(what, self.title, "Use it in call rules only, counted from 0.")
         faults.raise_all()
 
     @property
@@ -221,7 +225,7 @@ class PlanRule:
 
 def faults_of_plan(place: str = "plan") -> Faults:
     """Return the collector of the faults of a plan."""
-    return Faults(place, PlanError("DIST0228", "several things are wrong"))
+    return Faults(place, PlanError("DIST0228", "the plan has several faults"))
 
 
 def find_mesh(meshes: Sequence[MeshSpec], name: str, place: str) -> MeshSpec:
@@ -231,7 +235,7 @@ def find_mesh(meshes: Sequence[MeshSpec], name: str, place: str) -> MeshSpec:
             return mesh
     raise MeshError(
         "DIST0206",
-        f'no mesh "{name}"',
+        f'there is no mesh "{name}"',
         place=place,
         remedy=nearest(name, [mesh.name for mesh in meshes]),
     )

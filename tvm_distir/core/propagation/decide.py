@@ -58,7 +58,7 @@ def propagate(
             "DIST0409",
             "the module has no mesh",
             place="module",
-            remedy="Run AnnotateSharding(plan), or set global_infos (mesh) yourself.",
+            remedy="Run AnnotateSharding(plan), or set global_infos (mesh).",
         )
     with gc_paused():
         propagator = Propagator(mod, costs or costs_for(mod, system), complete)

@@ -34,18 +34,20 @@ def infeasible(
                 if rule is None or graph.nodes[kc].kind != "op":
                     continue
                 if not any(f.ins[i] == label for f in rule.factors for i in positions):
-                    why = rule.why_whole.get(f"in{positions[0]}.dim{label}", "no factor has it")
+                    why = rule.why_whole.get(
+                        f"in{positions[0]}.dim{label}", "no factor contains it"
+                    )
                     return PropagationError(
                         "DIST0411",
                         f"stationary {graph.values[v].name} is sharded on dim {label} along "
-                        f'"{axis.name}", which {rule.op} cannot use: {why}',
+                        f'"{axis.name}", which {rule.op} does not support: {why}',
                         place=graph.place(kc),
-                        remedy='Place it otherwise, or say "stationary": false.',
+                        remedy='Change its placement, or set "stationary": false.',
                     )
     return PropagationError(
         "DIST0411",
         f'the stationary placements along "{axis.name}" contradict each other or do not '
         "divide the dims they shard",
         place=g.name,
-        remedy='Place them otherwise, or say "stationary": false.',
+        remedy='Change the placements, or set "stationary": false.',
     )

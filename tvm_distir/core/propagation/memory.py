@@ -159,10 +159,10 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     if best is None:
         raise InfeasibleError(
             "DIST0801",
-            f"no placement keeps at most {memory_bytes} bytes on each device: the leanest found "
-            f"keeps {least.peak_bytes}, of them {least.param_bytes} of parameters",
+            f"no placement stores at most {memory_bytes} bytes on each device: the smallest found "
+            f"stores {least.peak_bytes}, of them {least.param_bytes} of parameters",
             place=least.place,
-            remedy="Use more devices, a smaller batch, or leave more open to be placed.",
+            remedy="Use more devices, a smaller batch, or leave more placements open.",
         )
     lower, upper = weight // 4, weight
     while upper - lower > max(1, lower // 4):

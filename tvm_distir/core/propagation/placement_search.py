@@ -254,8 +254,8 @@ class PlacementSearch:
             if rule.op not in LAYOUT_OPS or out is None:
                 return None
             return self._obstacle(g, node.results[0], out)
-        why = rule.why_whole.get(f"in{positions[0]}.dim{d}", "it does not divide")
-        return f"{rule.op} takes its dim {d} whole: {why}"
+        why = rule.why_whole.get(f"in{positions[0]}.dim{d}", "the mesh axis does not divide it")
+        return f"{rule.op} requires its dim {d} unsharded: {why}"
 
     def _pins(self, decision: Decision, labels: WeightLabels) -> tuple[PlacementConstraint, ...]:
         """Return the sharded results that the chosen labels do not reach."""

@@ -108,16 +108,16 @@ def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
     if top["module"].text() != digest(module):
         raise PlanError(
             "DIST0240",
-            "the labels are those of another module, batch or mesh",
+            "the labels belong to another module, batch or mesh",
             place=PLACE,
-            remedy='Search again for this one, or remove "labels": the rules hold then, and '
+            remedy='Search again for this module, or remove "labels": the rules then apply, and '
             "propagation decides the rest.",
         )
     reader, said = _Reader(module, top), dict(top["entries"].fields())
     if said.keys() != module.entries.keys():
         raise top["entries"].wrong(
             f"there are labels of {', '.join(sorted(said))}",
-            f"Give those of {', '.join(sorted(module.entries))}.",
+            f"Give the labels of {', '.join(sorted(module.entries))}.",
         )
     entries = {name: reader.instance(value, module.entries[name]) for name, value in said.items()}
     return Decision(module.axes, entries, 0, 0, Conversions(Costs()), reader.instances.value_bytes)
@@ -153,7 +153,7 @@ class _Reader:
             len(others) for _ in self.module.axes
         ]:
             raise data.wrong(
-                "it has other numbers of calls, axes or nodes than the function",
+                "its numbers of calls, axes or nodes differ from the function's",
                 f"Give {len(g.calls)} calls, and {len(others)} nodes on each axis.",
             )
         kids = {
@@ -170,7 +170,7 @@ class _Reader:
             for node, chosen in zip(g.nodes, column, strict=True):
                 if not _may(g, node, chosen):
                     raise data.wrong(
-                        f"{node.label or node.kind} cannot be done as {tuple(chosen)}",
+                        f"{node.label or node.kind} does not support {tuple(chosen)}",
                         'Remove "labels".',
                     )
             choice[a] = tuple(column)
@@ -188,7 +188,9 @@ def called(kid: Instance, a: int) -> OpStrategy:
 def _alternative(data: JsonValue) -> OpStrategy:
     items = data.items()
     if len(items) != 3:
-        raise data.wrong("an alternative is no needs, gives and factor", "Give [[], [], null].")
+        raise data.wrong(
+            "an alternative is not a triple of operands, results and factor", "Give [[], [], null]."
+        )
     needs, gives = items[0].integers(least=P), items[1].integers(least=P)
     return OpStrategy(needs, gives, None if items[2].data is None else items[2].integer())
 

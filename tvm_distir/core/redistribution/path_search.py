@@ -104,7 +104,8 @@ class PathSearch:
         where = " along the innermost mesh axes" if self.means.innermost else ""
         raise LoweringError(
             "DIST0509",
-            f'no way from "{placement_text(key.before)}" to "{placement_text(key.after)}" of a '
+            f'no sequence of collectives leads from "{placement_text(key.before)}" to '
+            f'"{placement_text(key.after)}" of a '
             f"tensor of shape {list(key.shape)} {room}by {', '.join(self.means.kinds)}{where}",
             remedy="Raise the memory bound, or allow all collectives.",
         )

@@ -61,7 +61,8 @@ class Planner:
         if memory_bound is not None and not memory_bound >= 1:
             raise UsageError(
                 "DIST0150",
-                f"the memory bound {memory_bound} is below 1: the ends would not fit",
+                f"the memory bound {memory_bound} is below 1: the source and the target would "
+                "not fit",
                 place="LegalizeRedistribute",
                 remedy="Give 1.0 or more, or None for no bound.",
             )

@@ -111,7 +111,7 @@ def bindings_of(fn: relax.Function, function: str) -> Iterator[tuple[Any, Any]]:
             if type(binding) is not relax.VarBinding:
                 raise LoweringError(
                     "DIST0504",
-                    "a match_cast has no distributed form",
+                    "a match_cast cannot be distributed",
                     place=place_of(function, binding.var, binding.value),
                     remedy="Give the shapes as constants.",
                 )

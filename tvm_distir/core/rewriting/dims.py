@@ -94,7 +94,7 @@ def check_sizes(dims: Mapping[str, Any], place: str) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_INT:
             raise ModelError(
                 "DIST0313",
-                f"{name}={size!r} is no size",
+                f"{name}={size!r} is not a size",
                 place=place,
                 remedy=f"Give a positive integer of at most {MAX_INT}.",
             )
@@ -102,8 +102,8 @@ def check_sizes(dims: Mapping[str, Any], place: str) -> None:
 
 def unknown_dim(name: str, known: list[str], place: str) -> ModelError:
     """Return the error (DIST0313) for a size of an unknown dim name."""
-    remedy = nearest(name, known) if known else "All its dims have sizes: leave it out."
-    return ModelError("DIST0313", f'no dim is called "{name}"', place=place, remedy=remedy)
+    remedy = nearest(name, known) if known else "Remove it: all dims have sizes."
+    return ModelError("DIST0313", f'there is no dim "{name}"', place=place, remedy=remedy)
 
 
 def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
@@ -162,7 +162,7 @@ def _size_errors(place: str) -> Iterator[None]:
             "DIST0313",
             f"sizes contradict each other: {_OP.sub(_SHORT, (lines or ['no message'])[0])[:300]}",
             place=place,
-            remedy="Give its variables sizes that agree.",
+            remedy="Give the variables consistent sizes.",
         ) from err
 
 

@@ -74,9 +74,9 @@ def no_single_entry(names: Iterable[str]) -> ModelError:
             else ", nor any public one"
         ),
         place="module",
-        remedy="Say which one is meant: --entry NAME, or entry= in Python."
+        remedy="Choose one with --entry NAME (in Python, entry=)."
         if candidates
-        else f"Name the function {MAIN}.",
+        else f"Rename the entry function to {MAIN}.",
     )
 
 

@@ -111,7 +111,7 @@ def callees_first(
     Raises
     ------
     LoweringError
-        DIST0504 when functions call each other in a circle.
+        DIST0504 when functions call each other recursively.
     """
     functions = {str(gv.name_hint): (gv, fn) for gv, fn in relax_functions(mod)}
     if called is None:
@@ -136,7 +136,7 @@ def callees_first(
             elif state.get(callee) == 1:
                 raise LoweringError(
                     "DIST0504",
-                    f'"{name}" and "{callee}" call each other in a circle',
+                    f'"{name}" and "{callee}" call each other recursively',
                     place=name,
                     remedy="Remove the recursion.",
                 )

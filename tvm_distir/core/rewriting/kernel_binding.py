@@ -113,5 +113,5 @@ def contradiction(place: str, what: str, size: int, other: int) -> ModelError:
         "DIST0313",
         f"{what} would be {size} and {other}",
         place=place,
-        remedy="Give its variables sizes that agree.",
+        remedy="Give the variables consistent sizes.",
     )

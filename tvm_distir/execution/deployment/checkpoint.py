@@ -55,7 +55,7 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
     for suffix, read in _KINDS.items():
         if where.name.endswith(suffix):
             return read(where)
-    raise unreadable(where, f"it is none of {', '.join(_KINDS)}")
+    raise unreadable(where, f"it is not one of {', '.join(_KINDS)}")
 
 
 def _folder(where: Path) -> dict[str, FileArray]:
@@ -64,12 +64,12 @@ def _folder(where: Path) -> dict[str, FileArray]:
         return _index(indices[0])
     files = [p for p in sorted(where.iterdir()) if p.suffix in _KINDS]
     if not files:
-        raise unreadable(where, "the folder holds no weights")
+        raise unreadable(where, "the folder contains no weights")
     result: dict[str, FileArray] = {}
     for file in files:
         for name, array in open_weights(file).items():
             if name in result:
-                raise unreadable(file, f'"{name}" stands in {result[name].path.name} too')
+                raise unreadable(file, f'"{name}" is also in {result[name].path.name}')
             result[name] = array
     return result
 
@@ -79,7 +79,7 @@ def _index(where: Path) -> dict[str, FileArray]:
         homes = json.loads(where.read_text(encoding="utf-8"))["weight_map"]
         files = {name: where.parent / str(file) for name, file in homes.items()}
     except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as err:
-        raise unreadable(where, f"it is no index of safetensors files: {err}") from err
+        raise unreadable(where, f"it is not an index of safetensors files: {err}") from err
     for file in sorted(set(files.values())):
         if file.parent != where.parent or file.name in ("", ".."):
             raise unreadable(where, f'"{shortened(file.name)}" is not in the folder of the index')
@@ -98,7 +98,7 @@ def _npz(where: Path) -> dict[str, FileArray]:
                 for info in archive.infolist()
             }
     except BROKEN as err:
-        raise unreadable(where, f"it is no npz file: {err}") from err
+        raise unreadable(where, f"it is not an npz file: {err}") from err
 
 
 def _member(where: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> FileArray:
@@ -120,7 +120,7 @@ def _npy(where: Path) -> dict[str, FileArray]:
             shape, dtype = _npy_header(where, file, where.name)
             return {where.stem: FileArray(where, shape, dtype, file.tell())}
     except BROKEN as err:
-        raise unreadable(where, f"it is no npy file: {err}") from err
+        raise unreadable(where, f"it is not an npy file: {err}") from err
 
 
 class _Head:
@@ -145,12 +145,12 @@ def _npy_header(where: Path, stream: Any, name: str) -> tuple[tuple[int, ...], n
         (2, 0): np.lib.format.read_array_header_2_0,
     }.get(version)
     if read is None:
-        raise unreadable(where, f'"{name}" is of the unknown version {version}')
+        raise unreadable(where, f'"{name}" has the unknown version {version}')
     shape, is_fortran, dtype = read(_Head(stream))
     if any(n < 0 for n in shape):
         raise unreadable(where, f'"{name}" has the shape {list(shape)}')
     if dtype.hasobject:
-        raise unreadable(where, f'"{name}" holds Python objects')
+        raise unreadable(where, f'"{name}" contains Python objects')
     if is_fortran and len(shape) > 1:
         raise unreadable(where, f'"{name}" is column-major; save numpy.ascontiguousarray of it')
     return tuple(int(n) for n in shape), dtype

@@ -171,16 +171,16 @@ def replaceable(where: Path, force: bool = False) -> list[str]:
     if there and MANIFEST not in there and not force:
         raise EngineError(
             "DIST0640",
-            f"it holds {there[0]} and is no deployed program",
+            f"it contains {there[0]} and is not a deployed program",
             place=str(where),
-            remedy="Name a new or an empty folder.",
+            remedy="Give a new or an empty folder.",
         )
     return sorted(record.matching(_WRITTEN), key=lambda name: (name != MANIFEST, name))
 
 
 def _unwritable(where: Path, error: OSError) -> EngineError:
     what = f"it cannot be written: {error.strerror or error}"
-    return broken(where, what, "Make room, or name another folder.")
+    return broken(where, what, "Free disk space, or give another folder.")
 
 
 def _write_weights(

@@ -86,7 +86,7 @@ class Deployment:
                 for rank in entry.ranks:
                     if rank not in homes or homes[rank][1] not in opened[homes[rank][0]]:
                         raise broken(
-                            self.folder, f'the part of "{port.name}" for device {rank} is missing'
+                            self.folder, f'the shard of "{port.name}" for device {rank} is missing'
                         )
                     file, key = homes[rank]
                     parts[rank] = opened[file][key]

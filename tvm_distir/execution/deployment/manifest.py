@@ -103,7 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not os.path.exists(path):
-        raise broken(folder, f"it holds no {MANIFEST}", "Name a folder that td.deploy wrote.")
+        raise broken(folder, f"it contains no {MANIFEST}", "Give a folder that td.deploy wrote.")
     top = JsonValue(read_json(path, _refuse), str(path), _refuse).object()
     version = (
         top["schema_version"] if "schema_version" in top else JsonValue(None, top.place, _refuse)
@@ -173,9 +173,11 @@ def _target(value: JsonValue) -> dict[str, Any]:
 def _check_inside(name: str, folder: Path, value: JsonValue) -> str:
     """Check that the name of a file leads nowhere out of the folder, links included."""
     if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
-        raise value.wrong(f"{shortened(repr(name))} is no name of a file in the folder", _AGAIN)
+        raise value.wrong(
+            f"{shortened(repr(name))} is not the name of a file in the folder", _AGAIN
+        )
     if os.path.dirname(os.path.realpath(folder / name)) != os.path.realpath(folder):
-        raise value.wrong(f"{name} is a link that leaves the folder", _AGAIN)
+        raise value.wrong(f"{name} is a link to a path outside of the folder", _AGAIN)
     return name
 
 
@@ -209,8 +211,8 @@ def check_built_with(manifest: Manifest, folder: Path) -> None:
         if _series(was) != _series(here[name]):
             raise broken(
                 folder,
-                f"it was built with {name} {was}, here is {here[name]}",
-                "Deploy it again where it shall run.",
+                f"it was built with {name} {was}, and {here[name]} is installed",
+                "Deploy it again in the environment where it runs.",
             )
 
 
@@ -222,4 +224,4 @@ def _series(text: str) -> str:
 def check_file(folder: Path, name: str, manifest: Manifest) -> None:
     """Refuse (DIST0640) a file whose bytes are not those that were written."""
     if digest_file(folder / name) != manifest.files[name]:
-        raise broken(folder / name, "its checksum is not that of the manifest")
+        raise broken(folder / name, "its checksum differs from that of the manifest")

@@ -62,13 +62,13 @@ def read_header(path: Path) -> dict[str, FileArray]:
             head = file.read(_LENGTH.size)
             (count,) = _LENGTH.unpack(head)
             if count > min(size_bytes - _LENGTH.size, _MOST_HEADER_BYTES):
-                raise unreadable(path, f"its header claims {count} bytes")
+                raise unreadable(path, f"its header has the length {count}")
             header = json.loads(file.read(count))
     except (OSError, struct.error, ValueError, RecursionError) as err:
-        raise unreadable(path, f"it is no safetensors file: {err}") from err
+        raise unreadable(path, f"it is not a safetensors file: {err}") from err
     start = _LENGTH.size + count
     if not isinstance(header, dict):
-        raise unreadable(path, "its header is no table of arrays")
+        raise unreadable(path, "its header is not a table of arrays")
     return {
         name: _array(path, name, item, start, size_bytes)
         for name, item in header.items()
@@ -81,14 +81,16 @@ def _array(path: Path, name: str, item: Any, start: int, size_bytes: int) -> Fil
         code, shape = str(item["dtype"]), tuple(int(n) for n in item["shape"])
         begin, end = (int(n) for n in item["data_offsets"])
     except (KeyError, TypeError, ValueError) as err:
-        raise unreadable(path, f'"{name}" is described wrongly: {err}') from err
+        raise unreadable(path, f'"{name}" has an invalid description: {err}') from err
     if code not in _TYPES:
         raise unreadable(path, f'"{name}" has the unknown type {code}')
     dtype = np_dtype(_TYPES[code])
     if begin < 0 or min(shape, default=0) < 0:
-        raise unreadable(path, f'"{name}" has a negative size or place')
+        raise unreadable(path, f'"{name}" has a negative size or offset')
     if end - begin != math.prod(shape) * dtype.itemsize or start + end > size_bytes:
-        raise unreadable(path, f'the bytes of "{name}" do not fit its shape, or the file')
+        raise unreadable(
+            path, f'the byte range of "{name}" does not match its shape, or exceeds the file'
+        )
     return FileArray(path, shape, dtype, start + begin)
 
 

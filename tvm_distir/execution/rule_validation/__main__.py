@@ -24,12 +24,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tvm_distir.ops.validate",
         description=(__doc__ or "").split("\n", 1)[0],
     )
-    parser.add_argument("names", nargs="*", metavar="WORD", help="cases with a word in their name")
-    parser.add_argument("--op", action="append", default=[], metavar="NAME", help="cases of an op")
+    parser.add_argument(
+        "names", nargs="*", metavar="WORD", help="select cases whose name contains this word"
+    )
+    parser.add_argument(
+        "--op", action="append", default=[], metavar="NAME", help="select the cases of this op"
+    )
     parser.add_argument(
         "--missing",
         action="store_true",
-        help="also tell placements that the op's own results show to be right, but no factor has",
+        help="also report placements that are correct by the op's results but that no factor has",
     )
     return parser
 

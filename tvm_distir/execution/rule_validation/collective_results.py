@@ -46,7 +46,7 @@ def meaning(kind: str, attrs: Any, values: Sequence[np.ndarray], count: int) -> 
         return [values[s] if 0 <= s < count else nothing for s in sources]
     raise InternalError(
         "DIST0901",
-        f"a local form writes {kind}, whose meaning is not known here",
+        f"a local form uses {kind}, which the validation does not support",
         place="ops.validate",
         remedy="Add it to ops/validate/collectives.py.",
     )

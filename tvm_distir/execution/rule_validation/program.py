@@ -149,7 +149,7 @@ def local_program(
             )
             params.append(x)
         elif operand_shard.local != operand_shard.whole:
-            raise LoweringError("DIST0505", "a cut constant", place=case.name, remedy=_CONSTANT)
+            raise LoweringError("DIST0505", "a sharded constant", place=case.name, remedy=_CONSTANT)
         operands.append(Operand(x, None, operand_shard, False))
     memo = BlockMemo()
     cx = LocalCall(call, form, call.args, operands, outs, mesh, writer, "main", var, memo)

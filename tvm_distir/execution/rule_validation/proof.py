@@ -63,8 +63,8 @@ class Proof:
             for op, groups in sorted(self.undeclared.items())
         }
         return [
-            f"{op} is linear in the operands {' and '.join(map(str, groups))}, which its rule does "
-            f"not say: sums over devices are completed before it. Declare "
+            f"{op} is linear in the operands {' and '.join(map(str, groups))}, which its rule "
+            "does not declare: partial sums are reduced before it. Declare "
             f"draft.linear({', '.join(map(str, groups))})."
             for op, groups in groups_of_op.items()
             if groups

@@ -81,7 +81,7 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
     Raises
     ------
     ModelError
-        DIST0340 when a parameter is no tensor of static shape, DIST0341 when there is no entry.
+        DIST0340 when a parameter is not a tensor of static shape, DIST0341 when there is no entry.
     """
     entry = entry_of(mod)
     fn = mod[entry]
@@ -113,9 +113,9 @@ def _spec(
     if tensor is None or shape is None:
         raise ModelError(
             "DIST0340",
-            f"{ty} is no tensor of static shape",
+            f"{ty} is not a tensor of static shape",
             place=place,
-            remedy=TENSORS_ONLY if tensor is None else "Bind its symbolic dims: td.bind_dims.",
+            remedy=TENSORS_ONLY if tensor is None else "Bind its symbolic dims with td.bind_dims.",
         )
     dtype = _dtype(tensor)
     if not _is_float(dtype):

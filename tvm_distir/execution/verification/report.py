@@ -94,7 +94,7 @@ class VerifyReport:
                 "DIST0691",
                 "; ".join(self.unlike_claims),
                 place="collectives",
-                remedy="This is a bug of export, or of the engine's counting.",
+                remedy="Report it: it is a bug of export, or of the engine's counting.",
             )
         return self
 
@@ -129,8 +129,8 @@ class VerifyReport:
 
     def _remedy(self) -> str:
         if self.fault is not None:
-            return "This is a bug: report it with the module and the plan."
-        return "Run it with exact=True to tell rounding from a wrong result."
+            return "Report this bug with the module and the plan."
+        return "Run it with exact=True to distinguish rounding from a wrong result."
 
 
 def _finite(value: Any) -> Any:

@@ -43,9 +43,9 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
         if absent:
             raise ModelError(
                 "DIST0340",
-                f"no input is given for {', '.join(absent)}",
+                f"there is no input for {', '.join(absent)}",
                 place=f"{entry_of(mod)}/{absent[0]}",
-                remedy="Give an array for each parameter, or leave the inputs out.",
+                remedy="Give an array for each parameter, or remove the inputs.",
             )
         return [np.asarray(drawn[name]) for name in names]
     return [np.asarray(value) for value in flatten_tuples(drawn)]
@@ -90,7 +90,10 @@ def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
     """Refuse a reference with NaN or Inf (DIST0620), or without outputs (DIST0621)."""
     if not outputs:
         raise EngineError(
-            "DIST0621", "the function has no output", place="reference", remedy="Return a value."
+            "DIST0621",
+            "the function has no output",
+            place="reference",
+            remedy="Return at least one value.",
         )
     for i, value in enumerate(outputs):
         if value.dtype.kind in "iub":
@@ -101,7 +104,7 @@ def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
                 "DIST0620",
                 f"{bad} of {value.size} values of the reference are NaN or Inf",
                 place=f"output {i}",
-                remedy="Give other inputs or weights, or another seed.",
+                remedy="Use other inputs or weights, or another seed.",
             )
 
 
@@ -117,10 +120,10 @@ def refuse_constant_outputs(
             return
     raise EngineError(
         "DIST0621",
-        f"{_DRAWS} other draws of the inputs gave the same values",
+        f"{_DRAWS} other samples of the inputs resulted in the same values",
         place=f"output{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}",
-        remedy="Its value says nothing about the distribution: give weights that matter, or "
-        "leave the output out.",
+        remedy="Use weights on which it depends, or exclude the output: its value does not test "
+        "the distribution.",
     )
 
 
@@ -178,7 +181,7 @@ def _located(search: Bisection) -> tuple[Fault | None, str]:
         # The difference must be told all the same.
         return None, f"the search for the first binding that differs stopped: {error}"
     if fault is None:
-        return None, "no value differs once it is returned: an optimisation is at fault"
+        return None, "no value differs if it is returned: an optimization is the cause"
     return fault, ""
 
 
@@ -266,7 +269,7 @@ def verify(
             "DIST0603",
             f"{len(got)} outputs, the original has {len(expected)}",
             place=entry_of(plain),
-            remedy="This is a bug of the lowering.",
+            remedy="Report it: this is a bug of the lowering.",
         )
     dtype = coarsest_float(plain)
     collectives = chosen.collectives
@@ -283,7 +286,7 @@ def verify(
     claims = claimed_collectives(export(ExpandSchedule()(dist)))
     fault, no_fault = None, ""
     if not equal and Pipeline.of(mod) is not None:
-        no_fault = "bindings of a step in stages have no one place among those of one device"
+        no_fault = "bindings of a pipelined step have no unique counterpart on a single device"
     elif not equal and locate and plan is not None:
         fault, no_fault = _located(Bisection(mod, plain, plan, chosen, values, narrow, exact))
     return VerifyReport(

@@ -79,7 +79,7 @@ def check_torch(place: str) -> None:
     if importlib.util.find_spec("torch") is None:
         raise ModelError(
             "DIST0304",
-            "programs of torch.export are read with torch, which is not installed",
+            "reading torch.export programs requires torch, which is not installed",
             place=place,
             remedy='Install the extra: pip install "tvm_distir[torch]".',
         )
@@ -91,19 +91,21 @@ def check_archive(path: str | Path) -> None:
         with zipfile.ZipFile(path) as archive:
             held = archive.infolist()
     except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise _no_archive(path, f"it is no zip archive: {error}") from error
+        raise _no_archive(path, f"it is not a zip archive: {error}") from error
     packed_bytes = sum(item.file_size for item in held if item.compress_type != zipfile.ZIP_STORED)
     if packed_bytes > _MOST_PACKED_BYTES:
-        raise _no_archive(path, f"it would unpack to {packed_bytes} bytes; PyTorch packs nothing")
+        raise _no_archive(
+            path, f"it would unpack to {packed_bytes} bytes, but PyTorch does not compress"
+        )
     if not held:
-        raise _no_archive(path, "it holds nothing")
+        raise _no_archive(path, "it is empty")
     for item in held:
         if item.filename.startswith("/") or ".." in item.filename.split("/"):
-            raise _no_archive(path, f'"{shortened(item.filename)}" would leave its folder')
+            raise _no_archive(path, f'"{shortened(item.filename)}" would be outside of its folder')
 
 
 def _no_archive(path: str | Path, what: str) -> ModelError:
-    remedy = "Write it by torch.export.save."
+    remedy = "Write it with torch.export.save."
     return ModelError("DIST0303", what, place=str(path), remedy=remedy)
 
 
@@ -117,9 +119,9 @@ def check_jax(place: str) -> None:
     if importlib.util.find_spec("jaxlib") is None or importlib.util.find_spec("jax") is None:
         raise ModelError(
             "DIST0304",
-            "bytecode of MLIR is read with jax, which is not installed",
+            "reading MLIR bytecode requires jax, which is not installed",
             place=place,
-            remedy='Install the extra: pip install "tvm_distir[jax]"; or write text.',
+            remedy='Install the extra: pip install "tvm_distir[jax]"; or write it as text.',
         )
 
 
@@ -161,7 +163,7 @@ def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
     for item in rest.split(",") if mark else []:
         key, equals, value = (part.strip() for part in item.partition("="))
         if not key or not equals or not value or key in keys:
-            what = f'key "{key}" stands twice' if key in keys else f'"{item}" is not key=value'
+            what = f'key "{key}" is given twice' if key in keys else f'"{item}" is not key=value'
             raise ModelError("DIST0302", what, place=spec, remedy="Write NAME?key=value,key=value.")
         keys[key] = value
     return name, keys
@@ -171,7 +173,7 @@ def batch_fault(kind: str, spec: str, instead: str) -> ModelError:
     """Return the error (DIST0314) about a batch for a text format that fixes the batch."""
     return ModelError(
         "DIST0314",
-        f"the batch of a {kind} module is written in it",
+        f"the batch of a {kind} module is fixed",
         place=spec,
-        remedy=f"Leave --batch out; {instead}.",
+        remedy=f"Remove --batch; {instead}.",
     )

@@ -26,7 +26,7 @@ from .op_writers import writers_of
 from .step import DeviceInterface, ExportStep, dims, dtype
 from .text import Unwritable, string
 
-_REMEDY = "Write the module at an earlier level, or this part of the model otherwise."
+_REMEDY = "Write the module at an earlier level, or rewrite this part of the model."
 _STARTED = "_start"
 
 
@@ -64,7 +64,7 @@ class FunctionWriter:
         Raises
         ------
         ModelError
-            DIST0380 naming the binding that has no form in StableHLO.
+            DIST0380 naming the binding that cannot be expressed in StableHLO.
         """
         for param in self._fn.params:
             try:
@@ -131,14 +131,14 @@ class FunctionWriter:
             return self.body.constant(expr.value.numpy(), dtype(expr.ty))
         if isinstance(expr, ir.Call):
             return self._call(expr)
-        raise Unwritable(f"{type(expr).__name__} has no form in StableHLO")
+        raise Unwritable(f"{type(expr).__name__} cannot be expressed in StableHLO")
 
     def _call(self, call: ir.Call) -> Any:
         if isinstance(call.op, ir.GlobalVar):
             return self._called(call)
         name = str(getattr(call.op, "name", "")).removeprefix("relax.").removesuffix(_STARTED)
         if name not in self._writers:
-            raise Unwritable(f"{op_name(call)} has no form in StableHLO")
+            raise Unwritable(f"{op_name(call)} cannot be expressed in StableHLO")
         args = [self._argument(arg) for arg in call.args]
         step, write = ExportStep(call, args, self.body, self._devices), self._writers[name]
         return self._composites.write(step, name, write) if self._composites else write(step)

@@ -119,7 +119,7 @@ def coordinate(step: ExportStep) -> Ssa:
             place = body.binary("add", body.binary("multiply", index, sizes[axis]), place)
         index = place
     if index is None:
-        raise Unwritable("a place along no axis")
+        raise Unwritable("a position along no axis")
     return index
 
 

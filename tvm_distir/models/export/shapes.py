@@ -135,7 +135,7 @@ def _resize(step: ExportStep) -> Ssa:
     for axis in (layout.index("H"), layout.index("W")):
         times, rest = divmod(step.shape[axis], x.shape[axis])
         if rest:
-            raise refuse(step, "by no whole factor")
+            raise refuse(step, "by a factor that is not an integer")
         wide = [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]]
         places = [i for i in range(len(wide)) if i != axis + 1]
         size = [n * times if i == axis else n for i, n in enumerate(x.shape)]

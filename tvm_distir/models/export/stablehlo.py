@@ -72,7 +72,9 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = Tru
         DIST0380 naming what has no form in StableHLO.
     """
     if form not in FORMS:
-        raise UsageError("DIST0152", f'no form "{form}"', place="form", remedy=nearest(form, FORMS))
+        raise UsageError(
+            "DIST0152", f'there is no form "{form}"', place="form", remedy=nearest(form, FORMS)
+        )
     return _Writer(mod, form, Composites() if composites else None).text()
 
 
@@ -97,7 +99,7 @@ class _Writer:
     def text(self) -> str:
         if len(self._entries) > 1:
             listed = ", ".join(self._entries)
-            raise fault("module", f"several programs on meshes of their own: {listed}")
+            raise fault("module", f"several programs on separate meshes: {listed}")
         functions = "".join(
             self._function(str(gv.name_hint), fn) for gv, fn in relax_functions(self._mod)
         )
@@ -196,7 +198,7 @@ class _Writer:
         for number, mesh in enumerate(self._meshes):
             if [int(n) for n in mesh_shape(mesh)] == shape and self._devices(number) == devices:
                 return number
-        raise fault(_title(port), f"on a mesh {shape} that the module has not")
+        raise fault(_title(port), f"on a mesh {shape} that the module does not have")
 
     def _not_manual(self, io: Any) -> str | None:
         """Return why an entry cannot be a manual computation, or None."""
@@ -204,13 +206,13 @@ class _Writer:
         sizes = mesh_shape(self._meshes[number])
         for port in [*io["inputs"], *io["outputs"]]:
             if self._mesh_of(port, io) != number:
-                return f'"{_title(port)}" lies on a mesh of its own'
+                return f'"{_title(port)}" is on another mesh'
             shape = [int(n) for n in port["shape"]]
             for label, size in zip(self._labels(port), sizes):
                 if label >= 0:
                     shape[label], rest = divmod(shape[label], size)
                     if rest:
-                        return f'"{_title(port)}" is not cut into equal shards'
+                        return f'"{_title(port)}" is not sharded into equal shards'
         return None
 
     @staticmethod
@@ -227,7 +229,9 @@ class _Writer:
         """Write the entry as a function of full arrays around the local program."""
         reason = self._not_manual(io)
         if reason is not None:
-            raise fault("main", f"no manual computation, as {reason}; the form replicas says it")
+            raise fault(
+                "main", f"no manual computation can express it, as {reason}; use the form replicas"
+            )
         mesh = self._meshes[int(io["mesh"])]
         ins, outs = ([self._port(p, mesh) for p in io[side]] for side in ("inputs", "outputs"))
         names = [str(port["name"]) for port in io["inputs"]]

@@ -39,9 +39,9 @@ def dims(ty: Any) -> tuple[int, ...]:
     """Return the static shape of a type."""
     shape = known_shape(ty)
     if tensor_type(ty) is None:
-        raise Unwritable(f"a value of type {ty}, which is no tensor")
+        raise Unwritable(f"a value of type {ty}, which is not a tensor")
     if shape is None:
-        raise Unwritable("a tensor whose sizes are not known")
+        raise Unwritable("a tensor of unknown shape")
     return shape
 
 

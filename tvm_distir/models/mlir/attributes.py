@@ -63,7 +63,7 @@ class Attributes:
             return OtherType(f"({texts[0]}) -> ({texts[1]})")
         name = scan.word(NAME, "a type")
         if not scan.peek("<"):
-            raise scan.fault(f'"{name}" is no type')
+            raise scan.fault(f'"{name}" is not a type')
         return OtherType(f"{name}<{scan.balanced()}>")
 
     def _tensor(self, body: str) -> TensorType:
@@ -71,7 +71,7 @@ class Attributes:
         words = re.findall(r"\d+|\?", match.group(1)) if match else []
         element = match.group(2).split(",")[0].strip() if match else ""
         if not element or element[0].isdigit() or "*" in element:
-            raise self._scan.fault(f"tensor<{body}> is no type of a tensor of known rank")
+            raise self._scan.fault(f"tensor<{body}> is not the type of a tensor of known rank")
         return TensorType(
             tuple(None if w == "?" else self._scan.integer(w) for w in words), element
         )

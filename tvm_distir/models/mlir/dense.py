@@ -62,9 +62,9 @@ def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[
         return _from_bytes(text.strip('"'), dtype, count).reshape(shape)
     words = _ELEMENT.findall(text)
     if re.sub(_ELEMENT, "", text).strip("[], \n\t"):
-        raise ValueError(f"elements that are no numbers: {text[:40]}")
+        raise ValueError(f"elements that are not numbers: {text[:40]}")
     if len(words) not in (1, count):
-        raise ValueError(f"{len(words)} elements, the type has {count}")
+        raise ValueError(f"{len(words)} elements, the type requires {count}")
     elements = np.array([_element(item, dtype) for item in words], dtype)
     return elements.reshape(shape) if len(words) == count else elements.reshape(1)
 

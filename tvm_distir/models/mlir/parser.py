@@ -214,7 +214,7 @@ class _Parser:
             if scan.peek("^"):
                 raise scan.fault("a region of several blocks")
             if scan.at_end:
-                raise scan.fault("the text ends inside of a region")
+                raise scan.fault("the text ends inside a region")
             block.operations.append(self._operation())
         scan.higher()
         return block

@@ -107,7 +107,7 @@ class Scanner:
         """Enter a bracket or a region, up to a maximum depth (DIST0370)."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise self.fault(f"brackets are nested over {MAX_DEPTH} deep")
+            raise self.fault(f"brackets are nested more than {MAX_DEPTH} deep")
 
     def higher(self) -> None:
         """Leave the level that :meth:`deeper` entered."""
@@ -132,7 +132,7 @@ class Scanner:
         """Return the error about an operation of an unknown dialect (DIST0371)."""
         return ModelError(
             "DIST0371",
-            f"no import of {operation}",
+            f"{operation} cannot be imported",
             place=f"{self._place}:{self.line} ({operation})",
             remedy="Lower the model to StableHLO.",
         )

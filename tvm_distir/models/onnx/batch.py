@@ -101,7 +101,7 @@ def check_kept(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
         shape = before.shape(outputs[0])
         raise refusal(
             node,
-            "the batch ends here: the result has "
+            "the result does not have the batch: it has "
             f"{'an unknown shape' if shape is None else f'the shape {list(shape)} at any batch'}",
         )
 
@@ -164,7 +164,7 @@ def _rewrite_reshape(
     old_in, new_in = before.shape(node.input[0]), after.shape(node.input[0])
     target = before.shape(node.output[0])
     if old_in is None or new_in is None or target is None:
-        raise refusal(node, "a shape is not known")
+        raise refusal(node, "a shape is unknown")
     if len(carried) != 1:
         raise refusal(node, f"dims {list(carried)} of its operand carry the batch")
     dim, (old_batch, new_batch) = carried[0], batches
@@ -193,7 +193,7 @@ def _rewrite_target(
         if shift + dim < 0 or (node.op_type == "Expand" and sizes[shift + dim] == 1):
             continue  # an Expand keeps what its operand has there
         if sizes[shift + dim] != old_in[dim]:
-            raise refusal(node, f"the sizes {sizes} stretch the batch dim {dim} of {list(old_in)}")
+            raise refusal(node, f"the sizes {sizes} scale the batch dim {dim} of {list(old_in)}")
         sizes[shift + dim] = new_in[dim]
     return _with_operand(node, operand, sizes)
 

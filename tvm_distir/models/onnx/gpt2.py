@@ -62,9 +62,10 @@ def build(
     if hidden % heads or seq > positions or min(layers, hidden, heads, vocab, seq) < 1:
         raise ModelError(
             "DIST0332",
-            f"hidden={hidden}, heads={heads}, seq={seq}, positions={positions} make no GPT-2",
+            f"hidden={hidden}, heads={heads}, seq={seq}, positions={positions} do not describe a "
+            "GPT-2",
             place="gpt2",
-            remedy="heads must divide hidden, and seq be at most positions.",
+            remedy="Choose heads that divide hidden, and seq of at most positions.",
         )
     writer = _Writer(hidden, heads, batch, seq, seed)
     return writer.model(layers, vocab, positions, fused_qkv)

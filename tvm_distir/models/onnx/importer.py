@@ -92,7 +92,7 @@ def _check_batch(batch: int | None, place: str) -> None:
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise ModelError(
             "DIST0314",
-            f"batch={batch!r} is no size",
+            f"batch={batch!r} is not a size",
             place=place,
             remedy="Give a positive integer.",
         )
@@ -150,7 +150,7 @@ def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
         drop_half_built(error)
         raise ModelError(
             "DIST0312",
-            f"TVM's importer refuses the node: {reason(error)}",
+            f"TVM's importer refused the node: {reason(error)}",
             place=node or place,
             remedy="Check the operands and the operator set's version.",
         ) from error
@@ -164,7 +164,7 @@ def _unsupported(model: onnx.ModelProto, message: str) -> str:
     for node in model.graph.node:
         if node.op_type in listed:
             first.setdefault(node.op_type, node_place(node))
-    return f"TVM imports no {', '.join(first.values()) or message}"
+    return f"TVM cannot import {', '.join(first.values()) or message}"
 
 
 def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
@@ -181,7 +181,7 @@ def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
             "DIST0312",
             f"TVM has no kernel for {call}: {reason(error)}",
             place=place,
-            remedy="Rewrite the node that becomes this call.",
+            remedy="Rewrite the node that is imported as this call.",
         ) from error
 
 

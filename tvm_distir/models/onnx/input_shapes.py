@@ -57,9 +57,9 @@ def static_shapes(
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             raise ModelError(
                 "DIST0313",
-                f'of the input "{value.name}", its shape is not known',
+                f'the shape of the input "{value.name}" is unknown',
                 place=place,
-                remedy="Export it with a shape.",
+                remedy="Export the model with a shape.",
             )
         sizes = []
         for index, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -73,7 +73,7 @@ def static_shapes(
                 size = batch
             if size is None:
                 word = f'dim {index} ("{dim.dim_param}")' if dim.dim_param else f"dim {index}"
-                open_names.setdefault(name, f'of the input "{value.name}", {word} is not known')
+                open_names.setdefault(name, f'{word} of the input "{value.name}" is unknown')
             sizes.append(size or 0)
         old[value.name] = tuple(sizes)
     for name in dims:
@@ -91,7 +91,7 @@ def static_shapes(
             "DIST0314",
             f"the data inputs have no common dim 0: {shown}",
             place=place,
-            remedy="Leave --batch out, or export the model at the batch you want.",
+            remedy="Remove --batch, or export the model with the required batch.",
         )
     new = {name: (batch, *shape[1:]) if name in ranked else shape for name, shape in old.items()}
     return old, new

@@ -44,7 +44,7 @@ def check_read(node: onnx.NodeProto, seen: Seen) -> None:
     if fault is not None:
         raise ModelError(
             "DIST0312",
-            f"TVM's importer reads it wrongly: {fault[0]}",
+            f"TVM's importer translates it incorrectly: {fault[0]}",
             place=node_place(node),
             remedy=fault[1],
         )
@@ -88,27 +88,27 @@ def _batch_norm(node: onnx.NodeProto, seen: Seen) -> Fault:
 def _dropout(node: onnx.NodeProto, seen: Seen) -> Fault:
     training = node.input[2] if len(node.input) > 2 else ""
     if training and (training not in seen.values or seen.values[training].any()):
-        return "training_mode drops nothing", "Export the model for inference."
+        return "training_mode is ignored", "Export the model for inference."
     if _reads(node, 1, seen):
-        return "the mask is no tensor of booleans", "Leave the mask out."
+        return "the mask is not a tensor of booleans", "Remove the mask."
     return None
 
 
 def _layer_norm(node: onnx.NodeProto, seen: Seen) -> Fault:
     if _reads(node, 1, seen):
-        return "the mean and the deviation are placeholders", "Compute them with ReduceMean."
+        return "the mean and the deviation are not computed", "Compute them with ReduceMean."
     return None
 
 
 def _conv_transpose(node: onnx.NodeProto, seen: Seen) -> Fault:
     if any(a.name == "output_shape" for a in node.attribute):
-        return "output_shape is not looked at", "Give pads and output_padding instead."
+        return "output_shape is ignored", "Give pads and output_padding instead."
     return None
 
 
 def _is_inf(node: onnx.NodeProto, seen: Seen) -> Fault:
     if not (_int(node, "detect_positive", 1) and _int(node, "detect_negative", 1)):
-        return "both signs are found", "Leave detect_positive and detect_negative at 1."
+        return "both signs are detected", "Leave detect_positive and detect_negative at 1."
     return None
 
 
@@ -121,14 +121,14 @@ def _upsample(node: onnx.NodeProto, seen: Seen) -> Fault:
 def _resize(node: onnx.NodeProto, seen: Seen) -> Fault:
     for name in ("antialias", "exclude_outside"):
         if _int(node, name):
-            return f"{name} is not looked at", f"Leave {name} at 0."
+            return f"{name} is ignored", f"Leave {name} at 0."
     scales = seen.values.get(node.input[2]) if len(node.input) > 2 else None
     shape = seen.shape(node.input[0])
     if scales is None or shape is None or scales.size != len(shape):
         return _upsample(node, seen)
     sizes = np.asarray(scales, "float64") * np.asarray(shape)
     if np.abs(sizes - np.round(sizes)).max(initial=0.0) > 1e-4:
-        return "it scales by the ratio of whole sizes", "Give sizes in place of scales."
+        return "it scales by the ratio of the rounded sizes", "Give sizes instead of scales."
     return _upsample(node, seen)
 
 
@@ -140,13 +140,13 @@ def _roi_align(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 def _space_to_depth(node: onnx.NodeProto, seen: Seen) -> Fault:
     if _text(node, "mode") == "CRD":
-        return "the mode is not looked at", "Use the mode DCR."
+        return "the mode is ignored", "Use the mode DCR."
     return None
 
 
 def _topk(node: onnx.NodeProto, seen: Seen) -> Fault:
     if seen.types[node.input[0]].tensor_type.elem_type not in TOPK_TYPES:
-        return "its sort has no such type", "Cast the operand to float32 or int64."
+        return "its sort does not support the type", "Cast the operand to float32 or int64."
     return None
 
 

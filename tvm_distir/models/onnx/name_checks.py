@@ -12,7 +12,7 @@ from tvm_distir.support import ModelError
 
 from .batch import node_place
 
-_REMEDY = "Export the model again; onnx.checker tells what else is wrong."
+_REMEDY = "Export the model again; run onnx.checker for further faults."
 
 
 def check_names(graph: onnx.GraphProto, place: str, outer: frozenset[str] = frozenset()) -> None:
@@ -34,19 +34,19 @@ def check_names(graph: onnx.GraphProto, place: str, outer: frozenset[str] = froz
     for node in graph.node:
         for name in filter(None, node.output):
             if name in given:
-                raise _fault(f'the name "{name}" is given a second time', node_place(node))
+                raise _fault(f'the name "{name}" is defined twice', node_place(node))
             given.add(name)
     known = outer | given
     for node in graph.node:
         for name in node.input:
             if name and name not in known:
-                raise _fault(f'it reads "{name}", which nothing gives', node_place(node))
+                raise _fault(f'it reads "{name}", which is not defined', node_place(node))
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
                 check_names(inner, place, known)
     for value in graph.output:
         if value.name not in known:
-            raise _fault(f'nothing gives the output "{value.name}"', place)
+            raise _fault(f'the output "{value.name}" is not defined', place)
 
 
 def _once(names: Iterable[str], what: str, place: str) -> None:

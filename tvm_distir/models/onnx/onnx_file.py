@@ -33,7 +33,7 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     except DecodeError as error:
         raise ModelError(
             "DIST0303",
-            "the file is no ONNX model, or is cut short",
+            "the file is not an ONNX model, or is truncated",
             place=str(path),
             remedy="Export or download it again.",
         ) from error
@@ -46,14 +46,14 @@ def check_complete(model: onnx.ModelProto, place: str) -> None:
     if not graph.output or not (graph.node or graph.input):
         raise ModelError(
             "DIST0303",
-            "the file holds no graph with an output",
+            "the file contains no graph with an output",
             place=place,
             remedy="Export or download it again.",
         )
     if not graph.node:
         raise ModelError(
             "DIST0310",
-            "the graph has no node: there is nothing to compute",
+            "the graph has no nodes",
             place=place,
             remedy="Export the model again.",
         )
@@ -86,7 +86,7 @@ def check_tensor(tensor: TensorProto) -> None:
     if tensor.data_type not in _TYPES or any(n < 0 for n in tensor.dims):
         raise ModelError(
             "DIST0310",
-            f"a stored value of the type {tensor.data_type} and the shape {list(tensor.dims)}",
+            f"a stored value has the type {tensor.data_type} and the shape {list(tensor.dims)}",
             place=tensor.name,
             remedy="Export the model again.",
         )
@@ -112,5 +112,5 @@ def tensor_array(tensor: TensorProto, folder: str) -> npt.NDArray[np.generic]:
             "DIST0315",
             f"the values cannot be read: {str(error).splitlines()[0]}",
             place=tensor.name,
-            remedy="Keep the external data files beside the model.",
+            remedy="Keep the external data files next to the model.",
         ) from error

@@ -61,9 +61,9 @@ def resolve(
         if not carrying_dims(output.name, before, after):
             raise ModelError(
                 "DIST0314",
-                "the output does not grow with the batch",
+                "the output does not scale with the batch",
                 place=output.name,
-                remedy="Leave --batch out, or export the model at the batch you want.",
+                remedy="Remove --batch, or export the model with the required batch.",
             )
     return _replaced(model, nodes, after)
 

@@ -31,7 +31,9 @@ ELEMENT_TYPES = (
 """The element types of tensors. TVM has names for smaller types, but its casts to them round
 otherwise than ONNX says, and it stores a whole byte for each number of four bits."""
 
-_REMEDY = "Cast it to a number of 8 bits or more (16 for floats), or leave that part outside."
+_REMEDY = (
+    "Cast it to a number of 8 bits or more (16 for floats), or remove this part from the model."
+)
 
 SIZED_BY_DATA = frozenset(["Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"])
 """Operators that count what they find: how much they give is known when they have run."""
@@ -99,7 +101,7 @@ def type_fault(kind: onnx.TypeProto) -> str | None:
     """Return the reason why a type is not a numeric tensor's, or None."""
     name = kind.WhichOneof("value")
     if name != "tensor_type":
-        return f"of {name.removesuffix('_type') if name else 'no known'} type"
+        return f"of {name.removesuffix('_type') if name else 'unknown'} type"
     if kind.tensor_type.elem_type not in ELEMENT_TYPES:
         return f"a tensor of {TensorProto.DataType.Name(kind.tensor_type.elem_type).lower()}"
     return None
@@ -139,17 +141,18 @@ def check_sizes(
     if node.domain not in ("", "ai.onnx") or not node.output:
         return
     if node.op_type in SIZED_BY_DATA:
-        what = "it gives as many values as it finds"
+        what = "the number of its values depends on data"
     else:
         operands = SIZE_OPERANDS.get(node.op_type, ())
         named = [node.input[i] for i in operands if i < len(node.input) and node.input[i]]
         unknown = [name for name in named if not is_known(name)]
         if not unknown or all(has_shape(name) for name in node.output if name):
             return
-        what = f'the operand "{unknown[0]}" says it, and is computed from the inputs'
+        what = f'the operand "{unknown[0]}" sets it, and is computed from the inputs'
     raise ModelError(
         "DIST0317",
         f"the size of its result depends on data: {what}",
         place=node_place(node),
-        remedy="Make that operand a constant, or leave the node outside: shapes are static here.",
+        remedy="Make that operand a constant, or remove the node: only static shapes are "
+        "supported.",
     )

@@ -125,9 +125,9 @@ class ShapeWalk:
         if missing:
             raise ModelError(
                 "DIST0310",
-                f'"{missing[0]}" is read before anything gives it',
+                f'"{missing[0]}" is read before it is defined',
                 place=node_place(node),
-                remedy="Export the model again, with sorted nodes.",
+                remedy="Export the model again with topologically sorted nodes.",
             )
         nested = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
         types = self.types if nested else {name: self.types[name] for name in node.input if name}
@@ -148,7 +148,7 @@ class ShapeWalk:
         except _REFUSALS as error:
             raise ModelError(
                 "DIST0310",
-                f"the shapes do not fit: {reason(error)} (operands {self._operands(node)})",
+                f"the shapes do not match: {reason(error)} (operands {self._operands(node)})",
                 place=node_place(node),
                 remedy="Check the model with onnx.checker.check_model(full_check=True).",
             ) from error
@@ -181,7 +181,7 @@ def unknown_operator(node: onnx.NodeProto) -> ModelError:
     domain = f" of domain {node.domain}" if node.domain else ""
     return ModelError(
         "DIST0311",
-        f'the operator "{node.op_type}"{domain} is not known',
+        f'the operator "{node.op_type}"{domain} is unknown',
         place=node_place(node),
         remedy="Export the model with standard ONNX operators.",
     )

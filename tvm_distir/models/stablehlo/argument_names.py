@@ -77,7 +77,7 @@ class ArgumentNames:
             for name in sorted(self._data - set(titles)):
                 raise ModelError(
                     "DIST0373",
-                    f'no argument is called "{name}"',
+                    f'there is no argument "{name}"',
                     place=self._place,
                     remedy=nearest(name, titles),
                 )

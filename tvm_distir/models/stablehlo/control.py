@@ -17,17 +17,17 @@ def _while(call: HloCall) -> list[TranslatedTensor]:
     for _ in range(MAX_ROUNDS):
         goes_on = call.run(call.region(0), values)[0].integer
         if goes_on is None:
-            raise UnsupportedOperation("a loop whose number of rounds depends on data")
+            raise UnsupportedOperation("a loop whose number of iterations depends on data")
         if not goes_on:
             return values
         values = call.run(call.region(1), values)
-    raise UnsupportedOperation(f"a loop of more than {MAX_ROUNDS} rounds")
+    raise UnsupportedOperation(f"a loop of more than {MAX_ROUNDS} iterations")
 
 
 def _branch(call: HloCall) -> list[TranslatedTensor]:
     chosen, count = call[0].integer, len(call.operation.regions)
     if chosen is None:
-        raise UnsupportedOperation("a branch that data choose")
+        raise UnsupportedOperation("a branch that depends on data")
     if call.operation.name.endswith(".if"):
         chosen = 1 - chosen
     index = chosen if 0 <= chosen < count else count - 1

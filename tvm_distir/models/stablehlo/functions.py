@@ -31,7 +31,7 @@ from .shardings import Shardings, sharding_of
 from .sizes import MAX_OPERATIONS, Sizes
 from .translated_values import TranslatedTensor, UnsupportedOperation, cleaned, identifier, typed
 
-_REMEDY = "Write this part of the model otherwise."
+_REMEDY = "Rewrite this part of the model."
 _LOCAL_REMEDY = "Use TVMScript: tvm-distir convert MODEL OUT.py writes local programs as they are."
 
 
@@ -80,7 +80,9 @@ class Functions:
             try:
                 operation = local_program(self.held[name], self._said, self.grids)
             except UnsupportedOperation as error:
-                raise self.fault(self.held[name], f"no import of {error}") from error
+                raise self.fault(
+                    self.held[name], f"the importer does not support {error}"
+                ) from error
             self.held[name], signature = operation, names.of(operation)
             function = self.translate(name, signature)
             try:
@@ -88,7 +90,7 @@ class Functions:
                     io = read_ports(operation, function, signature, self._said)
                     function = function.with_attr(IO_ATTR, io)
                 elif self.grids.moves:
-                    what = f"{self.grids.moves} where no argument says how it lies ({PORT})"
+                    what = f"{self.grids.moves} where no argument has its placement ({PORT})"
                     raise UnsupportedOperation(what)
             except UnsupportedOperation as error:
                 raise self.fault(operation, str(error)) from error
@@ -107,7 +109,7 @@ class Functions:
     def count(self, operation: Operation) -> None:
         """Count a translated operation, up to a maximum (DIST0372)."""
         if not self.sizes.count():
-            what = f"over {MAX_OPERATIONS} operations, with loops and calls written out"
+            what = f"over {MAX_OPERATIONS} operations after loops and calls are expanded"
             raise self.fault(operation, what)
 
     def callee(self, operation: Operation) -> str:
@@ -121,7 +123,7 @@ class Functions:
     def variable(self, operation: Operation, name: str) -> ir.GlobalVar:
         """Return the private Relax function of a function."""
         if name in self._open:
-            raise self.fault(operation, f"functions call each other in a ring: {name}")
+            raise self.fault(operation, f"functions call each other recursively: {name}")
         if name not in self._written:
             self._open.append(name)
             function = self.translate(name, None)
@@ -194,7 +196,7 @@ class _Body:
         try:
             full_results = [self._write.whole(value) for value in results]
         except IMPORT_ERRORS as error:
-            what = f"its results do not fit: {reason(error)}"
+            what = f"its results do not match: {reason(error)}"
             raise self._functions.fault(operation, what) from error
         if public and shardings is not None:
             notes = operation.attributes.get("res_attrs") or []
@@ -241,7 +243,7 @@ class _Body:
             self._scopes = before
         raise ModelError(
             "DIST0370",
-            "a block returns nothing",
+            "a block returns no value",
             place=self._functions.place,
             remedy="Write the text again with JAX.",
         )
@@ -263,9 +265,11 @@ class _Body:
             results = self._results(operation, operands)
             self._check(operation, results, operation.result_types, "result")
         except UnsupportedOperation as error:
-            raise self._functions.fault(operation, f"no import of {error}") from error
+            raise self._functions.fault(
+                operation, f"the importer does not support {error}"
+            ) from error
         except IMPORT_ERRORS as error:
-            what = f"its operands do not fit: {reason(error)}"
+            what = f"its operands do not match: {reason(error)}"
             raise self._functions.fault(operation, what) from error
         return results
 

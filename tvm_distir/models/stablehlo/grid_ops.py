@@ -42,7 +42,7 @@ def shard_results(
 def _sharding(step: GridStep) -> Placed:
     mesh, device_mesh = step.grids.grid(step.operation)
     if any(step.numbers("static_halo_sizes")):
-        raise UnsupportedOperation("halos that shardings hold")
+        raise UnsupportedOperation("halos in shardings")
     split = split_axes(step.operation.attributes.get("split_axes"))
     return Placed(mesh, device_mesh, split, step.numbers("static_sharded_dims_offsets"))
 
@@ -50,7 +50,7 @@ def _sharding(step: GridStep) -> Placed:
 def _shard(step: GridStep) -> TranslatedTensor:
     value, placed = step.operands
     if not isinstance(placed, Placed):
-        raise UnsupportedOperation("a sharding that is no result of shard.sharding")
+        raise UnsupportedOperation("a sharding that is not a result of shard.sharding")
     return step.grids.annotated(value, placed, step.write)
 
 

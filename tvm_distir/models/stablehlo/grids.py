@@ -56,7 +56,7 @@ class Placed:
         sizes = list(self.mesh.axes.values())
         if self.begins and self.begins != shard_offsets(shape, labels, sizes):
             raise UnsupportedOperation(
-                f"shards that begin at {self.begins}, not of one size but the last"
+                f"shards that begin at {self.begins}, not of equal size except for the last"
             )
         return labels
 
@@ -95,7 +95,7 @@ class Grids:
         """Return the mesh of an operation that names no grid."""
         if not self._computed_on:
             what = "a collective outside of a manual computation"
-            raise UnsupportedOperation(f"{what}, where no argument says how it lies ({PORT})")
+            raise UnsupportedOperation(f"{what}, where no argument has its placement ({PORT})")
         if not _is_between_partitions(operation):
             raise UnsupportedOperation(
                 "a collective between replicas, where devices are partitions"
@@ -160,7 +160,7 @@ class GridStep:
         """Return an attribute that is a list of numbers, empty by default."""
         numbers = self.operation.attributes.get(name, [])
         if not isinstance(numbers, list) or not all(isinstance(n, int) for n in numbers):
-            raise UnsupportedOperation(f"{name} that are no numbers")
+            raise UnsupportedOperation(f"{name} that are not numbers")
         return numbers
 
     def mesh(self) -> tuple[Any, list[int]]:

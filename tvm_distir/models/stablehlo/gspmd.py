@@ -73,7 +73,7 @@ def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
     ordered = sorted(cuts)
     pairs = [(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
     if any(b % a for a, b in pairs):
-        raise UnsupportedOperation("shardings that no mesh has together")
+        raise UnsupportedOperation("shardings that cannot share a mesh")
     return [b // a for a, b in reversed(pairs)]
 
 
@@ -99,10 +99,12 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
         moved = np.take(held, min(1, size - 1), axis) != np.take(held, 0, axis)
         dims = [dim for dim in range(tiles.dims) if moved[..., dim].any()]
         if len(dims) > 1:
-            raise UnsupportedOperation(f'the sharding "{text}", which no axes say')
+            raise UnsupportedOperation(f'the sharding "{text}", which mesh axes do not express')
         labels.append(dims[0] if dims else -1)
     if not np.array_equal(held, _tile_labels(labels, mesh, tiles.dims)):
-        raise UnsupportedOperation(f'the sharding "{text}", which no axes say in their order')
+        raise UnsupportedOperation(
+            f'the sharding "{text}", which mesh axes in their order do not express'
+        )
     return labels
 
 

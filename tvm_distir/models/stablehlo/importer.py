@@ -124,7 +124,7 @@ def _check_operations(module: Module, place: str) -> None:
         name, line = next(iter(first.items()))
         raise ModelError(
             "DIST0371",
-            f"no import of {', '.join(first)}",
+            f"the importer does not support {', '.join(first)}",
             place=f"{place}:{line} ({name})",
             remedy="Write the model with other operations.",
         )

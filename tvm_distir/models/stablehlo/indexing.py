@@ -105,7 +105,7 @@ def _combine_written(call: HloCall) -> str:
         return "update"
     kind = applied(block)
     if kind not in _REDUCTIONS:
-        raise UnsupportedOperation("a scatter by something else than one operation")
+        raise UnsupportedOperation("a scatter whose body is not a single operation")
     return _REDUCTIONS[kind]
 
 

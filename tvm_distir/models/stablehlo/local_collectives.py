@@ -41,7 +41,7 @@ def _axes(call: HloCall, mesh: Any, ordered: bool) -> list[int]:
                 return list(axes)
             if not axes and all(len(group) == 1 for group in wanted):
                 return []
-    raise UnsupportedOperation(f"groups {wanted[:4]} along no axes of the mesh")
+    raise UnsupportedOperation(f"groups {wanted[:4]} that are not along axes of the mesh")
 
 
 def _normal(groups: Sequence[Sequence[int]], ordered: bool) -> list[list[int]]:
@@ -86,7 +86,7 @@ def _reduce_scatter(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
 def _all_to_all(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
     split, concat = (int(call.attribute(f"{side}_dimension", -1)) for side in ("split", "concat"))
     if split == concat:
-        raise UnsupportedOperation("an exchange of parts of one dim")
+        raise UnsupportedOperation("an exchange between parts of a single dim")
     return _along(call, mesh, True, lambda x, axes: ops.all_to_all(x, mesh, axes, concat, split))
 
 
@@ -111,14 +111,14 @@ def _permute(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
         if pairs == wanted:
             made = ops.collective_permute(call.whole(0), mesh, axis, shift, wrap=ring)
             return [call.write.value(call.write.emit(made))]
-    raise UnsupportedOperation(f"pairs {wanted[:4]} that are no shift along an axis")
+    raise UnsupportedOperation(f"pairs {wanted[:4]} that are not a shift along an axis")
 
 
 def _number(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
     """Return the number of the running device."""
     devices = [int(device) for device in mesh_devices(mesh).ravel()]
     if devices != list(range(len(devices))):
-        raise UnsupportedOperation("numbers of devices that are not those of the mesh, row by row")
+        raise UnsupportedOperation("device ids that are not those of the mesh in row-major order")
     write = call.write
     index = write.emit(ops.axis_index(mesh, 0))
     for axis, size in enumerate(mesh_shape(mesh)[1:], 1):

@@ -54,7 +54,7 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
     held = set(_axes(manual.attributes.get("manual_axes")))
     free = sorted(axis for axis, size in mesh.axes.items() if size > 1 and axis not in held)
     if free:
-        raise UnsupportedOperation(f"a {MANUAL} along some axes only: {free} are left to others")
+        raise UnsupportedOperation(f"a {MANUAL} along some axes only: {free} are not manual")
     grids.compute_on(mesh.name)
     order = [manual.operands.index(argument.name) for argument in block.arguments]
     kinds = [argument.type for argument in block.arguments]

@@ -39,7 +39,7 @@ def grid_of(operation: Operation) -> str:
         if not isinstance(symbol, Symbol):
             raise UnsupportedOperation(f"a local program whose {title} has no {PORT} with a grid")
         if name not in ("", symbol.name):
-            what = f"{title} lies on the grid {symbol.name}, others on {name}"
+            what = f"{title} is on the grid {symbol.name}, others on {name}"
             raise UnsupportedOperation(f"a local program whose {what}")
         name = symbol.name
     return name
@@ -109,6 +109,6 @@ def _port(title: str, notes: Mapping[str, Any], held: Any, sizes: Sequence[int])
     if "index_range" in port:
         allowed = port["index_range"]
         if not isinstance(allowed, list) or len(allowed) not in (2, 3):
-            raise UnsupportedOperation(f"{title}: a {PORT} whose index_range is no range")
+            raise UnsupportedOperation(f"{title}: a {PORT} whose index_range is not a range")
         port_notes["index_range"] = allowed
     return port_notes

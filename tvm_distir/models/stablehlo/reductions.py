@@ -52,7 +52,7 @@ def _reduce(call: HloCall) -> Any:
     if len(call.operands) == 4:
         return _of_pairs(call, dims)
     if len(call.operands) != 2 or not kind:
-        raise UnsupportedOperation("a reduction by something else than one operation")
+        raise UnsupportedOperation("a reduction whose body is not a single operation")
     if not dims:
         return call[0]
     write = call.write
@@ -73,10 +73,10 @@ def _of_pairs(call: HloCall, dims: list[int]) -> list[TranslatedTensor]:
     first = next((op for op in call.region().operations if op.name.endswith(".compare")), None)
     direction = str(first.attributes.get("comparison_direction", "")) if first else ""
     if len(dims) != 1 or call[1].counts != dims[0] or direction not in ("GT", "GE", "LT", "LE"):
-        raise UnsupportedOperation("a reduction of two tensors that is no argmax or argmin")
+        raise UnsupportedOperation("a reduction of two tensors that is not argmax or argmin")
     names = [argument.name for argument in call.region().arguments]
     if first is None or first.operands != [names[0], names[2]]:
-        raise UnsupportedOperation("a reduction of two tensors that is no argmax or argmin")
+        raise UnsupportedOperation("a reduction of two tensors that is not argmax or argmin")
     largest, write, x = direction[0] == "G", call.write, call.whole(0)
     place = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
     extreme = write.emit((_op.max if largest else _op.min)(x, dims))
@@ -110,7 +110,7 @@ def _is_descending(block: RegionBlock) -> bool:
     names = [argument.name for argument in block.arguments[:2]]
     direction = str(last.attributes.get("comparison_direction"))
     if sorted(sides) != sorted(names) or direction[:1] not in ("L", "G"):
-        raise UnsupportedOperation("a sort by something else than its first operand")
+        raise UnsupportedOperation("a sort whose comparison does not use its first operand")
     return (direction[0] == "G") == (sides == names)
 
 

@@ -26,7 +26,7 @@ _op = relax.op
 def _constant(call: HloCall) -> TranslatedTensor:
     value = call.attribute("value")
     if not isinstance(value, Dense):
-        raise UnsupportedOperation("a constant that is not written out")
+        raise UnsupportedOperation("a constant without its elements")
     if value.values.size == 1:
         return TranslatedTensor(constant(value.values.reshape(-1)[0], call.dtype), call.shape)
     array = np.broadcast_to(value.values, call.shape).astype(array_type(call.dtype))

@@ -111,10 +111,10 @@ class Shardings:
             The module has none of that name, or does not say its size.
         """
         if name not in self._meshes:
-            raise UnsupportedOperation(f'the grid "{name}", which the module has not')
+            raise UnsupportedOperation(f'the grid "{name}", which the module does not have')
         mesh = self._meshes[name]
         if min(mesh.axes.values(), default=1) < 0:
-            raise UnsupportedOperation(f'the grid "{name}", whose size is open')
+            raise UnsupportedOperation(f'the grid "{name}", whose size is dynamic')
         return mesh, self._device_mesh(mesh)
 
     def number(self, name: str) -> int:
@@ -139,14 +139,12 @@ class Shardings:
         name = _unquoted(*named.groups()) if named else ""
         if named is None or name not in self._meshes:
             raise UnsupportedOperation(
-                f"the sharding <{sharding.body}>, whose mesh the module has not"
+                f"the sharding <{sharding.body}>, whose mesh the module does not have"
             )
         mesh = self._meshes[name]
         dims, rest = _split_dims(sharding.body[named.end() :])
         if "unreduced" in rest:
-            raise UnsupportedOperation(
-                f"the sharding <{sharding.body}> of a sum that is not complete"
-            )
+            raise UnsupportedOperation(f"the sharding <{sharding.body}> of partial sums")
         names = list(mesh.axes)
         labels = [-1] * len(names)
         is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
@@ -163,9 +161,7 @@ class Shardings:
     @staticmethod
     def _axis(word: str, names: Sequence[str], sharding: Opaque) -> int:
         if word not in names:
-            raise UnsupportedOperation(
-                f'"{word}" of <{sharding.body}>, a part of an axis or no axis'
-            )
+            raise UnsupportedOperation(f'"{word}" of <{sharding.body}>, which is not a full axis')
         return names.index(word)
 
     def _of_gspmd(self, text: str) -> tuple[NamedMesh, list[int]] | None:
@@ -267,7 +263,7 @@ def split_axes(axes: Any) -> list[list[int]]:
         isinstance(dim, list) and all(type(n) is int for n in dim) for dim in axes
     )
     if not good:
-        raise UnsupportedOperation("split_axes that are no lists of axes")
+        raise UnsupportedOperation("split_axes that are not lists of axes")
     return [list(dim) for dim in axes]
 
 
@@ -277,7 +273,7 @@ def sharding_of(attributes: Mapping[str, Any], source: str) -> Any:
     if sharding is not None and not isinstance(sharding, (str, Opaque)):
         raise ModelError(
             "DIST0370",
-            "a sharding is no attribute of Shardy and no text",
+            "a sharding is neither an attribute of Shardy nor a text",
             place=source,
             remedy="Write the text again with JAX.",
         )

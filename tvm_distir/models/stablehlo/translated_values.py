@@ -44,7 +44,7 @@ def typed(kind: TensorType | OtherType) -> tuple[tuple[int, ...], str]:
     if not isinstance(kind, TensorType):
         raise UnsupportedOperation(f"a value of the type {kind}")
     if None in kind.shape:
-        raise UnsupportedOperation(f"{kind}, whose sizes are open")
+        raise UnsupportedOperation(f"{kind}, whose sizes are dynamic")
     if kind.element not in _DTYPES:
         raise UnsupportedOperation(f"elements of the type {kind.element}")
     return tuple(n for n in kind.shape if n is not None), _DTYPES[kind.element]
@@ -54,7 +54,7 @@ def shape_of(expr: Any) -> tuple[int, ...]:
     """Return the static shape of a Relax expression."""
     shape = known_shape(expr.ty)
     if shape is None:
-        raise UnsupportedOperation("a tensor whose shape is not known")
+        raise UnsupportedOperation("a tensor of unknown shape")
     return shape
 
 

@@ -61,7 +61,7 @@ def _reduce_window(call: HloCall) -> TranslatedTensor:
     kind, windows = applied(call.region()), _windows(call)
     if not is_neutral(kind, call[1]):
         raise UnsupportedOperation(
-            f"windows whose {kind or 'reduction'} begins with a number of its own"
+            f"windows whose {kind or 'reduction'} has an unsupported initial value"
         )
     x = call.whole(0)
     spaces = [n - 1 for n in call.integers("base_dilations", [1] * len(call[0].shape))]
@@ -96,7 +96,7 @@ def _pooled(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
     moved, shape, write = windows.moved, shape_of(x), call.write
     if len(moved) > 2 or kind not in ("add", "maximum", "minimum"):
         raise UnsupportedOperation(
-            f"windows over {len(moved)} dims with {kind or 'a region of its own'}"
+            f"windows over {len(moved)} dims with {kind or 'a custom region'}"
         )
     for dims, layout in _LAYOUTS.items():
         if len(shape) == 4 and set(moved) <= set(dims):
@@ -130,15 +130,15 @@ def _select_and_scatter(call: HloCall) -> TranslatedTensor:
     direction = str(steps[0].attributes.get("comparison_direction"))
     names = [argument.name for argument in call.region(0).arguments]
     if regions != ["compare", "add"] or direction != "GE" or steps[0].operands != names:
-        raise UnsupportedOperation(
-            "a scatter of windows that is no gradient of a pooling of the largest"
-        )
+        raise UnsupportedOperation("a scatter of windows that is not the gradient of max pooling")
     if not is_neutral("add", call[2]):
-        raise UnsupportedOperation("a scatter of windows that begins with a number of its own")
+        raise UnsupportedOperation("a scatter of windows that has an unsupported initial value")
     windows, write = _windows(call), call.write
     dims = next((d for d in _LAYOUTS if set(windows.moved) <= set(d)), None)
     if dims is None or len(call[0].shape) != 4:
-        raise UnsupportedOperation("a scatter of windows over other dims than two of an image")
+        raise UnsupportedOperation(
+            "a scatter of windows that is not over the two spatial dims of images"
+        )
     order = [0, 3, 1, 2] if dims == (1, 2) else [0, 1, 2, 3]
     x, grad = (write.permute(call.whole(index), order) for index in range(2))
     how = windows.pooling(dims)

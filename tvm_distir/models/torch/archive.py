@@ -38,7 +38,7 @@ def read_archive(path: str | Path) -> ExportedProgram:
             "DIST0303",
             f"the archive cannot be loaded: {reason(error)}",
             place=str(path),
-            remedy=f"Write it by torch.export.save, with torch {torch.__version__}.",
+            remedy=f"Write it with torch.export.save and torch {torch.__version__}.",
         ) from error
     return program
 

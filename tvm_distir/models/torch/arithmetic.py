@@ -95,7 +95,7 @@ def _power(call: AtenCall) -> Any:
         for _ in range(exponent):
             result = call.emit(_op.multiply(result, call.cast(base, dtype)))
         return call.broadcast(result, list(call.results[0].shape))
-    raise UnsupportedOperator("a power of integers to a tensor")
+    raise UnsupportedOperator("a power of integers with a tensor as exponent")
 
 
 def _clamp(call: AtenCall) -> Any:

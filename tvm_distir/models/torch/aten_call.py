@@ -61,7 +61,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
     """
     shape = known_shape(value.ty)
     if shape is None:
-        raise UnsupportedOperator("a tensor whose shape is not known")
+        raise UnsupportedOperator("a tensor of unknown shape")
     return shape
 
 

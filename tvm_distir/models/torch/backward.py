@@ -20,7 +20,7 @@ def _embedding(call: AtenCall) -> Any:
     """Sum the rows of the gradient by index, without those of the padding index."""
     gradient, index = call["grad_output"], call["indices"]
     if call["scale_grad_by_freq"]:
-        raise UnsupportedOperator("gradients scaled by how often an index occurs")
+        raise UnsupportedOperator("gradients scaled by the frequency of an index")
     count, width, kind = math.prod(shape_of(index)), shape_of(gradient)[-1], dtype_of(gradient)
     if call["padding_idx"] >= 0:
         valid = call.emit(_op.not_equal(index, constant(call["padding_idx"], dtype_of(index))))
@@ -37,7 +37,7 @@ def _convolution(call: AtenCall) -> Any:
     rank = len(shape_of(w)) - 2
     if call["transposed"] or rank != 2:
         raise UnsupportedOperator(
-            "the gradient of a convolution that is transposed or not of images"
+            "the gradient of a convolution that is transposed or not two-dimensional"
         )
     forward = call.normalized(
         _op.nn.conv2d(
@@ -76,7 +76,7 @@ def _max_pool(call: AtenCall) -> Any:
 
 def _avg_pool(call: AtenCall) -> Any:
     if call["divisor_override"] is not None:
-        raise UnsupportedOperator("an average with a divisor of its own")
+        raise UnsupportedOperator("an average pool with divisor_override")
     kernel, options = window(call, 2)
     return call.emit(
         _op.grad.avg_pool2d_backward(

@@ -69,7 +69,7 @@ def _attention(call: AtenCall) -> Any:
         raise UnsupportedOperator("dropout of a model in training mode")
     shape = shape_of(q)
     if len(shape) < 3:
-        raise UnsupportedOperator("attention of matrices")
+        raise UnsupportedOperator("attention over matrices")
     if len(shape) != 4:
         q, k, v = (_as_batch(call, x) for x in (q, k, v))
     heads, held = shape_of(q)[1], shape_of(k)[1]

@@ -42,7 +42,7 @@ def check_operators(graphs: Iterable[fx.Graph]) -> None:
     if first:
         raise ModelError(
             "DIST0360",
-            f"no import of {', '.join(first)}",
+            f"the importer does not support {', '.join(first)}",
             place=next(iter(first.values())),
             remedy="Write the model with other operators, or export it to ONNX.",
         )
@@ -116,9 +116,9 @@ class Translation:
             what = str(error)
             cause: Exception = error
         except IMPORT_ERRORS as error:
-            what, cause = f"its operands do not fit: {reason(error)}", error
+            what, cause = f"its operands do not match: {reason(error)}", error
         raise ModelError(
-            "DIST0361", what, place=_place(node), remedy="Write this part of the model otherwise."
+            "DIST0361", what, place=_place(node), remedy="Rewrite this part of the model."
         ) from cause
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:

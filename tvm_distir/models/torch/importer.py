@@ -44,7 +44,7 @@ def from_exported_program(
     if outputs not in OUTPUTS:
         raise ModelError(
             "DIST0362",
-            f'"{outputs}" is no choice of outputs',
+            f'"{outputs}" is not a choice of outputs',
             place=place,
             remedy=f"Give {' or '.join(OUTPUTS)}.",
         )
@@ -96,9 +96,9 @@ def _prepared(program: ExportedProgram, place: str) -> ExportedProgram:
     except Exception as error:  # torch runs the whole model
         raise ModelError(
             "DIST0361",
-            f"torch cannot take the program apart: {reason(error)}",
+            f"torch cannot decompose the program: {reason(error)}",
             place=place,
-            remedy="See what program.run_decompositions() says.",
+            remedy="Check the output of program.run_decompositions().",
         ) from error
 
 
@@ -145,6 +145,6 @@ def _result(results: list[Any], index: int, spec: Any) -> Any:
             "DIST0361",
             f"result {index} is not computed",
             place=str(spec.arg.name),
-            remedy="Leave it out of what the model returns.",
+            remedy="Remove it from the outputs of the model.",
         )
     return value

@@ -81,7 +81,7 @@ def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[An
 def _flat_index(call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[Any]) -> Any:
     """Return a single index into the flattened adjacent axes."""
     if axes != list(range(axes[0], axes[0] + len(axes))):
-        raise UnsupportedOperator("indices of axes with others between them")
+        raise UnsupportedOperator("indices of axes that are not adjacent")
     total = call.cast(indices[0], "int64")
     for axis, index in zip(axes[1:], indices[1:], strict=True):
         scaled = call.emit(_op.multiply(total, constant(shape[axis], "int64")))
@@ -126,7 +126,7 @@ def _index_put(call: AtenCall) -> Any:
 
 def _put_at_mask(call: AtenCall, x: Any, values: Any, mask: Any, adds: bool) -> Any:
     if math.prod(shape_of(values)) != 1:
-        raise UnsupportedOperator("values written at a mask: how many depends on data")
+        raise UnsupportedOperator("values written at a mask: their number depends on data")
     inner = [*shape_of(mask), *[1] * (len(shape_of(x)) - len(shape_of(mask)))]
     value = call.reshaped(values, [])
     new = call.emit(_op.add(x, value)) if adds else value

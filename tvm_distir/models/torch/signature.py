@@ -84,9 +84,10 @@ def read_inputs(
         if not isinstance(spec.arg, TensorArgument) or not (is_data or spec.kind in _STORED):
             raise ModelError(
                 "DIST0362",
-                f'the input "{node.name}" is no tensor ({spec.kind.name.lower()})',
+                f'the input "{node.name}" is not a tensor ({spec.kind.name.lower()})',
                 place=place,
-                remedy="Export a module of tensors: numbers as constants, no custom objects.",
+                remedy="Export a module of tensors, with numbers as constants and without custom "
+                "objects.",
             )
         if spec.target in tables:
             value = as_array(tables[spec.target])
@@ -149,13 +150,16 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, An
         elif not (isinstance(spec.arg, ConstantArgument) and spec.arg.value is None):
             raise ModelError(
                 "DIST0362",
-                f"result {index} is no tensor",
+                f"result {index} is not a tensor",
                 place=f"{spec.arg}",
                 remedy="Export a module that returns tensors.",
             )
     if not wanted:
         raise ModelError(
-            "DIST0362", "the program has no result", place="output", remedy="Return a tensor."
+            "DIST0362",
+            "the program has no output",
+            place="output",
+            remedy="Return at least one tensor.",
         )
     return wanted
 

@@ -71,9 +71,9 @@ class OpenDims:
             remedy = f'Did you mean "{close}"?' if close else f"Open: {', '.join(known)}."
             raise ModelError(
                 "DIST0313",
-                f'no input has an open dim "{name}"',
+                f'no input has a symbolic dim "{name}"',
                 place=self._place,
-                remedy=remedy if known else "All dims of this program have sizes.",
+                remedy=remedy if known else "Remove it: all dims of this program have sizes.",
             )
         return self._names.get(name, name)
 
@@ -87,7 +87,7 @@ class OpenDims:
                     "DIST0314",
                     f'dim 0 of the input "{name}" is {size} in the program',
                     place=self._place,
-                    remedy="Leave the batch out, or export with dynamic_shapes for dim 0.",
+                    remedy="Remove the batch, or export with dynamic_shapes for dim 0.",
                 )
 
     def shape(self, sizes: Sequence[Any], name: str) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class OpenDims:
             batch = "--batch N, or " if index == 0 else ""
             raise ModelError(
                 "DIST0313",
-                f'of the input "{name}", dim {index} ("{expression}") is not known',
+                f'dim {index} ("{expression}") of the input "{name}" is unknown',
                 place=self._place,
                 remedy=f"Give its size: {batch}--dim {missing[0]}=N (dims= in Python).",
             )
@@ -124,6 +124,6 @@ def _expression(size: Any) -> Any:
 def _checked(name: str, size: Any, place: str, code: str) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ModelError(
-            code, f"{name}={size!r} is no size", place=place, remedy="Give a positive integer."
+            code, f"{name}={size!r} is not a size", place=place, remedy="Give a positive integer."
         )
     return size

@@ -52,7 +52,7 @@ def _avg_pool(rank: int) -> Converter:
 
     def convert(call: AtenCall) -> Any:
         if "divisor_override" in call.names and call["divisor_override"] is not None:
-            raise UnsupportedOperator("an average with a divisor of its own")
+            raise UnsupportedOperator("an average pool with divisor_override")
         kernel, options = window(call, rank)
         options["count_include_pad"] = bool(call["count_include_pad"])
         return _in_batch(call, call["self"], rank, lambda x: make(x, kernel, **options))
@@ -83,7 +83,7 @@ def _resized(method: str) -> Converter:
                 n * f == m for n, f, m in zip(shape, call["scale_factors"], size, strict=True)
             )
             if not exact:
-                raise UnsupportedOperator("a scale that gives no whole size")
+                raise UnsupportedOperator("a scale that does not result in an integer size")
         mode = "asymmetric" if method == "nearest_neighbor" else "half_pixel"
         if "align_corners" in call.names and call["align_corners"]:
             mode = "align_corners"

@@ -56,7 +56,10 @@ class Config:
 def indivisible(what: str, size: int, by: str, count: int) -> Iterator[Fault]:
     """Yield a fault when ``count`` does not divide ``size``."""
     if size % count:
-        yield f"{what}={size} is not divisible by {by}={count}", f"Choose {by} that divide {what}."
+        yield (
+            f"{what}={size} is not divisible by {by}={count}",
+            f"Choose {by} such that it divides {what}.",
+        )
 
 
 class FourfoldFfn(Config):
@@ -126,12 +129,12 @@ class GptConfig(FourfoldFfn):
         """Yield faults, including heads that do not divide, and too few positions."""
         yield from super().faults()
         if self.dropout >= 1:
-            yield f"dropout={self.dropout}", "Give a share below 1."
+            yield f"dropout={self.dropout}", "Give a fraction below 1."
         if self.attention not in ATTENTIONS:
             known = nearest(self.attention, ATTENTIONS)
             yield f'unknown attention "{self.attention}"', known
         elif self.attention == "flash" and (not self.fused_qkv or self.dropout):
-            yield "attention=flash", "Add fused_qkv=1, and leave dropout away."
+            yield "attention=flash", "Add fused_qkv=1, and remove dropout."
         yield from indivisible("hidden", self.hidden, "heads", self.heads)
         if self.seq > self.positions:
             yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
@@ -182,7 +185,7 @@ class LlamaConfig(Config):
         yield from indivisible("heads", self.heads, "kv_heads", self.kv_heads)
         if self.head_dim % 2:
             yield (
-                f"the head width {self.head_dim} is odd: rotary embedding needs pairs",
+                f"the head width {self.head_dim} is odd: rotary embedding requires an even number",
                 "Choose hidden and heads with an even quotient.",
             )
 

@@ -61,7 +61,7 @@ class MoeConfig(LlamaConfig):
         if self.top_k > self.experts:
             yield (
                 f"top_k={self.top_k} exceeds experts={self.experts}",
-                f"Add experts={self.top_k}, or choose fewer of them.",
+                f"Add experts={self.top_k}, or choose a smaller top_k.",
             )
 
 

@@ -73,11 +73,14 @@ class UnetConfig(Config):
         if not all(parse_int(word, 1) for word in words):
             yield (
                 f'multipliers="{shortened(self.multipliers)}"',
-                "Write one number per level: 1-2-4-4.",
+                "Write a number per level: 1-2-4-4.",
             )
             return
         if self.channels % 2:
-            yield f"channels={self.channels} is odd", "The time embedding needs pairs."
+            yield (
+                f"channels={self.channels} is odd",
+                "Choose an even number for the time embedding.",
+            )
         for width in self.widths:
             yield from indivisible("channels of a level", width, "heads", self.heads)
             yield from indivisible("channels of a level", width, "groups", self.groups)

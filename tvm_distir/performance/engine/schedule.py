@@ -50,10 +50,11 @@ def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, In
             shown = [*shown[:7], f"... {len(shown) - 8} more", shown[-1]]
         raise SimulationError(
             "DIST0720",
-            f"{tasks.size - done} of {tasks.size} tasks never start, because these wait for each "
+            f"{tasks.size - done} of {tasks.size} tasks cannot start, because they wait for each "
             f"other: {' <- '.join(shown)}",
             place="schedule",
-            remedy="Give all devices of a collective, and both ends of a transfer, the same order.",
+            remedy="Use the same order on all devices of a collective and at both ends of a "
+            "transfer.",
         )
     return start, end
 

@@ -43,7 +43,7 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
             "DIST0716",
             "the program has no storage plan",
             place="program",
-            remedy="Give it one: dataclasses.replace(program, storage=td.plan_storage(module)).",
+            remedy="Add a plan: dataclasses.replace(program, storage=td.plan_storage(module)).",
         )
     exact = CachingAllocator(program, block_bytes=1)
     if program.staged is None:

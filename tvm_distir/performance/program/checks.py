@@ -48,7 +48,7 @@ def check_program(
     total = sum(steps[root] for root in roots)
     if total > MOST_STEPS:
         raise _broken(
-            place, f"the program makes {total} steps", f"At most {MOST_STEPS} can be simulated."
+            place, f"the program has {total} steps", f"Reduce it to at most {MOST_STEPS} steps."
         )
 
 
@@ -84,7 +84,7 @@ def call_order(functions: Functions, place: str = "program") -> list[str]:
                     "DIST0713",
                     f"functions call each other in a cycle: {' -> '.join(cycle)}",
                     place=place,
-                    remedy="Recursion cannot be simulated: unroll it.",
+                    remedy="Unroll the recursion.",
                 )
             if callee not in state:
                 path.append((callee, 0))
@@ -95,18 +95,18 @@ def _check_mesh(mesh: Mesh, place: str) -> None:
     if not mesh.shape or len(mesh.axes) != len(mesh.shape):
         raise _broken(place, f"{len(mesh.axes)} axis names for the shape {list(mesh.shape)}")
     if len(set(mesh.axes)) != len(mesh.axes):
-        raise _broken(place, f"an axis name stands twice: {list(mesh.axes)}")
+        raise _broken(place, f"an axis name occurs twice: {list(mesh.axes)}")
     if math.prod(mesh.shape) != len(mesh.device_ids):
         raise _broken(place, f"{len(mesh.device_ids)} device ids for the shape {list(mesh.shape)}")
     if len(set(mesh.device_ids)) != len(mesh.device_ids):
-        raise _broken(place, "a device id stands twice")
+        raise _broken(place, "a device id occurs twice")
 
 
 def _check_entries(
     meshes: Sequence[Mesh], functions: Functions, entries: Sequence[Entry], place: str
 ) -> None:
     if not entries:
-        raise _broken(f"{place}/entries", "no device runs anything")
+        raise _broken(f"{place}/entries", "no device runs a function")
     owner: dict[int, Entry] = {}
     for i, entry in enumerate(entries):
         where = f"{place}/entries[{i}]"
@@ -117,7 +117,7 @@ def _check_entries(
             raise _broken(where, f"mesh {entry.mesh} of {len(meshes)}")
         devices = entry.device_ids or meshes[entry.mesh].device_ids
         if len(set(devices)) != len(devices):
-            raise _broken(where, "a device id stands twice")
+            raise _broken(where, "a device id occurs twice")
         mesh_devices = frozenset(meshes[entry.mesh].device_ids)
         if not mesh_devices.issuperset(devices):
             other = next(device for device in devices if device not in mesh_devices)
@@ -136,7 +136,7 @@ def _check_alias(fn: Function, entry: Entry, place: str) -> None:
             raise _broken(place, f"result {pair[0]} cannot take the memory of parameter {pair[1]}")
     for ends in zip(*entry.alias, strict=True):
         if len(set(ends)) != len(ends):
-            raise _broken(place, "a result or a parameter stands twice in alias")
+            raise _broken(place, "a result or a parameter occurs twice in alias")
 
 
 def _check_function(meshes: Sequence[Mesh], functions: Functions, fn: Function, place: str) -> None:
@@ -159,7 +159,9 @@ def _check_function(meshes: Sequence[Mesh], functions: Functions, fn: Function, 
         if index >= count:
             raise _broken(where, f"value {index} of {count}")
         if index not in known:
-            raise _broken(where, f"value {index} ({fn.values[index].name}) is not defined yet")
+            raise _broken(
+                where, f"value {index} ({fn.values[index].name}) is used before its definition"
+            )
 
     for index in fn.params:
         define(index, f"{place}/params")
@@ -179,7 +181,7 @@ def _check_function(meshes: Sequence[Mesh], functions: Functions, fn: Function, 
 
 def _check_calls(functions: Functions, op: Op, place: str) -> None:
     if op.kind == "branch" and len(op.callees) != 2:
-        raise _broken(place, "a branch has two functions")
+        raise _broken(place, "a branch requires two functions")
     takes = int(op.kind == "branch")
     for name in op.callees:
         callee = functions.get(name)
@@ -199,9 +201,9 @@ def _check_calls(functions: Functions, op: Op, place: str) -> None:
 
 def _check_op(meshes: Sequence[Mesh], functions: Functions, op: Op, place: str) -> None:
     if op.kind in ("view", "wait") and (len(op.inputs) != 1 or len(op.outputs) != 1):
-        raise _broken(place, f"a {op.kind} has one operand and one result")
+        raise _broken(place, f"a {op.kind} requires one operand and one result")
     if op.kind == "compute" and not op.modelled and not op.reason:
-        raise _broken(place, "it is not modelled, for no reason")
+        raise _broken(place, "it is not modelled, and no reason is given")
     if op.kind in ("call", "branch"):
         _check_calls(functions, op, place)
     if op.kind in ("collective", "transfer") and op.mesh >= len(meshes):
@@ -217,7 +219,7 @@ def _check_op(meshes: Sequence[Mesh], functions: Functions, op: Op, place: str) 
         if not op.mesh_axes or any(axis >= len(shape) for axis in op.mesh_axes):
             raise _broken(place, f"axes {list(op.mesh_axes)} of a mesh with {len(shape)} axes")
         if len(set(op.mesh_axes)) != len(op.mesh_axes):
-            raise _broken(place, f"an axis stands twice: {list(op.mesh_axes)}")
+            raise _broken(place, f"an axis occurs twice: {list(op.mesh_axes)}")
         size = math.prod(shape[axis] for axis in op.mesh_axes)
         if op.group_size != size:
-            raise _broken(place, f"groups of {op.group_size}, the axes make groups of {size}")
+            raise _broken(place, f"groups of {op.group_size}, the axes form groups of {size}")

@@ -109,7 +109,7 @@ def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
             "DIST0714",
             f"no function has the attribute {IO_ATTR}",
             place="module",
-            remedy="Give the module of td.distribute(mod, plan), or lower it with LowerDistIR.",
+            remedy="Export the module of td.distribute(mod, plan), or lower it with LowerDistIR.",
         )
     mains = {name: fn for name, fn in entries.items() if entry_family(name) == "main"}
     chosen = [(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in (mains or entries).items()]

@@ -147,7 +147,7 @@ class FunctionExporter:
                 self.constants[expr] = self.declare(expr.ty, name, constant)
             return self.constants[expr]
         if isinstance(expr, ir.Call | relax.If | relax.Function | relax.SeqExpr):
-            raise self.refuse(place, "an expression stands inside another", "Normalise the module.")
+            raise self.refuse(place, "an expression is nested in another", "Normalize the module.")
         return None
 
     def binding(self, number: int) -> Tree:
@@ -161,7 +161,9 @@ class FunctionExporter:
         if kind in (TUPLE, ITEM, ALIAS):
             return self.tree(value, name)
         if isinstance(value, relax.Function):
-            raise self.refuse(name, "a function inside a function", "Lift it with LambdaLift.")
+            raise self.refuse(
+                name, "a function is nested in a function", "Lift it with LambdaLift."
+            )
         if isinstance(value, relax.If):
             return self.choice(name, value, var.ty)
         if isinstance(value, ir.Call):
@@ -231,7 +233,7 @@ class FunctionExporter:
         """Add an ``If``: the condition, and both functions that may be called."""
         inputs, called = leaves(self.tree(value.cond, name)), []
         if len(inputs) != 1:
-            raise self.refuse(name, "a condition that is no tensor", "Make it a tensor.")
+            raise self.refuse(name, "a condition is not a tensor", "Make the condition a tensor.")
         for side, branch in (("then", value.true_branch), ("else", value.false_branch)):
             callee, args = self.branch(f"{self.name}/{name}.{side}", branch)
             called.append(callee)

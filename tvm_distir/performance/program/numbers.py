@@ -58,7 +58,7 @@ def numbers_of(program: Program) -> Numbers:
     """Extract the numbers of a pipelined program."""
     staged = program.staged
     if staged is None:
-        raise TypeError("a program without stages")
+        raise TypeError("the program has no stages")
     numbers, digest = Numbers(), hashlib.sha256()
     dims: list[int] = []
     for name, fn in program.functions.items():

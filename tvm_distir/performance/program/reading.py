@@ -127,7 +127,7 @@ def _value(data: JsonValue) -> parts.Value:
     fields = data.object(("name", "shape", "dtype", "bytes", *optional), optional)
     shape = fields["shape"].integers()
     if math.prod(shape) > LARGEST:
-        raise fields["shape"].wrong(f"{list(shape)}", "Give the shape one device holds.")
+        raise fields["shape"].wrong(f"{list(shape)}", "Give the shape of the shard on a device.")
     return parts.Value(
         name=fields["name"].text(empty=True),
         shape=shape,

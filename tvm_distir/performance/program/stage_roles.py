@@ -174,7 +174,9 @@ class RoleExporter:
             return None
         tensor = static_tensor(ty)
         if tensor is None:
-            raise self._refuse(f"the shape of {name} is not known before the run", "Bind its dims.")
+            raise self._refuse(
+                f"the shape of {name} is not known before the run", "Bind its symbolic dims."
+            )
         self.slots.append(Value(name, *tensor, **extra))
         return len(self.slots) - 1
 
@@ -299,7 +301,7 @@ class RoleExporter:
             return tuple(self._tree(field) for field in expr.fields)
         if expr in self.trees:
             return self.trees[expr]
-        raise self._refuse("a result that is no variable", "Normalise the module.")
+        raise self._refuse("a result is not a variable", "Normalize the module.")
 
     def _refuse(self, what: str, remedy: str) -> SimulationError:
         return SimulationError("DIST0714", what, place=self.note.function, remedy=remedy)

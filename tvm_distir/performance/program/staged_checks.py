@@ -66,7 +66,7 @@ class StagedChecks:
                 if owner.setdefault(device, rank) != rank:
                     raise self.broken(
                         f"{self.place}/meshes[{rank}]",
-                        f"device {device} belongs to rank {owner[device]} already",
+                        f"device {device} already belongs to rank {owner[device]}",
                     )
 
     def _role(self, role: StageKind, arriving: set[int], place: str) -> None:
@@ -82,16 +82,16 @@ class StagedChecks:
             word, _, term = phase.name.partition(":")
             known = word in PHASES and bool(term) == (word in ("part", "add"))
             if not known or (term and term not in map(str, range(len(role.sums)))):
-                raise self.broken(where, f"no phase is called {phase.name!r}")
+                raise self.broken(where, f"there is no phase {phase.name!r}")
             rank = PHASES.index(word) if not term else PHASES.index("part")
             if rank < order or phase.name in seen:
-                raise self.broken(where, f"{phase.name!r} does not stand in its place")
+                raise self.broken(where, f"{phase.name!r} is not at its position")
             order = rank
             seen.add(phase.name)
             self._slots(role, [*phase.inputs, *phase.outputs], where)
             if missing := [slot for slot in phase.inputs if slot not in there]:
                 name = role.slots[missing[0]].name
-                raise self.broken(where, f"slot {missing[0]} ({name}) is read before it is there")
+                raise self.broken(where, f"slot {missing[0]} ({name}) is read before it is written")
             there.update(phase.outputs)
             self._calls(role, phase.function, phase.inputs, phase.outputs, where)
         for name in (FORWARD, BACKWARD):
@@ -99,7 +99,7 @@ class StagedChecks:
                 raise self.broken(place, f"it has no phase {name!r}")
         for param, result in role.updates:
             if param not in role.params or role.slots[param].bytes != role.slots[result].bytes:
-                raise self.broken(place, f"slot {result} cannot take the place of slot {param}")
+                raise self.broken(place, f"slot {result} cannot reuse the memory of slot {param}")
         for slot in role.results:
             if slot not in there:
                 raise self.broken(place, f"nothing writes the result in slot {slot}")
@@ -115,7 +115,7 @@ class StagedChecks:
             if result.setdefault(stage.role, slots[number]) != slots[number]:
                 raise self.broken(
                     f"{self.place}/stages[{number}]",
-                    f"it gets the slots {sorted(slots[number])}, a stage alike "
+                    f"it receives the slots {sorted(slots[number])}, a stage with the same role "
                     f"{sorted(result[stage.role])}",
                 )
         return result
@@ -144,7 +144,7 @@ class StagedChecks:
                     raise self.broken(place, f"slot {slot} has {slot_bytes} bytes, {name} {other}")
         called = (self.functions[callee] for callee in reached(self.functions, [name]))
         if any(op.kind == "transfer" for callee in called for op in callee.ops):
-            raise self.broken(place, f"{name} sends or receives; edges say what moves")
+            raise self.broken(place, f"{name} sends or receives: only edges describe transfers")
 
     def _stages(self) -> None:
         staged = self.staged
@@ -186,10 +186,12 @@ class StagedChecks:
                 raise self.broken(where, f"stage {stages[-1]} of {len(self.staged.stages)}")
             chain = [(e.source[0], e.target[0]) for e in stage_sum.edges if e.direction == "sum"]
             if chain != list(itertools.pairwise(stages)):
-                raise self.broken(where, f"edges {chain} do not add up the stages {list(stages)}")
+                raise self.broken(
+                    where, f"edges {chain} do not form the sum over the stages {list(stages)}"
+                )
             for edge in stage_sum.edges:
                 if edge.direction not in ("sum", "total"):
-                    raise self.broken(where, f"an edge {edge.direction!r} in a sum")
+                    raise self.broken(where, f"an edge {edge.direction!r} is part of a sum")
                 self._edge(edge, where)
         for number, stage in enumerate(self.staged.stages):
             wanted, count = (

@@ -66,7 +66,7 @@ def _edge(data: JsonValue) -> Edge:
     fields = data.object(("from", "to", "direction", "bytes", "wire_bytes", "placements"))
     words = [item.text() for item in fields["placements"].items()]
     if len(words) != 2:
-        raise fields["placements"].wrong(f"{len(words)} placements", "Give that of either end.")
+        raise fields["placements"].wrong(f"{len(words)} placements", "Give the key of either end.")
     return Edge(
         read_pair(fields["from"]),
         read_pair(fields["to"]),

@@ -37,17 +37,19 @@ def _function(data: JsonValue) -> StorageFunction:
     known: set[int] = set()
     for step in steps:
         if step.kind in (FREE, RETURN) and not known.issuperset(step.blocks):
-            raise data.wrong(f"a block that nobody took: {list(step.blocks)}", "Plan it again.")
+            raise data.wrong(
+                f"a block is released that is not allocated: {list(step.blocks)}", "Plan it again."
+            )
         known.update(step.blocks)
     if not known.issuperset(results):
-        raise data.wrong("a result that nobody took", "Plan the storage again.")
+        raise data.wrong("a result is not allocated", "Plan the storage again.")
     return StorageFunction(steps, results)
 
 
 def _step(data: JsonValue) -> StorageStep:
     parts = list(data.items())
     if len(parts) != 4:
-        raise data.wrong(f"{len(parts)} parts of a step", "Plan the storage again.")
+        raise data.wrong(f"a step has {len(parts)} parts", "Plan the storage again.")
     kind, blocks, size, names = parts
     step = StorageStep(
         kind.word((TAKE, FREE, CALL, BRANCH, RETURN)),
@@ -57,6 +59,6 @@ def _step(data: JsonValue) -> StorageStep:
     )
     block_count, name_count = _COUNTS.get(step.kind, (None, None))
     if block_count not in (None, len(step.blocks)) or name_count not in (None, len(step.names)):
-        what = f"a {step.kind} of {len(step.blocks)} blocks with {len(step.names)} names"
+        what = f"a {step.kind} has {len(step.blocks)} blocks and {len(step.names)} names"
         raise data.wrong(what, "Plan the storage again.")
     return step

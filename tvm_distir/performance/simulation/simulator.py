@@ -97,9 +97,9 @@ def simulate(
         if not fold_devices:
             raise SimulationError(
                 "DIST0723",
-                "a step in stages is simulated with one device for all of its mesh",
+                "a pipelined step is simulated with a single device per mesh",
                 place="program",
-                remedy="Write it out with ExpandSchedule, then export it.",
+                remedy="Expand it with ExpandSchedule, then export it.",
             )
         from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
 
@@ -108,9 +108,10 @@ def simulate(
     if contention:
         raise SimulationError(
             "DIST0724",
-            "contention is found between units and messages, and the program is no step in stages",
+            "contention is simulated between the units and messages of a pipelined step, and the "
+            "program is not one",
             place="program",
-            remedy="Leave it out, or give the step a schedule.",
+            remedy="Remove contention, or create the step with a schedule.",
         )
     result = simulate_flat(program, system, fold_devices, blocking, laps)
     return result if allocator == "framework" else with_plan(result, program)

@@ -82,7 +82,7 @@ def check_taking_part(
         missing = set(mesh.device_ids).difference(*there)
         if missing:
             row = next(r for r in rows if r.op.kind == "collective" and r.op.mesh == number)
-            raise _another_order(mesh, row, f"the devices {sorted(missing)} take no part")
+            raise _another_order(mesh, row, f"the devices {sorted(missing)} do not take part")
 
 
 def meetings(
@@ -129,7 +129,9 @@ def _check_same(
             continue
         if expected is None or two is None or _collective_key(expected) != _collective_key(two):
             raise _another_order(
-                mesh, expected or two, f"device {part.devices[0]} has another one in its place"
+                mesh,
+                expected or two,
+                f"device {part.devices[0]} has another operation in its position",
             )
 
 
@@ -142,7 +144,7 @@ def _another_order(mesh: Mesh, row: OpRow, what: str) -> SimulationError:
         "DIST0712",
         f"a {row.op.collective} on the mesh {mesh.name}: {what}",
         place=f"{row.function}/{row.op.name}",
-        remedy="Give all devices of a mesh its collectives in one order.",
+        remedy="Order the collectives of a mesh equally on all of its devices.",
     )
 
 
@@ -211,7 +213,7 @@ class Groups:
                     f"{sent} sends and {received} receives with the tag {tag} from "
                     f"{program.meshes[src].name} to {program.meshes[dst].name}",
                     place=ends.place,
-                    remedy="Give every send one receive with its tag.",
+                    remedy="Give every send exactly one receive with its tag.",
                 )
 
             def goes(part: DeviceTasks, task: int) -> bool:

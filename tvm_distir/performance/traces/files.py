@@ -32,7 +32,7 @@ def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], object]) 
             "DIST0153",
             f"the trace cannot be written: {err.strerror or err}",
             place=str(path),
-            remedy="Name a file in a folder that exists and that you may write to.",
+            remedy="Give a file in an existing, writable folder.",
         ) from err
 
 

@@ -81,7 +81,7 @@ class _Writer:
             return set()
         spent = (sheet.end - sheet.start)[0]
         if not np.array_equal(sheet.end - sheet.start, np.broadcast_to(spent, sheet.end.shape)):
-            raise ValueError("runs of a unit take different times")
+            raise ValueError("the runs of a unit have different durations")
         ids = self._kind_ids(sheet.kinds, spent)
         packets = pairs(uuid + ids[:, 2], ids[:, 0], ids[:, 1], sheet.start // NS, sheet.end // NS)
         flat = packets.reshape(len(packets), -1)

@@ -66,7 +66,10 @@ class Calibration:
         """Give errors and constants as lines of text."""
         lines = [f"{name:<14} {error:6.2f} %" for name, error in self.errors_percent.items()]
         if self.refused:
-            lines.append(f"{'refused':<14} {self.refused:6} rows, faster than the device can be")
+            lines.append(
+                f"{'refused':<14} {self.refused:6} rows, which are faster than the peak of the "
+                "device"
+            )
         for name, value in self.values.items():
             groups = {
                 "at its bound": self.at_bound,
@@ -173,7 +176,7 @@ class _Work:
         possible = self.model.possible()
         if not possible:
             raise SimulationError(
-                "DIST0730", f"all {len(rows)} rows are faster than the device can be",
+                "DIST0730", f"all {len(rows)} rows are faster than the peak of the device",
                 place="calibrate",
                 remedy="Check the units of the times, and the peaks of the system.",
             )  # fmt: skip

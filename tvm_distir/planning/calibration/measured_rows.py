@@ -100,5 +100,5 @@ def _parts(row: AnyRow, system: System) -> StepCostTerms | CostTerms:
     made = grouped(program_of(row), system.kernels)
     staged = made.staged
     if not isinstance(staged, PipelineProgram):
-        raise TypeError("a program that is not in stages")
+        raise TypeError("the program is not pipelined")
     return StepCostTerms(made, staged, system)

@@ -99,8 +99,8 @@ def _gpt(row: Mapping[str, str], place: str, measured: bool) -> MeasuredStep:
     count = values["dp"] * values["micro_batch"]
     if values["global_batch"] % count:
         raise _wrong(
-            place, f"global_batch {values['global_batch']} is no multiple of {count}",
-            "It counts the sequences of all replicas and micro-batches.",
+            place, f"global_batch {values['global_batch']} is not a multiple of {count}",
+            "Count the sequences of all replicas and micro-batches.",
         )  # fmt: skip
     recompute = row.get("recompute") or "full"
     if recompute not in _POLICIES:
@@ -130,7 +130,7 @@ def _integer(
     try:
         value = int(float(text or ""))
     except ValueError:
-        raise _wrong(place, f"{names[0]} is {text!r}", "Give a whole number.") from None
+        raise _wrong(place, f"{names[0]} is {text!r}", "Give an integer.") from None
     if value < least:
         raise _wrong(place, f"{names[0]} is {value}", f"Give {least} or more.")
     return value

@@ -173,9 +173,10 @@ def labeller_of(
         if len(meshes(annotated)) != len(plan.meshes):
             raise PlanError(
                 "DIST0237",
-                f"{len(meshes(annotated))} meshes, and labels are asked for on {len(plan.meshes)}",
+                f"{len(meshes(annotated))} meshes, and placements are requested on "
+                f"{len(plan.meshes)}",
                 place="auto_shard",
-                remedy="Cut the model into stages, and shard each automatically.",
+                remedy="Split the model into stages, and shard each automatically.",
             )
     return PlanLabeller(annotated, known, plan)
 

@@ -73,9 +73,9 @@ class Constraints:
         if self.stage_devices == ANY and self.keep is not None:
             raise UsageError(
                 "DIST0151",
-                "a plan to keep names placements on one mesh, and stages may have several",
+                "a fixed plan names placements on a single mesh, and stages may have several",
                 place="stage_devices",
-                remedy=f'Leave out the plan, or say "{EQUAL}".',
+                remedy=f'Remove the plan, or choose "{EQUAL}".',
             )
         fixed = [name for mesh in (self.keep.meshes if self.keep else ()) for name in mesh.axes]
         for option, names in (

@@ -237,8 +237,8 @@ class _Search:
         least = min(self.rows, key=lambda row: row.needs_bytes or row.peak_bytes or 1 << 62)
         raise InfeasibleError(
             "DIST0801",
-            f"none of {len(self.rows)} candidates gives a plan that fits; the one that needs "
-            f"least: {least.candidate.key}: {least.why}",
+            f"none of {len(self.rows)} candidates results in a plan that fits; the smallest is "
+            f"{least.candidate.key}: {least.why}",
             place="search",
             remedy="Use more devices, a smaller batch, or --recompute none,selective,full.",
         )

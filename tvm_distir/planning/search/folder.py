@@ -59,7 +59,7 @@ class Folder:
         if rows.exists() and not (force and not resume):
             self._read(rows, resume)
         elif resume:
-            raise self._other(f"holds no search: {ROWS} is missing", "Leave out --resume.")
+            raise self._other(f"contains no search: {ROWS} is missing", "Remove --resume.")
 
     def _other(self, what: str, remedy: str) -> UsageError:
         return UsageError("DIST0151", f"{self.path} {what}", place="-o", remedy=remedy)
@@ -78,7 +78,7 @@ class Folder:
             futile = failed and not any(row["state"] == SOLVED for row in rows_by_key.values())
         except (OSError, IndexError, KeyError, TypeError, ValueError) as error:
             raise self._other(
-                f"has a {ROWS} that cannot be read ({error})", "Name another folder."
+                f"has a {ROWS} that cannot be read ({error})", "Give another folder."
             ) from error
         if head != self.settings:
             if futile:
@@ -87,13 +87,13 @@ class Folder:
                 k for k in {*head, *self.settings} if head.get(k) != self.settings.get(k)
             )
             raise self._other(
-                f"holds a search with other settings ({', '.join(differ)})",
-                "Give the same ones, name another folder, or begin anew with --force.",
+                f"contains a search with other settings ({', '.join(differ)})",
+                "Use the same settings, give another folder, or start again with --force.",
             )
         if not (resume or failed):
             raise self._other(
-                "holds a search already",
-                "Say --resume, name another folder, or begin anew with --force.",
+                "already contains a search",
+                "Pass --resume, give another folder, or start again with --force.",
             )
         self._known, self._begun = rows_by_key, True
 
@@ -174,5 +174,5 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
         "DIST0153",
         f"{path} cannot be written: {error.strerror or error}",
         place="-o",
-        remedy="Name an existing folder that you may write to.",
+        remedy="Give an existing, writable folder.",
     )

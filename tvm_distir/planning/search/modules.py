@@ -47,16 +47,16 @@ class Source:
             if batch is not None:
                 raise UsageError(
                     "DIST0151",
-                    "a batch is given, and a module, whose batch stands in it",
+                    "both a batch and a module are given, and the batch of a module is fixed",
                     place="search",
-                    remedy="Give what makes the module of a batch, or no batch.",
+                    remedy="Give a function from a batch to a module, or no batch.",
                 )
         elif batch is None:
             raise UsageError(
                 "DIST0151",
-                "no batch is given for what makes the module of a batch",
+                "no batch is given for a function from a batch to a module",
                 place="search",
-                remedy="Give the samples of a whole step.",
+                remedy="Give the number of samples of a full step.",
             )
         else:
             self.batch = batch

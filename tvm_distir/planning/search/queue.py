@@ -83,9 +83,9 @@ class Queue:
             said = " and ".join(contradiction(enumeration))
             raise InfeasibleError(
                 "DIST0802",
-                f"no mesh of {enumeration.devices} devices is left: {said} exclude all",
+                f"no mesh of {enumeration.devices} devices is possible: {said} exclude all of them",
                 place="search",
-                remedy="Leave out one of these.",
+                remedy="Remove one of these constraints.",
             )
 
     def pop(self) -> QueuedCandidate:
@@ -129,7 +129,7 @@ class Queue:
         if expected.peak_bytes <= self.trials.limit:
             return None
         self.with_more_recomputed(queued.candidate, queued.least_s)
-        kept = f"its layers keep about {expected.peak_bytes / 2**30:.2f} GiB"
+        kept = f"its layers store about {expected.peak_bytes / 2**30:.2f} GiB"
         return CandidateRow(
             queued.candidate,
             ESTIMATE,

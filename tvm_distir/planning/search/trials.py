@@ -135,7 +135,7 @@ class Trials:
         row = row.simulated(result, self.limit)
         if row.state == MEMORY:
             gib = result.peak_memory_bytes / 2**30
-            row = replace(row, why=f"simulated, it keeps {gib:.2f} GiB")
+            row = replace(row, why=f"in simulation it stores {gib:.2f} GiB")
         return row, plan, result
 
     def _fixed(self, candidate: Candidate) -> Plan:
@@ -197,7 +197,7 @@ class Trials:
                 "DIST0151",
                 f"the plan to compare with is for {used} devices, the search for {devices}",
                 place=name,
-                remedy="Compare with a plan for as many.",
+                remedy="Compare with a plan for the same number of devices.",
             )
         axes = tuple(plan.meshes[0].axes.items())
         word = plan.recompute.get("*", "given" if plan.recompute else "none")

@@ -48,7 +48,7 @@ def sequence(
     *,
     others: Plan | None = None,
 ) -> Plan:
-    """Plan that cuts along the sequence what other strategies leave replicated over a mesh axis.
+    """Plan that shards along the sequence what other strategies replicate over a mesh axis.
 
     Activations between ops that work on each position by itself are cut: norms, residual sums,
     dropout, element-wise ops. Ops that another strategy cuts otherwise get them gathered, and
@@ -62,9 +62,9 @@ def sequence(
         Any model whose data inputs have a sequence or rows, at level 1, or a training step.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; ``megatron`` or ``tensor_parallel`` may cut weights over it.
+        The mesh axis; ``megatron`` or ``tensor_parallel`` may shard weights over it.
     dim : int
-        The dim of the data inputs that is the sequence.
+        The sequence dim of the data inputs.
     others : Plan, optional
         What the other strategies want on this mesh.
 
@@ -98,9 +98,10 @@ def sequence(
     if not values.rules:
         raise PlanError(
             "DIST0233",
-            f"no activation that is whole along {axis} has dim {dim} of the data inputs as a dim",
+            f"no activation that is replicated along {axis} has dim {dim} of the data inputs as "
+            "a dim",
             place=f"{entries(mod)[0][0]} (sequence)",
-            remedy='Say which dim is the sequence, with "sequence:dim=".',
+            remedy='Set the sequence dim with "sequence:dim=".',
         )
     placed = (*(rules if others is None else ()), *values.rules)
     return Plan((spec,), placed, regather=(axis,))

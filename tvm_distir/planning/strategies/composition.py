@@ -122,9 +122,9 @@ def _compose_branches(
         other = LOCAL_LAYERS if stages is None else PIPELINE
         raise PlanError(
             "DIST0232",
-            f'"{LOCAL_LAYERS}" and "{other}" both make meshes of an axis',
+            f'"{LOCAL_LAYERS}" and "{other}" both create meshes from an axis',
             place="strategy",
-            remedy="Give one of them.",
+            remedy="Remove one of them.",
         )
     info = find_strategy(LOCAL_LAYERS)
     branches = info.function(mod, mesh, **apart.options)
@@ -209,9 +209,9 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
         if plan.meshes != first.meshes:
             raise PlanError(
                 "DIST0232",
-                f'"{name}" and "{title}" make plans for different meshes',
+                f'"{name}" and "{title}" are for different meshes',
                 place="strategy",
-                remedy="Give both the same mesh.",
+                remedy="Use the same mesh for both.",
             )
         for target, rule in {target_of(rule): rule for rule in plan.rules}.items():
             axes = len(rule.placement)
@@ -268,11 +268,11 @@ def _conflict(
 ) -> PlanError:
     return PlanError(
         "DIST0232",
-        f'on the mesh axis "{mesh.axis_names[axis]}" the strategy "{first}" wants '
-        f'"{labels_text((old.placement[axis],))}", "{second}" wants '
+        f'on the mesh axis "{mesh.axis_names[axis]}" the strategy "{first}" requires '
+        f'"{labels_text((old.placement[axis],))}", "{second}" requires '
         f'"{labels_text((rule.placement[axis],))}"',
         place=rule.title,
-        remedy='Give each strategy an axis of its own, with "axis=".',
+        remedy='Give each strategy a different axis with "axis=".',
     )
 
 

@@ -33,7 +33,7 @@ def context_parallel(
     form: Literal["all_to_all", "ring", "gather"] = "all_to_all",
     dim: int = SEQUENCE_DIM,
 ) -> Plan:
-    """Plan that cuts the sequence of all activations over one mesh axis, in attention too.
+    """Plan that shards the sequence of all activations over a mesh axis, in attention too.
 
     The sequence is ``dim`` of the first data input that has such a dim, and of those of its size.
     Weights are replicated and stationary.
@@ -44,14 +44,13 @@ def context_parallel(
         Any model with a sequence, at level 1, or a training step.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; other axes stay open.
+        The mesh axis; the other axes remain open.
     form : str
-        What a device does of attention: "all_to_all" a part of the heads for the whole sequence,
-        which four all-to-alls per layer bring and take; "ring" its queries against the keys and
-        values of one device after the other, which travel around;
-        "gather" its queries against all of them, which are gathered.
+        How attention is computed: "all_to_all" exchanges the sequence for heads and back with
+        four all-to-alls per layer; "ring" passes keys and values from device to device;
+        "gather" gathers all keys and values on each device.
     dim : int
-        The dim of the data inputs that is the sequence.
+        The sequence dim of the data inputs.
 
     Returns
     -------

@@ -39,7 +39,7 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
         Any model, at level 1.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; other axes stay open.
+        The mesh axis; the other axes remain open.
 
     Returns
     -------

@@ -49,9 +49,9 @@ def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bo
         Any model with stacked experts, at level 1.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; other axes stay open.
+        The mesh axis; the other axes remain open.
     data : bool
-        Whether the axis divides the batch as well.
+        Whether the axis shards the batch as well.
 
     Returns
     -------
@@ -156,10 +156,10 @@ def _no_experts(mod: ir.IRModule) -> PlanError:
     heavy = [
         p for p in tensor_parameters(name, fn, rule_name) if p.position not in inputs and p.ndim > 2
     ]
-    looked = f" (looked at {names_of(heavy)})" if heavy else ""
+    looked = f" (considered {names_of(heavy)})" if heavy else ""
     return PlanError(
         "DIST0233",
-        f"no weight stacks experts along a dim that is multiplied apart{looked}",
+        f"no weight stacks experts along a batch dim of a product{looked}",
         place=f"{name} (expert_parallel)",
         remedy="Keep the weights of experts in one tensor (experts, in, out), or use "
         '"tensor_parallel".',

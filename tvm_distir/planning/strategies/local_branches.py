@@ -50,7 +50,7 @@ LEAST_PERCENT = 5
 def local_layers(
     mod: ir.IRModule, mesh: MeshLike, axis: str = "br", least: int = LEAST_PERCENT
 ) -> Plan:
-    """Plan that puts branches of a model that do not depend on each other on different devices.
+    """Plan that places independent branches of a model on different devices.
 
     Each place along the axis becomes a mesh of its own, of the other axes. Where several branches
     meet, in an op or in the results, each goes to where least is to do, with its weights, and
@@ -64,9 +64,9 @@ def local_layers(
         At level 1, or a training step.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; other strategies work along the others.
+        The mesh axis; other strategies use the other axes.
     least : int
-        How many percent of the model's work, in FLOPs, a branch has at least.
+        Minimum percentage of the model's FLOPs in a branch.
 
     Returns
     -------
@@ -95,8 +95,7 @@ def local_layers(
         if not branches.groups:
             raise PlanError(
                 "DIST0233",
-                f"no two branches that do not depend on each other have {least} percent of the "
-                "work each",
+                f"no two independent branches have {least} percent of the work each",
                 place=f"{name} (local_layers)",
                 remedy='Use another strategy, or lower "local_layers:least=".',
             )
@@ -145,8 +144,7 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
             continue
         raise PlanError(
             "DIST0232",
-            f'another strategy places {rule.title}, of which "{LOCAL_LAYERS}" does not say on '
-            "which mesh it is",
+            f'another strategy places {rule.title}, whose mesh "{LOCAL_LAYERS}" does not decide',
             place="strategy",
             remedy='Use strategies that place weights and data only, such as "data_parallel".',
         )

@@ -42,14 +42,14 @@ from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, cut_dim, know
 COLUMN_ROLES = ("query", "key_value", "gate_up", "head")
 
 _WHY_WHOLE = {
-    "fused": "query, key and value in one, no part of it is whole heads",
-    "key_value": "one head, which all devices need",
+    "fused": "query, key and value are fused, and no part of it consists of full heads",
+    "key_value": "a single head, which all devices need",
 }
 
 
 @plan_maker
 def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool = False) -> Plan:
-    """Plan of Megatron's tensor parallelism for GPT- and Llama-like models.
+    """Plan of Megatron's tensor parallelism for models such as GPT and Llama.
 
     Weights are known by name (:data:`.transformer_weights.ROLES`); which of their dims is cut
     follows from the ops that consume them. Column parallel, with their biases: query, key, value,
@@ -66,12 +66,12 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         At level 1.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; other axes stay open.
+        The mesh axis; the other axes remain open.
     sequence : bool
-        Cut the residual stream along the sequence, dim 1 of (batch, seq, hidden), between the
-        blocks, inside private functions too: each all-reduce becomes a reduce-scatter and an
-        all-gather. What is gathered in a training step each device keeps its part of, and the
-        backward pass gathers again.
+        Shard the residual stream between the blocks along the sequence, dim 1 of
+        (batch, seq, hidden), inside private functions too: each all-reduce becomes a
+        reduce-scatter and an all-gather. What is gathered in a training step each device
+        keeps its part of, and the backward pass gathers again.
 
     Returns
     -------
@@ -149,9 +149,10 @@ def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Paramete
     looked = [f"*{word}.weight" for word in ((*QUERY, *GATE_UP) if not into else ROW)]
     raise PlanError(
         "DIST0233",
-        f"no {missing}: looked for {', '.join(looked)} among {names_of(all_weights) or 'none'}",
+        f"there is no {missing}: looked for {', '.join(looked)} among "
+        f"{names_of(all_weights) or 'none'}",
         place=f"{entry} (megatron)",
-        remedy="Name the weights so, or write the plan by hand.",
+        remedy="Rename the weights accordingly, or write the plan by hand.",
     )
 
 
@@ -176,7 +177,7 @@ def _projections(
             continue
         why = ""
         if labels[parameter.position] == R:
-            why = _WHY_WHOLE.get(weight.role if weight is not None else "", "no known name")
+            why = _WHY_WHOLE.get(weight.role if weight is not None else "", "its name is unknown")
         yield Projection(parameter, why)
 
 

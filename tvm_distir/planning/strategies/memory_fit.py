@@ -91,10 +91,10 @@ def fitted(
     least = min(peaks)
     raise InfeasibleError(
         "DIST0803",
-        f"the step holds {least / GIB:.3g} GiB on a device at least, measured in "
-        f"{len(peaks)} choices, and {bound / GIB:.3g} GiB are there",
+        f"the step requires {least / GIB:.3g} GiB on a device at least, measured in "
+        f"{len(peaks)} choices, and {bound / GIB:.3g} GiB are available",
         place="train_step (recompute)",
-        remedy="Give more memory_gib, a strategy that leaves less whole, or smaller micro-batches.",
+        remedy="Give more memory_gib, a strategy that replicates less, or smaller micro-batches.",
     )
 
 

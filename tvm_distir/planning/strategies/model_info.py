@@ -86,7 +86,7 @@ def mesh_axis(mesh: MeshSpec, axis: str, strategy: str, option: str = "axis") ->
     try:
         return mesh.axis_number(axis, place)
     except MeshError as error:
-        remedy = f"{error.remedy} Say which one with {strategy}:{option}=NAME."
+        remedy = f"{error.remedy} Choose one with {strategy}:{option}=NAME."
         raise MeshError(error.code, error.what, place=place, remedy=remedy) from None
 
 
@@ -191,7 +191,7 @@ def check_divisible(
         f'{what} {size} is not divisible by the mesh axis "{axis}" ({count}): '
         f"{size} = {quotient} x {count} + {rest}",
         place=place,
-        remedy=remedy or f"Make it {choices}, or choose an axis size that divides {size}.",
+        remedy=remedy or f"Change it to {choices}, or choose an axis size that divides {size}.",
     )
 
 

@@ -35,7 +35,7 @@ def pipeline(
     stash: bool = False,
     offload: str = "none",
 ) -> Plan:
-    """Plan whose stages lie in sequence along a mesh axis.
+    """Plan that places pipeline stages along a mesh axis.
 
     The batch is cut into micro-batches; the stages hand activations on and gradients back, in the
     order of the schedule. Each device holds the weights, gradients and optimizer states of the
@@ -50,21 +50,22 @@ def pipeline(
     mesh : MeshSpec or mapping of str to int
         Of the whole cluster.
     axis : str
-        The mesh axis of the pipeline's ranks; other strategies work along the others.
+        The mesh axis of the pipeline's ranks; other strategies use the other axes.
     stages : int
-        Ranks of the pipeline; 0: as the axis has. 1 is allowed without the axis: micro-batches
-        alone.
+        Number of ranks of the pipeline; 0 for the size of the axis. 1 is allowed without the
+        axis, for micro-batches alone.
     micro_batches : int
-        Parts of the batch.
+        Number of micro-batches.
     schedule : str
         ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble`` or ``zero_bubble_v``.
     chunks : int
-        Stages per rank, for ``interleaved``.
+        Number of stages per rank, for ``interleaved``.
     stash : bool
-        Change weights after every micro-batch, and keep for its backward pass those that its
-        forward pass read (PipeDream).
+        Update the weights after every micro-batch, and store those that its forward pass read for
+        its backward pass (PipeDream).
     offload : str
-        Stages whose stashes wait in the host's memory: ``none``, ``all``, or numbers, ``0/1``.
+        Stages that offload stored activations to the host: ``none``, ``all``, or numbers, as
+        ``0/1``.
 
     Returns
     -------
@@ -98,7 +99,10 @@ def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -
         return None
     if len(pipelines) > 1:
         raise PlanError(
-            "DIST0232", "two pipelines", place="strategy", remedy="Give one, with chunks=."
+            "DIST0232",
+            "two pipelines",
+            place="strategy",
+            remedy="Give the number of chunks with chunks=.",
         )
     return _schedule(axes or {}, **checked(pipelines[0]).options)
 
@@ -122,7 +126,7 @@ def _schedule(
             "DIST0236",
             f'stages={stages}, and the mesh axis "{axis}" has {size} devices',
             place=f'strategy "{PIPELINE}"',
-            remedy="Leave stages out, or change the mesh.",
+            remedy="Remove stages, or change the mesh.",
         )
     base = Schedule(schedule, size or 1, micro_batches, chunks, stash=stash)
     return replace(base, offload=_stages(offload, base.stage_count))
@@ -149,9 +153,9 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> 
     if pipeline is None:
         raise PlanError(
             "DIST0233",
-            "the module is no training step in stages",
+            "the module is not a pipelined training step",
             place=f'strategy "{PIPELINE}"',
-            remedy="Make it with --train, or train_step(..., schedule=...).",
+            remedy="Create it with --train, or train_step(..., schedule=...).",
         )
     schedule = pipeline.schedule
     if (schedule.stages, schedule.micro_batches, schedule.chunks) != (
@@ -162,17 +166,17 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> 
         raise PlanError(
             "DIST0233",
             f"the step has {schedule.stages} stages, {schedule.micro_batches} micro-batches and "
-            f"{schedule.chunks} chunks, the strategy asks for {wanted.stages}, "
+            f"{schedule.chunks} chunks, the strategy requires {wanted.stages}, "
             f"{wanted.micro_batches} and {wanted.chunks}",
             place=f'strategy "{PIPELINE}"',
-            remedy="Make the step with the schedule that the strategy asks for.",
+            remedy="Create the step with the schedule that the strategy requires.",
         )
     if wanted.stash and not schedule.stash:
         raise PlanError(
             "DIST0233",
-            "the step sums gradients over all micro-batches, the strategy asks for stash",
+            "the step sums gradients over all micro-batches, the strategy requires stash",
             place=f'strategy "{PIPELINE}"',
-            remedy="Make the step with a schedule that says stash.",
+            remedy="Create the step with a schedule that sets stash.",
         )
     stage, devices = _stage_mesh(mesh, axis)
     chosen = (

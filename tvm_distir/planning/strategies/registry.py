@@ -130,9 +130,10 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
         if name not in reserved and (name not in options or parameter.default is parameter.empty):
             raise PlanError(
                 "DIST0231",
-                f'the option "{name}" has no default, or one of a type that has no text',
+                f'the option "{name}" has no default, or a default whose type cannot be written '
+                "as text",
                 place=f'strategy "{function.__name__}"',
-                remedy="Give it a default that is a text, a number or a bool.",
+                remedy="Give it a default that is a string, a number or a bool.",
             )
 
     @functools.wraps(function)
@@ -163,13 +164,15 @@ def find_strategy(name: str) -> StrategyInfo:
     if name not in STRATEGIES:
         raise PlanError(
             "DIST0230",
-            f'no strategy "{name}"',
+            f'there is no strategy "{name}"',
             place="strategy",
             remedy=nearest(name, strategy_names()),
         )
     info = getattr(STRATEGIES.load(name), _MARK, None)
     if not isinstance(info, StrategyInfo):
-        fault = "it is no function made with tvm_distir.planning.strategies.registry.plan_maker"
+        fault = (
+            "it is not a function created with tvm_distir.planning.strategies.registry.plan_maker"
+        )
         raise STRATEGIES.offered()[name].fault(fault)
     return info
 
@@ -203,12 +206,12 @@ def parse(text: str) -> tuple[StrategySpec, ...]:
                     "DIST0235",
                     f'"{item.strip()}" is not key=value',
                     place=f'strategy "{name}"',
-                    remedy="Join options by commas: axis=tp,sequence=1.",
+                    remedy="Join options with commas: axis=tp,sequence=1.",
                 )
             if key in options:
                 raise PlanError(
                     "DIST0235",
-                    f'the option "{key}" stands twice',
+                    f'the option "{key}" is given twice',
                     place=f'strategy "{name}"',
                     remedy="Remove one.",
                 )

@@ -63,9 +63,10 @@ def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -
     shown = [f"{name} ({count}: {why})" for (name, why), count in list(groups.items())[:SHOWN]]
     more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
     warnings.warn(
-        f'{strategy} over "{axis}" cuts {len(known) - len(whole)} of {len(known)} weights of the '
-        "layers' matrix products; each device has the others whole, "
-        f"{share:.0%} of their elements, and does all of their work: {'; '.join(shown)}{more}. "
-        "tensor_parallel cuts weights of any name.",
+        f'{strategy} over "{axis}" shards {len(known) - len(whole)} of {len(known)} weights of the '
+        "layers' matrix products; each device stores the others unsharded, "
+        f"{share:.0%} of their elements, and computes all of their products: "
+        f"{'; '.join(shown)}{more}. "
+        "tensor_parallel shards weights of any name.",
         stacklevel=3,
     )

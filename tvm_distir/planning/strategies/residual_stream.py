@@ -42,8 +42,8 @@ def sequence_rules(
             if residual is None:
                 raise PlanError(
                     "DIST0233",
-                    "the projection's result is not added to a value of its shape: "
-                    "the residual stream is not found",
+                    "the projection's result is not added to a value of its shape, so that the "
+                    "residual stream is unknown",
                     place=place,
                     remedy="Use megatron without sequence=1, or write the plan by hand.",
                 )

@@ -96,7 +96,7 @@ def _sequence_inputs(
             "DIST0233",
             f"no data input has a dim {dim}: {names_of(data) or 'there is none'}",
             place=place,
-            remedy=f'Say which dim is the sequence with "{strategy}:dim=0".',
+            remedy=f'Set the sequence dim with "{strategy}:dim=0".',
         )
     size = (able[0].shape or ())[dim]
     if isinstance(size, int) and size < mesh.axes[axis]:

@@ -29,7 +29,7 @@ ROWS_DIM = 2
 def spatial_parallel(
     mod: ir.IRModule, mesh: MeshLike, axis: str = "sp", dim: int = ROWS_DIM
 ) -> Plan:
-    """Plan that cuts images by their rows, over one mesh axis, and replicates the weights.
+    """Plan that shards the rows of images over a mesh axis and replicates the weights.
 
     Images are the data inputs of four dims. Convolutions and pools then exchange the rows at
     the borders with their neighbours; where rows run out, propagation goes on in another way.
@@ -40,9 +40,9 @@ def spatial_parallel(
         Any model of images, at level 1.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; other axes stay open.
+        The mesh axis; the other axes remain open.
     dim : int
-        The dim that is cut: 2 for rows and 3 for columns of (batch, channels, rows, columns).
+        The sharded dim: 2 for rows and 3 for columns of (batch, channels, rows, columns).
 
     Returns
     -------
@@ -61,9 +61,9 @@ def spatial_parallel(
     if not 0 <= dim < IMAGE_NDIM:
         raise PlanError(
             "DIST0231",
-            f"dim={dim} is no dim of an image",
+            f"dim={dim} is not a dim of an image",
             place='strategy "spatial_parallel"',
-            remedy=f"Its default is {ROWS_DIM}.",
+            remedy=f"Use the default, {ROWS_DIM}.",
         )
     rules, images, seen = [], 0, list[Parameter]()
     for name, fn, rule_name in entries(mod):

@@ -82,9 +82,9 @@ def tensor_parallel(
         Any model, at level 1.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; other axes stay open.
+        The mesh axis; the other axes remain open.
     slack : int
-        By how many percent a device may hold and do more than its part.
+        Percentage by which the memory and work of a device may exceed its share.
     before : Plan, optional
         What other strategies want on this mesh: dims of weights that they use up are avoided.
     system : System, optional
@@ -111,7 +111,7 @@ def tensor_parallel(
             "DIST0231",
             f"slack={slack} is negative",
             place='strategy "tensor_parallel"',
-            remedy=f"Its default is {SLACK_PERCENT} (percent).",
+            remedy=f"Give a percentage of 0 or more, by default {SLACK_PERCENT}.",
         )
     ranks = spec.shape[number]
     parameters = {
@@ -209,12 +209,12 @@ def _report(trial: CandidatePlacement, bounds: Bounds, axis: str) -> None:
     """Warn of a bound that does not hold."""
     cost, missed = trial.footprint, []
     if cost.param_bytes > bounds.param_bytes:
-        missed.append(f"holds {cost.param_bytes} bytes of weights, not {bounds.param_bytes}")
+        missed.append(f"stores {cost.param_bytes} bytes of weights, not {bounds.param_bytes}")
     if cost.flops > bounds.flops:
         missed.append(f"does {cost.flops} FLOPs, not {bounds.flops}")
     if missed:
         whole = [f"{place} ({why})" for place, why in list(bounds.whole.items())[:SHOWN]]
-        because = f" Weights that no op takes cut: {', '.join(whole)}." if whole else ""
+        because = f" Weights that no op can use sharded: {', '.join(whole)}." if whole else ""
         warnings.warn(
             f'tensor_parallel over "{axis}": each device {" and ".join(missed)}.{because}',
             stacklevel=3,

@@ -89,17 +89,17 @@ def cut_dim(weight: KnownWeight) -> int:
                 "DIST0233",
                 f"the weight is consumed by {use.op}, bound to "
                 f"{use.function}/{getattr(use.result, 'name', '?')}, "
-                "not by a matmul or take: which dim to cut is not known",
+                "not by a matmul or take, so that the dim to shard is unknown",
                 place=place,
-                remedy="Write the rule for this weight by hand.",
+                remedy="Write a rule for this weight.",
             )
         dims.append(dim)
     if len(set(dims)) != 1:
-        what = "the weight has no consumer" if not dims else f"its consumers cut dims {dims}"
+        what = "the weight has no consumer" if not dims else f"its consumers shard dims {dims}"
         raise PlanError(
             "DIST0233",
-            f"{what}: which dim to cut is not clear",
+            f"{what}, so that the dim to shard is ambiguous",
             place=place,
-            remedy="Write the rule for this weight by hand.",
+            remedy="Write a rule for this weight.",
         )
     return dims[0]

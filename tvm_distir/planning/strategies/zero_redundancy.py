@@ -44,7 +44,7 @@ def zero(
     *,
     others: Plan | None = None,
 ) -> Plan:
-    """Plan of data parallelism whose devices store parts of what training keeps.
+    """Plan of data parallelism that shards the training state (ZeRO).
 
     The batch is sharded as :func:`~.data_parallel.data_parallel` does. Stage 1 stores the
     optimizer's states in parts, stage 2 the gradients as well, stage 3 the weights as well. Parts
@@ -60,9 +60,9 @@ def zero(
         A training step, at level 1; stage 3 takes any model.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; other axes stay open. ``data_parallel`` may fill it as well.
+        The mesh axis; the other axes remain open. ``data_parallel`` can use the same axis.
     stage : int
-        What is stored in parts: 1 the optimizer's states, 2 gradients too, 3 weights too.
+        The sharded state: 1 for optimizer states, 2 for gradients too, 3 for weights too.
     others : Plan, optional
         What the other strategies want on this mesh: their dims are avoided.
 
@@ -99,9 +99,9 @@ def stored_in_parts(
     if stage not in STAGES:
         raise PlanError(
             "DIST0231",
-            f"stage={stage} is none of 1, 2, 3",
+            f"stage={stage} is not 1, 2 or 3",
             place=f'strategy "{strategy}"',
-            remedy="1 stores optimizer states in parts, 2 gradients too, 3 weights too.",
+            remedy="Use 1 to shard the optimizer states, 2 for gradients too, 3 for weights too.",
         )
     rules: list[PlanRule] = []
     parts, faults = 0, faults_of_plan(f'strategy "{strategy}"')
@@ -183,10 +183,13 @@ def _dims(
 
 def _nothing(name: str, stage: int, strategy: str) -> PlanError:
     if stage == 3:
-        what, remedy = "no weight has a dim for all devices of the axis", "Use fewer devices."
+        what, remedy = (
+            "no weight has a dim large enough for all devices of the axis",
+            "Use fewer devices.",
+        )
     else:
         what = f"there are no optimizer states{' and no gradients' if stage == 2 else ''}"
-        remedy = 'Give a step of training (--train --optimizer adam), or use "zero:stage=3".'
+        remedy = 'Use a training step (--train --optimizer adam), or use "zero:stage=3".'
     return PlanError("DIST0233", what, place=f"{name} ({strategy})", remedy=remedy)
 
 

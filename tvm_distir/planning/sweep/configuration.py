@@ -142,12 +142,12 @@ class Configuration:
             for name, only in alone.items():
                 if getattr(self, name) != only:
                     raise refused(
-                        f"{name}={getattr(self, name)} is of a training step", "Add --train."
+                        f"{name}={getattr(self, name)} requires a training step", "Add --train."
                     )
         if self.zero and self.dp == 1:
-            raise refused(f"zero={self.zero} without dp", "Give dp more than 1, or zero=0.")
+            raise refused(f"zero={self.zero} without dp", "Give dp of more than 1, or zero=0.")
         if self.sequence_parallel and self.tp == 1:
-            raise refused("sequence_parallel=1 without tp", "Give tp more than 1.")
+            raise refused("sequence_parallel=1 without tp", "Give tp of more than 1.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the columns of the configuration."""

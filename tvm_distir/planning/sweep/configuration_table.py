@@ -111,12 +111,16 @@ def read_table(path: str | Path, keys: Collection[str]) -> Table:
         raise wrong(str(path), f"it cannot be read: {why}", "Give a CSV file in UTF-8.") from error
     lines = [(number, row) for number, row in lines if row]
     if len(lines) < 2:
-        raise wrong(str(path), "it has no rows", "Name columns in the first line; add rows.")
+        raise wrong(
+            str(path),
+            "it has no rows",
+            "Give the column names in the first line, and at least one row.",
+        )
     names = [ALIASES.get(cell.strip(), cell.strip()) for cell in lines[0][1]]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not all(names):
-        what = f"the column {twice[0]!r} stands twice" if twice else "a column has no name"
-        raise wrong(f"{path}:{lines[0][0]}", what, "Give each column a name of its own.")
+        what = f"the column {twice[0]!r} occurs twice" if twice else "a column has no name"
+        raise wrong(f"{path}:{lines[0][0]}", what, "Give each column a unique name.")
     for number, row in lines[1:]:
         if len(row) != len(names):
             what = f"it has {len(row)} values for {len(names)} columns"
@@ -152,10 +156,10 @@ def grid_table(axes: Mapping[str, Sequence[str]], keys: Collection[str]) -> Tabl
         if name not in known and not name.startswith(DIM):
             raise wrong(
                 "--grid", f'there is no column "{shortened(name)}"',
-                f"Columns are {', '.join(sorted(known))}.",
+                f"Use one of: {', '.join(sorted(known))}.",
             )  # fmt: skip
         if names.count(name) > 1:
-            raise wrong("--grid", f'the column "{name}" stands twice', "Give each once.")
+            raise wrong("--grid", f'the column "{name}" occurs twice', "Give each column once.")
     columns = zip(*itertools.product(*axes.values()), strict=True)
     cells = {name: list(c) for name, c in zip(names, columns, strict=True)}
     return _table(cells, keys, ["--grid"] * size)
@@ -198,7 +202,7 @@ def _numbers(name: str, column: Sequence[str], least: int, places: Sequence[str]
         if value is None:
             raise wrong(
                 place, f'{name} is "{shortened(text)}"',
-                f"Give a whole number from {least} to {MAX_INT}.",
+                f"Give an integer from {least} to {MAX_INT}.",
             )  # fmt: skip
         known[text] = value
     return np.array([known[text] for text in column], np.int64)
@@ -210,10 +214,10 @@ def _check_devices(table: Table, places: Sequence[str]) -> None:
         if over.size:
             raise wrong(
                 places[over[0]], f"{name} is {table.numbers[name][over[0]]}",
-                f"A mesh has at most {MAX_DEVICES:,} devices.",
+                f"Use at most {MAX_DEVICES:,} devices.",
             )  # fmt: skip
     for row in np.flatnonzero(table.devices > MAX_DEVICES).tolist():
-        table.faults[row] = f"{table.devices[row]:,} devices are too many"
+        table.faults[row] = f"{table.devices[row]:,} devices exceed the limit"
 
 
 def _divide(table: Table, samples: Ints) -> None:
@@ -223,12 +227,12 @@ def _divide(table: Table, samples: Ints) -> None:
     specified = samples > 0
     for row in np.flatnonzero(specified & (samples % each > 0)).tolist():
         table.faults[row] = (
-            f"global_batch={samples[row]} is no multiple of dp x micro_batch = {each[row]}"
+            f"global_batch={samples[row]} is not a multiple of dp x micro_batch = {each[row]}"
         )
     counts = np.where(specified, np.maximum(samples // each, 1), numbers["micro_batches"])
     differs = (numbers["micro_batches"] != 1) & (counts != numbers["micro_batches"])
     for row in np.flatnonzero(differs).tolist():
-        what = f"global_batch asks for {counts[row]} micro-batches, micro_batches is"
+        what = f"global_batch results in {counts[row]} micro-batches, micro_batches is"
         table.faults.setdefault(row, f"{what} {numbers['micro_batches'][row]}")
     numbers["micro_batches"] = counts
 

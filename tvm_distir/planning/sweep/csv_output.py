@@ -58,7 +58,7 @@ class CsvOutput:
         if resume:
             self._read()
         elif self.beside.exists():
-            raise self._other("holds a sweep already", "Say --resume, or name another file.")
+            raise self._other("already contains a sweep", "Pass --resume, or give another file.")
         else:
             self._write(self.beside, json.dumps(self.settings, indent=1) + "\n")
             self._write(self.path, csv_text([self.header]))
@@ -72,19 +72,19 @@ class CsvOutput:
             text = self.path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise self._other(
-                f"holds no sweep to go on with ({error})", "Leave out --resume."
+                f"contains no sweep to resume ({error})", "Remove --resume."
             ) from error
         if settings != self.settings:
             current = self.settings
             differ = sorted(k for k in {*settings, *current} if settings.get(k) != current.get(k))
             raise self._other(
-                f"holds a sweep with other settings ({', '.join(differ)})",
-                "Give the same ones, or name another file: predictions are not used again.",
+                f"contains a sweep with other settings ({', '.join(differ)})",
+                "Use the same settings, or give another file: predictions are not reused.",
             )
         whole = text[: text.rfind("\n") + 1]  # an interrupted write leaves part of a line
         rows = list(csv.reader(io.StringIO(whole)))
         if not rows or rows[0] != self.header:
-            raise self._other("has other columns", "Leave out --resume, or name another file.")
+            raise self._other("has other columns", "Remove --resume, or give another file.")
         for row in rows[1:]:
             if len(row) == len(self.header):
                 self.known[tuple(row[: self.keys])] = row[self.keys :]
@@ -107,7 +107,7 @@ class CsvOutput:
     def _fault(self, path: Path, error: OSError) -> UsageError:
         return UsageError(
             "DIST0153", f"{path} cannot be written: {error.strerror or error}", place="-o",
-            remedy="Name a path in an existing folder that you may write to.",
+            remedy="Give a path in an existing, writable folder.",
         )  # fmt: skip
 
     def _write(self, path: Path, text: str) -> None:

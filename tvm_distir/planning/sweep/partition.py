@@ -89,7 +89,7 @@ class TemplateLearner:
             return
         below = best_split(self._features[:, rows], places, kinds) if depth else None
         if below is None:
-            yield RowGroup(rows, why="ops differ between rows that no size tells apart")
+            yield RowGroup(rows, why="ops differ between rows that have equal sizes")
             return
         for part in (below, ~below):
             yield from self._parts(rows[part], depth - 1)

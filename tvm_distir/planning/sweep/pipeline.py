@@ -203,19 +203,19 @@ def check_model_given(model: str) -> None:
     """Refuse a module, or a model whose text gives a batch (UsageError DIST0151)."""
     if not isinstance(model, str):
         raise UsageError(
-            "DIST0151", f"a model is named, because rows change it; this is a "
+            "DIST0151", f"a sweep requires the name of a model, which its rows change; this is a "
             f"{type(model).__name__}", place="sweep",
-            remedy='Name a file or "zoo:NAME?key=value". Of one module call '
+            remedy='Give a file or "zoo:NAME?key=value". For a single module call '
             "td.simulate(td.distribute(mod, plan), system), or td.search(mod, system).",
         )  # fmt: skip
     if model.partition("::")[0].endswith(".py"):
         raise UsageError(
-            "DIST0151", "the batch of a TVMScript module is written in it", place="sweep",
+            "DIST0151", "the batch of a TVMScript module is fixed", place="sweep",
             remedy="Sweep an ONNX file, an archive of torch.export, or a model of the zoo.",
         )  # fmt: skip
     keys = model_keys(model)
     if keys is not None and "batch" in keys[1]:
         raise UsageError(
             "DIST0151", "the batch follows from each row", place=model,
-            remedy="Leave batch= out; give the columns micro_batch and dp.",
+            remedy="Remove batch=, and give the columns micro_batch and dp.",
         )  # fmt: skip

@@ -67,8 +67,8 @@ class ProgramTemplate:
         for number, place in template._places(missing):
             if formulas[number] is None:
                 raise SimulationError(
-                    "DIST0752", f"{rows[number][:4]} ... is no sum of monomials in the sizes",
-                    place=place, remedy="The rows go through the whole pipeline one by one.",
+                    "DIST0752", f"{rows[number][:4]} ... is not a sum of monomials in the sizes",
+                    place=place, remedy="Run the rows through the full pipeline one by one.",
                 )  # fmt: skip
         template.formulas = [formula for formula in formulas if formula is not None]
         return template

@@ -105,7 +105,7 @@ def sweep(
     """
     for option, word, words in (("cuts", cuts, CUTS), ("decide", decide, DECIDE)):
         if word not in words:
-            what = f'"{word}" is none of {", ".join(words)}'
+            what = f'"{word}" is not one of {", ".join(words)}'
             raise UsageError("DIST0152", what, place=option, remedy=nearest(word, words))
     known = System.known(system)
     assert known is not None

@@ -99,10 +99,10 @@ class Difference:
         )
         return SimulationError(
             "DIST0753",
-            f"its structure gives {self.time_s} s and {self.peak_bytes} bytes, the whole pipeline "
+            f"its template predicts {self.time_s} s and {self.peak_bytes} bytes, the full pipeline "
             f"{told}",
             place=f"row {self.row + 1}",
-            remedy="Report it; --row-by-row takes every row through the pipeline.",
+            remedy="Report it, or run every row through the pipeline with --row-by-row.",
         )
 
 

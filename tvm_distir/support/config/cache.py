@@ -51,7 +51,7 @@ class CacheFile:
                 return None
             return self._decoded(decode)
         except _FAULTS as error:
-            self._warn("cannot be used, and its content is computed again", error)
+            self._warn("cannot be used, and its content is recomputed", error)
             return None
 
     def write(self, content: bytes) -> None:

@@ -14,10 +14,10 @@ from .json_value import Refuse
 
 _KINDS = (
     (stat.S_ISDIR, "it is a folder"),
-    (stat.S_ISFIFO, "it is a pipe, which may never end: only files are read"),
-    (stat.S_ISCHR, "it is a device, which may never end: only files are read"),
-    (stat.S_ISBLK, "it is a device: only files are read"),
-    (stat.S_ISSOCK, "it is a socket: only files are read"),
+    (stat.S_ISFIFO, "it is a pipe, which may never end: only regular files are supported"),
+    (stat.S_ISCHR, "it is a device, which may never end: only regular files are supported"),
+    (stat.S_ISBLK, "it is a device: only regular files are supported"),
+    (stat.S_ISSOCK, "it is a socket: only regular files are supported"),
 )
 
 
@@ -27,7 +27,7 @@ def file_fault(path: str | Path) -> str | None:
     Examples
     --------
     >>> file_fault("/dev/zero")
-    'it is a device, which may never end: only files are read'
+    'it is a device, which may never end: only regular files are supported'
     """
     try:
         mode = os.stat(path).st_mode
@@ -72,14 +72,14 @@ def parse_json(
         if len(out) < len(pairs):
             names = [key for key, _ in pairs]
             twice = next(key for key in names if names.count(key) > 1)
-            raise (repeated or refuse)(place, f'the key "{twice}" stands twice', "Remove one.")
+            raise (repeated or refuse)(place, f'the key "{twice}" occurs twice', "Remove one.")
         return out
 
     try:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise refuse(f"{place}{line}", f"it is no JSON: {error}", remedy) from error
+        raise refuse(f"{place}{line}", f"it is not JSON: {error}", remedy) from error
 
 
 def read_json(

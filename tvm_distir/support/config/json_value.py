@@ -97,13 +97,13 @@ class JsonValue:
     def text(self, empty: bool = False) -> str:
         """Return a string, which may be empty only if that is allowed."""
         if not isinstance(self.data, str) or not (self.data or empty):
-            raise self.wrong(f"{shown(self.data)} is not a text", "Give a text in quotes.")
+            raise self.wrong(f"{shown(self.data)} is not a string", "Give a string in quotes.")
         return self.data
 
     def word(self, known: Sequence[str]) -> str:
         """Return one of the given words."""
         if not isinstance(self.data, str) or self.data not in known:
-            raise self.wrong(f"{shown(self.data)} is none of the words", self._nearest(known))
+            raise self.wrong(f"{shown(self.data)} is not an allowed value", self._nearest(known))
         return self.data
 
     def _nearest(self, known: Sequence[str]) -> str:
@@ -148,5 +148,5 @@ class JsonValue:
         """Refuse another schema version than this package reads."""
         if isinstance(self.data, bool) or self.data != supported:
             raise self.wrong(
-                f"schema version {shown(self.data)}", f"This package reads version {supported}."
+                f"the schema version is {shown(self.data)}", f"Use schema version {supported}."
             )

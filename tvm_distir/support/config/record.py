@@ -88,7 +88,7 @@ class OutputRecord:
                 f"{self.folder} holds {', '.join(foreign[:_SHOWN])}{more}, which tvm-distir did "
                 "not write or which was edited since, and which would be replaced",
                 place=place,
-                remedy="Name another folder, or replace them with --force.",
+                remedy="Give another folder, or replace them with --force.",
             )
 
     def matching(self, patterns: Iterable[str]) -> list[str]:

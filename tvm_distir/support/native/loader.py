@@ -55,7 +55,7 @@ def library_path() -> Path:
         if not path.is_file():
             raise DependencyError(
                 "DIST0110",
-                f"{LIBRARY_VARIABLE} names {named}, which is no file",
+                f"{LIBRARY_VARIABLE} names {named}, which is not a file",
                 place="native library",
                 remedy=f"Build it (cmake -S . -B build && cmake --build build), or unset "
                 f"{LIBRARY_VARIABLE}.",
@@ -70,7 +70,7 @@ def library_path() -> Path:
         "DIST0110",
         f"there is no {LIBRARY_NAME} (looked for {', '.join(looked)})",
         place="native library",
-        remedy=f"{_REBUILD} Or name a library in {LIBRARY_VARIABLE}.",
+        remedy=f"{_REBUILD} Or set the path of a library in {LIBRARY_VARIABLE}.",
     )
 
 
@@ -129,13 +129,13 @@ def _load(path: Path) -> Any:
         version = int(module["abi_version"]())
     except AttributeError as err:
         raise DependencyError(
-            "DIST0110", "it does not tell its version: it is another library", place=place,
+            "DIST0110", "it does not report its version: it is another library", place=place,
             remedy=_REBUILD,
         ) from err  # fmt: skip
     if version != ABI_VERSION:
         raise DependencyError(
             "DIST0110",
-            f"its interface has version {version}, this package needs {ABI_VERSION}",
+            f"its interface has version {version}, this package requires {ABI_VERSION}",
             place=place,
             remedy=_REBUILD,
         )

@@ -89,5 +89,5 @@ def _missing(what: str) -> DependencyError:
         "DIST0115",
         f"this TVM has {what}; the native library accesses it",
         place="native library",
-        remedy=f"Install the versions that the plugin is made for: {REMEDY}.",
+        remedy=f"Install the versions that the plugin supports: {REMEDY}.",
     )

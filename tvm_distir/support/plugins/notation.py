@@ -120,7 +120,7 @@ class _Reader:
             name = self.word("an option")
             if name in pairs:
                 self.at = start
-                self.fail("an option once", f'the option "{name}" stands twice')
+                self.fail("a different option", f'the option "{name}" is given twice')
             self.need("=")
             pairs[name] = self.value()
         return NamedFields(tuple(pairs.items()))
@@ -166,5 +166,5 @@ class _Reader:
             "DIST0152",
             what or f"{wanted} is expected, not {excerpt}",
             place=self.place,
-            remedy="Write name{option=value,...}, several joined by commas.",
+            remedy="Write name{option=value,...}, with commas between several.",
         )

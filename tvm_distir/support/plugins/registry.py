@@ -53,7 +53,7 @@ class Offer:
             "DIST0114",
             what,
             place=f"{self.package}, entry point {self.name} = {self.target}",
-            remedy="Repair that package, or uninstall it.",
+            remedy="Repair this package, or uninstall it.",
         )
 
 
@@ -74,7 +74,7 @@ def offers(group: str) -> tuple[Offer, ...]:
     for offer in all_offers(group):
         other = by_name.setdefault(offer.name, offer)
         if other.target != offer.target:
-            raise offer.fault(f"{other.package} offers this name in {group} too")
+            raise offer.fault(f"{other.package} provides the same name in {group}")
     return tuple(by_name.values())
 
 

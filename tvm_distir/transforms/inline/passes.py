@@ -49,7 +49,7 @@ def InlinePrivateFunctions(names: Sequence[str] | None = None) -> Rewrite:
     Parameters
     ----------
     names : sequence of str, optional
-        Which private functions. None: all of them.
+        Names of the private functions to inline. None: all of them.
 
     Returns
     -------
@@ -106,7 +106,7 @@ def _refuse_dtensors(name: str, fn: relax.Function) -> None:
         if isinstance(var.ty, DTensorType):
             raise LevelError(
                 "DIST0451",
-                "the function holds DTensors, and its boundary may complete partial sums",
+                "the function contains DTensors, and its boundary may reduce partial sums",
                 place=f"{name}/{var.name}",
                 remedy="Inline before propagation, or after lowering.",
             )
@@ -134,7 +134,7 @@ def _callees_first(functions: dict[str, Any], chosen: list[str]) -> list[str]:
                 circle = " -> ".join([*path[path.index(callee) :], callee])
                 raise PropagationError(
                     "DIST0408",
-                    f"functions call each other in a circle: {circle}",
+                    f"functions call each other recursively: {circle}",
                     place=callee,
                     remedy="Unroll the recursion.",
                 )

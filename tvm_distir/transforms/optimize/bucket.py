@@ -49,8 +49,8 @@ def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
     Parameters
     ----------
     bucket_bytes : int
-        A bucket is not filled beyond; tensors that large (of a ``reduce_scatter``, before it)
-        stay alone.
+        Maximum size of a bucket; larger tensors (operands, for a ``reduce_scatter``) are reduced
+        separately.
 
     Returns
     -------
@@ -71,7 +71,7 @@ def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
     Parameters
     ----------
     bucket_bytes : int
-        A bucket is not filled beyond, counted after the gather; tensors that large stay alone.
+        Maximum size of a bucket after the gather; larger tensors are gathered separately.
 
     Returns
     -------

@@ -77,13 +77,13 @@ def ScheduleCollectives(
     Parameters
     ----------
     system : System or str
-        Whose times the clock follows.
+        System whose times determine the simulated clock.
     memory_limit_bytes : int, optional
-        Most bytes that values bound in a block may take at once (of one device). None: as
-        ``ahead_bytes`` says. Where running ahead takes more, it is narrowed step by step; a block
+        Maximum bytes of the live values of a block on a device. None: see
+        ``ahead_bytes``. Where running ahead takes more, it is narrowed step by step; a block
         that takes more in any case keeps its order.
     ahead_bytes : int, optional
-        Most bytes more than in the order as it is. None: a sixteenth of what that takes.
+        Maximum additional bytes over the original order. None: a sixteenth of its bytes.
 
     Returns
     -------

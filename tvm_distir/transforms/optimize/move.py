@@ -40,7 +40,7 @@ def MoveGathers(*, above: bool = False) -> Rewrite:
     Parameters
     ----------
     above : bool
-        Also gather before an element-wise op where its operands are smaller than its result: a
+        Also gather before an element-wise op whose operands are smaller than its result: a
         cast to a wider type, a broadcast. The devices then repeat that op's work, and hold its
         whole operands for a while.
 

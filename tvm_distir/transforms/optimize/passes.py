@@ -41,7 +41,7 @@ def OptimizeCollectives(*, without: Sequence[str] = ()) -> Rewrite:
     Parameters
     ----------
     without : sequence of str
-        Passes to leave out.
+        Passes to omit.
 
     Returns
     -------
@@ -55,7 +55,10 @@ def OptimizeCollectives(*, without: Sequence[str] = ()) -> Rewrite:
     for name in without:
         if name not in NAMES:
             raise UsageError(
-                "DIST0152", f'no pass "{name}"', place="without", remedy=nearest(name, NAMES)
+                "DIST0152",
+                f'there is no pass "{name}"',
+                place="without",
+                remedy=nearest(name, NAMES),
             )
     steps = [step for name, step in STEPS.items() if name not in without]
 

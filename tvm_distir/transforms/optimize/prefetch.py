@@ -53,9 +53,9 @@ def PrefetchGathers(
     Parameters
     ----------
     system : System or str
-        Whose times decide.
+        System whose times decide.
     ahead_bytes : int, optional
-        Most bytes that gathers begun ahead may take more. None: a sixteenth of what the values
+        Maximum additional bytes of gathers that start early. None: a sixteenth of what the values
         take that are bound where the function is called. Where all gathers of a function take
         more, those that are needed first are taken.
 

@@ -36,7 +36,7 @@ from .named_axes import numbers_of_axes
 
 @module_pass("legalized")
 def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
-    """Save activations before their gather, and gather them again in the backward pass.
+    """Save activations before their gather, and re-gather them in the backward pass.
 
     Before, in a step whose layer gathers a norm's result along ``tp`` for its products::
 
@@ -60,7 +60,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
     Parameters
     ----------
     axes : sequence of str
-        Names of the mesh axes; none: nothing changes.
+        Names of the mesh axes; without any, nothing changes.
 
     Returns
     -------

@@ -54,7 +54,7 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     Parameters
     ----------
     axes : sequence of str
-        Names of the mesh axes; none: nothing changes.
+        Names of the mesh axes; without any, nothing changes.
 
     Returns
     -------

@@ -150,7 +150,7 @@ class RingBlock:
         if node.dim is not None and shape[node.dim : node.dim + 1] != (self._region.rows,):
             raise LoweringError(
                 "DIST0511",
-                "on a block of keys it does not give a block",
+                "on a block of keys it does not compute a block",
                 place=str(node.var.name),
                 remedy=REMEDY,
             )

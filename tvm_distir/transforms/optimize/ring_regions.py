@@ -233,9 +233,9 @@ class RegionFinder:
     def _refusal(self, var: Any, arg: Any) -> LoweringError:
         return LoweringError(
             "DIST0511",
-            f"it reads {arg.name}, gathered along an axis that is a ring or made of what is, and "
-            "that cannot be done in blocks: only what works on each key by itself, softmax over "
-            "the last dim, and sums",
+            f"it reads {arg.name}, which is gathered along a ring axis or computed from such a "
+            "value, and cannot be computed in blocks: only ops that act on each key separately, "
+            "softmax over the last dim, and sums can",
             place=f"{self._name}/{var.name}",
             remedy=REMEDY,
         )

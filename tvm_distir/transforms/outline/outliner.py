@@ -77,11 +77,11 @@ def OutlineRepeatedLayers(
     Parameters
     ----------
     min_repeats : int
-        How often a layer must stand in the function, at least 2.
+        Minimum number of repetitions of a layer, at least 2.
     min_bindings : int
-        How many bindings it must have.
+        Minimum number of bindings of a layer.
     functions : sequence of str, optional
-        Where to look. None: in all public functions.
+        Functions to search. None: all public functions.
 
     Returns
     -------
@@ -151,7 +151,7 @@ def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
             if isinstance(var.ty, DTensorType):
                 raise LevelError(
                     "DIST0451",
-                    "the function holds DTensors, whose placements a boundary would fix",
+                    "the function contains DTensors, whose placements a boundary would fix",
                     place=f"{name}/{var.name}",
                     remedy="Outline before propagation, or after lowering.",
                 )

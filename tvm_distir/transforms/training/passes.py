@@ -57,24 +57,25 @@ def TrainStep(
     optimizer : str
         The optimizer and its options, as adamw:rate=0.001.
     reread : bool
-        Whether the backward pass reads the weights anew.
+        Whether the backward pass gathers the weights again.
     clip : float
-        Most that the norm of all gradients together may be; 0 for any.
+        Maximum norm of all gradients together; 0 for no clipping.
     loss_scale : str
-        What the loss is multiplied with for the backward pass: a number, or dynamic.
+        Factor of the loss in the backward pass: a number, or dynamic.
     master : bool
-        Whether weights of half precision have float32 copies that the optimizer works on.
+        Whether the optimizer updates float32 copies of half-precision weights.
     rate_input : bool
         Whether the learning rate is an input of the step.
     frozen : sequence of str
         Patterns of weights that are not trained.
     recompute : str
-        What functions make again instead of keeping it: none, attention, core, selective, full,
-        checkpoint, cut:SHARE, NAME=POLICY,..., or auto:memory_gib=..., the least within a memory.
+        Recomputation policy of functions (activation checkpointing): none, attention, core,
+        selective, full, checkpoint, cut:SHARE, NAME=POLICY,..., or auto:memory_gib=..., the least
+        recomputation that fits in the memory.
     system : System or str, optional
-        Whose times and memory that goes by.
+        System whose times and memory decide the recomputation.
     schedule : str
-        Stages and micro-batches, as 1f1b:stages=4,micro_batches=8; none for one step at once.
+        Stages and micro-batches, as 1f1b:stages=4,micro_batches=8; none for no pipeline.
 
     Returns
     -------

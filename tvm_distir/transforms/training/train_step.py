@@ -153,9 +153,9 @@ def train_step(
     if not isinstance(main, relax.Function):
         raise unfit("there is no function main")
     if training_notes(main, "updated"):
-        raise unfit("the model is a training step already")
+        raise unfit("the model is already a training step")
     if plain_name(TARGETS) in map(plain_name, param_names(main)):
-        raise unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
+        raise unfit(f'a parameter is called "{TARGETS}": the model is already a training step')
     check_functions(
         recipe, [str(gv.name_hint) for gv, fn in relax_functions(original) if is_private(fn)]
     )

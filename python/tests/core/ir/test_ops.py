@@ -67,16 +67,21 @@ def test_placements_of_results(name, before, attrs, after):
 
 
 REFUSED = [
-    ("all_gather", "R, R", {"mesh_axis": 0, "dim": 0}, "Give it in the form"),
-    ("all_gather", "S[1], R", {"mesh_axis": 0, "dim": 0}, "Give it in the form"),
+    ("all_gather", "R, R", {"mesh_axis": 0, "dim": 0}, "Redistribute it to the placement"),
+    ("all_gather", "S[1], R", {"mesh_axis": 0, "dim": 0}, "Redistribute it to the placement"),
     ("all_gather", "S[0], S[0]", {"mesh_axis": 0, "dim": 0}, "not contiguous"),
     ("local_slice", "R, S[0]", {"mesh_axis": 0, "dim": 0}, "not contiguous"),
     ("all_to_all", "S[0], S[1]", {"mesh_axis": 0, "gather_dim": 0, "split_dim": 1}, "contiguous"),
-    ("local_slice", "S[0], R", {"mesh_axis": 0, "dim": 0}, "Give it in the form"),
+    ("local_slice", "S[0], R", {"mesh_axis": 0, "dim": 0}, "Redistribute it to the placement"),
     ("local_slice", "R, R", {"mesh_axis": 0, "dim": 2}, "dim 2 of a tensor with 2 dims"),
     ("local_slice", "R, R", {"mesh_axis": 2, "dim": 0}, "mesh axis 2"),
-    ("local_slice", "S[0], R", {"mesh_axis": [0, 1], "dim": 0}, "Give it in the form"),
-    ("all_to_all", "S[0], R", {"mesh_axis": 0, "gather_dim": 0, "split_dim": 0}, "joined and cut"),
+    ("local_slice", "S[0], R", {"mesh_axis": [0, 1], "dim": 0}, "Redistribute it to the placement"),
+    (
+        "all_to_all",
+        "S[0], R",
+        {"mesh_axis": 0, "gather_dim": 0, "split_dim": 0},
+        "both concatenated",
+    ),
     ("local_slice", "S[1], R", {"mesh_axis": [], "dim": 1}, "at least one"),
     ("all_reduce", "S[0], R", {"mesh_axes": [0]}, "sharded along mesh axis 0"),
     ("all_reduce", "R, R", {"mesh_axes": [0], "op": "avg"}, "sum, prod, min or max"),
@@ -96,7 +101,7 @@ def exchange(before, start="S[0], R", end="R, S[0]", axes=(0, 1)):
 
 
 EXCHANGES = [
-    (("R, R",), "the op starts from"),
+    (("R, R",), "the op requires"),
     (("S[0], R", "S[0], R", "S[2], R"), "dim 2|dims 0 to 1"),
     (("S[0], R", "S[0], R", "R, S[0]", (0,)), "other than"),
 ]

@@ -77,7 +77,7 @@ def test_a_rule_for_an_op_without_kernel_needs_a_local_form(own_rules):
 @pytest.mark.parametrize(("kind", "more"), [("stat", {}), ("halo", {}), ("map", {"comm_bytes": 8})])
 def test_what_is_exchanged_inside_is_not_in_the_op_itself(own_rules, kind, more):
     register_sharding_rule("relax.exp", override=True, local=SAME_OP)(all_dims(kind, **more))
-    with pytest.raises(PropagationError, match=r"DIST0418.*exchange inside"):
+    with pytest.raises(PropagationError, match=r"DIST0418.*communication inside"):
         rule_of(normal(op.exp(var(4, 6))))
 
 

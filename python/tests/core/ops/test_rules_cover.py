@@ -75,4 +75,4 @@ def test_drawn_samples_are_whole():
     operands = [var(4, 6), var(4, 1), var(4, 1, dtype="int64")]
     rule = rule_of(relax.BlockBuilder().normalize(relax.op.multinomial_from_uniform(*operands)))
     assert rule.factors == () and rule.linear == ()
-    assert "must draw the same" in rule.why_whole["in0.dim0"]
+    assert "must sample the same" in rule.why_whole["in0.dim0"]

@@ -153,6 +153,6 @@ def test_a_rule_that_forgets_linear_is_told_what_to_declare():
     assert prove(cases, rules).hints() == []
     (hint,) = prove(cases, rules, hints=True).hints()
     assert hint.startswith(
-        "relax.add is linear in the operands (0, 1), which its rule does not say"
+        "relax.add is linear in the operands (0, 1), which its rule does not declare"
     )
     assert hint.endswith("Declare draft.linear((0, 1)).")

@@ -268,7 +268,7 @@ def main({C}, {X}):
         y = x
     return y
 """,
-        r'DIST0413 main/y \(If\).*"then" holds an impure call',
+        r'DIST0413 main/y \(If\).*"then" contains an impure call',
     ),
     "shapes": (
         f"""
@@ -279,7 +279,7 @@ def main({C}, {X}):
         y = R.sum(x, axis=[1])
     return y
 """,
-        r'DIST0413 main/y \(If\).*branch "then" gives R.Tensor\(\(8,\)',
+        r'DIST0413 main/y \(If\).*branch "then" returns R.Tensor\(\(8,\)',
     ),
     "no tensor": (
         f"""
@@ -291,7 +291,7 @@ def main({C}, {X}):
     z = R.full(y, R.const(1.0, "float32"))
     return z
 """,
-        r'DIST0413 main/y \(If\).*branch "then" gives R.Shape.*no tensor',
+        r'DIST0413 main/y \(If\).*branch "then" returns R.Shape.*not a tensor',
     ),
 }
 

@@ -86,7 +86,7 @@ def test_a_plain_module_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[
     file.write_text(TEXT)
     assert main(["verify", str(file), "--engine", "virtual"]) == 2
     assert capsys.readouterr().err.startswith("DIST0238 ")
-    with pytest.raises(PlanError, match="DIST0221 plan: 3 is no plan"):
+    with pytest.raises(PlanError, match="DIST0221 plan: 3 is not a plan"):
         td.distribute(from_tvmscript(TEXT), 3)  # type: ignore[arg-type]
 
 

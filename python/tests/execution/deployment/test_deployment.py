@@ -174,8 +174,8 @@ def edited(folder, tmp_path, change):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda d: d.update(schema_version=2), r"schema version 2 \[This package reads version 1"),
-        (lambda d: d["built_with"].update(machine="pdp11"), "built with machine pdp11, here is"),
+        (lambda d: d.update(schema_version=2), r"schema version is 2 \[Use schema version 1"),
+        (lambda d: d["built_with"].update(machine="pdp11"), "built with machine pdp11, and"),
         (
             lambda d: d["built_with"].update({"apache-tvm": "0.99.1"}),
             "built with apache-tvm 0.99.1",
@@ -244,10 +244,12 @@ def test_files_that_were_damaged(small, tmp_path):
 def test_folders_that_are_no_deployment(tmp_path):
     mod, _ = CASES["one_mesh"]()
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(EngineError, match=r"DIST0640 .*it holds thesis\.txt and is no deployed"):
+    with pytest.raises(
+        EngineError, match=r"DIST0640 .*it contains thesis\.txt and is not a deployed"
+    ):
         td.deploy(mod, tmp_path)
     assert (tmp_path / "thesis.txt").exists()
-    with pytest.raises(EngineError, match=r"DIST0640 .*it holds no manifest\.json"):
+    with pytest.raises(EngineError, match=r"DIST0640 .*it contains no manifest\.json"):
         td.load(tmp_path)
 
 

@@ -112,12 +112,12 @@ def test_a_shard_takes_the_memory_of_a_shard(tmp_path, form, box):
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("w.safetensors", b"", "it is no safetensors file"),
-        ("w.safetensors", b"\xff" * 64, "its header claims"),
-        ("w.safetensors", (7).to_bytes(8, "little") + b"{broken", "it is no safetensors file"),
-        ("w.npz", b"PK nothing", "it is no npz file"),
-        ("w.npy", b"nothing", "it is no npy file"),
-        ("w.bin", b"", "it is none of"),
+        ("w.safetensors", b"", "it is not a safetensors file"),
+        ("w.safetensors", b"\xff" * 64, "its header has the length"),
+        ("w.safetensors", (7).to_bytes(8, "little") + b"{broken", "it is not a safetensors file"),
+        ("w.npz", b"PK nothing", "it is not an npz file"),
+        ("w.npy", b"nothing", "it is not an npy file"),
+        ("w.bin", b"", "it is not one of"),
     ],
 )
 def test_broken_files(tmp_path, name, data, says):
@@ -132,7 +132,7 @@ def test_a_file_that_shrinks(tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(EngineError, match=r"DIST0641 .*100 bytes too early"):
         stored.read(((0, 64),))
-    with pytest.raises(EngineError, match=r"DIST0641 .*do not fit its shape, or the file"):
+    with pytest.raises(EngineError, match=r"DIST0641 .*does not match its shape, or exceeds"):
         td.open_weights(path)
 
 

@@ -106,14 +106,14 @@ def test_no_box_is_read_twice():
 def test_a_part_of_another_box_is_refused():
     swapped = {**X_BOXES, 0: X_BOXES[1], 1: X_BOXES[0]}
     x = td.ShardedArray(parts(X, swapped, (3, 3)), (5, 6), swapped)
-    with pytest.raises(EngineError, match=r"rank 0 holds \[0:3, 3:6\] .* needs \[0:3, 0:3\]"):
+    with pytest.raises(EngineError, match=r"rank 0 holds \[0:3, 3:6\] .* requires \[0:3, 0:3\]"):
         td.run(module(), [x, W], engine="virtual")
 
 
 @pytest.mark.parametrize(
     ("x", "says"),
     [
-        (td.ShardedArray({0: np.zeros((3, 3), "float32")}), r"rank 1 has no part, ranks \[0\]"),
+        (td.ShardedArray({0: np.zeros((3, 3), "float32")}), r"rank 1 has no shard, ranks \[0\]"),
         (
             td.ShardedArray(dict.fromkeys(range(4), np.zeros((3, 2), "float32"))),
             r"rank 0 holds float32\[3, 2\], it needs float32\[3, 3\]",
@@ -143,14 +143,14 @@ def test_names_with_dots_and_names_given_twice():
 
 
 def test_an_unknown_form_of_outputs():
-    with pytest.raises(EngineError, match='DIST0607 outputs: no form of outputs "half"'):
+    with pytest.raises(EngineError, match='DIST0607 outputs: there is no form of outputs "half"'):
         td.run(module(), [X, W], outputs="half")
 
 
 def test_parts_that_cannot_be_joined():
-    with pytest.raises(EngineError, match="not known which box"):
+    with pytest.raises(EngineError, match="the index range of each shard is unknown"):
         td.ShardedArray({0: X}).whole()
-    with pytest.raises(EngineError, match=r"the ranks \[0\] do not hold all of it"):
+    with pytest.raises(EngineError, match=r"the ranks \[0\] do not hold the full tensor"):
         td.ShardedArray({0: X[:3, :3]}, (5, 6), {0: X_BOXES[0]}).whole()
 
 
@@ -161,7 +161,7 @@ def test_parts_that_cannot_be_joined():
             {"x": X.T.astype("int32"), "v": W},
             [
                 ("inputs", 'there is no input "v"'),
-                ('input 1 "w"', "missing: w; float32[6, 6] is needed"),
+                ('input 1 "w"', "missing: w; float32[6, 6] is required"),
                 ('input 0 "x"', "shape (6, 5) given, (5, 6) needed"),
                 ('input 0 "x"', "type int32 given, float32 needed"),
             ],
@@ -189,5 +189,5 @@ def test_all_that_does_not_fit_is_told_at_once(inputs, told):
 
 
 def test_what_is_no_array_is_refused():
-    with pytest.raises(EngineError, match=r'DIST0602 input 0 "x": no array: '):
+    with pytest.raises(EngineError, match=r'DIST0602 input 0 "x": it is not an array: '):
         td.run(module(), [[[1.0], [1.0, 2.0]], W], engine="virtual")

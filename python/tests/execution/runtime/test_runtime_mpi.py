@@ -79,13 +79,13 @@ def test_a_job_can_be_used_again_after_a_failure():
 @needs_mpi
 def test_processes_that_run_different_modules_are_told():
     said = start(4, "other_module", expect=1)
-    assert "DIST0631 engine mpi: process 1 runs another program" in said
+    assert "DIST0631 engine mpi: process 1 has another program" in said
 
 
 @needs_mpi
 def test_too_few_processes():
     said = start(2, "run_module", "one_mesh", expect=1)
-    assert "DIST0632 engine mpi: the job has 2 processes, the program needs 4" in said
+    assert "DIST0632 engine mpi: the job has 2 processes, the program requires 4" in said
 
 
 @needs_mpi
@@ -101,7 +101,7 @@ def test_without_a_linker_the_processes_compile(monkeypatch):
 
 def test_no_mpi4py(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DependencyError, match=r"DIST0111 engine mpi: .*needs mpi4py"):
+    with pytest.raises(DependencyError, match=r"DIST0111 engine mpi: .*requires mpi4py"):
         mpi_launch.find_launcher()
 
 

@@ -259,7 +259,7 @@ def test_a_missing_all_reduce_is_seen_as_differing_replicas():
 @pytest.mark.parametrize(
     ("inputs", "text"),
     [
-        (lambda x, w: [x], "1 inputs given, 2 needed"),
+        (lambda x, w: [x], "1 inputs are given, 2 are required"),
         (lambda x, w: [x.T, w], r'input 0 "x": shape \(8, 4\) given, \(4, 8\) needed'),
         (lambda x, w: [x, w.astype("float64")], r'input 1 "w": type float64 given, float32'),
         (lambda x, w: {"x": x}, "missing: w"),

@@ -61,7 +61,7 @@ def test_every_tensor_of_a_tuple_is_taken(case, engine, form):
 
 def test_too_few_are_refused(case):
     local, (x, a, b, _, y), _ = case
-    with pytest.raises(EngineError, match=r"DIST0602 inputs: 4 inputs given, 5 needed"):
+    with pytest.raises(EngineError, match=r"DIST0602 inputs: 4 inputs are given, 5 are required"):
         td.run(local, [x, (a, (b,)), y], engine="virtual")
 
 

@@ -121,4 +121,4 @@ def test_faults(tmp_path, capsys):
     assert "DIST0152 -o: " in capsys.readouterr().err
     (tmp_path / "mine.txt").write_text("")
     assert main(["deploy", MODEL, *PLACES, "-o", str(tmp_path)]) == 1
-    assert "it holds mine.txt and is no deployed program" in capsys.readouterr().err
+    assert "it contains mine.txt and is not a deployed program" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_several_meshes_of_the_same_devices():
     """Each array says its own mesh; that the program has one is a matter of the other forms."""
     mod, plan = two_meshes()
     local = td.distribute(mod, plan)
-    with pytest.raises(ModelError, match=r'DIST0380.*"v" lies on a mesh of its own'):
+    with pytest.raises(ModelError, match=r'DIST0380.*"v" is on another mesh'):
         td.to_stablehlo(local, "manual")
     text = td.to_stablehlo(local)
     assert text == td.to_stablehlo(local, "replicas")

@@ -219,7 +219,7 @@ def test_what_is_not_taken_is_named(body, code):
 
 def test_grids_of_open_size():
     body = f"%s = shard.sharding @g split_axes = [[0]] : !shard.sharding\n{SHARD}"
-    with pytest.raises(ModelError, match=r"DIST0372 .*whose size is open"):
+    with pytest.raises(ModelError, match=r"DIST0372 .*whose size is dynamic"):
         read(body, grid="shard.grid @g(shape = 2x?)\n")
 
 

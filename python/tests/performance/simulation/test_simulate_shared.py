@@ -98,16 +98,16 @@ def test_entries_with_other_collectives_on_a_mesh():
     """Another size, one more, and devices of the mesh that have none of it."""
     other = alone()
     other.ops[1] = other.ops[1]._replace(payload_bytes=4008)
-    assert "device 2 has another one in its place" in wrong(shared(other))
+    assert "device 2 has another operation in its position" in wrong(shared(other))
     more = alone().collective("t", "q", "all_reduce", 4, 4)
-    assert "another one in its place" in wrong(shared(more))
+    assert "another operation in its position" in wrong(shared(more))
     none = Build().param("x").compute("q", "x", 3)
-    assert "the devices [0, 1] take no part" in wrong(shared(none))
+    assert "the devices [0, 1] do not take part" in wrong(shared(none))
 
 
 def test_devices_of_entries_are_checked():
     assert "device 2 runs main_mesh0 already" in wrong(shared(devices=((0, 1, 2), (2, 3))))
     assert "device 4 is not among those of its mesh" in wrong(shared(devices=((0, 1, 4), (2, 3))))
-    assert "stands twice" in wrong(shared(devices=((0, 0), (2, 3))))
+    assert "occurs twice" in wrong(shared(devices=((0, 0), (2, 3))))
     text = wrong(shared(devices=((0, 2), (1, 3))))
     assert "on the mesh pair in a program of the mesh all" in text

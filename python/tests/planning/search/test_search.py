@@ -287,7 +287,7 @@ class TestOutlook:
     ("axes", "rules", "batch", "words"),
     [
         ("dp,tp", {"most": {"dp": 1, "tp": 2}}, 8, "dp at most 1 and tp at most 2 exclude all"),
-        ("dp,tp", {"most": {"dp": 2}, "fixed": {"tp": 3}}, 8, "left: tp=3 exclude all"),
+        ("dp,tp", {"most": {"dp": 2}, "fixed": {"tp": 3}}, 8, "possible: tp=3 exclude all"),
         (
             "dp,tp,cp",
             {"most": {"cp": 1}, "fixed": {"dp": 2, "tp": 1}},
@@ -318,7 +318,7 @@ def test_numbers_that_are_no_powers_of_two(devices):
 def test_the_least_that_is_needed_is_said():
     """Of all meshes that which needs least; with that it fits, or nearly."""
     mod = td.zoo.gpt(size="tiny", vocab=1 << 18, batch=8)
-    with pytest.raises(InfeasibleError, match=r"DIST0801 .* needs least: \S+: ") as caught:
+    with pytest.raises(InfeasibleError, match=r"DIST0801 .* the smallest is \S+: ") as caught:
         search(mod, 4, QUICK, memory_bytes=1000)
     needed = float(caught.value.what.split("at least ")[1].split(" GiB")[0]) * 2**30
     assert needed > 2**25
@@ -360,7 +360,7 @@ class TestFolder:
         folder.finish(search(_gpt, 4, QUICK, batch=8, folder=folder))
         with pytest.raises(UsageError, match=r"DIST0151 .*other settings \(model\)"):
             Folder(tmp_path, {"model": "b"}, resume=True)
-        with pytest.raises(UsageError, match=r"DIST0151 .*holds a search already"):
+        with pytest.raises(UsageError, match=r"DIST0151 .*already contains a search"):
             Folder(tmp_path, {"model": "a"}, resume=False)
 
     def test_a_search_that_failed_is_no_hindrance(self, tmp_path):

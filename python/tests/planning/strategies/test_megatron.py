@@ -109,7 +109,7 @@ def test_gpt2_with_one_projection_to_query_key_value(tmp_path: Path) -> None:
         "h.*.mlp.c_fc.bias": "S[0]",
         "h.*.mlp.c_proj.weight": "S[0]",
     }
-    with pytest.warns(UserWarning, match=r"cuts 6 of 8 .*h\.\*\.attn\.c_attn\.weight \(2: query"):
+    with pytest.warns(UserWarning, match=r"shards 6 of 8 .*h\.\*\.attn\.c_attn\.weight \(2: query"):
         plan = strategy.megatron(mod, {"tp": 4})
     check_roles(placements(plan), wanted)
     with pytest.raises(PlanError, match=r"DIST0234.*c_attn.*number of heads 4"):
@@ -365,7 +365,7 @@ class BothWays:
 
 
 @pytest.mark.parametrize(
-    ("mod", "words"), [(Odd, "consumed by relax.multiply"), (BothWays, "cut dims")]
+    ("mod", "words"), [(Odd, "consumed by relax.multiply"), (BothWays, "shard dims")]
 )
 def test_weights_used_in_unknown_ways(mod: ir.IRModule, words: str) -> None:
     with pytest.raises(PlanError, match="DIST0233") as info:

@@ -118,7 +118,7 @@ def test_two_strategies_on_one_axis_contradict(columns: object) -> None:
     with pytest.raises(PlanError) as info:
         strategy.compose(Linear, MESH, "data_parallel:axis=tp+columns")
     assert info.value.code == "DIST0232"
-    assert '"data_parallel" wants "R", "columns" wants "S[1]"' in info.value.what
+    assert '"data_parallel" requires "R", "columns" requires "S[1]"' in info.value.what
     with pytest.raises(PlanError) as info:
         both = "data_parallel:axis=tp+columns+data_parallel:axis=dp+columns:axis=dp"
         strategy.compose(Linear, MESH, both)

@@ -349,7 +349,7 @@ def test_a_bound_that_cannot_hold_is_reported() -> None:
                 R.output(y)
             return y
 
-    with pytest.warns(UserWarning, match=r"holds 24 bytes of weights, not 16"):
+    with pytest.warns(UserWarning, match=r"stores 24 bytes of weights, not 16"):
         plan = strategy.make_plan(Odd, "tensor_parallel", {"tp": 4})
     assert labels(plan) == [(WHOLE,), (1,)]
 

@@ -89,7 +89,7 @@ def test_impossible_rows_say_why() -> None:
     found = td.sweep(MODEL, grid, "dgx-a100", train={}).to_dicts()
     said = {(row["tp"], row["pp"], row["micro_batch"]): row["status"] for row in found}
     assert said[1, 1, 1] == "ok"
-    assert "no multiple of dp x micro_batch = 4" in said[1, 1, 4]
+    assert "not a multiple of dp x micro_batch = 4" in said[1, 1, 4]
     assert "2 layers are not divisible by 3 stages" in said[1, 3, 1]
     assert "number of heads 4 is not divisible" in said[3, 1, 1]
     assert all(row["time_s"] == "" for row in found if row["status"] != "ok")
@@ -101,7 +101,7 @@ def test_forward_steps_and_imported_names(tmp_path: Path) -> None:
     path.write_text("tensor_parallelism,hidden_size,measured,pp\n2,32,1.5,1\n1,64,2.5,2\n")
     one, two = td.sweep(MODEL, path, "dgx-a100").to_dicts()
     assert (one["tp"], one["hidden"], one["measured"], one["status"]) == (2, "32", "1.5", "ok")
-    assert "pp=2 is of a training step" in two["status"]
+    assert "pp=2 requires a training step" in two["status"]
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_forward_steps_and_imported_names(tmp_path: Path) -> None:
     [
         ("", "it has no rows"),
         ("tp,pp\n", "it has no rows"),
-        ("tp,tp\n1,1\n", "'tp' stands twice"),
-        ("tp,tensor_parallelism\n1,1\n", "'tp' stands twice"),
+        ("tp,tp\n1,1\n", "'tp' occurs twice"),
+        ("tp,tensor_parallelism\n1,1\n", "'tp' occurs twice"),
         ("tp,\n1,1\n", "a column has no name"),
         ("tp,pp\n1,1\n1\n", r"rows.csv:3.*1 values for 2 columns"),
         ("tp,pp\n1,x\n", r'rows.csv:2.*pp is "x"'),
@@ -177,7 +177,7 @@ def test_goes_on_where_it_was_interrupted(
     assert main(command) == 130
     assert [row["dp"] for row in read(path)] == ["1"]
     assert main(command) == 2
-    assert "holds a sweep already" in capsys.readouterr().err
+    assert "already contains a sweep" in capsys.readouterr().err
     monkeypatch.setattr(sweep_driver, "through_pipeline", whole)
     assert main([*command, "--resume", "--system", "dgx-h100"]) == 2
     assert "other settings (system)" in capsys.readouterr().err

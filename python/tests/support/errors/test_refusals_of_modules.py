@@ -119,11 +119,11 @@ def test_an_object_as_an_input_wants_tensors_instead() -> None:
     for refused in (lambda: td.distribute(mod, PLAN), lambda: td.verify(mod, PLAN)):
         with pytest.raises(DistIRError, match="main/y: ") as caught:
             refused()
-        assert caught.value.remedy.startswith("Pass tensors; make an object inside")
+        assert caught.value.remedy.startswith("Pass tensors, and create the object inside")
     with pytest.raises(ModelError, match=r"DIST0380 main/y: a value of type R\.Any"):
         td.to_stablehlo(mod)
 
 
 def test_inputs_of_verify_that_lack_one_name_it() -> None:
-    with pytest.raises(ModelError, match="DIST0340 main/y: no input is given for y"):
+    with pytest.raises(ModelError, match="DIST0340 main/y: there is no input for y"):
         td.verify(relu(MATRIX), PLAN, inputs={"x": np.ones((8, 8), "float32")})

@@ -73,7 +73,7 @@ def test_the_parts_of_a_call() -> None:
         ("a{b=1 c=2}", '"," is expected, not "c=2}"'),
         ("a{b=[1}", '"," is expected, not "}"'),
         ('a{b="1}', "a value is expected"),
-        ("a{b=1,b=2}", 'the option "b" stands twice'),
+        ("a{b=1,b=2}", 'the option "b" is given twice'),
         ("a}", '"," or the end is expected, not "}"'),
         ('"a"', "a name is expected"),
     ],

@@ -258,7 +258,7 @@ def test_a_residual_stream_behind_dropouts_is_cut_along_the_sequence():
 
 def test_attention_that_cannot_be_made_again_is_named():
     mod = td.zoo.gpt(size="tiny", layers=1, dropout=0.1)
-    with pytest.warns(UserWarning, match="weights of attention probs are kept"):
+    with pytest.warns(UserWarning, match="weights of attention probs are stored"):
         td.train_step(mod, recompute="layer=attention")
     plain = td.zoo.gpt(size="tiny", layers=1)
     with warnings.catch_warnings():

@@ -178,15 +178,15 @@ def test_half_precision():
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        ("mse", r'"mse" is of one tensor, and main returns 2.*logits:mse'),
-        ("logit:mse", r'no output is called "logit".*logits'),
-        ("2:mse", r'no output is called "2"'),
-        ("logits:mse,mse", "one names no output"),
-        ("logits:mse*", r'"logits:mse\*" is no loss'),
+        ("mse", r'"mse" requires a single tensor, and main returns 2.*logits:mse'),
+        ("logit:mse", r'there is no output "logit".*logits'),
+        ("2:mse", r'there is no output "2"'),
+        ("logits:mse,mse", "one of several losses names no output"),
+        ("logits:mse*", r'"logits:mse\*" is not a loss'),
         ("logits:wieghted", r'no loss "wieghted".*weighted'),
-        ("logits:weighted", "does not take main's outputs"),
-        ("weighted", "does not take main's outputs"),
-        (":mse", '":mse" is no loss'),
+        ("logits:weighted", "does not map main's outputs"),
+        ("weighted", "does not map main's outputs"),
+        (":mse", '":mse" is not a loss'),
     ],
 )
 def test_errors(loss, words):

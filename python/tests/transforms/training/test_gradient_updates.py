@@ -226,7 +226,7 @@ def test_weights_that_are_constants_are_named():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"frozen": ["d"]}, 'no weight is called "d"'),
+        ({"frozen": ["d"]}, 'there is no weight "d"'),
         ({"frozen": ["*"]}, "no weight is trained"),
         ({"loss_scale": -1.0}, "loss_scale is -1.0"),
         ({"loss_scale": "fast"}, "loss_scale is fast"),
@@ -251,7 +251,7 @@ def test_a_parameter_called_as_one_that_the_step_adds_is_named(name, options):
     names = ["x", "a", "b", name]
     mod = tvm.IRModule(dict(Net.functions))
     mod.update_func(mod.get_global_var("main"), Net["main"].with_attr("dist.param_names", names))
-    with pytest.raises(ModelError, match=f'DIST0351.*called "{name.replace(".", "_")}", as one'):
+    with pytest.raises(ModelError, match=f'DIST0351.*"{name.replace(".", "_")}" has the name of'):
         td.train_step(mod, "mse", **options)
 
 

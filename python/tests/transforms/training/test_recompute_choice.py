@@ -278,7 +278,7 @@ def test_a_plan_that_says_otherwise_is_refused():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("auto", "how much memory"),
+        ("auto", "the memory of a device is unknown"),
         ("auto:memory=3", 'no option "memory".*memory_gib'),
         ("auto:memory_gib=much", 'memory_gib is "much"'),
         ("auto:memory_gib=1,weights=0", 'weights is "0"'),

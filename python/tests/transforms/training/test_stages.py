@@ -276,5 +276,5 @@ def test_terms_of_a_sum_that_lie_otherwise_on_one_mesh_are_refused(read: Any) ->
     said = {(rule.kind, rule.name, rule.function) for rule in others}
     kept = [rule for rule in plan.rules if (rule.kind, rule.name, rule.function) not in said]
     local = td.distribute(step, Plan(plan.meshes, (*kept, *others)))
-    with pytest.raises(DistIRError, match=r"DIST0512.*Place both alike"):
+    with pytest.raises(DistIRError, match=r"DIST0512.*Give both the same placement"):
         read(local)

@@ -149,7 +149,7 @@ def test_resnet_of_one_micro_batch_is_the_step_at_once() -> None:
 def test_orders_that_do_not_carry_statistics_are_refused() -> None:
     units = [[["F", 1, 0], ["F", 0, 0], ["B", 1, 0], ["B", 0, 0]]]
     schedule = {"kind": "custom", "stages": 1, "micro_batches": 2, "units": units}
-    with pytest.raises(PlanError, match=r"DIST0236.*goes from micro-batch to micro-batch"):
+    with pytest.raises(PlanError, match=r"DIST0236.*is carried from micro-batch to micro-batch"):
         td.train_step(normed_tower(2, 4), schedule=schedule, **OPTIONS)
 
 

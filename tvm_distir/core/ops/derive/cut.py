@@ -56,10 +56,10 @@ class Cutter:
         for (param, dim), count in sorted(counts.items()):
             root = classes.find(("dim", param, dim))
             if root not in members:
-                raise NotUnderstood(f"dim {dim} of parameter {param} is not walked")
+                raise NotUnderstood(f"dim {dim} of parameter {param} is not traversed by a loop")
             for node in members[root]:
                 if self.parts.setdefault(node, count) != count:
-                    raise NotUnderstood("dims that move together are cut differently")
+                    raise NotUnderstood("dims that are indexed together are sharded differently")
         self.buffers: dict[Any, Any] = {}
         self.loops: dict[Any, int] = {}
         self.at = 0
@@ -172,9 +172,9 @@ class Cutter:
         changed = extent is not it.dom.extent
         if isinstance(value, ir.Var):
             if self.loops.setdefault(value, _size(extent)) != _size(extent):
-                raise NotUnderstood("one loop walks a cut and a whole dim")
+                raise NotUnderstood("a loop traverses a sharded and an unsharded dim")
         elif changed:
-            raise NotUnderstood("a cut dim is walked by several loops")
+            raise NotUnderstood("a sharded dim is traversed by several loops")
         if not changed:
             return it
         return tirx.IterVar(ir.Range(it.dom.min, extent), it.var, it.iter_type, it.thread_tag)

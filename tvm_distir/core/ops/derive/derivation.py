@@ -121,7 +121,7 @@ class _Follower:
         got = [static_shape(t) for t in flat_types(mod["main"].ret_ty)]
         for shape, expected in zip(got, local.outs):
             if shape is None or len(shape) != len(expected) or not all(map(same, shape, expected)):
-                return "the op's attributes name its extent"
+                return "the op's attributes contain its extent"
         kernels = _kernels(mod)
         try:
             equal = len(kernels) == 1 and _constants(kernels[0]) == _constants(self._func)
@@ -137,7 +137,7 @@ class _Follower:
                 or any(f.outs[i] == d for i, d in outs.items())
             ]
             if sizes != ([size // count] if size > count else []):
-                return "the op on a block is cut in other proportions"
+                return "the op on a block has other proportions than on the full tensor"
         return None
 
 
@@ -170,7 +170,7 @@ def derive_call(call: ir.Call, shape: CallShape) -> Rule:
         return draft.rule()
     operands = list(calls[0].args[1].fields)
     if len(operands) != len(params) or not all(a.same_as(b) for a, b in zip(operands, params)):
-        draft.default_why = "its kernel takes other operands than the op"
+        draft.default_why = "its kernel has other operands than the op"
         return draft.rule()
     accept: Accept = _Follower(call, shape, kernels[0])
     return analyse(kernels[0], shape, accept).rule()

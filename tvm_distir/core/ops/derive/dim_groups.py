@@ -104,7 +104,7 @@ def _visit_index(
         node: Node = ("iter", number, k)
         shift = shift_of(e, var)
         if shift is None:
-            classes.pin(node, "it is indexed in a way that is not understood")
+            classes.pin(node, "its indexing is not supported")
             continue
         step, change = shift
         symbolic = not isinstance(extent_k, int)
@@ -146,7 +146,7 @@ def visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) -> 
     for k, (_, _) in enumerate(block.extents):
         classes.find(("iter", number, k))
         if block.reduced[k] and not block.combiner:
-            classes.pin(("iter", number, k), "it is reduced in a way that is not understood")
+            classes.pin(("iter", number, k), "its reduction is not supported")
     for store in block.stores:
         exprs = store.read()
         accesses = [(store.buffer, store.indices)]

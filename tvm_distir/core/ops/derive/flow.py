@@ -119,7 +119,7 @@ def flow(
     for index, block in enumerate(blocks):
         walked = [k for k in range(len(block.extents)) if ("iter", index, k) in cut]
         if len(walked) > 1:
-            return "two loops of one kernel step would have to walk it together"
+            return "two loops of a kernel step would have to traverse it together"
         for store in block.stores:
             target = number(store.buffer)
             values = store.read() if block.term is None else [block.term]
@@ -127,18 +127,18 @@ def flow(
             kinds = {states[b] for b in sources if states.get(b)}
             state = ""
             if len(kinds) > 1:
-                return "terms of different reductions meet"
+                return "partial sums of different reductions are combined"
             if walked and kinds:
-                return "it is reduced and used again"
+                return "it is reduced, and the result is used in the kernel"
             if walked and block.reduced[walked[0]]:
                 if target in sliced:
-                    return "it is reduced and used again"
+                    return "it is reduced, and the result is used in the kernel"
                 if strict and _has_scale(block.term):
-                    return "what is reduced is scaled by a number that may depend on its extent"
+                    return "the reduced value is scaled by a number that may depend on the extent"
                 state = block.combiner
             elif walked:
                 if target not in sliced:
-                    return "a loop over it writes the same elements again"
+                    return "a loop over it writes the same elements several times"
             elif kinds:
                 state = kinds.pop()
                 copies = kind_of(store.value) == "TensorLoad" and not any(block.reduced)
@@ -147,9 +147,9 @@ def flow(
                 if not _passes(block, store, state, lambda b: bool(states.get(number(b)))):
                     return "a reduced value is used in a way that is not linear"
             elif target in sliced:
-                return "it is written as a whole"
+                return "it is written by a single statement"
             if target in written and states.get(target, "") != state:
-                return "a buffer would hold complete values and terms"
+                return "a buffer would hold both reduced values and partial sums"
             written.add(target)
             states[target] = state
     return states

@@ -42,10 +42,10 @@ def _add_factor(
     inputs = len(draft.call.ins)
     dims = [(b, d) for kind, b, d in nodes if kind == "dim" and b < buffers.params]
     if len({b for b, _ in dims}) != len(dims):
-        return "two dims of one tensor move together"
+        return "two dims of a tensor are indexed together"
     sizing = class_size(classes, blocks, nodes)
     if sizing is None:
-        return "its extents cannot be cut into equal blocks"
+        return "its extents cannot be split into equal blocks"
     size, aligned = sizing
     cut = {(kind, a, b) for kind, a, b in nodes}
     states = flow(blocks, buffers.number, cut, {}, accept is not None)
@@ -54,13 +54,13 @@ def _add_factor(
     results = [states.get(b, "") for b in range(inputs, buffers.params)]
     kinds = {s for s in results if s}
     if kinds and (len(kinds) > 1 or "" in results):
-        return "some results are reduced over it and others not"
+        return "only some of the results are reduced over it"
     ins = {b: d for b, d in dims if b < inputs}
     outs = {b - inputs: d for b, d in dims if b >= inputs}
     if not ins and (not outs or kinds):
         return None
     if kinds and outs:
-        return "it is reduced and used again"
+        return "it is reduced, and the result is used in the kernel"
     if accept is not None and (refusal := accept(ins, outs, size)) is not None:
         return refusal
     results_are_terms = bool(kinds)
@@ -165,7 +165,7 @@ def analyse(func: Any, shape: CallShape, accept: Accept | None = None) -> Draft:
         for number, block in enumerate(blocks):
             visit(classes, buffers, number, block)
     except NotUnderstood as reason:
-        draft.default_why = f"its TIR is not understood: it holds {reason}"
+        draft.default_why = f"its TIR is not supported: it contains {reason}"
         return draft
     for nodes in classes.members().values():
         why = _add_factor(draft, classes, buffers, blocks, nodes, accept)
@@ -173,7 +173,7 @@ def analyse(func: Any, shape: CallShape, accept: Accept | None = None) -> Draft:
             if why is not None and kind == "dim" and b < buffers.params:
                 out = b >= len(shape.ins)
                 draft.whole("out" if out else "in", b - out * len(shape.ins), d, why)
-    draft.default_why = "its TIR does not walk it"
+    draft.default_why = "its TIR does not traverse it"
     _linear(draft, buffers, blocks)
     _state_work(draft, buffers, blocks, flops)
     return draft

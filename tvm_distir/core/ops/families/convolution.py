@@ -115,10 +115,10 @@ def convolution(call: CallShape) -> Draft:
             size=groups,
             uneven=False,
         )
-        draft.whole("in", 1, weight.index("I"), "channels are cut in whole groups")
+        draft.whole("in", 1, weight.index("I"), "channels are sharded in multiples of a group")
     for c in data:
         if c not in "NC":
-            draft.whole("in", 1, weight.index(c), "kernel positions move together")
+            draft.whole("in", 1, weight.index(c), "kernel positions are indexed together")
     sliding = windows(call.attrs, kernel)
     if data.index("C") < data.index("N"):
         _tie_contracted(draft, data, weight, out, sliding)

@@ -65,6 +65,6 @@ def positional(call: CallShape) -> Draft:
 def sampled(call: CallShape) -> Draft:
     """Replicate all dims of random samples."""
     draft = Draft(call)
-    draft.default_why = "samples are drawn: all devices must draw the same"
+    draft.default_why = "it samples random numbers: all devices must sample the same"
     draft.per_element()
     return draft

@@ -38,7 +38,7 @@ def gather_nd(call: CallShape) -> Draft:
     data, index = call.ins
     batch, depth = int(call.attrs.batch_dims), index[-1]
     draft.default_why = INDEXED
-    draft.whole("in", 1, len(index) - 1, "it holds one index")
+    draft.whole("in", 1, len(index) - 1, "it contains a single index")
     for d in range(batch):
         draft.tie({0: d, 1: d}, {0: d})
     for d in range(batch, len(index) - 1):
@@ -125,7 +125,7 @@ def slice_scatter(call: CallShape) -> Draft:
     for d in range(len(call.ins[0])):
         if d != axis:
             draft.tie({0: d, 1: d}, {0: d})
-    draft.default_why = "a slice of it is written"
+    draft.default_why = "only a slice of it is written"
     draft.linear((0, 1))
     return draft
 
@@ -139,7 +139,7 @@ def one_hot(call: CallShape) -> Draft:
     for d in range(rank):
         if d != axis:
             draft.tie({0: d if d < axis else d - 1}, {0: d})
-    draft.default_why = "what it holds depends on the position"
+    draft.default_why = "its values depend on the position"
     draft.per_element()
     return draft
 

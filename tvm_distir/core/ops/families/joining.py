@@ -20,7 +20,7 @@ def concat(call: CallShape) -> Draft:
     for d in range(ndim):
         if d != axis:
             draft.tie(dict.fromkeys(range(len(call.ins)), d), {0: d})
-    draft.default_why = "operands follow one another: a block holds parts of several"
+    draft.default_why = "the operands are concatenated: a block contains parts of several"
     draft.linear(range(len(call.ins)))
     return draft
 
@@ -35,7 +35,7 @@ def stack(call: CallShape) -> Draft:
         if d != axis:
             operand_dim = d if d < axis else d - 1
             draft.tie(dict.fromkeys(range(len(call.ins)), operand_dim), {0: d})
-    draft.default_why = "it counts the operands"
+    draft.default_why = "its extent is the number of operands"
     draft.linear(range(len(call.ins)))
     return draft
 
@@ -49,7 +49,7 @@ def split(call: CallShape) -> Draft:
     for d in range(ndim):
         if d != axis:
             draft.tie({0: d}, dict.fromkeys(range(len(call.outs)), d))
-    draft.default_why = "its sections follow one another: a block holds parts of several"
+    draft.default_why = "its sections are concatenated: a block contains parts of several"
     draft.linear((0,))
     return draft
 

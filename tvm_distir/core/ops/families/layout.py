@@ -76,7 +76,7 @@ def strided_slice(call: CallShape) -> Draft:
     for d, extent in enumerate(shape):
         if not cut.get(d, False) and same(extent, call.outs[0][d]):
             draft.tie({0: d}, {0: d})
-    draft.default_why = "a slice of it is taken"
+    draft.default_why = "it is sliced"
     draft.linear((0,))
     draft.work(0, in_bytes={0: draft.rule().out_bytes[0]})
     return draft
@@ -133,7 +133,7 @@ def tile(call: CallShape) -> Draft:
         elif count == 1:
             draft.tie({0: operand_dim}, {0: d})
         else:
-            why = "its copies follow one another: a block holds parts of several"
+            why = "its copies are concatenated: a block contains parts of several"
             draft.whole("in", 0, operand_dim, why)
             draft.whole("out", 0, d, why)
     draft.linear((0,))
@@ -148,7 +148,7 @@ def flip(call: CallShape) -> Draft:
     for d in range(len(call.ins[0])):
         if d != axis:
             draft.tie({0: d}, {0: d})
-    draft.default_why = "it is reversed: blocks change places"
+    draft.default_why = "it is reversed, which reorders blocks"
     draft.linear((0,))
     return draft
 

@@ -50,7 +50,7 @@ def _class_dim(shape: Shape) -> int:
     return min(1, len(shape) - 1)
 
 
-_WEIGHTS = "a device needs the weights of all targets"
+_WEIGHTS = "each device needs the weights of all targets"
 
 
 class _Targets:

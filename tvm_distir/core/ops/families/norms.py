@@ -202,12 +202,12 @@ def instance_norm(call: CallShape) -> Draft:
         if d == channel and d not in axes:
             draft.tie({0: d, 1: 0, 2: 0}, {0: d})
         elif d == channel:
-            draft.whole("in", 0, d, "channels are normalized together, and scaled one by one")
+            draft.whole("in", 0, d, "channels are normalized together, and scaled separately")
         elif d in axes:
             draft.tie({0: d}, {0: d}, "stat", comm_bytes=rows)
         else:
             draft.tie({0: d}, {0: d})
-    draft.default_why = "channels are normalized together, and scaled one by one"
+    draft.default_why = "channels are normalized together, and scaled separately"
     draft.per_element(8)
     return draft
 

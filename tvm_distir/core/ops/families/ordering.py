@@ -100,7 +100,7 @@ def order(call: CallShape) -> Draft:
     """
     axis = int(call.attrs.axis) % len(call.ins[0])
     draft = _other_dims(call, axis)
-    draft.default_why = "it is sorted: where an element goes depends on all others"
+    draft.default_why = "it is sorted: the position of an element depends on all others"
     return _compared(draft, axis)
 
 
@@ -155,7 +155,7 @@ def topk(call: CallShape) -> Draft:
         best = tuple(count if d == axis else n for d, n in enumerate(shape))
         comm_bytes = statistic_bytes(best, (), call.in_dtypes[0]) + statistic_bytes(best, ())
         draft.tie({0: axis}, {}, "stat", comm_bytes=comm_bytes, adjacent=True)
-    draft.default_why = "all its elements are put in order"
+    draft.default_why = "all its elements are sorted"
     return _compared(draft, axis)
 
 

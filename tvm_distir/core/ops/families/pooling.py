@@ -72,8 +72,9 @@ def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Bo
         if plan.drift or extent % count or result % count or first + last > result // count:
             raise cx.fault(
                 "DIST0507",
-                f"dim {dim} of size {extent} is cut into {count} parts, too small or uneven for "
-                "an average that counts no padding",
+                f"dim {dim} of size {extent} is sharded into {count} parts, which are too small "
+                "or uneven for "
+                "an average that excludes padding",
                 "Use fewer devices, or replicate the dim.",
             )
         over = max(0, sliding[k].overhang(extent, result))
@@ -171,7 +172,7 @@ def adaptive_pool(call: CallShape) -> Draft:
         return unsupported(draft)
     for c in "NC":
         draft.tie({0: data.index(c)}, {0: out.index(c)})
-    draft.default_why = "the windows of an adaptive pool depend on the whole extent"
+    draft.default_why = "the windows of an adaptive pool depend on the full extent"
     if call.floats:
         draft.linear((0,))
     draft.work(elements(call.ins[0]))

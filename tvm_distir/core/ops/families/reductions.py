@@ -50,10 +50,11 @@ def _has_no_extreme(call: CallShape, axes: tuple[int, ...]) -> PropagationError 
         return None
     return PropagationError(
         "DIST0419",
-        f"dim {empty[0]} has no elements, and so no {call.op[-3:]}: what TVM computes is whatever "
-        "its memory holds",
+        f"dim {empty[0]} has no elements, and so no {call.op[-3:]}: the result in TVM is "
+        "uninitialized "
+        "memory",
         place=call.op,
-        remedy="Leave the call out, or give the dim elements.",
+        remedy="Remove the call, or give the dim at least one element.",
     )
 
 
@@ -94,7 +95,7 @@ def reduction(call: CallShape) -> Draft:
     kind = None if rounds else _KIND[name]
     tie_reduction(draft, axes, bool(call.attrs.keepdims), kind, name == "mean")
     if rounds:
-        draft.default_why = "an integer mean rounds"
+        draft.default_why = "the mean of integers is rounded"
     if name in ("sum", "mean") and not rounds:
         draft.linear((0,))
     return draft
@@ -169,7 +170,7 @@ def extreme_place(call: CallShape) -> Draft:
     rows = statistic_bytes(shape, axes, "int64")
     kind = None if flat else "stat"
     tie_reduction(draft, axes, bool(call.attrs.keepdims), kind, comm_bytes=rows)
-    draft.default_why = "the place counts all elements of the operand"
+    draft.default_why = "the index counts all elements of the operand"
     return draft
 
 
@@ -178,7 +179,7 @@ def median(call: CallShape) -> Draft:
     """Shard the kept dims; reduced dims must be replicated."""
     draft = Draft(call)
     tie_reduction(draft, call.axes("axis", len(call.ins[0])), bool(call.attrs.keepdims), None)
-    draft.default_why = "the medians of the parts do not give the median"
+    draft.default_why = "the median cannot be computed from the medians of the parts"
     return draft
 
 

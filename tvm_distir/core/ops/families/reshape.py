@@ -19,7 +19,7 @@ from tvm_distir.core.ops.registration import SAME_OP, Family
 FAMILY: Family = Family()
 
 
-_PINNED = "only the leading part of merged or split dims can be cut in blocks"
+_PINNED = "only the leading part of merged or split dims can be sharded in blocks"
 
 
 Group = tuple[list[int], list[int]]

@@ -39,7 +39,7 @@ def resize(call: CallShape) -> Draft:
             draft.tie({0: d}, {0: d})
         elif _copies(call, call.ins[0][d], call.outs[0][d]):
             draft.tie({0: d}, {0: d}, size=call.ins[0][d])
-    draft.default_why = "sampled positions depend on the whole extent"
+    draft.default_why = "sampled positions depend on the full extent"
     draft.per_element(8)
     return draft
 

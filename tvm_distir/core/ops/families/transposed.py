@@ -98,12 +98,12 @@ def transposed_convolution(call: CallShape) -> Draft:
             size=int(call.attrs.groups),
             uneven=False,
         )
-        draft.whole("in", 1, weight.index("O"), "channels are cut in whole groups")
+        draft.whole("in", 1, weight.index("O"), "channels are sharded in multiples of a group")
     names = [c for c in data if c not in "NC"]
     kernel = tuple(nominal(w[weight.index(c)]) for c in names)
     for c, window in zip(names, windows(call.attrs, kernel)):
         tie_spread_rows(draft, data.index(c), out.index(c), window, "transposed convolution")
-        draft.whole("in", 1, weight.index(c), "kernel positions move together")
+        draft.whole("in", 1, weight.index(c), "kernel positions are indexed together")
     draft.linear((0,), (1,))
     taps = nominal(w[weight.index("O")]) * math.prod(kernel)
     draft.work(2 * elements(call.ins[0]) * taps, "conv")

@@ -45,7 +45,7 @@ def triangle(call: CallShape) -> Draft:
     ndim = len(call.ins[0])
     for d in range(ndim if isinstance(call.args[1], int) else ndim - 2):
         draft.tie({0: d}, {0: d})
-    draft.default_why = "the diagonal is not a known number"
+    draft.default_why = "the diagonal is not a constant"
     draft.linear((0,))
     draft.per_element()
     return draft

@@ -34,6 +34,6 @@ def per_image(call: CallShape) -> Draft:
 def all_images(call: CallShape) -> Draft:
     """Replicate all dims: the selected boxes of all images and classes are in a single list."""
     draft = Draft(call)
-    draft.default_why = "the boxes kept of all images and classes stand in one list"
+    draft.default_why = "the boxes that are selected for all images and classes form a single list"
     draft.per_element(8)
     return draft

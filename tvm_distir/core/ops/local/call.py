@@ -176,8 +176,8 @@ class LocalCall:
         if dim in shard.inner_dims:
             raise self.fault(
                 "DIST0507",
-                f"dim {dim} of size {shard.whole[dim]} is cut by several mesh axes into "
-                f"{shard.counts[dim]} uneven parts, and the op reads across them",
+                f"dim {dim} of size {shard.whole[dim]} is sharded by several mesh axes into "
+                f"{shard.counts[dim]} uneven parts, and the op reads across their boundaries",
                 f"Shard it over one axis, or pad it to {shard.local[dim] * shard.counts[dim]}.",
             )
 

@@ -88,8 +88,9 @@ def _check_uneven(cx: LocalCall) -> None:
                 continue
             raise cx.fault(
                 "DIST0507",
-                f"dim {dim} of size {shard.whole[dim]} of {what} is cut into {shard.counts[dim]} "
-                f"uneven parts along mesh axis {axis}, which the op cannot do",
+                f"dim {dim} of size {shard.whole[dim]} of {what} is sharded into "
+                f"{shard.counts[dim]} "
+                f"uneven parts along mesh axis {axis}, which the op does not support",
                 f"Pad it to {shard.local[dim] * shard.counts[dim]}, or replicate it.",
             )
 
@@ -104,7 +105,7 @@ def _neutralise(cx: LocalCall, reduced: Reduced, kind: str, number: int, dim: in
         raise cx.fault(
             "DIST0507",
             f"it reduces ({kind}) over dim {dim} of size {cx.ins[number].shard.whole[dim]}, "
-            "which is padded, and what the padding must hold for this op is not known",
+            "which is padded, and the value that the padding must have for this op is unknown",
             "Choose a size that divides evenly, or replicate the dim.",
         )
 

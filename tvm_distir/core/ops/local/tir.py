@@ -52,7 +52,7 @@ def _cut(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any], counts: dict[
         except NotUnderstood as error:
             raise cx.fault(
                 "DIST0508",
-                f"the PrimFunc cannot be cut: {error}",
+                f"the PrimFunc cannot be specialized to a shard: {error}",
                 "Distribute before LegalizeOps, or replicate its operands.",
             ) from error
         taken = {str(gv.name_hint) for gv in mod.functions}

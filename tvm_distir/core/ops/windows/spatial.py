@@ -28,9 +28,9 @@ def convolution_layouts(call: CallShape) -> tuple[str, str, str] | None:
 def no_blocks(extent: Any, result: Any) -> str | None:
     """Return why a spatial dim has no blocks: its extent is not known, or it is too short."""
     if not isinstance(extent, int) or not isinstance(result, int):
-        return "spatial dim of unknown extent: how many neighbour rows it needs is not known"
+        return "spatial dim of unknown extent: the size of its halo is unknown"
     if extent < 2 or result < 2:
-        return f"{extent} rows give {result}: there are no blocks"
+        return f"{extent} rows result in {result}: there are no blocks"
     return None
 
 

@@ -64,7 +64,7 @@ SUFFIX = "_placed"
 
 @module_pass(("global", "annotated"), "annotated")
 def AnnotateSharding(plan: Plan) -> Rewrite:
-    """Put ``R.dist.annotate_sharding`` on the tensors a plan names.
+    """Put ``R.dist.annotate_sharding`` on the tensors that a plan names.
 
     Each parameter is annotated once, at the top of its function, and used in that form;
     a named value right after it is bound; a call's argument right before the call.
@@ -78,7 +78,7 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
     Parameters
     ----------
     plan : Plan
-        Its meshes and rules.
+        The plan, with meshes and rules.
 
     Returns
     -------
@@ -126,9 +126,9 @@ def _refuse_dtensors(mod: ir.IRModule) -> None:
             if type(var.ty) is relax.distributed.DTensorType:
                 raise LevelError(
                     "DIST0451",
-                    "the module holds DTensors: it is annotated and propagated already",
+                    "the module contains DTensors: it is already annotated and propagated",
                     place=f"{gv.name_hint}/{var.name}",
-                    remedy="Annotate the module of plain tensors.",
+                    remedy="Annotate the module before propagation.",
                 )
 
 

@@ -71,10 +71,10 @@ class CallLegalizer:
         if not set(axes) <= set(axes_of(terms)):
             raise LevelError(
                 "DIST0451",
-                f"its operand is complete along the mesh axes {axes}: "
-                "the module is legalized already, or it counts twice",
+                f"its operand is already reduced along the mesh axes {axes}: "
+                "the module is already legalized, or it would be summed twice",
                 place=place_of(values.name, var, value),
-                remedy="Give LegalizeRedistribute a module at level 3.",
+                remedy="Apply LegalizeRedistribute to a module at level 3.",
             )
         values.bind(var, rebuild(value, value.op, [raw], value.ty), [without(terms, axes)])
 

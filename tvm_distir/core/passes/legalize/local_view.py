@@ -88,9 +88,9 @@ def _replaced(binding: Any, function: str, builder: Any) -> Any:
         raise LoweringError(
             "DIST0504",
             f'a redistribute from "{value.args[0].ty.placement}" to "{value.attrs.placement}" '
-            "has no form in TVM's local view",
+            "cannot be expressed in TVM's local view",
             place=place_of(function, binding.var, value),
-            remedy="Keep the module out of the local view: skip LowerGlobalViewToLocalView.",
+            remedy="Do not run LowerGlobalViewToLocalView on the module.",
         )
     (old,), (new,) = labels_of(value.args[0].ty.placement), labels_of(value.attrs.placement)
     if old == new:

@@ -131,10 +131,10 @@ class Moves:
             if op != "sum":
                 raise values.fault(
                     "DIST0504",
-                    f'a redistribute cannot end in terms of "{op}"',
+                    f'a redistribute cannot produce partial results of "{op}"',
                     var,
                     value,
-                    "Use op sum.",
+                    "Use the op sum.",
                 )
             self._move(var, values.sources[source], axes)
             return
@@ -181,7 +181,7 @@ class Moves:
         target = labels_of(value.attrs.placement)
         if not isinstance(source.ty, DTensorType):
             raise values.fault(
-                "DIST0504", f"a redistribute of {source.ty}", var, value, "Give it one DTensor."
+                "DIST0504", f"a redistribute of {source.ty}", var, value, "Pass a single DTensor."
             )
         if mesh_key(source.ty.device_mesh) != mesh_key(mesh):
             self._transfer(var, source, mesh, target, keep)

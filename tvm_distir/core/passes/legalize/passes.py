@@ -49,17 +49,18 @@ def LegalizeRedistribute(
     Parameters
     ----------
     system : System or str, optional
-        Prices collectives by its bandwidths and latencies; without one, bytes count.
+        System whose bandwidths and latencies determine the cost of collectives; if none is given,
+        the number of bytes does.
     memory_bound : float, optional
-        No shard between the ends of a redistribution is larger than this times the larger end;
-        None for no bound.
+        Bound of the shards during a redistribution, as a multiple of the larger of source and
+        target; None for no bound.
     memory_bytes : int, optional
-        Nor larger than this.
+        Bound of these shards in bytes.
     ccl : bool
         Use only collectives that TVM's ``R.ccl`` ops can express (``all_reduce`` and
         ``all_gather`` along the innermost axes, and slices), see
-        :func:`~.stock.UseStockCollectives`. ``memory_bound`` then does not count:
-        these need not find a way within one.
+        :func:`~.stock.UseStockCollectives`. ``memory_bound`` is then ignored,
+        since these collectives may exceed it.
 
     Returns
     -------
@@ -143,7 +144,7 @@ def _is_transfer(function: str, var: Any, value: ir.Call) -> bool:
     if op_name(value) == "dist.annotate_sharding":
         raise LevelError(
             "DIST0451",
-            "an annotation is still there: the module is at level 2",
+            "the module still has an annotation: it is at level 2",
             place=place_of(function, var, value),
             remedy="Run PropagateSharding first.",
         )

@@ -87,7 +87,7 @@ class _GroupSizes:
             self.count, self.first = count, place
         if self.count == count:
             return ""
-        return f"its {count} groups and the {self.count} of {self.first} need two sessions"
+        return f"its {count} groups and the {self.count} of {self.first} require two sessions"
 
 
 class _StockFunction:
@@ -158,7 +158,7 @@ class _StockFunction:
         ids = [d for group in groups for d in group]
         if ids != list(range(len(ids))):
             raise self.fault(
-                f"its groups {groups} are no contiguous ranges of the workers 0 to {len(ids) - 1}"
+                f"its groups {groups} are not contiguous ranges of the workers 0 to {len(ids) - 1}"
             )
         if count == 1:
             return False, size

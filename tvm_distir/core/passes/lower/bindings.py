@@ -95,7 +95,7 @@ class Bindings:
         op: Any = value.op if is_call else None
         name = str(op.name) if type(op) is ir.Op else ""
         if name in ("relax.dist.redistribute", "relax.dist.annotate_sharding"):
-            raise self.values.level_fault("the module is not legalized yet", var, value)
+            raise self.values.level_fault("the module is not legalized", var, value)
         if kind in ("send", "recv"):
             self.moves.transfer(var, value, kind)
         elif kind is not None:
@@ -117,7 +117,7 @@ class Bindings:
         elif is_call:
             raise self.values.fault(
                 "DIST0506",
-                "what it does on shards is not known",
+                "its effect on shards is unknown",
                 var,
                 value,
                 "Call a Relax op or a PrimFunc instead.",

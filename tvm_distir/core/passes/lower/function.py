@@ -147,7 +147,7 @@ class LocalFunction:
         if not is_tensors(param.ty):
             raise LoweringError(
                 "DIST0504",
-                f"an input of type {param.ty}",
+                f"an input has the type {param.ty}",
                 place=f"{values.name}/{param.name}",
                 remedy=TENSORS_ONLY,
             )
@@ -206,9 +206,10 @@ class LocalFunction:
                 values.local_type(ty, values.name)
                 raise LoweringError(
                     "DIST0504",
-                    f"result {index} is of type {ty}: it lives on its device and has no whole",
+                    f"result {index} is of type {ty}: it exists on its device only and has no "
+                    "global value",
                     place=values.name,
-                    remedy="Return tensors; an object cannot be gathered.",
+                    remedy="Return tensors: an object cannot be gathered.",
                 )
             if values.context.mesh_number(ty.device_mesh) != values.number:
                 continue
@@ -238,7 +239,7 @@ class LocalFunction:
             number -= count
         raise LoweringError(
             "DIST0504",
-            "a result that is no tensor",
+            "a result is not a tensor",
             place=values.name,
             remedy="Return tensors.",
         )

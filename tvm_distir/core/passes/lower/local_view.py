@@ -37,7 +37,9 @@ def _shard_type(ty: Any, place: str) -> Any:
         return ty
     shape = static_shape(ty)
     if shape is None:
-        raise LoweringError("DIST0502", "a shape is unknown", place=place, remedy="Give it one.")
+        raise LoweringError(
+            "DIST0502", "a shape is unknown", place=place, remedy="Give the tensor a known shape."
+        )
     local = local_shape(shape, labels_of(ty.placement), mesh_shape(ty.device_mesh))
     return relax.TensorType(local, ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
 
@@ -63,9 +65,9 @@ class _Lowering:
         if len(sizes) != 1:
             raise LoweringError(
                 "DIST0504",
-                f"TVM's local view knows 1-D meshes only, not {sizes}",
+                f"TVM's local view supports only 1-D meshes, not {sizes}",
                 place=self.name,
-                remedy="Do not run LowerGlobalViewToLocalView; LowerDistIR needs it no longer.",
+                remedy="Do not run LowerGlobalViewToLocalView; LowerDistIR does not require it.",
             )
         (label,) = labels_of(ty.placement)
         if not isinstance(value, ir.Var):
@@ -102,7 +104,7 @@ class _Lowering:
         if str(getattr(value.op, "name", "")) == "relax.call_tir":
             raise LoweringError(
                 "DIST0504",
-                "a call_tir in global view",
+                "a call_tir is in global view",
                 place=place,
                 remedy="Run LowerGlobalViewToLocalView first.",
             )

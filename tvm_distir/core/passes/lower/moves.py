@@ -49,7 +49,7 @@ class LocalMoves:
             return
         source = value.args[0]
         if values.terms_of(source, 0):
-            raise values.level_fault("it sends an unfinished reduction", var, value)
+            raise values.level_fault("it sends partial sums", var, value)
         call = rebuild(value, value.op, [values.local(source)])
         values.bind(var, values.builder.normalize(call), [()], values.zero_of(source, 0))
 
@@ -71,16 +71,16 @@ class LocalMoves:
                 raise values.fault(
                     "DIST0503",
                     f"it reduces ({attrs['op']}) along the mesh axes {axes}, where its operand "
-                    f"is {'unfinished: ' + str(terms) if terms else 'complete'}",
+                    f"is {'partial: ' + str(terms) if terms else 'reduced'}",
                     var,
                     value,
-                    "Reduce each unfinished axis once, with its own op.",
+                    "Reduce each partial axis once, with its own op.",
                 )
             terms = without(terms, axes)
         elif kind == "partial":
             axes = [int(a) for a in attrs["mesh_axes"]]
             if within(terms, axes):
-                raise values.level_fault("it wraps a value that is unfinished already", var, value)
+                raise values.level_fault("it wraps a value that is already partial", var, value)
             terms = tuple(sorted((*terms, *((a, str(attrs["op"])) for a in axes))))
         want = values.shard_of(var.ty, place_of(values.name, var, value))
         local, name = values.local(source), str(var.name)

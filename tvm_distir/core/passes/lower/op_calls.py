@@ -76,7 +76,7 @@ class OpCalls:
             ):
                 raise values.fault(
                     "DIST0503",
-                    "an operand lies on another mesh than the result",
+                    "an operand is on another mesh than the result",
                     var,
                     value,
                     "Redistribute it to the mesh of the result.",
@@ -117,7 +117,8 @@ class OpCalls:
             lines = [x for x in str(error).strip().splitlines() if x.strip()]
             raise values.fault(
                 "DIST0505",
-                f"the op refuses shards: {lines[-1].strip() if lines else type(error).__name__}",
+                "the op cannot be applied to shards: "
+                f"{lines[-1].strip() if lines else type(error).__name__}",
                 var,
                 value,
                 "Replicate its operands, or register its rule with a local form.",
@@ -133,5 +134,5 @@ class OpCalls:
         constants = [i for i, (e, _, _) in enumerate(operands) if isinstance(e, ir.GenericConst)]
         handed, needed = carried(rule, have, constants, form)
         if needed or any(without(t, axes_of(handed)) for t in have):
-            raise values.level_fault("it reads an unfinished reduction", var, value)
+            raise values.level_fault("it reads partial sums", var, value)
         return handed

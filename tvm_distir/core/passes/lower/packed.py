@@ -63,7 +63,7 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
                 "DIST0507",
                 f"a packed function would read the padding of dim {layout.padded_dims[0]}",
                 place=place,
-                remedy="Shard a dim that the mesh axis divides.",
+                remedy="Shard a dim whose size the mesh axis divides.",
             )
         return layout
 
@@ -73,7 +73,7 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
         if values.context.mesh_number(ty.device_mesh) != values.number:
             raise LoweringError(
                 "DIST0503",
-                "an operand lies on another mesh than the object",
+                "an operand is on another mesh than the object",
                 place=place,
                 remedy="Redistribute it to the object's mesh.",
             )

@@ -102,7 +102,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
     if not any(has_dtensor(member.fn) for member in members):
         raise LevelError(
             "DIST0451",
-            "the module holds no DTensor",
+            "the module contains no DTensor",
             place="LowerDistIR",
             remedy="Run PropagateSharding and LegalizeRedistribute first.",
         )
@@ -113,9 +113,9 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
         if branch_of(mod[name]):
             raise LoweringError(
                 "DIST0504",
-                "a branch of an If works on several meshes: one would decide for the other",
+                "a branch of an If uses several meshes: one mesh would decide for the other",
                 place=name,
-                remedy="Place all of the branch on one mesh.",
+                remedy="Place the entire branch on a single mesh.",
             )
     if mixed:
         mod = inline_functions(mod, [(m.gv, m.fn) for m in members], mixed)

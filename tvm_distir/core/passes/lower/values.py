@@ -191,7 +191,7 @@ class LocalValues:
         if isinstance(ty, relax.TensorType):
             raise LevelError(
                 "DIST0451",
-                f"a plain {ty} among DTensors",
+                f"a plain {ty} occurs among DTensors",
                 place=place,
                 remedy="Run PropagateSharding first: every tensor must have a mesh.",
             )
@@ -258,7 +258,10 @@ class LocalValues:
         shape = static_shape(expr.ty)
         if shape is None:
             raise LoweringError(
-                "DIST0502", "a constant of unknown shape", place=self.name, remedy="Give it one."
+                "DIST0502",
+                "a constant has an unknown shape",
+                place=self.name,
+                remedy="Give it a known shape.",
             )
         cut = tuple(x if x >= 0 and self.sizes[a] > 1 else R for a, x in enumerate(labels))
         key = (handle(expr), cut)
@@ -300,7 +303,7 @@ class LocalValues:
             return self.local(relax.Tuple(self.tuples[var]))
         raise LoweringError(
             "DIST0503",
-            f'"{var.name}" lies on another mesh than its reader',
+            f'"{var.name}" is on another mesh than its reader',
             place=self.name,
             remedy="Redistribute it to the reader's mesh.",
         )

@@ -88,7 +88,7 @@ class Calls:
         if name != "relax.arange" or any(not isinstance(b, int | float) for b in bounds):
             raise PropagationError(
                 "DIST0417",
-                f"{name} makes a tensor from nothing, which has no DTensor form",
+                f"{name} creates a tensor without operands, which has no DTensor form",
                 place=values.g.place(k),
                 remedy="Fold it into a constant first (relax.transform.FoldConstant).",
             )

@@ -55,19 +55,20 @@ def PropagateSharding(
     Parameters
     ----------
     costs : Costs, optional
-        What wire bytes, memory traffic and FLOPs weigh.
+        Weights of communicated bytes, memory traffic and FLOPs.
     memory_bytes : int, optional
-        What each device may keep at most: see :func:`~.decide.propagate`.
+        Maximum memory of each device in bytes, see :func:`~.decide.propagate`.
 
     system : System or str, optional
-        Where no costs are given: they are in proportion to the times of this system.
+        System whose times determine the costs if none are given.
     decision : Decision, optional
-        What was decided elsewhere about this very module, of which no branch is left to lift; it
-        is written, and nothing is decided.
+        An earlier decision on this module, whose branches must be lifted already; it is applied
+        as it is.
     complete : bool
-        Whether any axis may shard any dim of what annotations leave open, not only dims that
-        follow from theirs. With a system, and no costs, the labels are then those of
-        :class:`~.solver.Labeller`: by its times, at most 1 % above the least.
+        Whether any axis may shard any dim of tensors that annotations leave open, and not only
+        dims that follow from the annotations. With a system, and no
+        costs, the labels are then those of :class:`~.solver.Labeller`: by its
+        times, at most 1 % above the least.
 
     Raises
     ------

@@ -40,7 +40,7 @@ def check_units(
     if len(units) != ranks or set(rank_of) != set(range(ranks)):
         raise unfit(
             f"{len(units)} lists of units and stages on the ranks {sorted(set(rank_of))} do not "
-            f"make {ranks} ranks",
+            f"match {ranks} ranks",
             "Give a list, and stages, for each rank.",
         )
     split = any(unit.phase == WEIGHT for order in units for unit in order)
@@ -56,7 +56,7 @@ def check_units(
         seen: set[PipelineAction] = set()
         for unit in order:
             if unit in seen or unit not in wanted:
-                fault = "stands twice" if unit in seen else "is none of this rank's"
+                fault = "occurs twice" if unit in seen else "does not belong to this rank"
                 raise unfit(
                     f"the unit {list(unit)} {fault}",
                     "Run every phase of every micro-batch once.",
@@ -65,7 +65,7 @@ def check_units(
             seen.add(unit)
         if missing := sorted(wanted - seen):
             raise unfit(
-                f"{len(missing)} units are missing, {list(missing[0])} the first",
+                f"{len(missing)} units are missing, the first is {list(missing[0])}",
                 "Run every phase of every micro-batch once.",
                 f"schedule/units/{rank}",
             )
@@ -77,8 +77,8 @@ def check_units(
             (r, u) for r, order in enumerate(units) for u in order if (r, u) not in done
         )
         raise unfit(
-            f"the unit {list(unit)} waits for one that waits for it",
-            "Order units so that what each needs comes before.",
+            f"the unit {list(unit)} waits for a unit that waits for it",
+            "Order units such that each follows the units that it depends on.",
             f"schedule/units/{rank}",
         )
 

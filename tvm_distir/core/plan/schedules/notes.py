@@ -96,8 +96,9 @@ class Pipeline:
     def __post_init__(self) -> None:
         if self.carried and not self.schedule.is_forward_in_order:
             raise unfit(
-                f'"{self.carried[0]}" goes from micro-batch to micro-batch, and a stage does not '
-                "run these forward in their order",
+                f'"{self.carried[0]}" is carried from micro-batch to micro-batch, but a stage '
+                "does not "
+                "run their forward passes in order",
                 "List the forward units of each stage in the order of micro-batches.",
                 "schedule/units",
             )
@@ -173,16 +174,18 @@ def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
     if pipeline is None or have is None or have.stage_count != wanted.stage_count:
         other = f"{wanted.stage_count} stages, the module {have.stage_count if have else 'none'}"
     elif have.micro_batches != wanted.micro_batches:
-        other = f"{wanted.micro_batches} micro-batches, the step was made for {have.micro_batches}"
+        other = (
+            f"{wanted.micro_batches} micro-batches, the step was created for {have.micro_batches}"
+        )
     elif have.stash != wanted.stash:
-        other = f"stash={wanted.stash}, the step was made with stash={have.stash}"
+        other = f"stash={wanted.stash}, the step was created with stash={have.stash}"
     elif wanted.cuts and have.cuts != wanted.cuts:
-        other = f"the cuts {list(wanted.cuts)}, the step was made with {list(have.cuts)}"
+        other = f"the cuts {list(wanted.cuts)}, the step was created with {list(have.cuts)}"
     else:
         return {PIPELINE_ATTR: replace(pipeline, schedule=wanted).to_attr()}
     raise unfit(
         f"the plan has {other}",
-        "Make the step with train_step(..., schedule=plan.schedule).",
+        "Create the step with train_step(..., schedule=plan.schedule).",
         "plan/schedule",
     )
 

@@ -80,7 +80,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.kind not in (*ORDERS, CUSTOM):
             raise unfit(
-                f'no schedule is called "{shortened(self.kind)}"',
+                f'there is no schedule "{shortened(self.kind)}"',
                 nearest(self.kind, [*ORDERS, CUSTOM]),
             )
         for name in NUMBERS:
@@ -89,8 +89,8 @@ class Schedule:
         custom = self.kind == CUSTOM
         if custom != bool(self.units) or (self.ranks and not custom):
             raise unfit(
-                f'units are listed for the kind "{CUSTOM}", and for no other',
-                f'Say "kind": "{CUSTOM}", or leave out units and ranks.',
+                f'only the kind "{CUSTOM}" lists units',
+                f'Set "kind": "{CUSTOM}", or remove units and ranks.',
             )
         chunks = {"interleaved": self.chunks, "zero_bubble_v": 2, CUSTOM: self.chunks}
         if self.kind == "zero_bubble_v" and self.chunks == 1:
@@ -99,18 +99,18 @@ class Schedule:
         if self.chunks != wanted:
             raise unfit(
                 f"chunks is {self.chunks}, and {self.kind} has {wanted} per rank",
-                "Leave chunks out, or choose interleaved.",
+                "Remove chunks, or choose interleaved.",
             )
         if self.cuts and len(self.cuts) != self.stage_count - 1:
             raise unfit(
-                f"{len(self.cuts)} cuts make no {self.stage_count} stages",
-                f"Name {self.stage_count - 1} values, each the last of a stage.",
+                f"{len(self.cuts)} cuts do not make {self.stage_count} stages",
+                f"Name {self.stage_count - 1} values, each the last value of a stage.",
             )
         for name in ("devices", "meshes"):
             if getattr(self, name) and len(getattr(self, name)) != self.stages:
                 raise unfit(
                     f"{name} has {len(getattr(self, name))} entries for {self.stages} ranks",
-                    "Give one for each rank, or none.",
+                    "Give an entry for each rank, or none.",
                 )
         check_offload(self.offload, self.stage_count)
         if custom:
@@ -225,7 +225,7 @@ class Schedule:
             key, equals, value = (word.strip() for word in item.partition("="))
             if key not in NUMBERS or not equals or not value.isascii() or not value.isdigit():
                 raise unfit(
-                    f'"{shortened(item)}" is no number of a schedule',
+                    f'"{shortened(item)}" is not a number of a schedule',
                     f"Write KIND:stages=4,micro_batches=8 with {', '.join(NUMBERS)}.",
                 )
             values[key] = int(value[:9])

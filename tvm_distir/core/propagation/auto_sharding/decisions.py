@@ -69,9 +69,10 @@ def mesh_of(g: Graph) -> int:
     if len(meshes) > 1:
         raise PlanError(
             "DIST0237",
-            f"{len(meshes)} meshes in one function; its labels are decided on one",
+            f"{len(meshes)} meshes are used in a function, whose placements are decided on a "
+            "single mesh",
             place=g.name,
-            remedy="Cut the model into stages, each on one mesh.",
+            remedy="Split the model into stages, each on a single mesh.",
         )
     return meshes[0] if meshes else 0
 

@@ -115,9 +115,9 @@ def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
     if pipeline is None or not pipeline.schedule.meshes:
         raise PlanError(
             "DIST0237",
-            f"{len(plan.meshes)} meshes, and no schedule that names one for each rank",
+            f"{len(plan.meshes)} meshes, and no schedule that names a mesh for each rank",
             place="label",
-            remedy='Make a step in stages whose schedule has "meshes".',
+            remedy='Create a pipelined step whose schedule has "meshes".',
         )
     rules = {}
     for rank, stage in zip(pipeline.schedule.rank_of, pipeline.stages, strict=True):

@@ -275,9 +275,9 @@ class _Search:
         solution = self.solve(problem, constant)
         total, _ = self.tables.evaluate(problem, solution.values)
         least = constant + total - solution.gap
-        known = f"at least {_gib(least)} are needed at one moment"
+        known = f"at least {_gib(least)} are needed at the same time"
         if least <= self.limit:
-            known, least = "no labelling that was found fits", 0
+            known, least = "no placement that was found fits", 0
         error = TooLargeError(
             "DIST0801",
             f"{known}, and {_gib(self.limit)} are allowed",

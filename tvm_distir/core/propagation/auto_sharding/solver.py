@@ -98,9 +98,9 @@ class Labeller:
         if not 0 <= hidden < 1:
             raise UsageError(
                 "DIST0151",
-                f"{hidden} of what is sent is to be hidden",
+                f"the overlapped share of communication is {hidden}",
                 place="label",
-                remedy="Give a share from 0 up to 1.",
+                remedy="Give a number from 0 to below 1.",
             )
         prices, bound, peak = dict[str, int](), 0, 0
         for name in self.module.entries:
@@ -140,9 +140,9 @@ class Labeller:
             if not net.feasible or not solution.feasible or forbidden:
                 raise InfeasibleError(
                     "DIST0802",
-                    "the rules that are to hold allow no placement of all values",
+                    "the rules of the plan allow no placement of all values",
                     place=name,
-                    remedy='Leave some of them out, or say "stationary": false.',
+                    remedy='Remove some of them, or set "stationary": false.',
                 )
             return solution
 

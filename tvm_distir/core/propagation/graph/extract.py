@@ -88,7 +88,7 @@ class _Function:
             raise self.g.error(
                 "DIST0412",
                 "body",
-                "the body is no sequence of bindings",
+                "the body is not a sequence of bindings",
                 "Run relax.transform.Normalize first.",
             )
         blocks = [unpack(block.bindings) for block in self.fn.body.blocks[:]]
@@ -165,7 +165,7 @@ class _Function:
             raise self.g.error(
                 "DIST0413",
                 name,
-                "an If that is not lifted cannot be followed",
+                "an If whose branches are not lifted is not supported",
                 "Use PropagateSharding, which lifts the branches of every If.",
             )
         if type(expr) is not ir.Call or type(binding) is relax.MatchCast:
@@ -201,14 +201,17 @@ class _Function:
             title = str(op.name).removeprefix("relax.")
         else:
             raise self.g.error(
-                "DIST0412", label, f"a call of a {type(op).__name__}", "Lift it to the module."
+                "DIST0412",
+                label,
+                f"a call of a {type(op).__name__}",
+                "Lift it to a function of the module.",
             )
         results = self.leaves.of(len(self.params) + number, var)
         if rule is not None and not results and operands:
             raise self.g.error(
                 "DIST0402",
                 f"{label} ({title})",
-                f"tensors become {var.ty}, so that sizes depend on data",
+                f"its result is {var.ty}, whose size depends on data",
                 "Give the sizes as constants, or fold the op that computes them.",
             )
         known = _Known(rule, title, [g.values[v] for v in results])
@@ -223,7 +226,8 @@ class _Function:
         if len(rule.in_bytes) != len(operands):
             raise InternalError(
                 "DIST0901",
-                f"the rule of {rule.op} counts {len(rule.in_bytes)} operands of {len(operands)}",
+                f"the rule of {rule.op} has {len(rule.in_bytes)} operands, and the call "
+                f"{len(operands)}",
                 place=f"{self.g.name}/{var.name}",
                 remedy="Report it.",
             )
@@ -279,7 +283,9 @@ class _Function:
         name = self._bound_names[number]
         source = self.leaves.flat(argument(call, 0), name)
         if len(source) != 1:
-            raise self.g.error("DIST0407", name, "an annotation of a tuple", "Annotate its fields.")
+            raise self.g.error(
+                "DIST0407", name, "a tuple is annotated", "Annotate the fields of the tuple."
+            )
         results = self.leaves.of(len(self.params) + number, var)
         pin, mesh, fixed = self._pin(number, results)
         label = f"{name} (annotate_sharding)"

@@ -93,7 +93,7 @@ class Leaves:
                 "DIST0402",
                 name,
                 f"the shape of {ty} is not known",
-                "Give it one (symbolic dims are fine), or fold the op that computes it.",
+                "Give it a shape (symbolic dims are allowed), or fold the op that computes it.",
             )
         g.values.append(FlatValue(name, shape, item, size, mesh, tensor))
         return len(g.values) - 1
@@ -118,7 +118,7 @@ class Leaves:
         raise self.g.error(
             "DIST0412",
             label,
-            f"a nested {type(expr).__name__} cannot be followed",
+            f"a nested {type(expr).__name__} is not supported",
             "Run relax.transform.Normalize first.",
         )
 

@@ -119,8 +119,8 @@ class ModuleTypes:
             if labels.count(d) > 1 and not divisible(size, count) and size <= count:
                 raise PropagationError(
                     "DIST0416",
-                    f"dim {d} of size {size} is cut by several mesh axes into {count} parts, "
-                    "more than it has",
+                    f"dim {d} of size {size} is sharded by several mesh axes into {count} parts, "
+                    "more than it has elements",
                     place=place,
                     remedy=f"Shard it over one axis, or pad it to {ceil_div(size, count) * count}.",
                 )

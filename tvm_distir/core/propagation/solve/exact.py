@@ -286,8 +286,8 @@ class _Core:
         if not known:
             raise PropagationError(
                 "DIST0410",
-                f"{len(self.problem.domains)} choices depend on each other at once, and the "
-                "solver found no assignment",
+                f"{len(self.problem.domains)} choices depend on each other, and the solver found "
+                "no assignment",
                 place=self.place,
                 remedy="Annotate some values in the middle of the model.",
             )

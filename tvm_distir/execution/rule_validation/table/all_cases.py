@@ -39,14 +39,14 @@ TABLE: tuple[Case, ...] = tuple(
 
 #: Ops with a rule that no case proves, and why not.
 UNPROVED = {
-    "relax.call_tir": "its kernels are those of test_rules_derived.py, proved there",
-    "relax.call_tir_with_grad": "a call_tir with a mark: the same code derives the rule",
-    "relax.dist.annotate_sharding": "a mark, taken away before anything runs",
-    "relax.dist.redistribute": "moves data between placements: nothing is computed",
-    "relax.hint_on_device": "a mark on a value",
-    "relax.builtin.stop_lift_params": "a mark on a value",
-    "relax.to_vdevice": "a mark on a value",
-    "relax.multinomial_from_uniform": "nothing may be cut, and TVM has no CPU kernel of it",
+    "relax.call_tir": "its kernels are validated by test_rules_derived.py",
+    "relax.call_tir_with_grad": "it is a variant of call_tir, whose rule the same code derives",
+    "relax.dist.annotate_sharding": "it is a marker that is removed before a run",
+    "relax.dist.redistribute": "it moves data between placements and computes nothing",
+    "relax.hint_on_device": "it is a marker on a value",
+    "relax.builtin.stop_lift_params": "it is a marker on a value",
+    "relax.to_vdevice": "it is a marker on a value",
+    "relax.multinomial_from_uniform": "no dim can be sharded, and TVM has no CPU kernel for it",
 }
 
 #: Ops of which nothing may be cut, whatever the call.
@@ -91,7 +91,7 @@ def all_cases() -> tuple[list[Case], dict[str, str]]:
             cases += [c for c in said.examples() if c.op == name]
     named = {c.op for c in cases}
     reasons = {
-        name: UNPROVED.get(name, "its registration gives no examples")
+        name: UNPROVED.get(name, "its registration has no examples")
         for name in (*registered_ops(), *UNPROVED)
         if name not in named
     }

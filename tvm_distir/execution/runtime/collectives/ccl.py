@@ -121,7 +121,7 @@ def _fill(out: Any, array: Any) -> None:
             "DIST0611",
             f"the result is {array.dtype}{list(array.shape)}, the code expects "
             f"{out.dtype}{list(out.shape)}",
-            remedy="This is a bug of the lowering.",
+            remedy="Report it: this is a bug of the lowering.",
         )
     out.copyfrom(np.ascontiguousarray(array).reshape(array.shape))
 

@@ -131,7 +131,7 @@ class PythonFabric(Transfers):
                     f"rank {rank} called {call_words(call, y)} while rank {group[0]} called "
                     f"{call_words(first, x)}",
                     place=f"group {list(group)}",
-                    remedy="All ranks of a group must call the same collectives in one order.",
+                    remedy="Make all ranks of a group call the same collectives in the same order.",
                 )
         done = dict(zip(group, apply(first, [rendezvous.arrived[r][1] for r in group])))
         with self._changed:
@@ -204,7 +204,7 @@ class PythonFabric(Transfers):
             "DIST0610",
             "; ".join(held) + ended,
             place="ranks",
-            remedy="Every rank of a group must call its collectives, each send needs a receive.",
+            remedy="Make every rank of a group call its collectives, and give each send a receive.",
         )
         self.failure = (rank, error)
         self._changed.notify_all()

@@ -67,7 +67,8 @@ class Transfers(ABC):
                     "DIST0611",
                     f"rank {rank} expects {transfer.text()} of {dtype}{list(transfer.shape)}, "
                     f"rank {tile.src} sent {part.dtype}{list(promised.shape)}",
-                    remedy="Give every transfer its own tag, and both ends the same shape.",
+                    remedy="Give every transfer a unique tag, and its sender and receiver the "
+                    "same shape.",
                 )
             out[tile.dst_slices()] = part
         return out

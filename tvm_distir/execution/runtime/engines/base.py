@@ -31,7 +31,7 @@ def check_outputs(outputs: str) -> None:
     if outputs not in OUTPUTS:
         raise EngineError(
             "DIST0607",
-            f'no form of outputs "{outputs}"',
+            f'there is no form of outputs "{outputs}"',
             place="outputs",
             remedy=nearest(str(outputs), OUTPUTS),
         )

@@ -68,7 +68,8 @@ def _refuse_collectives(mod: ir.IRModule) -> None:
             if name.startswith("relax.ccl."):
                 raise EngineError(
                     "DIST0605",
-                    "a collective of several devices: there is no single-device program",
+                    "the module has a collective of several devices: there is no single-device "
+                    "program",
                     place=place_of(str(gv.name_hint), binding.var, binding.value),
                     remedy="Give the module of a single device: td.distribute writes its "
                     "collectives.",
@@ -97,7 +98,7 @@ class Reference:
         if any(isinstance(p.ty, DTensorType) for p in mod[entry].params):
             raise EngineError(
                 "DIST0605",
-                "the module is distributed already: there is no single-device program",
+                "the module is already distributed: there is no single-device program",
                 place=entry,
                 remedy="Give the original module.",
             )

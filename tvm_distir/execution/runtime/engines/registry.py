@@ -54,7 +54,10 @@ def engine(name: str | Engine) -> Engine:
         return _REGISTERED[name]()
     if name not in _HOME:
         raise EngineError(
-            "DIST0601", f'no engine "{name}"', place="engine", remedy=nearest(name, engine_names())
+            "DIST0601",
+            f'there is no engine "{name}"',
+            place="engine",
+            remedy=nearest(name, engine_names()),
         )
     module, cls = _HOME[name]
     if name == "virtual" and _RUNTIME_ONLY:

@@ -108,8 +108,8 @@ def stopped(ranks: Sequence[int], timeout_s: float) -> EngineError:
     """Return the failure of ranks whose processes do nothing, as DIST0613."""
     return EngineError(
         "DIST0613",
-        f"{ranks_text(ranks)} did nothing for {timeout_s:g} s: their processes are stopped, or "
-        "sleep",
+        f"{ranks_text(ranks)} made no progress for {timeout_s:g} s: their processes are stopped "
+        "or asleep",
         place=ranks_text(ranks[:1]),
         remedy=_SLOW,
     )
@@ -134,5 +134,5 @@ def raise_failure(fabric: Fabric, entries: Sequence[EntryFunction]) -> None:
         "DIST0612",
         f"worker {rank}: {failure_text(error)}",
         place=next((e.function for e in entries if rank in e.ranks), "run"),
-        remedy="Run the engine virtual, which names the binding.",
+        remedy="Run with the engine virtual, which names the binding.",
     ) from error

@@ -155,10 +155,10 @@ def _check_threads(mod: ir.IRModule, target: Any) -> None:
         if not _has_threads(fn.body):
             raise EngineError(
                 "DIST0608",
-                f"its loops are bound to no threads, which the target {target.kind.name} needs",
+                f"its loops are not bound to threads, as the target {target.kind.name} requires",
                 place=str(gv.name_hint),
-                remedy="Bind its loops to threads, or leave out its attribute tirx.is_scheduled, "
-                "so that TVM's DLight schedules it.",
+                remedy="Bind its loops to threads, or remove its attribute tirx.is_scheduled, so "
+                "that TVM's DLight schedules it.",
             )
 
 
@@ -199,5 +199,5 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
             "DIST0606",
             f"{type(err).__name__}: {' '.join(lines[:3])[:400] or 'no message'}",
             place=place,
-            remedy="Compile the module with tvm.compile to see TVM's whole message.",
+            remedy="Compile the module with tvm.compile to see TVM's full message.",
         ) from err

@@ -28,7 +28,7 @@ def _entry(mod: ir.IRModule, name: str, fn: relax.Function) -> EntryFunction:
     io, known = fn.attrs[IO_ATTR], meshes(mod)
     number = int(io["mesh"])
     if not 0 <= number < len(known):
-        raise wrong_module(name, f"dist.io names mesh {number} of {len(known)}")
+        raise wrong_module(name, f"dist.io names mesh {number}, and there are {len(known)} meshes")
     shape = mesh_shape(known[number])
     ins = tuple(read_port(item, name, shape) for item in io["inputs"])
     outs = tuple(read_port(item, name, shape) for item in io["outputs"])
@@ -64,5 +64,5 @@ def entries(mod: ir.IRModule, only: str | None = None) -> tuple[EntryFunction, .
         if wanted in (name, entry_family(name)):
             result.append(_entry(mod, name, fn))
     if not result:
-        raise wrong_module(wanted, "no such entry function with the attribute dist.io")
+        raise wrong_module(wanted, "there is no such entry function with the attribute dist.io")
     return check_entries(result)

@@ -48,7 +48,7 @@ def index_fault(values: Array, index_range: Sequence[int], place: str) -> Engine
     at = np.argwhere(outside)[0]
     return EngineError(
         "DIST0619",
-        f"{values[tuple(at)]} at {at.tolist()} is no index of a dim of {high} elements",
+        f"{values[tuple(at)]} at {at.tolist()} is not an index of a dim of {high} elements",
         place=place,
         remedy=f"Give indices from {low} to {high - 1}.",
     )
@@ -77,7 +77,7 @@ def _input_place(port: Port) -> str:
 
 
 def _no_faults() -> Faults:
-    return Faults("inputs", EngineError("DIST0602", "several inputs do not fit"))
+    return Faults("inputs", EngineError("DIST0602", "several inputs do not match"))
 
 
 def input_ports(entries: Sequence[EntryFunction]) -> dict[int, Port]:
@@ -97,15 +97,17 @@ def _by_position(
         given = _by_name(ports, inputs, faults)
         for i, port in ports.items():
             if i not in given and i not in stored:
-                needed = f"{port.dtype}{list(port.shape)} is needed"
-                faults.add(bad_input(f"missing: {port.name}; {needed}", "Give every input.", port))
+                needed = f"{port.dtype}{list(port.shape)} is required"
+                faults.add(bad_input(f"missing: {port.name}; {needed}", "Give all inputs.", port))
         return {**stored, **given}
     count = max(ports, default=-1) + 1
     asked = [i for i in range(count) if i not in stored]
     if len(inputs) != len(asked):
         inputs = flatten_tuples(inputs)
     if len(inputs) != len(asked):
-        raise bad_input(f"{len(inputs)} inputs given, {len(asked)} needed", "Give every input.")
+        raise bad_input(
+            f"{len(inputs)} inputs are given, {len(asked)} are required", "Give all inputs."
+        )
     return {**stored, **dict(zip(asked, inputs))}
 
 
@@ -134,12 +136,12 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
         try:
             value = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
         except (TypeError, ValueError) as error:  # rows of different lengths, for example
-            faults.add(bad_input(f"no array: {error}", "Give one array.", port))
+            faults.add(bad_input(f"it is not an array: {error}", "Give a single array.", port))
             return value
     dtype = np_dtype(port.dtype)
     if tuple(value.shape) != port.shape:
         told = f"shape {tuple(value.shape)} given, {port.shape} needed"
-        faults.add(bad_input(told, "Give the whole array.", port))
+        faults.add(bad_input(told, "Give the full array.", port))
     if value.dtype != dtype:
         told = f"type {value.dtype} given, {dtype} needed"
         faults.add(bad_input(told, f'Use .astype("{dtype}").', port))
@@ -201,16 +203,16 @@ def _cut(value: Any, bounds: Bounds, size: tuple[int, ...]) -> Array:
 def _own_part(value: ShardedArray, entry: EntryFunction, port: Port, rank: int) -> Array:
     if rank not in value.parts:
         raise bad_input(
-            f"rank {rank} has no part, ranks {sorted(value.parts)} have",
-            f"Give a part for each of the ranks {list(entry.ranks)}.",
+            f"rank {rank} has no shard, ranks {sorted(value.parts)} have",
+            f"Give a shard for each of the ranks {list(entry.ranks)}.",
             port,
         )
     bounds = entry.bounds(port, rank)
     if value.boxes and value.boxes.get(rank) != bounds:
         raise bad_input(
-            f"rank {rank} holds {_box_text(value.boxes.get(rank))} of the whole, "
-            f"it needs {_box_text(bounds)}",
-            "Give it whole, or lay it out alike in both modules.",
+            f"rank {rank} holds {_box_text(value.boxes.get(rank))} of the tensor, it requires "
+            f"{_box_text(bounds)}",
+            "Give the full array, or place it equally in both modules.",
             port,
         )
     part, size, dtype = read_part(value.parts[rank]), entry.local_shape(port), np_dtype(port.dtype)
@@ -220,7 +222,7 @@ def _own_part(value: ShardedArray, entry: EntryFunction, port: Port, rank: int) 
     if part.shape != size or part.dtype != dtype:
         raise bad_input(
             f"rank {rank} holds {part.dtype}{list(part.shape)}, it needs {dtype}{list(size)}",
-            "Cut it as dist.io says, padded to equal shards.",
+            "Shard it as dist.io says, padded to equal shards.",
             port,
         )
     return np.ascontiguousarray(part).reshape(size)

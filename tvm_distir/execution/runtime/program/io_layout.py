@@ -223,7 +223,7 @@ def check_entries(entries: Sequence[EntryFunction]) -> tuple[EntryFunction, ...]
         for port in (*entry.inputs, *entry.outputs):
             if not set(entry.ranks) <= set(entry.mesh_of(port)[1]):
                 raise wrong_module(
-                    f"{entry.function}/{port.name}", "it lies on a mesh without some of the ranks"
+                    f"{entry.function}/{port.name}", "it is on a mesh without some of the ranks"
                 )
         for rank in entry.ranks:
             if rank in owner:

@@ -26,10 +26,10 @@ def check_local(array: Array, port: Port, entry: EntryFunction, rank: int, place
     if array.shape != size or array.dtype != dtype:
         raise EngineError(
             "DIST0603",
-            f"rank {rank} gave {array.dtype}{list(array.shape)}, "
-            f"dist.io promises {dtype}{list(size)}",
+            f"rank {rank} returned {array.dtype}{list(array.shape)}, "
+            f"dist.io declares {dtype}{list(size)}",
             place=place,
-            remedy="The entry function and its dist.io disagree: lower the module again.",
+            remedy="Lower the module again: its entry function does not match its dist.io.",
         )
 
 
@@ -37,10 +37,10 @@ def different_bits(first: int, rank: int, port: Port, place: str) -> EngineError
     """Return the error DIST0604 for two replicas that differ."""
     return EngineError(
         "DIST0604",
-        f"ranks {first} and {rank} hold different bits of a value that lies "
+        f"ranks {first} and {rank} hold different bits of a value that is placed "
         f'"{placement_text(port.labels)}"',
         place=place,
-        remedy="A collective is missing, or the engine reduces in another order.",
+        remedy="Add the missing collective, or use an engine that reduces in a fixed order.",
     )
 
 
@@ -70,7 +70,9 @@ class _OutputAssembly:
     def check(self, place: str) -> None:
         """Refuse (DIST0603) a mesh of which some ranks give nothing."""
         if self._missing:
-            raise wrong_module(place, f"the ranks {list(self._missing)} of its mesh do not give it")
+            raise wrong_module(
+                place, f"the ranks {list(self._missing)} of its mesh do not return it"
+            )
 
 
 def same_bits(a: Array, b: Array) -> bool:
@@ -89,13 +91,15 @@ def check_results(entries: Sequence[EntryFunction], results: Mapping[int, Sequen
     """Refuse (DIST0603) ranks that gave too few or too many results, and missing outputs."""
     indices = {port.index for entry in entries for port in entry.outputs}
     if sorted(indices) != list(range(len(indices))):
-        raise wrong_module("module", f"the entries give outputs {sorted(indices)}: one is missing")
+        raise wrong_module(
+            "module", f"the entries return outputs {sorted(indices)}: an output is missing"
+        )
     for entry in entries:
         for rank in entry.ranks:
             if rank in results and len(results[rank]) != len(entry.outputs):
                 raise wrong_module(
                     entry.function,
-                    f"rank {rank} gave {len(results[rank])} results, "
+                    f"rank {rank} returned {len(results[rank])} results, "
                     f"dist.io lists {len(entry.outputs)}",
                 )
 
@@ -141,6 +145,6 @@ def _agreed(copies: Mapping[Any, tuple[str, _OutputAssembly]]) -> Array:
                 "DIST0604",
                 f"it differs from {first}",
                 place=place,
-                remedy="Return it from one mesh, or complete it before it leaves.",
+                remedy="Return it from a single mesh, or reduce it before it is returned.",
             )
     return whole.whole

@@ -39,7 +39,7 @@ def need_compiler() -> str:
             f"there is no C compiler (looked for {', '.join(_COMPILERS)})",
             place="deploy",
             remedy=f"Install one (Debian: apt install g++), or name it in {COMPILER_VARIABLE}. "
-            "Only writing libraries needs it, running them does not.",
+            "It is needed to write libraries, not to run them.",
         )
     return compiler
 

@@ -32,10 +32,10 @@ def make_machine(library: Any) -> VirtualMachine:
             raise
         raise EngineError(
             "DIST0618",
-            "the program calls a packed function of this name, and none is registered",
+            "the program calls a packed function of this name, which is not registered",
             place=unknown[1],
             remedy="Register it with tvm_ffi.register_global_func in each process that runs the "
-            "program; the engines processes and mpi import modules for that (preload).",
+            "program; the engines processes and mpi import modules for this purpose (preload).",
         ) from err
 
 

@@ -87,7 +87,7 @@ def _planned(mod: ir.IRModule) -> ir.IRModule:
             "DIST0606",
             f"{type(err).__name__}: {str(err).strip().splitlines()[0][:200]}",
             place="storage plan",
-            remedy="Compile the module with tvm.compile to see TVM's whole message.",
+            remedy="Compile the module with tvm.compile to see TVM's full message.",
         ) from err
 
 

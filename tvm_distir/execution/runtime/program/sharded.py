@@ -67,7 +67,7 @@ class ShardedArray:
             DIST0602 when it is not known which box a part holds, or when a box is missing.
         """
         if self.shape is None or set(self.boxes) != set(self.parts) or not self.parts:
-            raise _cannot_join("it is not known which box of the whole each part holds")
+            raise _cannot_join("the index range of each shard is unknown")
         values = {rank: read_part(part) for rank, part in self.parts.items()}
         out = np.zeros(self.shape, next(iter(values.values())).dtype)
         seen = np.zeros(self.shape, np.bool_)
@@ -76,7 +76,7 @@ class ShardedArray:
             out[box] = part[tuple(slice(0, b - a) for a, b in self.boxes[rank])]
             seen[box] = True
         if not seen.all():
-            raise _cannot_join(f"the ranks {sorted(self.parts)} do not hold all of it")
+            raise _cannot_join(f"the ranks {sorted(self.parts)} do not hold the full tensor")
         return out
 
 

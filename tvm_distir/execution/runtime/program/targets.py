@@ -76,8 +76,8 @@ def check_engine_runs(target: str, place: str) -> None:
             "DIST0609",
             f"it runs programs on CPUs, and the target is {kind}",
             place=place,
-            remedy="Run without a Target in scope, or with one of the kind llvm; td.deploy "
-            "writes libraries for others.",
+            remedy="Run without a Target in scope, or with a Target of kind llvm; use td.deploy "
+            "for other targets.",
         )
 
 
@@ -104,16 +104,16 @@ def check_machine_runs(target: Mapping[str, Any], place: str) -> None:
         features = _host_features()
         absent = sorted(_level_features(processor) - features)
         if features and absent:
-            reason = f"whose CPU has no {', '.join(absent)}"
+            reason = f"whose CPU lacks {', '.join(absent)}"
     elif not _has_device(kind):
-        reason = f"which has no device that TVM reaches by {kind}"
+        reason = f"that has no {kind} device available to TVM"
     if reason:
         text = f"{kind} {processor}".strip()
         raise EngineError(
             "DIST0609",
             f"it was compiled for {text}, and this is a machine {reason}",
             place=place,
-            remedy="Load it where its target is, or deploy it again for this machine.",
+            remedy="Load it on a machine with its target, or deploy it again for this machine.",
         )
 
 

@@ -111,7 +111,7 @@ def _decoded(data: bytes) -> dict[str, float]:
     """
     times_s = json.loads(data)
     if not isinstance(times_s, dict):
-        raise ValueError("it holds no JSON object")
+        raise ValueError("it is not a JSON object")
     for key, took_s in times_s.items():
         if type(took_s) is not float or not 0.0 < took_s <= _MOST_S:
             raise ValueError(f"the time of {key} is {shortened(repr(took_s))}, not seconds")
@@ -148,7 +148,7 @@ def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str,
             "DIST0606",
             f"{type(err).__name__}: {str(err).strip().splitlines()[0][:200]}",
             place="measure",
-            remedy="Compile the module with tvm.compile to see TVM's whole message.",
+            remedy="Compile the module with tvm.compile to see TVM's full message.",
         ) from err
     with one_thread():
         machine = relax.VirtualMachine(library, tvm.cpu())

@@ -151,9 +151,9 @@ class StageRuns:
             what = list(order[at]) if 0 <= at < len(order) else "a sum over stages"
             raise SimulationError(
                 "DIST0720",
-                f"the ranks {stuck} never go on: rank {first} waits for {what}",
+                f"the ranks {stuck} cannot continue: rank {first} waits for {what}",
                 place="schedule",
-                remedy="Order units so that what each needs comes before.",
+                remedy="Order units such that each follows the units that it depends on.",
             )
 
     def of(self, rank: int) -> Iterator[ActionRuns]:

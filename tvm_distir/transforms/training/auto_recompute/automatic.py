@@ -93,7 +93,7 @@ def bound_of(recipe: Recipe, auto: Auto) -> int:
     if system is None:
         raise ModelError(
             "DIST0351",
-            "nothing says how much memory a device has",
+            "the memory of a device is unknown",
             place="train_step (recompute)",
             remedy="Give auto:memory_gib=80, or a system.",
         )
@@ -104,9 +104,9 @@ def too_little(what: str, needed: int, bound: int) -> InfeasibleError:
     """Return the error about an infeasible bound (DIST0803)."""
     return InfeasibleError(
         "DIST0803",
-        f"{what} needs {needed / GIB:.3g} GiB on each device with all "
-        f"that can be made again, and {bound / GIB:.3g} GiB are there",
+        f"{what} needs {needed / GIB:.3g} GiB on each device with full recomputation, and "
+        f"{bound / GIB:.3g} GiB are available",
         place="train_step (recompute)",
-        remedy="Give more memory_gib, or say into how many parts activations and weights "
-        "are cut: auto:activations=8,weights=8.",
+        remedy="Give more memory_gib, or the numbers of shards of activations and weights: "
+        "auto:activations=8,weights=8.",
     )

@@ -139,7 +139,7 @@ def private_function(
     if len(free):
         raise ModelError(
             "DIST0351",
-            f"its gradient needs the size {free[0].name}, which none of its operands tells",
+            f"its gradient needs the size {free[0].name}, which none of its operands determines",
             place=name,
             remedy="Bind the symbolic dims, or apply InlinePrivateFunctions first.",
         )

@@ -205,7 +205,7 @@ class Reverse:
                 "DIST0350",
                 f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated",
                 place=self.place,
-                remedy="Kernels need a gradient of their own.",
+                remedy="Register a gradient for the kernel.",
             )
         name = str(call.op.name)
         rule = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")

@@ -48,14 +48,14 @@ def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
     if name not in OPTIMIZERS:
         raise ModelError(
             "DIST0351",
-            f'no optimizer "{name}"',
+            f'there is no optimizer "{name}"',
             place="train_step",
             remedy=nearest(name, OPTIMIZERS.names()),
         )
     kind: Any = OPTIMIZERS.load(name)
     make: Any = kind
     if not is_dataclass(kind):
-        raise OPTIMIZERS.offered()[name].fault("it is no dataclass of options")
+        raise OPTIMIZERS.offered()[name].fault("it is not a dataclass of options")
     known = [f.name for f in fields(kind)]
     for option in options:
         if option not in known:
@@ -85,7 +85,7 @@ def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:
         if not key or not equals or not math.isfinite(number) or key in options:
             raise UsageError(
                 "DIST0152",
-                f'"{shortened(item)}" is not an option and its number',
+                f'"{shortened(item)}" is not an option with a number',
                 place=place,
                 remedy="Write NAME:key=value,..., e.g. adam:rate=0.001.",
             )

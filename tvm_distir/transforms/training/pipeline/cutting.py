@@ -110,7 +110,8 @@ def _named(flat: Flat, good: Sequence[bool], names: Sequence[str]) -> list[int]:
             known = [str(b.var.name) for b, fit in zip(flat.bindings, good, strict=True) if fit]
             raise ModelError(
                 "DIST0354",
-                f'"{name}" ends no stage: no such value, or what passes there are not floats alone',
+                f'"{name}" cannot end a stage: there is no such value, or not only floats are '
+                "passed there",
                 place="schedule/cuts",
                 remedy=nearest(name, known),
             )
@@ -120,7 +121,7 @@ def _named(flat: Flat, good: Sequence[bool], names: Sequence[str]) -> list[int]:
             "DIST0354",
             "the cuts are not in the order of main",
             place="schedule/cuts",
-            remedy="Name each once, in order.",
+            remedy="Name each cut once, in order.",
         )
     return ends
 
@@ -133,9 +134,9 @@ def _even(flat: Flat, functions: NamedFunctions, stages: int, good: Sequence[boo
     if len(places) < stages - 1:
         raise ModelError(
             "DIST0354",
-            f"the model can be cut at {len(places)} places, {stages} stages need {stages - 1}",
+            f"the model can be split at {len(places)} places, {stages} stages require {stages - 1}",
             place="schedule/stages",
-            remedy="Ask for fewer stages.",
+            remedy="Use fewer stages.",
         )
     before = np.concatenate([[0.0], np.cumsum(np.array(costs, float))])
     edges = [-1, *places, len(costs) - 1]

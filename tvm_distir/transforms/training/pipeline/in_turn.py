@@ -35,7 +35,7 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
     Raises
     ------
     LoweringError
-        DIST0512 when the module is distributed already.
+        DIST0512 when the module is already distributed.
     """
     pipeline = Pipeline.of(mod)
     if pipeline is None:
@@ -43,9 +43,9 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
     if any(type(p.ty) is not relax.TensorType for p in mod[pipeline.functions[0]].params):
         raise LoweringError(
             "DIST0512",
-            "the module is distributed already",
+            "the module is already distributed",
             place=pipeline.functions[0],
-            remedy="Give the step as train_step makes it.",
+            remedy="Pass the step that train_step returns.",
         )
     schedule, sums = pipeline.schedule, ContinuedAccumulation()
     writer = UnitWriter(

@@ -162,7 +162,7 @@ class StagedStep:
                     "DIST0354",
                     f'"{names[var]}" is a running statistic of several stages',
                     place="schedule",
-                    remedy="Cut elsewhere (cuts), or give each batch norm statistics of its own.",
+                    remedy="Split elsewhere (cuts), or give each batch norm separate statistics.",
                 )
         trained = frozenset(v for _, v in self.params.trained)
         shared = frozenset(v for v in trained if held[v] > 1)

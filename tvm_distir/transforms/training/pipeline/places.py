@@ -129,7 +129,7 @@ def rank_meshes(
                 "DIST0202",
                 f"{len(ids)} devices for a mesh of {count}",
                 place=f"schedule/devices/{rank}",
-                remedy="Give one id per device of the stage's mesh.",
+                remedy="Give an id for each device of the stage's mesh.",
             )
         twice = next((i for i in ids if i in owner), None)
         if twice is not None:
@@ -137,7 +137,7 @@ def rank_meshes(
                 "DIST0202",
                 f"the ranks {owner[twice]} and {rank} both have device {twice}",
                 place="schedule",
-                remedy='Give the meshes other devices, or "devices" for each rank.',
+                remedy='Give the meshes different devices, or "devices" for each rank.',
             )
         owner.update(dict.fromkeys(ids, rank))
         starts[number] += count

@@ -87,7 +87,7 @@ class RankProgram:
             if parts * int(ty.shape[0]) != place.shape[0]:
                 raise unfit(
                     f"{self.name}/{what}",
-                    f"{place.shape[0]} rows of a micro-batch do not divide by {parts} devices",
+                    f"{place.shape[0]} rows of a micro-batch are not divisible by {parts} devices",
                     "Choose another batch, or fewer devices along it.",
                 )
             item["shape"][0] *= self.pipeline.schedule.micro_batches

@@ -90,13 +90,16 @@ class Notes:
         shared = [name for name, holders in held.items() if holders]
         if self.schedule.stash and (shared or scaling.looks_at_gradients):
             what = (
-                f'"{shared[0]}" is a weight of several stages' if shared else "a norm is asked for"
+                f'"{shared[0]}" is a weight of several stages'
+                if shared
+                else "clipping by the norm is requested"
             )
             raise ModelError(
                 "DIST0354",
-                f"stages that change their weights after every micro-batch sum nothing: {what}",
+                "stages that update their weights after every micro-batch have no common sums: "
+                f"{what}",
                 place="schedule/stash",
-                remedy="Leave stash out, or untie the weight and clip nothing.",
+                remedy="Remove stash, or untie the weight and disable clipping.",
             )
         sums = [SumNote(name, tuple(held[name])) for name in shared]
         if scaling.looks_at_gradients:

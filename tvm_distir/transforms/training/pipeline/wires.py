@@ -54,13 +54,15 @@ class MessageEndpoints:
     def __init__(self, mod: ir.IRModule, pipeline: Pipeline) -> None:
         self.pipeline, self.rank_of = pipeline, pipeline.schedule.rank_of
         if not all(mod[f].attrs and IO_ATTR in mod[f].attrs for f in pipeline.functions):
-            raise unfit(pipeline.functions[0], "the module is not at level 5", "Lower it first.")
+            raise unfit(
+                pipeline.functions[0], "the module is not at level 5", "Lower the module first."
+            )
         self.ports = {name: read_ports(mod[name]) for name in pipeline.functions}
         mesh_of: dict[int, int] = {}
         for note, rank in zip(pipeline.stages, self.rank_of, strict=True):
             mesh = self.ports[note.function].mesh
             if mesh_of.setdefault(rank, mesh) != mesh:
-                raise unfit(note.function, "the stages of a rank lie on two meshes", "Use one.")
+                raise unfit(note.function, "the stages of a rank are on two meshes", "Use one.")
         self.of_rank = [mesh_of[rank] for rank in range(pipeline.schedule.stages)]
         self.meshes = rank_meshes(meshes(mod), self.of_rank, pipeline.schedule.devices)
         names = mesh_names(mod)
@@ -86,8 +88,8 @@ class MessageEndpoints:
         if made.labels(mesh) != read.labels(mesh):
             raise unfit(
                 f"{self.pipeline.stages[stage].function}/{what}",
-                f'it is made "{made.placement}" and read "{read.placement}" by {reader}',
-                "Place both alike in the plan.",
+                f'it is produced as "{made.placement}" and read as "{read.placement}" by {reader}',
+                "Give both the same placement in the plan.",
             )
 
     def tag(self, key: Any) -> int:

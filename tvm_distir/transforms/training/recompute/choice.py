@@ -52,7 +52,9 @@ class Auto:
                 continue
             count = parse_int(value, 1)
             if count is None:
-                raise _wrong(f'{key} is "{shortened(value)}"', "Give how many parts, as 8.")
+                raise _wrong(
+                    f'{key} is "{shortened(value)}"', "Give the number of shards, for example 8."
+                )
             parts[key] = count
         return Auto(memory_gib, **parts)
 

@@ -162,7 +162,7 @@ class Differentiator:
         """Return both passes of a function; it raises as :meth:`pair` does."""
         if (name, roles) not in self._drafts:
             if name in self._open:
-                raise _unfit(name, "it calls itself")
+                raise _unfit(name, "it is recursive")
             self._open.append(name)
             self._drafts[name, roles] = self._drafted(name, roles)
             self._open.pop()
@@ -224,8 +224,9 @@ class Differentiator:
             stash, again = parts.kept, parts.again
             if parts.whole:
                 warnings.warn(
-                    f"{name}: the weights of attention {', '.join(parts.whole)} are kept, though "
-                    "recompute=attention is asked for: no product reads them, a dropout may",
+                    f"{name}: the weights of attention {', '.join(parts.whole)} are stored, "
+                    "although "
+                    "recompute=attention is requested: no product reads them, a dropout may",
                     stacklevel=2,
                 )
         else:
@@ -293,5 +294,5 @@ def _unfit(name: str, what: str) -> ModelError:
         "DIST0351",
         what,
         place=name,
-        remedy="Give functions of pure calls alone.",
+        remedy="Use functions that contain only pure calls.",
     )

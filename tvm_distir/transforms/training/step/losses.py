@@ -42,7 +42,7 @@ def _classes(output: Any) -> Any:
     if shape is None or len(shape) < 2:
         raise ModelError(
             "DIST0351",
-            f"the output {output} holds no logits of the shape (samples, ..., classes)",
+            f"the output {output} is not a tensor of logits of the shape (samples, ..., classes)",
             place="loss cross_entropy",
             remedy='Use loss="mse".',
         )

@@ -71,11 +71,11 @@ def read_losses(text: str) -> tuple[Term, ...]:
             weight = math.nan
         if not loss or (colon and not output.strip()) or not math.isfinite(weight):
             raise _wrong(
-                f'"{shortened(part)}" is no loss', "Write OUTPUT:LOSS*WEIGHT, as value:mse*0.5."
+                f'"{shortened(part)}" is not a loss', "Write OUTPUT:LOSS*WEIGHT, as value:mse*0.5."
             )
         terms.append(Term(output.strip(), loss, weight))
     if len(terms) > 1 and not all(term.output for term in terms):
-        raise _wrong("of several losses one names no output", "Write OUTPUT:LOSS for each.")
+        raise _wrong("one of several losses names no output", "Write OUTPUT:LOSS for each loss.")
     return tuple(terms)
 
 
@@ -142,7 +142,7 @@ class Objective:
         if term.loss in LOSSES:
             if len(types) > 1:
                 raise _wrong(
-                    f'"{term.loss}" is of one tensor, and main returns {len(types)}',
+                    f'"{term.loss}" requires a single tensor, and main returns {len(types)}',
                     f"Name the outputs: {self.names[0]}:{term.loss},...",
                 )
             if not is_trained_on(types[0]):
@@ -165,7 +165,7 @@ class Objective:
         if term.output.isdecimal() and int(term.output) < len(self.types):
             return (int(term.output),)
         raise _wrong(
-            f'no output is called "{shortened(term.output)}"', nearest(term.output, self.names)
+            f'there is no output "{shortened(term.output)}"', nearest(term.output, self.names)
         )
 
     def _function(
@@ -181,7 +181,8 @@ class Objective:
         ]
         if term.loss not in private_names:
             raise _wrong(
-                f'no loss "{shortened(term.loss)}"', nearest(term.loss, [*LOSSES, *private_names])
+                f'there is no loss "{shortened(term.loss)}"',
+                nearest(term.loss, [*LOSSES, *private_names]),
             )
         fn = functions[term.loss]
         shapes = [known_shape(ty) for ty in types]
@@ -189,7 +190,7 @@ class Objective:
         result = tensor_type(fn.ret_ty)
         if first != shapes or result is None or known_shape(fn.ret_ty) != ():
             raise _wrong(
-                f"the function {term.loss} does not take main's outputs and give a scalar",
+                f"the function {term.loss} does not map main's outputs to a scalar",
                 f"Write {term.loss}(output of {types[0]}, targets) -> R.Tensor((), ...).",
             )
         return variables[term.loss], list(fn.params[len(types) :])
@@ -259,7 +260,7 @@ def unfit(what: str) -> ModelError:
         what,
         place="train_step",
         remedy="Give a forward model: main(*data, *weights) with floats as its results, and a "
-        "loss for each that counts.",
+        "loss for each output to train on.",
     )
 
 

@@ -84,7 +84,7 @@ def check_names(names: Iterable[str]) -> None:
     if twice:
         raise ModelError(
             "DIST0351",
-            f'a parameter is called "{twice[0]}", as one that the step adds',
+            f'the parameter "{twice[0]}" has the name of a parameter that the step adds',
             place="train_step",
             remedy="Rename it.",
         )

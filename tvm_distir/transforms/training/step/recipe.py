@@ -68,7 +68,7 @@ class Recipe:
             if not any(match_name(pattern, name) for name in names):
                 raise ModelError(
                     "DIST0351",
-                    f'no weight is called "{shortened(pattern)}"',
+                    f'there is no weight "{shortened(pattern)}"',
                     place="train_step (frozen)",
                     remedy=nearest(pattern, names),
                 )
@@ -80,7 +80,7 @@ def check_functions(recipe: Recipe, names: Sequence[str]) -> None:
     for pattern in unused:
         raise ModelError(
             "DIST0351",
-            f'recompute names "{shortened(pattern)}", and no private function is called so',
+            f'recompute names "{shortened(pattern)}", and there is no such private function',
             place="train_step",
             remedy=nearest(pattern, names),
         )

@@ -158,7 +158,7 @@ def _custom(units: list[list[list[Any]]], **more: Any) -> dict[str, Any]:
         (_custom([[["F", 0], ["B", 0]], [["F", 0]]]), "missing"),
         (_custom([[["F", 0], ["F", 0], ["B", 0]], [["F", 0], ["B", 0]]]), "twice"),
         (_custom([[["F", 0], ["B", 0]], [["B", 0], ["F", 0]]]), "waits"),
-        (_custom([[["F", 0], ["B", 0]], [["F", 0], ["B", 1]]]), "none of this rank"),
+        (_custom([[["F", 0], ["B", 0]], [["F", 0], ["B", 1]]]), "does not belong to this rank"),
         (_custom([[["F", 0], ["X", 0]], [["F", 0], ["B", 0]]]), "phase"),
     ],
 )

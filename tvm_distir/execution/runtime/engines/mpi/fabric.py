@@ -242,7 +242,7 @@ class MpiFabric(Transfers):
             "DIST0611",
             f"rank {peer} called {theirs} while rank {rank} called {mine}",
             place=f"group {list(group)}",
-            remedy="All ranks of a group must call the same collectives in one order.",
+            remedy="Make all ranks of a group call the same collectives in the same order.",
         )
 
     # Messages --------------------------------------------------------------------------------
@@ -295,5 +295,5 @@ def worker_failed(error: BaseException, rank: int, place: str) -> EngineError:
         "DIST0612",
         f"worker {rank}: {type(error).__name__}: {lines[-1].strip()}",
         place=place,
-        remedy="Run the engine virtual, which names the binding.",
+        remedy="Run with the engine virtual, which names the binding.",
     )

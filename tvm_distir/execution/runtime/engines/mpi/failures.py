@@ -80,7 +80,7 @@ def last_words(folder: Path) -> str:
     """Return the end of the output of the job."""
     lines = _log(folder).splitlines()
     said = [line.strip() for line in lines if re.search(r"\w", line)]
-    return " / ".join(said[-4:])[:600] or "not a word"
+    return " / ".join(said[-4:])[:600] or "no output"
 
 
 def _failures(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
@@ -105,7 +105,7 @@ def _died(job: Job, what: str) -> EngineError:
         "DIST0615",
         what,
         place=job.entries[0].function if len(job.entries) == 1 else "engine mpi",
-        remedy="Look for its end in the system's log: too little memory, or a crash.",
+        remedy="Check the system's log for the cause: too little memory, or a crash.",
     )
 
 

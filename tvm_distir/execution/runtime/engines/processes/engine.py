@@ -255,6 +255,6 @@ def _lost(job: _Job, worker: Worker) -> None:
         "DIST0615",
         f"worker {worker.rank}: its process {worker.pid} {POOL.how_it_ended(worker)}",
         place=name,
-        remedy="A process killed by the system may have taken too much memory: see its log.",
+        remedy="Check the system's log: it may have killed the process for its memory use.",
     )
     job.fabric.fail(worker.rank, error)

@@ -80,7 +80,8 @@ class Pool:
                 "DIST0615",
                 f"the server of the worker processes does not start: {err or 'it ended'}",
                 place="engine processes",
-                remedy="See what it wrote on stderr; the engine threads needs no processes.",
+                remedy="Check its output on stderr, or use the engine threads, which needs no "
+                "processes.",
             ) from err
         return {rank: self._workers[rank] for rank in wanted}
 

@@ -112,7 +112,7 @@ def make_file(size_bytes: int) -> int:
     if not hasattr(os, "memfd_create"):
         raise EngineError(
             "DIST0616",
-            "memory without a name can be shared on Linux only",
+            "anonymous shared memory is available on Linux only",
             place="engine processes",
             remedy="Use the engine threads.",
         )
@@ -122,7 +122,7 @@ def make_file(size_bytes: int) -> int:
     except OSError as err:
         raise EngineError(
             "DIST0616",
-            f"no shared memory of {size_bytes} bytes: {err}",
+            f"no shared memory of {size_bytes} bytes can be allocated: {err}",
             place="engine processes",
             remedy="Give the process more memory, or use the engine threads.",
         ) from err

@@ -90,9 +90,9 @@ def _compute(message: Message, files: list[int]) -> None:
     if given != promised:
         raise EngineError(
             "DIST0603",
-            f"the results are {given}, dist.io promises {promised}",
+            f"the results are {given}, dist.io declares {promised}",
             place=function,
-            remedy="The entry function and its dist.io disagree: lower the module again.",
+            remedy="Lower the module again: its entry function does not match its dist.io.",
         )
     for place, result in zip(places, results):
         np.copyto(outputs.array(place), result)

@@ -149,7 +149,7 @@ class _Run:
                 "DIST0604",
                 f"ranks {entry.ranks[0]} and {entry.ranks[first]} take different branches",
                 place=step.place,
-                remedy="A collective is missing: the condition must be whole on every device.",
+                remedy="Add the missing collective: the condition must be replicated.",
             )
         return step.then if taken[0] else step.otherwise
 
@@ -238,13 +238,13 @@ def _take_turns(
                 del tasks[i]
         if tasks and before == (state.progress, len(tasks)):
             if not state.waiting:
-                raise InternalError("DIST0901", "entries stand still without waiting")
+                raise InternalError("DIST0901", "entries make no progress and do not wait")
             raise EngineError(
                 "DIST0610",
-                "they wait for what nobody sends, or for ranks that do not come: "
+                "they wait for messages that are not sent, or for ranks that do not arrive: "
                 + "; ".join(state.waiting[i] for i in sorted(state.waiting)),
                 place="transfer",
                 remedy="Give each send one receive; order transfers and a mesh's collectives "
-                "alike in all entries.",
+                "equally in all entries.",
             )
     return done

@@ -87,9 +87,9 @@ class Exchanges:
                 return group
         raise EngineError(
             "DIST0611",
-            f"ranks {list(call.groups[0])} of another mesh than those of {entry.function}",
+            f"ranks {list(call.groups[0])} are not on the mesh of {entry.function}",
             place=place,
-            remedy="A collective works on a mesh its function runs on.",
+            remedy="Use collectives on a mesh that the function runs on.",
         )
 
     def _meet(

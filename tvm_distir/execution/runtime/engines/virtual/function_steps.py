@@ -274,7 +274,7 @@ def _steps(
             groups.append(step)
     needed = set(leaf_vars(body.body))
     if not needed and not _is_alias(body.body):
-        raise _cannot(name, "the result is not a variable or a tuple", "Normalise the module.")
+        raise _cannot(name, "the result is not a variable or a tuple", "Normalize the module.")
     steps: list[Step] = []
     drops: list[tuple[relax.Var, ...]] = []
     for group in reversed(groups):

@@ -71,7 +71,7 @@ class MessageQueues:
                     f"{transfer.text()}: the send has shape {promised.shape}, the receive "
                     f"{transfer.shape}, or their placements differ",
                     place=place,
-                    remedy="Give every transfer its own tag.",
+                    remedy="Give every transfer a unique tag.",
                 )
             out[tile.dst][tile.dst_slices()] = part
         return out
@@ -120,7 +120,7 @@ class RendezvousTable:
                 f"ranks {sorted(operands)} call {call.text()} while ranks "
                 f"{sorted(rendezvous.operands)} call {rendezvous.call.text()}",
                 place=place,
-                remedy="All ranks of a mesh must call the same collectives in one order.",
+                remedy="Make all ranks of a mesh call the same collectives in the same order.",
             )
         rendezvous.operands.update(operands)
         if len(rendezvous.operands) == sum(len(group) for group in call.groups):

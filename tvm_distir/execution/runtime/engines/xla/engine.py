@@ -74,10 +74,10 @@ class XlaEngine(Engine):
         mod: Any = getattr(program, "mod", None)
         if mod is None or len(program.entries) != 1:
             what = "a compiled program" if mod is None else f"{len(program.entries)} programs"
-            raise _unfit(f"runs one module on one mesh, not {what}")
+            raise _unfit(f"runs a single module on a single mesh, not {what}")
         for name in (*mesh_names(mod), *chain(*mesh_axes(mod))):
             if not name.isascii():  # XLA ends itself where it reads one
-                raise _unfit(f'takes meshes and axes with names of ASCII only, not "{name}"')
+                raise _unfit(f'supports only ASCII names of meshes and axes, not "{name}"')
         entry = program.entries[0]
         ranks = sorted(entry.ranks)
         arrays = [array for rank in ranks for array in local.of(entry, rank)]
@@ -96,5 +96,5 @@ def _unfit(what: str) -> EngineError:
         "DIST0605",
         f"the engine xla {what}",
         place="engine",
-        remedy='Take the engine "threads" or "virtual".',
+        remedy='Use the engine "threads" or "virtual".',
     )

@@ -147,9 +147,9 @@ class XlaProcess:
             if "error" in answer:
                 raise EngineError(
                     "DIST0606",
-                    f"XLA does not take the program: {str(answer['error']).strip()[:600]}",
+                    f"XLA refused the program: {str(answer['error']).strip()[:600]}",
                     place="xla",
-                    remedy="See tvm_distir.to_stablehlo(module) for its text.",
+                    remedy="Check its text: tvm_distir.to_stablehlo(module).",
                 )
             with np.load(paths["outputs.npz"]) as held:
                 results = [_typed(held[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
@@ -209,7 +209,7 @@ class XlaProcess:
             "DIST0615",
             f"the process of XLA ended with {self.close()}",
             place="xla",
-            remedy="Run it again; with less memory in use where it was killed.",
+            remedy="Run it again, with less memory in use if it was killed.",
         )
 
 
@@ -217,7 +217,7 @@ def missing(python: str) -> DependencyError:
     """Return an error for an interpreter that has no JAX."""
     return DependencyError(
         "DIST0111",
-        f"the engine xla needs jax, which {python} cannot import",
+        f"the engine xla requires jax, which {python} cannot import",
         place='engine "xla"',
         remedy='Install the extra: pip install "tvm_distir[jax]".',
     )

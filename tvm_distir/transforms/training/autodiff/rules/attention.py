@@ -42,7 +42,7 @@ def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     query, key, value = call.args[:3]
     bias = call.args[3] if len(call.args) > 3 else None
     if call.attrs.window_size is not None:
-        raise refuse(call, "TVM computes no attention with a window on its own")
+        raise refuse(call, "TVM has no kernel for attention with a window alone")
     given = call.attrs.scale
     scale = float(given) if given is not None else 1 / math.sqrt(int(shape_of(query)[3]))
 

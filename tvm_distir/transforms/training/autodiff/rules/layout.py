@@ -105,7 +105,7 @@ def _meshgrid(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
     if str(call.attrs.indexing) == "xy" and len(dims) > 1:
         dims[:2] = 1, 0
         if len({int(n) for t in operands[:2] for n in t.shape}) > 1:
-            raise refuse(call, "TVM types the result of a meshgrid of rows and columns wrongly")
+            raise refuse(call, "TVM infers a wrong type for a meshgrid of rows and columns")
     result = []
     for k, ty in enumerate(operands):
         part = builder.emit(item(grad, k))

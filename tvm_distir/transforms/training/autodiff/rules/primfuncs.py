@@ -100,7 +100,7 @@ def register_primfunc_gradient(
     if name in _PAIRS and not override:
         raise ModelError(
             "DIST0353",
-            "the kernel has a gradient already",
+            "the kernel already has a gradient",
             place=name,
             remedy="Pass override=True to replace it.",
         )

@@ -53,7 +53,7 @@ def refuse(call: ir.Call, what: str) -> ModelError:
         "DIST0350",
         what,
         place=str(call.op.name),
-        remedy="Write the model without it, or train by hand-written gradients.",
+        remedy="Remove it from the model, or write the gradients by hand.",
     )
 
 

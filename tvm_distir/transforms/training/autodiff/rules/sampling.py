@@ -93,7 +93,7 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
     (data, grid), a = call.args, call.attrs
     method, mode, ends = str(a.method), str(a.padding_mode), bool(a.align_corners)
     if len(shape_of(data)) != 4 or method not in ("bilinear", "nearest"):
-        raise refuse(call, "the gradient of sampling is known in two dims, bilinear and nearest")
+        raise refuse(call, "the gradient of sampling is known for two dims, bilinear and nearest")
     n, channels = shape_of(data)[:2]
     height, width = (int(k) for k in shape_of(data)[2:])
     places = int(shape_of(grid)[2]) * int(shape_of(grid)[3])

@@ -26,17 +26,17 @@ MARKS = (
 """Ops that return their operand."""
 
 UNKNOWN = {
-    "nn.dropout": "it becomes a kernel before, where it stands in no branch",
-    "dist.redistribute": "a training step is made of a model at level 1",
-    "quantize": "a quantised value steps: train before it is quantised",
-    "grad.avg_pool2d_backward": "gradients of gradients are not offered",
-    "grad.max_pool2d_backward": "gradients of gradients are not offered",
-    "grad.nll_loss_backward": "gradients of gradients are not offered",
-    "grad.take_backward": "gradients of gradients are not offered",
-    "vision.all_class_non_max_suppression": "it selects boxes: train on what it selects from",
-    "vision.get_valid_counts": "it selects boxes: train on what it selects from",
-    "vision.multibox_transform_loc": "it selects boxes: train on what it selects from",
-    "vision.non_max_suppression": "it selects boxes: train on what it selects from",
+    "nn.dropout": "outside of branches, it is converted to a kernel first",
+    "dist.redistribute": "a training step is created from a model at level 1",
+    "quantize": "a quantized value is piecewise constant: train before quantization",
+    "grad.avg_pool2d_backward": "gradients of gradients are not supported",
+    "grad.max_pool2d_backward": "gradients of gradients are not supported",
+    "grad.nll_loss_backward": "gradients of gradients are not supported",
+    "grad.take_backward": "gradients of gradients are not supported",
+    "vision.all_class_non_max_suppression": "it selects boxes: train on its candidate boxes",
+    "vision.get_valid_counts": "it selects boxes: train on its candidate boxes",
+    "vision.multibox_transform_loc": "it selects boxes: train on its candidate boxes",
+    "vision.non_max_suppression": "it selects boxes: train on its candidate boxes",
     "vision.roi_align": "the gradient of regions of interest is not known",
     "vision.roi_pool": "the gradient of regions of interest is not known",
 }
