@@ -20,7 +20,7 @@ SHARED_CLASS_NAMES: frozenset[str] = frozenset()
 """Class names that may have more than one meaning; at most five."""
 MOST_SHARED_CLASS_NAMES = 5
 MOST_SHARED_FILE_NAMES = 8
-MOST_VAGUE_WORDS = 1000
+MOST_VAGUE_WORDS = 400
 VAGUE = re.compile(r"\b(?:one|found|own)\b")
 FRAGMENT = re.compile(
     r"(?:Those|That|These|Which|Who|Whose|What|How|Why|When|Where|If|Of|As|So|By|In|On|At|With"
