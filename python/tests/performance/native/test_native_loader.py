@@ -58,7 +58,7 @@ def test_other_version(monkeypatch, tmp_path):
     monkeypatch.setattr(loader, "ABI_VERSION", 99)
     text = refused()
     assert f"has version {built}" in text
-    assert "needs 99" in text
+    assert "requires 99" in text
 
 
 def test_a_library_of_others(monkeypatch, tmp_path):

@@ -157,5 +157,5 @@ class TestMeshesOfTheirOwn:
 
     def test_a_mesh_that_is_not_there_is_named(self):
         step = _step(self.schedule, 4, "tiny", layers=4)
-        with pytest.raises(MeshError, match='DIST0206 schedule: no mesh "narrow"'):
+        with pytest.raises(MeshError, match='DIST0206 schedule: there is no mesh "narrow"'):
             td.auto_shard(step, (self.meshes[0], MeshSpec("other", {"tp": 2}, start=4)), QUICK)
