@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Time the labelling of whole models in seconds of CPU, from the zoo to the labels.
+"""Time automatic sharding of whole models in seconds of CPU, from the zoo to the placements.
 
 Usage: benchmarks/time_label.py [NUMBER...]
 Prints a row of a Markdown table per case; all cases without numbers, which count from 1.

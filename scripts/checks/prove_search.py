@@ -4,7 +4,7 @@
 """Hold search against enumeration and an integer program.
 
 Usage: scripts/checks/prove_search.py [--nets N] [--seeds N] [--plans N]
-Random labelling problems against enumeration, at every sweep and at the end; problems of models
+Random assignment problems against enumeration, at every sweep and at the end; problems of models
 against HiGHS; whole spaces of plans against every plan in them, on prices with latency and without,
 and no time below its bound; the digest of what is found, over seeds of Python's hashes; plans run
 against one device. What layers say of larger spaces is held by ``prove_outlook.py``.

@@ -63,7 +63,7 @@ ROLE_ATTR = "dist.role"
 the names of the values (``values``) that are its results."""
 
 PIPELINE_ATTR = "dist.pipeline"
-"""Module of a step in stages: schedule, names of all parameters, and per stage its function."""
+"""Module of a pipelined step: schedule, names of all parameters, and per stage its function."""
 
 LABELS_ATTR = "dist.labels"
 """Annotated module: JSON of the labels of its plan, which propagation writes as they are."""

@@ -223,7 +223,7 @@ class Propagator:
     module : PlacedModule
     forced : mapping of str to Signature
         The signature that all calls of a function must share.
-    labelling : ShardingAssignment
+    assignment : ShardingAssignment
         The assignment for the latest request.
     """
 
@@ -255,15 +255,15 @@ class Propagator:
         self.close()
         module, reach = self.module, self._reach
         prices = self._prices = take(costs.for_ops(*module.largest), module.axes)
-        self.labelling = ShardingAssignment(module, reach, prices, Problems(reach, self.forced))
+        self.assignment = ShardingAssignment(module, reach, prices, Problems(reach, self.forced))
 
     def run(self) -> Decision:
         """Decide every public function."""
-        return self.labelling.run()
+        return self.assignment.run()
 
     def price(self, decision: Decision) -> Price:
         """Return the cost of a decision of the current assignment over all axes together."""
-        return self.labelling.price(decision)
+        return self.assignment.price(decision)
 
     def close(self) -> None:
         """Release the tables for the next propagator; afterwards this object decides nothing."""

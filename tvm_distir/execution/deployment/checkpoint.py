@@ -20,7 +20,7 @@ from . import safetensors
 from .boxes import BROKEN, FileArray, unreadable
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
-"""The header of a zip member: the lengths of its name and of its extra field, 30 bytes in all."""
+"""The header of a zip member: the lengths of its name and of its extra field, 30 bytes in total."""
 
 _MOST_HEADER_BYTES = 1 << 20
 INDEX_SUFFIX = ".safetensors.index.json"

@@ -62,7 +62,7 @@ class ExecutionTraffic:
 
     @property
     def total_wire_bytes(self) -> int:
-        """Return the bytes a device sends in all."""
+        """Return the total bytes that a device sends."""
         return sum(self.wire_bytes.values())
 
 

@@ -23,7 +23,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
         ``spent_s`` by what it goes to, ``devices``, ``collectives`` and ``ops`` with their times,
         ``memory``, ``out_of_memory``, ``advice``, ``links``, ``warnings``, ``unmodelled_ops``,
-        ``branches``, ``timings_s``, ``meshes``, of a step in stages ``pipeline``, and
+        ``branches``, ``timings_s``, ``meshes``, of a pipelined step ``pipeline``, and
         what was asked for.
     """
     return {

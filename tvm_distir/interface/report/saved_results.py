@@ -35,7 +35,7 @@ class Outcome:
     wire_bytes : mapping of str to int
         By kind of collective, of the mesh whose devices send most.
     bubble : float, optional
-        Share of a step in stages.
+        The share of a pipelined step.
     """
 
     name: str

@@ -47,7 +47,7 @@ class ShardedCandidate:
     price_ps : int
         The cost of a run: work, and all communication that counts, in sequence.
     bound_ps : int
-        No labelling of the module on this mesh is cheaper.
+        No sharding assignment of the module on this mesh is cheaper.
     decision : Decision
     peak_bytes : int
         Most that a device keeps: parameters, and the values alive at the worst moment, new forms

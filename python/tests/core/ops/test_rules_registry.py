@@ -253,7 +253,9 @@ def test_an_op_without_a_rule_is_named():
 
 def test_a_call_of_a_function_is_no_op_call():
     call = ir.Call(ir.GlobalVar("layer"), [var(4)])
-    with pytest.raises(PropagationError, match=r"DIST0401 layer: the callee is a function, not an op"):
+    with pytest.raises(
+        PropagationError, match=r"DIST0401 layer: the callee is a function, not an op"
+    ):
         rule_of(call)
 
 

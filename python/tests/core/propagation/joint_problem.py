@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The labelling of all axes at once, written down independently of the solution.
+"""The assignment problem of all axes at once, written down independently of the solution.
 
 A node has one alternative per axis at a time: the product of its alternatives along each, less
 the products that cut a dim into parts that do not come out even. Private functions are expanded
@@ -69,8 +69,8 @@ class Joint:
     """
 
     def __init__(self, solver: Propagator, decision: Decision, entry: str = "main") -> None:
-        self.labelling, self.axes = solver.labelling, solver.module.axes
-        self.prices = self.labelling.prices
+        self.assignment, self.axes = solver.assignment, solver.module.axes
+        self.prices = self.assignment.prices
         self.ranks = [axis.size for axis in self.axes]
         self.nodes: list[Node] = []
         self.values: list[Value] = []
@@ -83,16 +83,16 @@ class Joint:
     # the expanded graph ----------------------------------------------------------------
 
     def _undecided(self, key: str) -> Instance:
-        g = self.labelling.module.graphs[key]
+        g = self.assignment.module.graphs[key]
         kids = {k: self._undecided(g.nodes[k].callee) for k in g.calls}
-        return self.labelling.instances.of(g, {}, kids)
+        return self.assignment.instances.of(g, {}, kids)
 
     def _alternatives(self, key: str, k: int) -> list[tuple[Any, ...]]:
         """Alternatives of a node along each axis, while no axis is decided."""
         if key not in self._models:
             inst = self._undecided(key)
             self._models[key] = [
-                self.labelling.solver((a,)).problem(inst) for a in range(len(self.axes))
+                self.assignment.solver((a,)).problem(inst) for a in range(len(self.axes))
             ]
         return [tuple(x for (x,) in model.ends[k][0].items) for model in self._models[key]]
 
@@ -129,7 +129,7 @@ class Joint:
 
     def _make(self, inst: Instance, k: int, number: int, result: int, v: int) -> int:
         g = inst.graph
-        reach = self.labelling.reach[g.key]
+        reach = self.assignment.reach[g.key]
         held = [(False, False)] * len(self.axes)
         if g.nodes[k].kind != "ret":
             held = [hold_on(g, reach, axis, a, k) for a, axis in enumerate(self.axes)]

@@ -50,11 +50,11 @@ def test_decisions_do_not_depend_on_what_was_decided_before(monkeypatch):
 def test_nobody_shares_tables():
     mod = annotated(1, 4, 0)
     one, two = Propagator(mod, Costs()), Propagator(mod, Costs())
-    tables = one.labelling.prices
-    assert two.labelling.prices is not tables
+    tables = one.assignment.prices
+    assert two.assignment.prices is not tables
     one.close()
     three = Propagator(mod, Costs())
-    assert three.labelling.prices is tables
+    assert three.assignment.prices is tables
     one.close()
     assert not kept._kept
 

@@ -26,7 +26,7 @@ def test_tables_hold_the_names_in_the_sources() -> None:
 
 
 def test_no_name_is_written_in_another_way() -> None:
-    """Every type key in a string of the sources stands in one of the tables."""
+    """Every type key in a string of the sources is in one of the tables."""
     text = "\n".join(path.read_text() for path in sorted(SOURCES.iterdir()))
     keys = set(re.findall(r'"((?:ir|relax)\.[\w.]+)"', text))
     assert keys == {*tvm_nodes.FIELDS, *tvm_nodes.TYPE_KEYS, *tvm_nodes.FUNCTIONS}

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Joint labelling of one mesh: exact, bounded, executed, within memory."""
+"""Automatic sharding on one mesh: exact, bounded, executed, within memory."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _net(mod, mesh, system):
 
 @pytest.mark.parametrize("system", [A100, QUICK], ids=["a100", "quick"])
 @pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 2, "b": 2}, {"a": 2, "b": 3}], ids=str)
-def test_a_label_is_the_least_of_all_labellings(mesh, system):
+def test_a_label_is_the_least_of_all_assignments(mesh, system):
     """All assignments of a small net, table by table."""
     tables, problem, constant = _net(Pair, mesh, system)
     total = np.zeros(tuple(problem.domains), np.int64)

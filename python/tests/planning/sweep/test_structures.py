@@ -87,7 +87,9 @@ def test_bursts_of_products_count_in_structures(cache: Path) -> None:
 
 def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second sweep takes no sample through the pipeline again."""
-    monkeypatch.setattr(sweep_driver.ProgramPipeline, "study", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(
+        sweep_driver.ProgramPipeline, "study", lambda *_: pytest.fail("predicted again")
+    )
     monkeypatch.setattr(sweep_driver, "CHECKED", 10**9)
     monkeypatch.setattr(sweep_driver._Sweep, "_checked", lambda *_: [])
     again = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
@@ -104,7 +106,7 @@ def test_a_broken_cache_is_made_again(tmp_path: Path, content: bytes | str) -> N
     with pytest.warns(UserWarning) as caught:
         assert kept_program("what", lambda: program, tmp_path) == program
     assert len(caught) == 1 and str(file) in str(caught[0].message)
-    assert kept_program("what", lambda: pytest.fail("made again"), tmp_path) == program
+    assert kept_program("what", lambda: pytest.fail("predicted again"), tmp_path) == program
 
 
 def test_a_program_is_used_that_cannot_be_kept(tmp_path: Path) -> None:

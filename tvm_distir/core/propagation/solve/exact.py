@@ -122,9 +122,9 @@ def minimise(
     narrow : int
         Entries of the largest bucket of a problem that is eliminated as it is.
     rounds : int, optional
-        The maximum number of rounds of bounds in all; None: :data:`ROUNDS`.
+        The maximum number of rounds of bounds; None: :data:`ROUNDS`.
     program : bool
-        Whether what stays wide then goes to the integer solver; else the best labelling of before
+        Whether what stays wide then goes to the integer solver; else the best known assignment
         is the answer, or that there is none.
 
     Raises
