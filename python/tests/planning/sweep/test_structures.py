@@ -96,7 +96,11 @@ def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.M
     assert again.rows == swept.rows
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", gzip.compress(b'{"schema'), "cut short"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[1]", gzip.compress(b'{"schema', mtime=0), "cut short"],
+    ids=["empty", "not compressed", "compressed text that ends early", "cut short"],
+)
 def test_a_broken_cache_is_made_again(tmp_path: Path, content: bytes | str) -> None:
     program = ProgramPipeline(MODEL, td.System.load(SYSTEM), {}).study(Configuration(pp=2)).program
     assert kept_program("what", lambda: program, tmp_path) == program
