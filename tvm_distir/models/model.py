@@ -14,7 +14,9 @@ import numpy.typing as npt
 from tvm import ir
 
 from tvm_distir.core import FRONTEND_ATTR
+from tvm_distir.models.common.published import zoo_spec
 from tvm_distir.models.common.spec import (
+    CONFIG,
     RELAX,
     STABLEHLO,
     ZOO,
@@ -22,10 +24,11 @@ from tvm_distir.models.common.spec import (
     check_archive,
     check_file,
     check_torch,
+    is_config,
     model_file,
     split_keys,
 )
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, read_json
 
 from . import zoo
 from .hlo import read_stablehlo
@@ -50,7 +53,7 @@ class Model:
     name : str
         Short name: the file's stem, or ``gpt``, ``llama``.
     kind : str
-        ``onnx``, ``torch``, ``stablehlo``, ``tvmscript``, ``relax`` or ``zoo``.
+        ``onnx``, ``torch``, ``stablehlo``, ``tvmscript``, ``relax``, ``huggingface`` or ``zoo``.
     read_weights : callable
         Reads the weights that the file has values of, by parameter name; none for other kinds.
     """
@@ -73,7 +76,8 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
     ----------
     spec : str
         ``m.onnx``, ``m.pt2``, ``m.mlir`` or ``m.mlir?key=value,...``, ``m.py`` or
-        ``m.py::Name``, ``m.json``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``.
+        ``m.py::Name``, ``m.json``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``; a ``config.json``
+        of the Hugging Face hub or its folder, also with keys; ``hf:NAME`` of a published model.
     batch : int, optional
         New batch, for ONNX files, archives with an open dim 0, and the zoo.
     dims : mapping of str to int, optional
@@ -86,6 +90,7 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
         size for what has no such dim, DIST0314 a module in text with a batch; and what the
         frontends raise.
     """
+    spec = zoo_spec(spec)
     path = model_file(spec)
     if path is None:
         name, keys = split_keys(spec.removeprefix(ZOO), spec)
@@ -99,6 +104,8 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
                 remedy=f"Give sizes as keys: {ZOO}{name}?{dim}={size}; see `td.zoo.{name}`.",
             )
         return Model(zoo.build(name, keys), name, "zoo")
+    if is_config(path):
+        return _from_config(path, spec, batch)
     suffix = Path(path).suffix.lower()
     if suffix == ".onnx":
         mod = from_onnx(path, batch=batch, dims=dims)
@@ -123,6 +130,23 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
         remedy="Give file.onnx, .pt2, .mlir, .py, .json or zoo:NAME with NAME one of "
         f"{', '.join(zoo.NAMES)}.",
     )
+
+
+def _from_config(path: str, spec: str, batch: int | None) -> Model:
+    """Build the decoder that a ``config.json`` describes, with random weights."""
+    from tvm_distir.models.huggingface.config_reader import read_config
+
+    file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
+    _, keys = split_keys(spec, spec)
+    if batch is not None:
+        keys["batch"] = str(batch)
+    config = read_config(read_json(file, _no_config), str(file), keys)
+    mod = zoo.build_decoder(config)
+    return Model(mod, file.resolve().parent.name, "huggingface")
+
+
+def _no_config(place: str, what: str, remedy: str) -> ModelError:
+    return ModelError("DIST0334", what, place=place, remedy=remedy)
 
 
 def from_onnx(
@@ -255,6 +279,7 @@ def _is_of_torch(source: Any) -> bool:
 
 def model_keys(spec: str) -> tuple[str, dict[str, str]] | None:
     """Return the name and keys of a zoo MODEL, or None for a file (ModelError DIST0302)."""
+    spec = zoo_spec(spec)
     if model_file(spec) is not None:
         return None
     return split_keys(spec.removeprefix(ZOO), spec)

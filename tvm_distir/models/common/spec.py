@@ -10,11 +10,15 @@ from pathlib import Path
 
 from tvm_distir.support import ModelError, file_fault, shortened
 
+from .published import HUB
+
 ZOO = "zoo:"
 STABLEHLO = (".mlir", ".mlirbc", ".stablehlo")
 RELAX = ".json"
 FILES = (".onnx", ".pt2", ".py", RELAX, *STABLEHLO)
 """The suffixes of model files."""
+CONFIG = "config.json"
+"""The file of a model on the Hugging Face hub that describes its sizes."""
 _BYTECODE = b"ML\xefR"
 _MOST_PACKED_BYTES = 64 << 20
 """The maximum bytes to which the compressed members of an archive may unpack."""
@@ -28,17 +32,24 @@ def model_file(spec: str) -> str | None:
     >>> model_file("m.onnx"), model_file("m.py::Name"), model_file("m.mlir?data=x")
     ('m.onnx', 'm.py', 'm.mlir')
     """
-    if spec.startswith(ZOO):
+    if spec.startswith((ZOO, HUB)):
         return None
     name, mark, _ = spec.partition("?")
-    if mark and name.lower().endswith(STABLEHLO):
+    if mark and (name.lower().endswith(STABLEHLO) or is_config(name)):
         return name
     return spec.partition("::")[0]
+
+
+def is_config(path: str) -> bool:
+    """Return whether a path is a ``config.json`` of the Hugging Face hub, or a folder with it."""
+    return Path(path).name == CONFIG or Path(path, CONFIG).is_file()
 
 
 def may_be_annotated(spec: str) -> bool:
     """Return whether a MODEL is of a kind that may have annotations instead of a plan."""
     path = model_file(spec)
+    if path is not None and is_config(path):
+        return False
     return path is not None and path.lower().endswith((".py", RELAX, *STABLEHLO))
 
 

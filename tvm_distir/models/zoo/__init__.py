@@ -13,6 +13,7 @@ from tvm_distir.support import ModelError, nearest
 
 from . import (
     bert_model,
+    decoder_model,
     gpt_model,
     llama_model,
     mlp_model,
@@ -31,6 +32,7 @@ from .configs import (
     LlamaConfig,
     configure,
 )
+from .decoder_config import FAMILIES, DecoderConfig
 from .mlp_model import MlpConfig
 from .moe_model import MoeConfig
 from .resnet_model import ResnetConfig
@@ -40,6 +42,7 @@ from .vit_model import VitConfig
 __all__ = [
     "NAMES",
     "BertConfig",
+    "DecoderConfig",
     "GptConfig",
     "LlamaConfig",
     "MlpConfig",
@@ -49,11 +52,21 @@ __all__ = [
     "VitConfig",
     "bert",
     "build",
+    "build_decoder",
     "config",
+    "deepseek",
+    "gemma",
     "gpt",
+    "gpt_oss",
     "llama",
+    "llama3",
+    "mistral",
+    "mixtral",
     "mlp",
     "moe",
+    "phi",
+    "qwen2",
+    "qwen3",
     "resnet",
     "unet",
     "vit",
@@ -229,6 +242,44 @@ def mlp(**keys: Any) -> ir.IRModule:
     return mlp_model.build(config("mlp", keys))
 
 
+def _family(name: str) -> Callable[..., ir.IRModule]:
+    """Return the function that builds a decoder of a family."""
+
+    def make(**keys: Any) -> ir.IRModule:
+        return decoder_model.build(config(name, keys))
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = f"""Build a decoder of the family, ``main(input_ids, *weights) -> logits``.
+
+    Weights are named as those of :func:`llama`, with norms, biases, latent projections and experts
+    where the family has them (:class:`DecoderConfig`).
+
+    Parameters
+    ----------
+    **keys
+        ``size``: {", ".join(FAMILIES[name])} (the first by default); and any field of
+        :class:`DecoderConfig`, which overrides that of the size. Batch is 16, seq 4096, dtype
+        bfloat16 (tiny: batch 4, seq 16, float32).
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return make
+
+
+deepseek = _family("deepseek")
+gemma = _family("gemma")
+gpt_oss = _family("gpt_oss")
+llama3 = _family("llama3")
+mistral = _family("mistral")
+mixtral = _family("mixtral")
+phi = _family("phi")
+qwen2 = _family("qwen2")
+qwen3 = _family("qwen3")
+
+
 class _Model(NamedTuple):
     """Builder of a model, its configurations by size, and the default size."""
 
@@ -248,6 +299,10 @@ _MODELS = {
         (unet, unet_model.PRESETS, unet_model.DEFAULT_SIZE),
         (resnet, resnet_model.PRESETS, resnet_model.DEFAULT_SIZE),
         (mlp, mlp_model.PRESETS, mlp_model.DEFAULT_SIZE),
+        *(
+            (make, FAMILIES[make.__name__], next(iter(FAMILIES[make.__name__])))
+            for make in (deepseek, gemma, gpt_oss, llama3, mistral, mixtral, phi, qwen2, qwen3)
+        ),
     )
 }
 
@@ -265,6 +320,11 @@ def config(name: str, keys: Mapping[str, Any]) -> Any:
     _check_name(name)
     known = _MODELS[name]
     return configure(name, known.presets, known.usual, keys)
+
+
+def build_decoder(configuration: DecoderConfig) -> ir.IRModule:
+    """Build the decoder of a configuration."""
+    return decoder_model.build(configuration)
 
 
 def _check_name(name: str) -> None:

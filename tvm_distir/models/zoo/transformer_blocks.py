@@ -77,7 +77,9 @@ def attend_at_once(q: Any, k: Any, v: Any) -> Any:
     return emit(mixed, "mixed")
 
 
-def attend(q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0) -> Any:
+def attend(
+    q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, scale: float = 0.0
+) -> Any:
     """Compute scaled dot product attention, with softmax in float32.
 
     Parameters
@@ -89,11 +91,13 @@ def attend(q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0) -> An
         Bool, broadcast to the scores (batch, heads, seq, seq): True where a score counts.
     dropout : float
         The dropout rate of the weights.
+    scale : float
+        The factor of the scores; 0: the inverse square root of the width.
 
     Returns
     -------
     Tensor
-        (batch, heads, seq, width).
+        (batch, heads, seq, width of the values).
     """
     batch, heads, seq, width = q.shape
     kv_heads = k.shape[1]
@@ -105,14 +109,16 @@ def attend(q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0) -> An
     last = q.ndim - 1
     axes = [*range(last - 1), last, last - 1]
     scores = nn.op.matmul(q, nn.op.permute_dims(k, axes), name="scores")
-    scale = Tensor.from_scalar(1.0 / math.sqrt(width), dtype)
-    scores = in_float32(nn.op.multiply(scores, scale, name="scaled"))
+    factor = Tensor.from_scalar(scale or 1.0 / math.sqrt(width), dtype)
+    scores = in_float32(nn.op.multiply(scores, factor, name="scaled"))
     if mask is not None:
         floor = Tensor.from_scalar(MASKED_SCORE, "float32")
         scores = nn.op.where(mask, scores, floor, name="masked")
     weights = dropped(back_to(nn.op.softmax(scores, axis=-1, name="probs"), dtype), dropout)
     mixed = nn.op.matmul(weights, v, name="mixed")
-    return nn.op.reshape(mixed, (batch, heads, seq, width)) if kv_heads != heads else mixed
+    if kv_heads == heads:
+        return mixed
+    return nn.op.reshape(mixed, (batch, heads, seq, v.shape[-1]))
 
 
 class LayerNorm(nn.Module):  # type: ignore[misc]

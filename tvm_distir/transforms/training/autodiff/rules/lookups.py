@@ -69,12 +69,21 @@ def _gather_elements(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuild
 
 @register_gradient("gather_nd")
 def _gather_nd(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Differentiate ``gather_nd``, with its batch dims turned into indexed dims."""
+    """Differentiate ``gather_nd``, with its batch dims turned into indexed dims.
+
+    Where rows along a single dim are read, they are added along that dim, so that the batch dims
+    may remain sharded.
+    """
     x, index = call.args
     empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
-    shape = shape_of(index)
+    shape, batch_dims = shape_of(index), int(call.attrs.batch_dims)
+    if batch_dims and shape[-1] == 1 and len(shape) == batch_dims + 2:
+        rest = list(shape_of(x))[batch_dims + 1 :]
+        rows = builder.emit(reshape(index, [*shape[:-1], *(1 for _ in rest)]))
+        rows = builder.emit(broadcast_to(rows, [*shape[:-1], *rest]))
+        return [scatter_elements(empty, rows, grad, axis=batch_dims, reduction="add"), None]
     batch_index: list[Any] = []
-    for d in range(int(call.attrs.batch_dims)):
+    for d in range(batch_dims):
         places = arange(0, int(shape[d]), 1, str(index.ty.dtype))
         wide = reshape(places, [shape[d] if k == d else 1 for k in range(len(shape))])
         batch_index.append(builder.emit(broadcast_to(wide, [*shape[:-1], 1])))

@@ -1,0 +1,167 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Compare decoders that are built from ``config.json`` with the classes of `transformers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import tvm_distir as td
+from tests.models.drawn_weights import drawn_weights
+from tvm_distir.models.huggingface.config_reader import read_config
+from tvm_distir.models.huggingface.weights import convert_weights
+from tvm_distir.models.zoo import decoder_model
+from tvm_distir.models.zoo.decoder_config import FAMILIES
+from tvm_distir.support import ModelError
+
+DATA = Path(__file__).parent / "transformers_data"
+NAMES = sorted(path.stem for path in DATA.glob("*.json"))
+
+
+def _case(name: str) -> tuple[dict[str, Any], Any, Any]:
+    about = json.loads((DATA / f"{name}.json").read_text())
+    arrays = np.load(DATA / f"{name}.npz")
+    return about, arrays["ids"], arrays["logits"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    about, ids, logits = _case(name)
+    config = read_config(about["config"], name, {"batch": 2, "seq": 12, "dtype": "float32"})
+    weights = convert_weights(config, drawn_weights(about["shapes"]))
+    mod = decoder_model.build(config)
+    names = [str(p.name) for p in mod["main"].params][1:]
+    assert sorted(names) == sorted(weights)
+    out = _logits(mod, ids, weights)
+    np.testing.assert_allclose(out, logits, rtol=2e-5, atol=2e-5 * abs(logits).max())
+
+
+def test_a_key_that_changes_the_graph_is_refused_by_name() -> None:
+    about, _, _ = _case("llama")
+    with pytest.raises(ModelError, match=r"DIST0334.*not known: clip_qkv, logit_scale"):
+        read_config({**about["config"], "clip_qkv": 8, "logit_scale": 0.1}, "config.json")
+    with pytest.raises(ModelError, match=r"DIST0334.*mlp_bias=True"):
+        read_config({**about["config"], "mlp_bias": True}, "config.json")
+    with pytest.raises(ModelError, match=r'DIST0334.*"lama".*Did you mean "llama"'):
+        read_config({**about["config"], "model_type": "lama"}, "config.json")
+    with pytest.raises(ModelError, match=r"DIST0334.*hidden_size is missing"):
+        read_config({"model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 1}, "x")
+
+
+def test_a_tensor_of_another_model_is_refused() -> None:
+    about, _, _ = _case("llama")
+    config = read_config(about["config"], "llama")
+    with pytest.raises(ModelError, match=r"DIST0335 model\.layers\.0\.mlp\.lora_a"):
+        convert_weights(config, {"model.layers.0.mlp.lora_a": np.zeros(3)})
+
+
+def _written(folder: Path, name: str) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(_case(name)[0]["config"]))
+    return path
+
+
+def test_a_model_is_a_config_file_or_its_folder(tmp_path: Path) -> None:
+    path = _written(tmp_path, "qwen3")
+    for spec in (f"{path}?batch=4,seq=8", f"{tmp_path}?batch=4,seq=8"):
+        model = td.load_model(spec)
+        assert model.kind == "huggingface"
+        ids = model.mod["main"].params[0].ty
+        assert [int(n) for n in ids.shape] == [4, 8]
+    assert int(td.load_model(str(path), batch=2).mod["main"].params[0].ty.shape[0]) == 2
+    with pytest.raises(ModelError, match=r'DIST0334.*no key "sequence"'):
+        td.load_model(f"{path}?sequence=8")
+
+
+def test_published_names_are_the_sizes_of_the_zoo() -> None:
+    mod = td.load_model("hf:Qwen/Qwen3-8B?batch=2,seq=16").mod
+    zoo = td.load_model("zoo:qwen3?size=8b,batch=2,seq=16").mod
+    assert mod.script() == zoo.script()
+    assert td.load_model("hf:qwen3-8b?batch=2,seq=16").mod.script() == zoo.script()
+    with pytest.raises(ModelError, match=r"DIST0330 hf:Qwen3-9B.*Did you mean"):
+        td.load_model("hf:Qwen3-9B")
+
+
+PUBLISHED_BILLIONS = {
+    ("mistral", "7b"): 7.25, ("mixtral", "8x7b"): 46.7, ("mixtral", "8x22b"): 140.6,
+    ("llama3", "3.1-8b"): 8.03, ("llama3", "3.1-70b"): 70.6, ("llama3", "3.1-405b"): 405.9,
+    ("llama3", "3.2-1b"): 1.24, ("llama3", "3.2-3b"): 3.21, ("qwen2", "7b"): 7.62,
+    ("qwen2", "72b"): 72.7, ("qwen3", "8b"): 8.19, ("qwen3", "32b"): 32.8,
+    ("qwen3", "30b-a3b"): 30.5, ("qwen3", "235b-a22b"): 235.1, ("gemma", "2-9b"): 9.24,
+    ("gemma", "2-27b"): 27.2, ("phi", "3-mini"): 3.82, ("phi", "4"): 14.7,
+    ("deepseek", "v2-lite"): 15.7, ("deepseek", "v3"): 671.0, ("gpt_oss", "20b"): 20.9,
+    ("gpt_oss", "120b"): 116.8,
+}  # fmt: skip
+"""Billions of parameters as the model cards and reports of the families state them."""
+
+
+@pytest.mark.parametrize(("family", "size"), PUBLISHED_BILLIONS)
+def test_sizes_have_the_published_number_of_parameters(family: str, size: str) -> None:
+    assert size in FAMILIES[family]
+    mod = td.load_model(f"zoo:{family}?size={size},batch=1,seq=64").mod
+    count = sum(int(np.prod([int(n) for n in p.ty.shape])) for p in list(mod["main"].params)[1:])
+    assert count / 1e9 == pytest.approx(PUBLISHED_BILLIONS[family, size], rel=0.006)
+
+
+def _logits(mod: Any, ids: Any, weights: Any) -> Any:
+    names = [str(p.name) for p in mod["main"].params][1:]
+    inputs = [ids, *(np.ascontiguousarray(weights[key]) for key in names)]
+    run = relax.VirtualMachine(relax.build(mod, "llvm"), tvm.cpu())["main"]
+    return run(*[tvm.runtime.tensor(value) for value in inputs]).numpy()
+
+
+@pytest.mark.parametrize("capacity_factor", [0.0, 0.3, 1.0])
+def test_a_permutation_routes_tokens_as_products_with_one_hot_tables(
+    capacity_factor: float,
+) -> None:
+    """The models ``moe`` and ``mixtral`` drop the same tokens, and compute the same logits."""
+    keys = f"size=tiny,capacity_factor={capacity_factor}"
+    one_hot = td.load_model(f"zoo:moe?{keys}").mod
+    permuted = td.load_model(f"zoo:mixtral?{keys},expert_ffn=96").mod
+    shapes = {str(p.name): [int(n) for n in p.ty.shape] for p in list(permuted["main"].params)[1:]}
+    weights = drawn_weights(shapes)
+    ids = np.random.default_rng(1).integers(0, 512, (4, 16)).astype("int32")
+    expected = _logits(one_hot, ids, weights)
+    np.testing.assert_allclose(_logits(permuted, ids, weights), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "mesh"),
+    [
+        ("deepseek", "expert_parallel", {"ep": 2}),
+        (
+            "mixtral?size=tiny,capacity_factor=0.5",
+            "data_parallel+expert_parallel",
+            {"dp": 2, "ep": 2},
+        ),
+        ("gpt_oss", "megatron", {"tp": 2}),
+        ("gemma", "data_parallel+megatron", {"dp": 2, "tp": 2}),
+        ("qwen3", "context_parallel", {"cp": 2}),
+        ("llama3", "tensor_parallel", {"tp": 4}),
+    ],
+)
+def test_a_distributed_decoder_computes_the_same(
+    model: str, strategy: str, mesh: dict[str, int]
+) -> None:
+    spec = model if "?" in model else f"{model}?size=tiny"
+    mod = td.load_model(f"zoo:{spec}").mod
+    plan = td.strategy.make_plan(mod, strategy, mesh)
+    assert td.verify(mod, plan).equal
+
+
+def test_a_training_step_of_experts_keeps_the_batch_sharded() -> None:
+    """No collective of a step with data parallelism moves activations."""
+    mod = td.load_model("zoo:mixtral?size=tiny").mod
+    step = td.train_step(mod, optimizer="sgd")
+    plan = td.strategy.make_plan(step, "data_parallel", {"dp": 2})
+    dist = td.distribute(step, plan)
+    assert td.verify(step, plan, dist=dist).equal
+    kinds = {op.collective for fn in td.export(dist).functions.values() for op in fn.ops}
+    assert kinds - {""} <= {"all_reduce"}

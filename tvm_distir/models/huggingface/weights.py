@@ -1,0 +1,138 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Convert weights of ``transformers`` to those of the zoo's decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.models.zoo.decoder_config import DecoderConfig
+from tvm_distir.support import ModelError
+
+Array = npt.NDArray[Any]
+
+
+def convert_weights(config: DecoderConfig, state: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of a decoder by the names of its parameters.
+
+    Parameters
+    ----------
+    config : DecoderConfig
+    state : mapping of str to array
+        Tensors by the names of the state dictionary of the model's class, whose experts are
+        stacked, ``experts.gate_up_proj``.
+
+    Returns
+    -------
+    dict of str to array
+        Joint projections are split (``qkv_proj``, ``gate_up_proj``), and weights of experts and
+        routers are transposed to (experts, in, out) and (in, experts).
+
+    Raises
+    ------
+    ModelError
+        DIST0335 for a tensor that belongs to no weight of the decoder.
+    """
+    out: dict[str, Array] = {}
+    for name, value in state.items():
+        plain = name.removeprefix("model.").replace("block_sparse_moe.", "mlp.")
+        if config.tied and plain == "lm_head.weight":
+            continue
+        stem, _, leaf = plain.rpartition(".")
+        convert = _CONVERSIONS.get(_tail(plain))
+        if convert is not None:
+            out.update(convert(config, stem, np.asarray(value)))
+        elif leaf in ("weight", "bias", "sinks"):
+            out[plain] = np.asarray(value)
+        else:
+            raise ModelError(
+                "DIST0335",
+                "the tensor belongs to no weight of the decoder",
+                place=name,
+                remedy="Give the weights of the model that config.json describes.",
+            )
+    return out
+
+
+def _tail(name: str) -> str:
+    """Return the part of a name behind the number of the layer and its block."""
+    return name.split(".mlp.")[-1] if ".mlp." in name else name.split(".self_attn.")[-1]
+
+
+Conversion = Callable[[DecoderConfig, str, Array], dict[str, Array]]
+
+
+def _block(stem: str) -> str:
+    return stem.split(".mlp")[0] + ".mlp"
+
+
+def _router(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    return {f"{_block(stem)}.router.weight": value.T}
+
+
+def _router_bias(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    return {f"{_block(stem)}.router.bias": value}
+
+
+def _correction(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    return {f"{_block(stem)}.router.correction": value}
+
+
+def _experts_gate_up(config: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    """Split (experts, 2 inner, hidden); GPT-OSS has (experts, hidden, 2 inner), interleaved."""
+    block = _block(stem)
+    if config.expert_bias:
+        return {f"{block}.gate_proj": value[..., ::2], f"{block}.up_proj": value[..., 1::2]}
+    gate, up = np.split(value, 2, axis=1)
+    return {
+        f"{block}.gate_proj": gate.transpose(0, 2, 1),
+        f"{block}.up_proj": up.transpose(0, 2, 1),
+    }
+
+
+def _experts_down(config: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    value = value if config.expert_bias else value.transpose(0, 2, 1)
+    return {f"{_block(stem)}.down_proj": value}
+
+
+def _gate_up_bias(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    block, value = _block(stem), value[:, None]
+    return {f"{block}.gate_bias": value[..., ::2], f"{block}.up_bias": value[..., 1::2]}
+
+
+def _down_bias(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    return {f"{_block(stem)}.down_bias": value[:, None]}
+
+
+def _joint_qkv(config: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    """Split the rows (heads + 2 kv_heads) of Phi 3's projection."""
+    width = config.plain_width
+    ends = [config.heads * width, (config.heads + config.kv_heads) * width]
+    block = stem.removesuffix(".qkv_proj")
+    names = ("q_proj", "k_proj", "v_proj")
+    parts = np.split(value, ends)
+    return {f"{block}.{name}.weight": part for name, part in zip(names, parts, strict=True)}
+
+
+def _joint_gate_up(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    gate, up = np.split(value, 2)
+    block = stem.removesuffix(".gate_up_proj")
+    return {f"{block}.gate_proj.weight": gate, f"{block}.up_proj.weight": up}
+
+
+_CONVERSIONS: Mapping[str, Conversion] = {
+    "gate.weight": _router,
+    "router.weight": _router,
+    "router.bias": _router_bias,
+    "gate.e_score_correction_bias": _correction,
+    "experts.gate_up_proj": _experts_gate_up,
+    "experts.down_proj": _experts_down,
+    "experts.gate_up_proj_bias": _gate_up_bias,
+    "experts.down_proj_bias": _down_bias,
+    "qkv_proj.weight": _joint_qkv,
+    "gate_up_proj.weight": _joint_gate_up,
+}

@@ -1,0 +1,296 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define decoders of many families in relax.nn, see :class:`.decoder_config.DecoderConfig`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from tvm import ir, relax
+from tvm.relax.frontend import nn
+
+from .decoder_config import DecoderConfig
+from .mixture import GatedFeedForward, Mixture
+from .rotary import part, rotate, tables
+from .transformer_blocks import (
+    MASKED_SCORE,
+    Tensor,
+    attend,
+    back_to,
+    causal_mask,
+    emit,
+    export_tokens,
+    in_float32,
+    layer_class,
+    merge_heads,
+    positions,
+    split_heads,
+)
+
+
+class Places(NamedTuple):
+    """What attention knows of positions: a bool mask (seq, seq), cosines and signed sines."""
+
+    mask: Any
+    cos: Any
+    sin: Any
+
+
+class Norm(nn.Module):  # type: ignore[misc]
+    """Root-mean-square norm over the last dim in float32, by ``weight`` or ``1 + weight``."""
+
+    def __init__(self, width: int, config: DecoderConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((width,), config.dtype)
+        self.eps, self.offset = config.eps, config.norm_offset
+
+    def forward(self, x: Any) -> Any:
+        """Normalise (..., width)."""
+        weight = in_float32(self.weight)
+        if self.offset:
+            weight = nn.op.add(weight, Tensor.from_scalar(1.0, "float32"))
+        out = relax.op.nn.rms_norm(in_float32(x)._expr, weight._expr, axes=-1, epsilon=self.eps)
+        return back_to(emit(out, "rms_norm"), x.dtype)
+
+
+def capped(x: Any, cap: float) -> Any:
+    """Return ``cap tanh(x / cap)``, or ``x`` where the cap is 0."""
+    if not cap:
+        return x
+    ratio = nn.op.multiply(x, Tensor.from_scalar(1.0 / cap, x.dtype))
+    return nn.op.multiply(nn.op.tanh(ratio), Tensor.from_scalar(cap, x.dtype), name="capped")
+
+
+def windowed_mask(places: Any, window: int) -> Any:
+    """Return a bool (seq, seq) mask of the last ``window`` tokens up to the row's."""
+    rows = nn.op.unsqueeze(places, 1, name="rows")
+    columns = nn.op.unsqueeze(places, 0, name="columns")
+    far = nn.op.add(columns, Tensor.from_scalar(window, "int32"))
+    near = emit(relax.op.greater(far._expr, rows._expr), "near")
+    return emit(relax.op.logical_and(causal_mask(places)._expr, near._expr), "window_mask")
+
+
+class _Attention(nn.Module):  # type: ignore[misc]
+    """Causal attention of queries, keys and values that a subclass projects."""
+
+    def __init__(self, config: DecoderConfig, value_width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.o_proj = nn.Linear(
+            config.heads * value_width, config.hidden, bias=bool(config.o_bias), dtype=config.dtype
+        )
+        if config.sinks:
+            self.sinks = nn.Parameter((config.heads,), config.dtype)
+
+    def attend(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        """Map (batch, heads, seq, width) of each to (batch, seq, hidden)."""
+        config = self.config
+        if not config.sinks and not config.score_cap:
+            return self.o_proj(merge_heads(attend(q, k, v, mask, scale=config.scale)))
+        return self.o_proj(merge_heads(self._attend_with_sinks(q, k, v, mask)))
+
+    def _attend_with_sinks(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
+        """Compute attention with capped scores, and with a learned logit per head."""
+        config, dtype = self.config, q.dtype
+        batch, heads, seq, width = q.shape
+        kv_heads, shared = k.shape[1], heads // k.shape[1]
+        q = nn.op.reshape(q, (batch, kv_heads, shared, seq, width))
+        k, v = nn.op.unsqueeze(k, 2), nn.op.unsqueeze(v, 2)
+        scores = nn.op.matmul(q, nn.op.permute_dims(k, [0, 1, 2, 4, 3]), name="scores")
+        scores = nn.op.multiply(scores, Tensor.from_scalar(config.scale, dtype), name="scaled")
+        scores = capped(in_float32(scores), config.score_cap)
+        floor = Tensor.from_scalar(MASKED_SCORE, "float32")
+        scores = nn.op.where(mask, scores, floor, name="masked")
+        if config.sinks:
+            sinks = nn.op.reshape(in_float32(self.sinks), (1, kv_heads, shared, 1, 1))
+            sinks = nn.op.broadcast_to(sinks, (batch, kv_heads, shared, seq, 1))
+            scores = nn.op.concat([scores, sinks], dim=4, name="scores_and_sink")
+        weights = back_to(nn.op.softmax(scores, axis=-1, name="probs"), dtype)
+        if config.sinks:
+            weights = part(weights, 0, seq, "weights", axis=4)
+        mixed = nn.op.matmul(weights, v, name="mixed")
+        return nn.op.reshape(mixed, (batch, heads, seq, v.shape[4]))
+
+
+class GroupedAttention(_Attention):
+    """Grouped-query attention, with biases and norms of heads where configured."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        width = config.plain_width
+        super().__init__(config, width)
+        bias, dtype = bool(config.qkv_bias), config.dtype
+        queries, keys = config.heads * width, config.kv_heads * width
+        self.q_proj = nn.Linear(config.hidden, queries, bias=bias, dtype=dtype)
+        self.k_proj = nn.Linear(config.hidden, keys, bias=bias, dtype=dtype)
+        self.v_proj = nn.Linear(config.hidden, keys, bias=bias, dtype=dtype)
+        if config.qk_norm:
+            self.q_norm = Norm(width, config)
+            self.k_norm = Norm(width, config)
+
+    def forward(self, x: Any, places: Places) -> Any:
+        """Map (batch, seq, hidden) to the same shape."""
+        config = self.config
+        q = split_heads(self.q_proj(x), config.heads)
+        k = split_heads(self.k_proj(x), config.kv_heads)
+        v = split_heads(self.v_proj(x), config.kv_heads)
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = rotate(q, places.cos, places.sin, config)
+        k = rotate(k, places.cos, places.sin, config)
+        return self.attend(q, k, v, places.mask)
+
+
+class LatentAttention(_Attention):
+    """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config, config.v_dim)
+        heads, dtype, hidden = config.heads, config.dtype, config.hidden
+        if config.q_rank:
+            self.q_a_proj = nn.Linear(hidden, config.q_rank, bias=False, dtype=dtype)
+            self.q_a_layernorm = Norm(config.q_rank, config)
+            self.q_b_proj = nn.Linear(config.q_rank, heads * config.width, bias=False, dtype=dtype)
+        else:
+            self.q_proj = nn.Linear(hidden, heads * config.width, bias=False, dtype=dtype)
+        self.kv_a_proj_with_mqa = nn.Linear(
+            hidden, config.kv_rank + config.rope_dim, bias=False, dtype=dtype
+        )
+        self.kv_a_layernorm = Norm(config.kv_rank, config)
+        self.kv_b_proj = nn.Linear(
+            config.kv_rank, heads * (config.nope_dim + config.v_dim), bias=False, dtype=dtype
+        )
+
+    def forward(self, x: Any, places: Places) -> Any:
+        """Map (batch, seq, hidden) to the same shape."""
+        config = self.config
+        heads, nope, rank = config.heads, config.nope_dim, config.kv_rank
+        queries = self._queries(x)
+        turned = rotate(part(queries, nope, config.width, "q_rope"), places.cos, places.sin, config)
+        q = nn.op.concat([part(queries, 0, nope, "q_nope"), turned], dim=3, name="q")
+        latent = self.kv_a_proj_with_mqa(x)
+        shared = split_heads(part(latent, rank, rank + config.rope_dim, "k_rope", axis=2), 1)
+        shared = rotate(shared, places.cos, places.sin, config)
+        compressed = self.kv_a_layernorm(part(latent, 0, rank, "compressed", axis=2))
+        both = split_heads(self.kv_b_proj(compressed), heads)
+        batch, _, seq, _ = both.shape
+        shared = nn.op.broadcast_to(shared, (batch, heads, seq, config.rope_dim))
+        k = nn.op.concat([part(both, 0, nope, "k_nope"), shared], dim=3, name="k")
+        return self.attend(q, k, part(both, nope, nope + config.v_dim, "v"), places.mask)
+
+    def _queries(self, x: Any) -> Any:
+        config = self.config
+        if config.q_rank:
+            x = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        else:
+            x = self.q_proj(x)
+        return split_heads(x, config.heads)
+
+
+class _Layer(nn.Module):  # type: ignore[misc]
+    """Layer of the transformer, with the feed-forward block that a subclass builds."""
+
+    feed_forward: Callable[[DecoderConfig], Any]
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.post_norms = bool(config.post_norms)
+        self.input_layernorm = Norm(config.hidden, config)
+        self.self_attn = (LatentAttention if config.kv_rank else GroupedAttention)(config)
+        self.post_attention_layernorm = Norm(config.hidden, config)
+        if self.post_norms:
+            self.pre_feedforward_layernorm = Norm(config.hidden, config)
+            self.post_feedforward_layernorm = Norm(config.hidden, config)
+        self.mlp = type(self).feed_forward(config)
+
+    def forward(self, x: Any, mask: Any, cos: Any, sin: Any) -> Any:
+        """Map (batch, seq, hidden) to the same shape."""
+        mixed = self.self_attn(self.input_layernorm(x), Places(mask, cos, sin))
+        if not self.post_norms:
+            x = nn.op.add(x, mixed)
+            return nn.op.add(x, self.mlp(self.post_attention_layernorm(x)))
+        x = nn.op.add(x, self.post_attention_layernorm(mixed))
+        out = self.mlp(self.pre_feedforward_layernorm(x))
+        return nn.op.add(x, self.post_feedforward_layernorm(out))
+
+
+def _dense(config: DecoderConfig) -> GatedFeedForward:
+    return GatedFeedForward(config, config.ffn)
+
+
+class DenseLayer(_Layer):
+    """Layer with one feed-forward block."""
+
+    feed_forward = staticmethod(_dense)
+
+
+class ExpertLayer(_Layer):
+    """Layer with experts."""
+
+    feed_forward = staticmethod(Mixture)
+
+
+class Decoder(nn.Module):  # type: ignore[misc]
+    """Model from token ids to logits."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        dense = layer_class(DenseLayer, config.nested, "DenseLayer" if config.experts else "Layer")
+        experts = layer_class(ExpertLayer, config.nested, "Layer")
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab, config.hidden, config.dtype)
+        self.layers = nn.ModuleList(
+            [
+                (experts if config.has_experts(number) else dense)(config)
+                for number in range(config.layers)
+            ]
+        )
+        self.norm = Norm(config.hidden, config)
+        if not config.tied:
+            self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
+
+    def main(self, input_ids: Any) -> Any:
+        """Map ids (batch, seq) to logits (batch, seq, vocab)."""
+        config = self.config
+        x = nn.op.take(self.embed_tokens.weight, input_ids, axis=0, name="tokens")
+        if config.embed_scale:
+            scale = Tensor.from_scalar(math.sqrt(config.hidden), config.dtype)
+            x = nn.op.multiply(x, scale, name="scaled_tokens")
+        everything, local = self._places()
+        for number, layer in enumerate(self.layers):
+            x = layer(x, *(local if config.has_window(number) else everything))
+        x = self.norm(x)
+        if config.tied:
+            table = nn.op.permute_dims(self.embed_tokens.weight, [1, 0])
+            logits = nn.op.matmul(x, table, name="logits")
+        else:
+            logits = self.lm_head(x)
+        return capped(logits, config.logit_cap)
+
+    def _places(self) -> tuple[Places | None, Places | None]:
+        """Return what layers without and with a window know of positions."""
+        config = self.config
+        windows = {config.has_window(number) for number in range(config.layers)}
+        places = positions(config.seq)
+        everything = local = None
+        if False in windows or not config.local_theta:
+            table = tables(config, places, config.theta)
+        if False in windows:
+            everything = Places(causal_mask(places), *table)
+        if True in windows:
+            if config.local_theta:
+                table = tables(local_rotary(config), places, config.local_theta)
+            local = Places(windowed_mask(places, config.window), *table)
+        return everything, local
+
+
+def local_rotary(config: DecoderConfig) -> DecoderConfig:
+    """Return the configuration of the rotary embedding of layers with a window: not scaled."""
+    return replace(config, rotary_scaling="none")
+
+
+def build(config: DecoderConfig) -> ir.IRModule:
+    """Build the module of a decoder without allocating weights."""
+    return export_tokens(Decoder(config), config.batch, config.seq)

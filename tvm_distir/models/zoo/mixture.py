@@ -1,0 +1,227 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define experts to which tokens are permuted, in relax.nn.
+
+Each sample is a group of tokens (Lepikhin et al. 2021, "GShard", section 2.2): a token goes to
+its ``top_k`` experts, an expert takes at most ``capacity`` tokens of a group, first choices
+before second ones and then in order; a token above that is dropped there. The rows of the tokens
+are read into the slots of the experts, and the results are read back: no product with a one-hot
+table. Every expert has a buffer of known size, so that the buffers of all devices can change
+hands by an all-to-all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax.frontend import nn
+
+from .decoder_config import DecoderConfig
+from .rotary import part
+from .transformer_blocks import Tensor, back_to, emit, in_float32
+
+_GPT_OSS_SLOPE = 1.702
+"""Slope of the sigmoid in GPT-OSS's gated activation, as its published code has it."""
+
+
+def activation(kind: str, x: Any) -> Any:
+    """Apply ``silu``, ``gelu`` or ``gelu_tanh``."""
+    if kind == "silu":
+        return nn.op.silu(x)
+    return nn.op.gelu(x, approximate="tanh" if kind == "gelu_tanh" else None)
+
+
+def gated(config: DecoderConfig, gate: Any, up: Any) -> Any:
+    """Return the gated activation of two products of the same shape."""
+    limit = config.swiglu_limit
+    if not limit:
+        return nn.op.multiply(activation(config.activation, gate), up)
+    gate = nn.op.minimum(gate, Tensor.from_scalar(limit, gate.dtype))
+    up = emit(relax.op.clip(up._expr, -limit, limit), "bounded")
+    slope = Tensor.from_scalar(_GPT_OSS_SLOPE, gate.dtype)
+    gate = nn.op.multiply(gate, nn.op.sigmoid(nn.op.multiply(gate, slope)))
+    return nn.op.multiply(nn.op.add(up, Tensor.from_scalar(1.0, up.dtype)), gate)
+
+
+class GatedFeedForward(nn.Module):  # type: ignore[misc]
+    """Gated feed-forward block: down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, config: DecoderConfig, inner: int) -> None:
+        super().__init__()
+        self.config = config
+        self.gate_proj = nn.Linear(config.hidden, inner, bias=False, dtype=config.dtype)
+        self.up_proj = nn.Linear(config.hidden, inner, bias=False, dtype=config.dtype)
+        self.down_proj = nn.Linear(inner, config.hidden, bias=False, dtype=config.dtype)
+
+    def forward(self, x: Any) -> Any:
+        """Map (batch, seq, hidden) to the same shape."""
+        hidden = activation(self.config.activation, self.gate_proj(x))
+        return self.down_proj(nn.op.multiply(hidden, self.up_proj(x)))
+
+
+class Router(nn.Module):  # type: ignore[misc]
+    """Router of tokens to experts; its weight is (hidden, experts), as it is multiplied."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter((config.hidden, config.experts), config.dtype)
+        if config.expert_bias:
+            self.bias = nn.Parameter((config.experts,), config.dtype)
+        if config.routing == "sigmoid":
+            self.correction = nn.Parameter((config.experts,), "float32")
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        """Select experts for the tokens of (groups, seq, hidden).
+
+        Returns
+        -------
+        gates : Tensor
+            float32 (groups, seq, top_k).
+        indices : Tensor
+            int32 (groups, seq, top_k).
+        """
+        config = self.config
+        logits = nn.op.matmul(x, self.weight, name="router_logits")
+        if config.expert_bias:
+            logits = nn.op.add(logits, self.bias)
+        logits = in_float32(logits)
+        if config.routing == "softmax":
+            values, indices = nn.op.topk(logits, config.top_k, axis=-1)
+            gates = nn.op.softmax(values, axis=-1, name="gates")
+        elif config.routing == "softmax_all":
+            probabilities = nn.op.softmax(logits, axis=-1, name="probabilities")
+            gates, indices = nn.op.topk(probabilities, config.top_k, axis=-1)
+        else:
+            scores = nn.op.sigmoid(logits, name="scores")
+            _, indices = nn.op.topk(self._admitted(scores), config.top_k, axis=-1)
+            gates = emit(relax.op.gather_elements(scores._expr, indices._expr, axis=2), "gates")
+            total = nn.op.sum(gates, axis=-1, keepdims=True)
+            gates = nn.op.divide(gates, nn.op.add(total, Tensor.from_scalar(1e-20, "float32")))
+        if config.routing_scale != 1.0:
+            gates = nn.op.multiply(gates, Tensor.from_scalar(config.routing_scale, "float32"))
+        return gates, indices
+
+    def _admitted(self, scores: Any) -> Any:
+        """Return corrected scores, 0 for experts of groups that the token may not use."""
+        config = self.config
+        choice = nn.op.add(scores, self.correction, name="choice")
+        if config.top_groups == config.expert_groups:
+            return choice
+        groups, seq, experts = choice.shape
+        count, size = config.expert_groups, experts // config.expert_groups
+        by_group = nn.op.reshape(choice, (groups, seq, count, size))
+        best, _ = nn.op.topk(by_group, min(2, size), axis=-1)
+        _, admitted = nn.op.topk(nn.op.sum(best, axis=-1), config.top_groups, axis=-1)
+        numbers = Tensor.from_const(np.arange(count, dtype="int32"))
+        same = nn.op.equal(nn.op.unsqueeze(admitted, 3), numbers)
+        mask = nn.op.sum(nn.op.astype(same, "float32"), axis=2)
+        masked = nn.op.multiply(by_group, nn.op.unsqueeze(mask, 3), name="admitted")
+        return nn.op.reshape(masked, (groups, seq, experts))
+
+
+def rows_at(x: Any, index: Any, name: str) -> Any:
+    """Return the rows (groups, count, hidden) of ``x`` at int32 (groups, count) places."""
+    place = nn.op.unsqueeze(nn.op.astype(index, "int64"), 2)
+    return emit(relax.op.gather_nd(x._expr, place._expr, batch_dims=1), name)
+
+
+class Permutation:
+    """The slots of experts that tokens take.
+
+    Parameters
+    ----------
+    indices : Tensor
+        int32 (groups, seq, top_k), the expert of each choice.
+    config : DecoderConfig
+
+    Attributes
+    ----------
+    taken : Tensor
+        float32 (groups, seq, top_k), 1 where the choice has a slot.
+    slot_of_choice : Tensor
+        int32 (groups, seq * top_k): where the result of a choice is; the last slot without one.
+    token_of_slot : Tensor
+        int32 (groups, experts * capacity): the token in each slot; 0 where the slot is empty.
+    """
+
+    def __init__(self, indices: Any, config: DecoderConfig) -> None:
+        groups, seq, k = indices.shape
+        experts, capacity = config.experts, config.capacity
+        slots = experts * capacity
+        order = nn.op.reshape(nn.op.permute_dims(indices, [0, 2, 1]), (groups, k * seq))
+        numbers = Tensor.from_const(np.arange(experts, dtype="int32"))
+        chosen = nn.op.astype(nn.op.equal(nn.op.unsqueeze(order, 2), numbers), "int32")
+        before = nn.op.cumsum(chosen, axis=1, exclusive=True)
+        place = nn.op.sum(nn.op.multiply(before, chosen), axis=2, name="place")
+        fits = nn.op.less(place, Tensor.from_scalar(capacity, "int32"))
+        slot = nn.op.add(nn.op.multiply(order, Tensor.from_scalar(capacity, "int32")), place)
+        slot = nn.op.where(fits, slot, Tensor.from_scalar(slots, "int32"), name="slot")
+        token = Tensor.from_const(np.tile(np.arange(seq, dtype="int32"), k)[None, :])
+        token = nn.op.broadcast_to(token, (groups, k * seq))
+        empty = nn.op.zeros((groups, slots + 1), "int32")
+        filled = emit(
+            relax.op.scatter_elements(empty._expr, slot._expr, token._expr, axis=1), "filled"
+        )
+        self.token_of_slot = part(filled, 0, slots, "token_of_slot", axis=1)
+        by_token = nn.op.permute_dims(nn.op.reshape(slot, (groups, k, seq)), [0, 2, 1])
+        last = Tensor.from_scalar(slots - 1, "int32")
+        self.slot_of_choice = nn.op.reshape(nn.op.minimum(by_token, last), (groups, seq * k))
+        self.taken = nn.op.astype(
+            nn.op.less(by_token, Tensor.from_scalar(slots, "int32")), "float32"
+        )
+
+
+class Mixture(nn.Module):  # type: ignore[misc]
+    """Experts with stacked weights (experts, in, out), their router, and a shared expert."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config, dtype = config, config.dtype
+        experts, hidden, inner = config.experts, config.hidden, config.expert_ffn
+        self.router = Router(config)
+        self.gate_proj = nn.Parameter((experts, hidden, inner), dtype)
+        self.up_proj = nn.Parameter((experts, hidden, inner), dtype)
+        self.down_proj = nn.Parameter((experts, inner, hidden), dtype)
+        if config.expert_bias:
+            self.gate_bias = nn.Parameter((experts, 1, inner), dtype)
+            self.up_bias = nn.Parameter((experts, 1, inner), dtype)
+            self.down_bias = nn.Parameter((experts, 1, hidden), dtype)
+        if config.shared_ffn:
+            self.shared_experts = GatedFeedForward(config, config.shared_ffn)
+
+    def forward(self, x: Any) -> Any:
+        """Map (groups, seq, hidden) to the same shape."""
+        config = self.config
+        groups, seq, hidden = x.shape
+        experts, capacity, k = config.experts, config.capacity, config.top_k
+        gates, indices = self.router(x)
+        permutation = Permutation(indices, config)
+        rows = rows_at(x, permutation.token_of_slot, "dispatched")
+        rows = nn.op.reshape(rows, (groups, experts, capacity, hidden))
+        rows = nn.op.reshape(
+            nn.op.permute_dims(rows, [1, 0, 2, 3]), (experts, groups * capacity, hidden)
+        )
+        outputs = nn.op.permute_dims(
+            nn.op.reshape(self._work(rows), (experts, groups, capacity, hidden)), [1, 0, 2, 3]
+        )
+        outputs = nn.op.reshape(outputs, (groups, experts * capacity, hidden))
+        mixed = rows_at(outputs, permutation.slot_of_choice, "returned")
+        mixed = in_float32(nn.op.reshape(mixed, (groups, seq, k, hidden)))
+        weights = nn.op.unsqueeze(nn.op.multiply(gates, permutation.taken), 3)
+        result = nn.op.sum(nn.op.multiply(mixed, weights), axis=2, name="combined")
+        result = back_to(result, x.dtype)
+        if config.shared_ffn:
+            result = nn.op.add(result, self.shared_experts(x))
+        return result
+
+    def _work(self, rows: Any) -> Any:
+        """Map (experts, rows, hidden) to the same shape, each slice by its expert."""
+        gate = nn.op.matmul(rows, self.gate_proj, name="gate")
+        up = nn.op.matmul(rows, self.up_proj, name="up")
+        if self.config.expert_bias:
+            gate, up = nn.op.add(gate, self.gate_bias), nn.op.add(up, self.up_bias)
+        outputs = nn.op.matmul(gated(self.config, gate, up), self.down_proj, name="outputs")
+        return nn.op.add(outputs, self.down_bias) if self.config.expert_bias else outputs
