@@ -96,7 +96,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="A .onnx, .pt2, .mlir, .json or .py (TVMScript) file, or zoo:NAME?key=value,...",
+        help="A .onnx, .pt2, .mlir, .json or .py (TVMScript) file, a config.json of the Hugging "
+        "Face hub, hf:NAME, or zoo:NAME?key=value,...",
     )
     parser.add_argument("--batch", metavar="N", help="Set the global batch size in samples.")
     add_dim_option(parser)

@@ -299,11 +299,10 @@ _MODELS = {
         (unet, unet_model.PRESETS, unet_model.DEFAULT_SIZE),
         (resnet, resnet_model.PRESETS, resnet_model.DEFAULT_SIZE),
         (mlp, mlp_model.PRESETS, mlp_model.DEFAULT_SIZE),
-        *(
-            (make, FAMILIES[make.__name__], next(iter(FAMILIES[make.__name__])))
-            for make in (deepseek, gemma, gpt_oss, llama3, mistral, mixtral, phi, qwen2, qwen3)
-        ),
     )
+} | {
+    make.__name__: _Model(make, FAMILIES[make.__name__], next(iter(FAMILIES[make.__name__])))
+    for make in (deepseek, gemma, gpt_oss, llama3, mistral, mixtral, phi, qwen2, qwen3)
 }
 
 NAMES = tuple(_MODELS)

@@ -196,7 +196,7 @@ class DecoderConfig(Config):
         With ``yarn`` and latent attention it contains the square of yarn's scale, as DeepSeek-V2's
         published code has it.
         """
-        scale = (self.query_width or self.width) ** -0.5
+        scale = 1.0 / math.sqrt(self.query_width or self.width)
         if self.kv_rank and self.rotary_scaling == "yarn" and self.rotary_mscale_all:
             return scale * yarn_scale(self.rotary_factor, self.rotary_mscale_all) ** 2
         return scale

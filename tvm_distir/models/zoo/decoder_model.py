@@ -258,9 +258,9 @@ class Decoder(nn.Module):  # type: ignore[misc]
         if config.embed_scale:
             scale = Tensor.from_scalar(math.sqrt(config.hidden), config.dtype)
             x = nn.op.multiply(x, scale, name="scaled_tokens")
-        everything, local = self._places()
+        by_window = self._places()
         for number, layer in enumerate(self.layers):
-            x = layer(x, *(local if config.has_window(number) else everything))
+            x = layer(x, *by_window[config.has_window(number)])
         x = self.norm(x)
         if config.tied:
             table = nn.op.permute_dims(self.embed_tokens.weight, [1, 0])
@@ -269,21 +269,18 @@ class Decoder(nn.Module):  # type: ignore[misc]
             logits = self.lm_head(x)
         return capped(logits, config.logit_cap)
 
-    def _places(self) -> tuple[Places | None, Places | None]:
-        """Return what layers without and with a window know of positions."""
-        config = self.config
-        windows = {config.has_window(number) for number in range(config.layers)}
-        places = positions(config.seq)
-        everything = local = None
-        if False in windows or not config.local_theta:
-            table = tables(config, places, config.theta)
-        if False in windows:
-            everything = Places(causal_mask(places), *table)
-        if True in windows:
-            if config.local_theta:
+    def _places(self) -> dict[bool, Places]:
+        """Return what layers with and without a window know of positions."""
+        config, places = self.config, positions(self.config.seq)
+        by_window, table = {}, None
+        for windowed in sorted({config.has_window(number) for number in range(config.layers)}):
+            if windowed and config.local_theta:
                 table = tables(local_rotary(config), places, config.local_theta)
-            local = Places(windowed_mask(places, config.window), *table)
-        return everything, local
+            elif table is None:
+                table = tables(config, places, config.theta)
+            mask = windowed_mask(places, config.window) if windowed else causal_mask(places)
+            by_window[windowed] = Places(mask, *table)
+        return by_window
 
 
 def local_rotary(config: DecoderConfig) -> DecoderConfig:

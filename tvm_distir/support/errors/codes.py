@@ -69,6 +69,8 @@ CODES: dict[str, str] = {
     "DIST0330": "the zoo has no such model",
     "DIST0331": "a model of the zoo has no such key or size",
     "DIST0332": "the keys given to the zoo do not describe a valid model",
+    "DIST0334": "a config.json does not describe a known decoder",
+    "DIST0335": "a tensor belongs to no weight of the decoder that config.json describes",
     "DIST0340": "the inputs of a module cannot be generated",
     "DIST0341": "a module has no such entry function, or several of which one must be chosen",
     "DIST0350": "an op of a model that is to be trained has no gradient",
