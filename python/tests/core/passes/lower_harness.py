@@ -99,7 +99,7 @@ def distributed(specs, call, mesh, factors, gather=True, functions=None):
     outs = []
     for number, ty in enumerate(flat_types(call.ty)):
         labels = [
-            R if f is None or f.reduces or f.outs[number] is None else f.outs[number]
+            R if f is None or f.outs[number] is None else f.outs[number]
             for f in factors
         ]
         outs.append(as_dtensor(ty, mesh, labels))
