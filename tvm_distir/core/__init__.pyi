@@ -42,9 +42,9 @@ from .ir.async_ops import register_ops as register_ops
 from .ir.async_ops import start as start
 from .ir.async_ops import start_name as start_name
 from .ir.async_ops import started_op as started_op
-from .ir.attention_ops import ATTENTION as ATTENTION
-from .ir.attention_ops import BACKWARD as ATTENTION_BACKWARD
-from .ir.attention_ops import BIAS_GRADIENT as ATTENTION_BIAS_GRADIENT
+from .ir.attention_ops import ATTENTION_OP as ATTENTION_OP
+from .ir.attention_ops import ATTENTION_BACKWARD_OP as ATTENTION_BACKWARD_OP
+from .ir.attention_ops import ATTENTION_BIAS_OP as ATTENTION_BIAS_OP
 from .ir.attention_ops import UNSEEN as UNSEEN
 from .ir.attention_ops import AttentionForm as AttentionForm
 from .ir.attention_ops import attention as attention

@@ -28,9 +28,9 @@ from tvm_distir.support import MeshError
 
 from .ops import PREFIX
 
-ATTENTION = f"{PREFIX}attention"
-BACKWARD = f"{PREFIX}attention_backward"
-BIAS_GRADIENT = f"{PREFIX}attention_bias_gradient"
+ATTENTION_OP = f"{PREFIX}attention"
+ATTENTION_BACKWARD_OP = f"{PREFIX}attention_backward"
+ATTENTION_BIAS_OP = f"{PREFIX}attention_bias_gradient"
 UNSEEN = -1e30
 """Score of a key that a query does not see, and log-sum-exp of a query that sees no key."""
 
@@ -93,7 +93,7 @@ def attention(
     the type of ``q``, and ``lse (B, H, S)``, in float32 at least.
     """
     form = AttentionForm(scale, causal, window, offset)
-    return _attention_call(ATTENTION, [q, k, v, *more], form)
+    return _attention_call(ATTENTION_OP, [q, k, v, *more], form)
 
 
 def attention_backward(
@@ -111,7 +111,7 @@ def attention_backward(
 ) -> ir.Call:
     """Compute the gradients ``(dq, dk, dv)`` of attention from ``do``, the gradient of ``o``."""
     form = AttentionForm(scale, causal, window, offset)
-    return _attention_call(BACKWARD, [q, k, v, o, do, lse, *more], form)
+    return _attention_call(ATTENTION_BACKWARD_OP, [q, k, v, o, do, lse, *more], form)
 
 
 def attention_bias_gradient(
@@ -129,12 +129,12 @@ def attention_bias_gradient(
 ) -> ir.Call:
     """Compute the gradient of the bias of attention; typed as the bias."""
     form = AttentionForm(scale, causal, window, offset)
-    return _attention_call(BIAS_GRADIENT, [q, k, v, o, do, lse, *more], form)
+    return _attention_call(ATTENTION_BIAS_OP, [q, k, v, o, do, lse, *more], form)
 
 
 def attention_operands(call: ir.Call) -> tuple[list[Any], Any, Any]:
     """Return the tensors that each form of an op has, its bias or None, its shift or None."""
-    count = 3 if str(call.op.name) == ATTENTION else 6
+    count = 3 if str(call.op.name) == ATTENTION_OP else 6
     more = list(call.args[count:])
     shift = more.pop() if more and not len(more[-1].ty.shape) else None
     return list(call.args[:count]), more[0] if more else None, shift
@@ -227,9 +227,9 @@ def _infer_bias(call: ir.Call, _: Any) -> Any:
 
 
 INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
-    ATTENTION: _infer_forward,
-    BACKWARD: _infer_backward,
-    BIAS_GRADIENT: _infer_bias,
+    ATTENTION_OP: _infer_forward,
+    ATTENTION_BACKWARD_OP: _infer_backward,
+    ATTENTION_BIAS_OP: _infer_bias,
 }
 _MAKERS = (attention, attention_backward, attention_bias_gradient)
 
@@ -252,9 +252,9 @@ def register_attention() -> None:
 
 
 __all__ = [
-    "ATTENTION",
-    "BACKWARD",
-    "BIAS_GRADIENT",
+    "ATTENTION_OP",
+    "ATTENTION_BACKWARD_OP",
+    "ATTENTION_BIAS_OP",
     "UNSEEN",
     "AttentionForm",
     "accumulated",

@@ -10,9 +10,9 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.attention_ops import (
-    ATTENTION,
-    BACKWARD,
-    BIAS_GRADIENT,
+    ATTENTION_OP,
+    ATTENTION_BACKWARD_OP,
+    ATTENTION_BIAS_OP,
     UNSEEN,
     AttentionForm,
 )
@@ -144,7 +144,7 @@ def shifted_on_shards(cx: LocalCall) -> Any:
     return ir.Call(cx.call.op, [*operands, shift], cx.call.attrs)
 
 
-@FAMILY.rule(ATTENTION, local=shifted_on_shards)
+@FAMILY.rule(ATTENTION_OP, local=shifted_on_shards)
 def attention(call: CallShape) -> Draft:
     """Shard batch, heads (by key heads) and query positions.
 
@@ -162,7 +162,7 @@ def attention(call: CallShape) -> Draft:
     return draft
 
 
-@FAMILY.rule(BACKWARD, local=shifted_on_shards, padding=ZERO_TERMS)
+@FAMILY.rule(ATTENTION_BACKWARD_OP, local=shifted_on_shards, padding=ZERO_TERMS)
 def attention_backward(call: CallShape) -> Draft:
     """Shard batch and heads; parts of queries or of keys leave terms of the others' gradients.
 
@@ -182,7 +182,7 @@ def attention_backward(call: CallShape) -> Draft:
     return draft
 
 
-@FAMILY.rule(BIAS_GRADIENT, local=shifted_on_shards, padding=ZERO_TERMS)
+@FAMILY.rule(ATTENTION_BIAS_OP, local=shifted_on_shards, padding=ZERO_TERMS)
 def attention_bias_gradient(call: CallShape) -> Draft:
     """Shard batch, heads and positions: blocks of the dims that the bias has, terms of others."""
     draft = Draft(call)

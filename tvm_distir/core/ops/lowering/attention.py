@@ -15,9 +15,9 @@ from tvm import ir, relax
 from tvm.relax import op
 
 from tvm_distir.core.ir.attention_ops import (
-    ATTENTION,
-    BACKWARD,
-    BIAS_GRADIENT,
+    ATTENTION_OP,
+    ATTENTION_BACKWARD_OP,
+    ATTENTION_BIAS_OP,
     UNSEEN,
     AttentionForm,
     accumulated,
@@ -188,9 +188,9 @@ def _bias(builder: relax.BlockBuilder, call: ir.Call) -> Any:
 
 
 WRITTEN_ATTENTION: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
-    ATTENTION: _forward,
-    BACKWARD: _backward,
-    BIAS_GRADIENT: _bias,
+    ATTENTION_OP: _forward,
+    ATTENTION_BACKWARD_OP: _backward,
+    ATTENTION_BIAS_OP: _bias,
 }
 """Writers of calls, by the names of the ops."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core import (
-    ATTENTION,
+    ATTENTION_OP,
     AttentionForm,
     attention,
     attention_backward,
@@ -42,7 +42,7 @@ def _gradients(
     return gradients
 
 
-@register_gradient(ATTENTION.removeprefix("relax."))
+@register_gradient(ATTENTION_OP.removeprefix("relax."))
 def _attention(var: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     fields = builder.lookup_binding(grad) if isinstance(grad, relax.Var) else grad
     if not isinstance(fields, relax.Tuple) or not _is_zero(fields.fields[1], builder):
