@@ -42,9 +42,9 @@ from .ir.async_ops import register_ops as register_ops
 from .ir.async_ops import start as start
 from .ir.async_ops import start_name as start_name
 from .ir.async_ops import started_op as started_op
-from .ir.attention_ops import ATTENTION_OP as ATTENTION_OP
 from .ir.attention_ops import ATTENTION_BACKWARD_OP as ATTENTION_BACKWARD_OP
 from .ir.attention_ops import ATTENTION_BIAS_OP as ATTENTION_BIAS_OP
+from .ir.attention_ops import ATTENTION_OP as ATTENTION_OP
 from .ir.attention_ops import UNSEEN as UNSEEN
 from .ir.attention_ops import AttentionForm as AttentionForm
 from .ir.attention_ops import attention as attention
@@ -154,8 +154,9 @@ from .ops.local.shard import Operand as Operand
 from .ops.local.shard import shard as shard
 from .ops.lookup import rule_of as rule_of
 from .ops.lookup import work_of as work_of
-from .ops.lowering.division import divisor_parameters as divisor_parameters
 from .ops.lowering.attention import WRITTEN_ATTENTION as WRITTEN_ATTENTION
+from .ops.lowering.attention import written_attention as written_attention
+from .ops.lowering.division import divisor_parameters as divisor_parameters
 from .ops.lowering.legalizing import kernel_passes as kernel_passes
 from .ops.lowering.repair import repair_kernels as repair_kernels
 from .ops.match import describe_factor as describe_factor

@@ -85,7 +85,7 @@ def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call
 
 
 def register_ops() -> None:
-    """Add the ops of :mod:`.ops`, of attention, and these to TVM's registry and to the TVMScript parser."""
+    """Add these ops, those of :mod:`.ops` and of attention to the registry and the parser."""
     for kind in COLLECTIVES:
         name = start_name(kind)
         ops.CONSTRUCTORS[name] = _starter(kind)

@@ -31,6 +31,8 @@ from .ops import PREFIX
 ATTENTION_OP = f"{PREFIX}attention"
 ATTENTION_BACKWARD_OP = f"{PREFIX}attention_backward"
 ATTENTION_BIAS_OP = f"{PREFIX}attention_bias_gradient"
+ATTENTION_OPS = (ATTENTION_OP, ATTENTION_BACKWARD_OP, ATTENTION_BIAS_OP)
+"""Ops of this module, which stand at every level."""
 UNSEEN = -1e30
 """Score of a key that a query does not see, and log-sum-exp of a query that sees no key."""
 
@@ -187,7 +189,9 @@ def _checked(call: ir.Call) -> list[Any]:
     q, k, v = (list(x.ty.shape) for x in tensors[:3])
     if any(len(shape) != _RANK for shape in (q, k, v)):
         raise _fault(
-            call, "queries, keys or values without four dims", "Use (batch, positions, heads, width)."
+            call,
+            "queries, keys or values without four dims",
+            "Use (batch, positions, heads, width).",
         )
     pairs = [(q[0], k[0]), (q[0], v[0]), (k[1], v[1]), (k[2], v[2]), (q[3], k[3])]
     if not all(_same(a, b) for a, b in pairs):
@@ -207,7 +211,7 @@ def _checked(call: ir.Call) -> list[Any]:
 
 
 def _infer_forward(call: ir.Call, _: Any) -> Any:
-    q, k, v, *_rest = _checked(call)
+    q, _k, v, *_rest = _checked(call)
     batch, positions, heads, _width = q.shape
     lse = relax.TensorType([batch, heads, positions], accumulated(str(q.dtype)), q.vdevice)
     out = relax.TensorType([batch, positions, heads, v.shape[3]], q.dtype, q.vdevice)
@@ -252,9 +256,10 @@ def register_attention() -> None:
 
 
 __all__ = [
-    "ATTENTION_OP",
     "ATTENTION_BACKWARD_OP",
     "ATTENTION_BIAS_OP",
+    "ATTENTION_OP",
+    "ATTENTION_OPS",
     "UNSEEN",
     "AttentionForm",
     "accumulated",

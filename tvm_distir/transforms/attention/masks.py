@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tvm import ir, relax
+from tvm import ir
 
 from tvm_distir.core import known_shape, op_name
 

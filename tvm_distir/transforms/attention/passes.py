@@ -178,7 +178,7 @@ class _Fuser:
                 _form(match)
                 _check_types(match)
             except Unmatched as why:
-                if len(known_shape(var.ty) or ()) > 3:  # noqa: PLR2004 (heads, rows, columns)
+                if len(known_shape(var.ty) or ()) > 3:
                     LOG.info("%s: the softmax %s stays: %s", self._name, var.name, why)
                 continue
             result.update([self._target(match)])
@@ -187,7 +187,7 @@ class _Fuser:
     def _target(self, match: Match) -> tuple[Any, tuple[str, Match]]:
         """Return the value that the op's result replaces, and its layout."""
         var, layout = match.result, "heads first"
-        batch, *heads, rows, width = match.result.ty.shape
+        _batch, *heads, _rows, _width = match.result.ty.shape
         if len(heads) > 1:
             layout = "groups"
             single = self._single(var, "reshape")
@@ -282,8 +282,7 @@ class _Fuser:
         if op_name(value) == "permute_dims":
             order, expr = _order(value), value.args[0]
             value = self._writer_value(expr)
-        heads = order[2]
-        source = self._unrepeated(value, heads)
+        source = self._unrepeated(value, order[2])
         if source is None:
             if order == [0, 1, 2, 3]:
                 return expr
@@ -389,7 +388,9 @@ def _check_types(match: Match) -> None:
             raise Unmatched("its operands have other batches")
     elif not q[0] == keys[order[0]] == v[0]:
         raise Unmatched("its operands have other batches")
-    if len(order) > len(_SWAP) and (int(k.ty.shape[order[2]]) != 1 or int(match.v.ty.shape[2]) != 1):
+    if len(order) > len(_SWAP) and (
+        int(k.ty.shape[order[2]]) != 1 or int(match.v.ty.shape[2]) != 1
+    ):
         raise Unmatched("keys of heads that share none are in five dims")
     lead = [n for x in (*match.masks, *match.biases) for n in list(x.ty.shape)[:-2]]
     five = len(order) > len(_SWAP)

@@ -10,9 +10,9 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.attention_ops import (
-    ATTENTION_OP,
     ATTENTION_BACKWARD_OP,
     ATTENTION_BIAS_OP,
+    ATTENTION_OP,
     UNSEEN,
     AttentionForm,
 )
@@ -151,7 +151,7 @@ def attention(call: CallShape) -> Draft:
     FLOPs: 2 B H S T (D + E) for the two products, half of it with a causal mask.
     """
     draft = Draft(call)
-    q, k, _v = call.ins[:3]
+    q, _k, _v = call.ins[:3]
     bias = _bias_of(call, 3)
     draft.tie(_tied(bias, 3, {0: 0, 1: 0, 2: 0}, 0, q[0]), {0: 0, 1: 0})
     _tie_heads(draft, _tied(bias, 3, {0: 2, 1: 2, 2: 2}, 1, q[2]), {0: 2, 1: 1})

@@ -15,9 +15,9 @@ from tvm import ir, relax
 from tvm.relax import op
 
 from tvm_distir.core.ir.attention_ops import (
-    ATTENTION_OP,
     ATTENTION_BACKWARD_OP,
     ATTENTION_BIAS_OP,
+    ATTENTION_OP,
     UNSEEN,
     AttentionForm,
     accumulated,
@@ -138,20 +138,22 @@ class _Written:
         values = self.emit(op.permute_dims(self.keys(v), [0, 1, 3, 2]))
         by_weights = self.emit(op.matmul(self.queries(do), values))
         by_weights = self.by_head(by_weights, self.columns)
-        return weights, self.emit(
-            op.multiply(weights, self.emit(op.subtract(by_weights, along)))
-        )
+        return weights, self.emit(op.multiply(weights, self.emit(op.subtract(by_weights, along))))
 
 
-def _forward(builder: relax.BlockBuilder, call: ir.Call) -> Any:
-    """Write out attention with the maxima and sums of its scores."""
+def written_attention(builder: Any, call: ir.Call, guarded: bool = True) -> Any:
+    """Write out attention with the maxima and sums of its scores.
+
+    Unless it is guarded, a query that sees no key has the mean of all values.
+    """
     w = _Written(builder, call)
     q, _, v = w.tensors
     scores = w.masked(w.scores(), UNSEEN)
     top = w.emit(op.max(scores, [3], keepdims=True))
-    raised = w.masked(w.emit(op.exp(w.emit(op.subtract(scores, top)))), 0.0)
+    raised = w.emit(op.exp(w.emit(op.subtract(scores, top))))
+    raised = w.masked(raised, 0.0) if guarded else raised
     total = w.emit(op.sum(raised, [3], keepdims=True))
-    if w.form.causal:
+    if w.form.causal and guarded:
         total = w.emit(op.maximum(total, w.const(_LEAST_SUM)))
     weights = w.paired(w.emit(op.divide(raised, total)), w.columns)
     mixed = w.by_head(w.emit(op.matmul(weights, w.keys(v))), v.ty.shape[3])
@@ -166,9 +168,7 @@ def _backward(builder: relax.BlockBuilder, call: ir.Call) -> Any:
     q, k, v, _, do, _ = w.tensors
     weights, by_scores = w.score_gradients()
     weights = w.paired(weights, w.columns)
-    by_scores = w.paired(
-        w.emit(op.multiply(by_scores, w.const(w.form.scale))), w.columns
-    )
+    by_scores = w.paired(w.emit(op.multiply(by_scores, w.const(w.form.scale))), w.columns)
     by_query = w.by_head(w.emit(op.matmul(by_scores, w.keys(k))), q.ty.shape[3])
     turned = w.emit(op.permute_dims(by_scores, [0, 1, 3, 2]))
     by_key = w.emit(op.matmul(turned, w.queries(q)))
@@ -188,11 +188,11 @@ def _bias(builder: relax.BlockBuilder, call: ir.Call) -> Any:
 
 
 WRITTEN_ATTENTION: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
-    ATTENTION_OP: _forward,
+    ATTENTION_OP: written_attention,
     ATTENTION_BACKWARD_OP: _backward,
     ATTENTION_BIAS_OP: _bias,
 }
 """Writers of calls, by the names of the ops."""
 
 
-__all__ = ["WRITTEN_ATTENTION"]
+__all__ = ["WRITTEN_ATTENTION", "written_attention"]

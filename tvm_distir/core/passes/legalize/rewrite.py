@@ -94,7 +94,15 @@ class FunctionLegalizer:
             field = reading.kinds[number] == FIELD
             if name is None and not field:
                 continue
-            how = ITEM if field else WRAP if name == "partial" else REDUCE if name in REDUCTIONS else USE
+            how = (
+                ITEM
+                if field
+                else WRAP
+                if name == "partial"
+                else REDUCE
+                if name in REDUCTIONS
+                else USE
+            )
             first, end = reading.begin[number : number + 2]
             for used in others[first:end]:
                 reads[used] |= how
