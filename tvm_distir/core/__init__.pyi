@@ -154,11 +154,11 @@ from .ops.local.shard import Operand as Operand
 from .ops.local.shard import shard as shard
 from .ops.lookup import rule_of as rule_of
 from .ops.lookup import work_of as work_of
-from .ops.lowering.attention import WRITTEN_ATTENTION as WRITTEN_ATTENTION
-from .ops.lowering.attention import written_attention as written_attention
 from .ops.lowering.division import divisor_parameters as divisor_parameters
 from .ops.lowering.legalizing import kernel_passes as kernel_passes
 from .ops.lowering.repair import repair_kernels as repair_kernels
+from .ops.lowering.written_attention import WRITTEN_ATTENTION as WRITTEN_ATTENTION
+from .ops.lowering.written_attention import written_attention as written_attention
 from .ops.match import describe_factor as describe_factor
 from .ops.packed import is_packed_call as is_packed_call
 from .ops.partial import call_form as call_form

@@ -226,4 +226,5 @@ def _constant_addend(const: Any) -> Band | None:
 def _band(table: np.ndarray) -> Band | None:
     """Return the band that a table of booleans is, with columns that no row limits."""
     below = int(table[0].sum()) - 1
-    return Band(below=below) if np.array_equal(table, np.tri(*table.shape, below, bool)) else None
+    lower = np.tri(table.shape[0], table.shape[1], below, bool)
+    return Band(below=below) if np.array_equal(table, lower) else None

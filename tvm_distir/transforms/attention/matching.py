@@ -86,7 +86,7 @@ class Matcher:
         reader = self._single(var)
         while op_name(self._values.get(reader)) in _CASTS:
             var, reader = reader, self._single(reader)
-        value = self._values.get(reader)
+        value: Any = self._values.get(reader)
         name = op_name(value)
         if name == "nn.dropout":
             raise Unmatched("its weights have a dropout")
@@ -97,7 +97,7 @@ class Matcher:
     def _scores(self, expr: Any, found: Match) -> None:
         """Follow the scores back to the product of queries and keys."""
         while True:
-            value = self._values.get(expr)
+            value: Any = self._values.get(expr)
             name = op_name(value)
             if name in _CASTS:
                 expr = value.args[0]
@@ -162,7 +162,7 @@ class Matcher:
         return sides[0]
 
     def _leads_to_product(self, expr: Any) -> bool:
-        value = self._values.get(expr) if isinstance(expr, ir.Var) else None
+        value: Any = self._values.get(expr) if isinstance(expr, ir.Var) else None
         while op_name(value) in ("astype", "multiply", "divide", "where", "add"):
             place = 1 if op_name(value) == "where" else 0
             value = self._values.get(value.args[place])
@@ -170,7 +170,7 @@ class Matcher:
 
     def _unscaled(self, expr: Any, found: Match) -> Any:
         """Return an operand of the first product without the scale it is multiplied by."""
-        value = self._values.get(expr)
+        value: Any = self._values.get(expr)
         if op_name(value) in ("multiply", "divide"):
             number = self._number(value.args[1])
             if number is not None:
@@ -182,7 +182,7 @@ class Matcher:
         """Return a value and the order of its dims that gives keys with positions before width."""
         rank = len(known_shape(expr.ty) or ())
         order = [*range(rank - 2), rank - 1, rank - 2]
-        value = self._values.get(expr)
+        value: Any = self._values.get(expr)
         if op_name(value) == "permute_dims" and value.attrs.axes is not None:
             axes = [int(a) for a in value.attrs.axes]
             return value.args[0], [axes[i] for i in order]

@@ -100,7 +100,7 @@ def with_log_sum_exp(mod: ir.IRModule) -> ir.IRModule:
 
 
 class _Facts:
-    """What is known of the parameters of private functions, from all their calls."""
+    """Reader of what all calls of a private function say about its parameters."""
 
     def __init__(self, functions: Mapping[str, tuple[Any, relax.Function]]) -> None:
         self._functions = functions
@@ -267,7 +267,7 @@ class _Fuser:
 
     def _ordered(self, expr: Any, order: list[int], name: str) -> Any:
         """Permute a value, together with the permutation that it is."""
-        value = self._values.get(expr)
+        value: Any = self._values.get(expr)
         if op_name(value) == "permute_dims" and value.attrs.axes is not None:
             axes = _order(value)
             expr, order = value.args[0], [axes[i] for i in order]
@@ -290,7 +290,7 @@ class _Fuser:
         return self._ordered(source, order, name)
 
     def _writer_value(self, expr: Any) -> Any:
-        value = self._values.get(expr)
+        value: Any = self._values.get(expr)
         if value is None:
             value = next((b.value for b in self._writer.bindings if b.var.same_as(expr)), None)
         return value
@@ -302,7 +302,7 @@ class _Fuser:
             return value.args[0] if axis is not None and int(axis) % 4 == heads else None
         if op_name(value) != "reshape":
             return None
-        spread = self._values.get(value.args[0])
+        spread: Any = self._values.get(value.args[0])
         if op_name(spread) != "broadcast_to":
             return None
         single = known_shape(spread.args[0].ty) or ()
@@ -313,7 +313,7 @@ class _Fuser:
             n for i, n in enumerate(single) if i != heads + 1
         ]:
             return None
-        below = self._values.get(spread.args[0])
+        below: Any = self._values.get(spread.args[0])
         want = tuple(n for i, n in enumerate(single) if i != heads + 1)
         if op_name(below) in ("expand_dims", "reshape"):
             return below.args[0] if known_shape(below.args[0].ty) == want else None
