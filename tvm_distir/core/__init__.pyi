@@ -42,6 +42,16 @@ from .ir.async_ops import register_ops as register_ops
 from .ir.async_ops import start as start
 from .ir.async_ops import start_name as start_name
 from .ir.async_ops import started_op as started_op
+from .ir.attention_ops import ATTENTION_BACKWARD_OP as ATTENTION_BACKWARD_OP
+from .ir.attention_ops import ATTENTION_BIAS_OP as ATTENTION_BIAS_OP
+from .ir.attention_ops import ATTENTION_OP as ATTENTION_OP
+from .ir.attention_ops import UNSEEN as UNSEEN
+from .ir.attention_ops import AttentionForm as AttentionForm
+from .ir.attention_ops import attention as attention
+from .ir.attention_ops import attention_backward as attention_backward
+from .ir.attention_ops import attention_bias_gradient as attention_bias_gradient
+from .ir.attention_ops import attention_operands as attention_operands
+from .ir.attention_ops import nn_attention_form as nn_attention_form
 from .ir.attributes import ACCUMULATE_PHASE as ACCUMULATE_PHASE
 from .ir.attributes import BACKWARD_PHASE as BACKWARD_PHASE
 from .ir.attributes import DROPOUT_KERNEL as DROPOUT_KERNEL
@@ -147,6 +157,8 @@ from .ops.lookup import work_of as work_of
 from .ops.lowering.division import divisor_parameters as divisor_parameters
 from .ops.lowering.legalizing import kernel_passes as kernel_passes
 from .ops.lowering.repair import repair_kernels as repair_kernels
+from .ops.lowering.written_attention import WRITTEN_ATTENTION as WRITTEN_ATTENTION
+from .ops.lowering.written_attention import written_attention as written_attention
 from .ops.match import describe_factor as describe_factor
 from .ops.packed import is_packed_call as is_packed_call
 from .ops.partial import call_form as call_form

@@ -118,6 +118,7 @@ def analyze(
     allocator: str = "framework",
     measure: bool = False,
     kernels: str | None = None,
+    attention: str | None = None,
 ) -> AnalysisResult:
     """Distribute a model and predict its step on a system, as ``tvm-distir analyze`` does.
 
@@ -155,6 +156,9 @@ def analyze(
         Whether kernels have the times that they take on this machine.
     kernels : str, optional
         Name or path of a kernel profile. None: that of the system.
+    attention : str, optional
+        ``fused``: softmax attention is a single op; ``written``: products and a softmax. None: as
+        the kernel profile says.
 
     Returns
     -------
@@ -190,7 +194,7 @@ def analyze(
     given: dict[str, Any] = {
         "strategy": strategy, "mesh": mesh, "batch": batch, "dims": dims, "entry": entry,
         "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
-        "ahead_bytes": ahead_bytes, "kernels": kernels,
+        "ahead_bytes": ahead_bytes, "kernels": kernels, "attention": attention,
     }  # fmt: skip
     if isinstance(train, bool):
         given["train"] = {} if train else None

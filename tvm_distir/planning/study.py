@@ -27,6 +27,7 @@ from tvm_distir.models import Model, load_model
 from tvm_distir.performance import Profile, Program, Result, export, simulate
 from tvm_distir.support import Stopwatch, UsageError
 from tvm_distir.transforms import (
+    FuseAttention,
     OutlineRepeatedLayers,
     PassSpec,
     communication_passes,
@@ -42,6 +43,8 @@ from .strategies.registry import StrategySpec, parse
 from .strategies.training_parts import with_updates
 
 Recompute = str | Mapping[str, str]
+FUSED = "fused"
+ATTENTIONS = (FUSED, "written")
 
 
 @dataclass(eq=False)
@@ -82,6 +85,10 @@ class Study:
         Makes the program of the distributed module.
     kernels, allocator
         The options, as :func:`tvm_distir.simulate` takes them.
+    attention : str, optional
+        ``fused``: softmax attention that is written out becomes a single op
+        (:func:`tvm_distir.transform.FuseAttention`); ``written``: it stays; None: as the kernel
+        profile of the system says.
     levels : dict, optional
         Receives the module after each pass, by the name of the pass.
     watch : Stopwatch
@@ -106,6 +113,7 @@ class Study:
     exporter: Callable[[ir.IRModule], Program] = export
     kernels: Profile | str | None = None
     allocator: str = "framework"
+    attention: str | None = None
     levels: dict[str, ir.IRModule] | None = None
     watch: Stopwatch = field(default_factory=Stopwatch)
     _attempt: Study | None = field(default=None, init=False)
@@ -176,7 +184,28 @@ class Study:
     @cached_property
     def forward(self) -> ir.IRModule:
         """Return the loaded module, with a single entry point."""
-        return keep_entry(self.source.mod, self.entry)
+        mod = keep_entry(self.source.mod, self.entry)
+        return FuseAttention()(mod) if self._fuses_attention else mod
+
+    @property
+    def _fuses_attention(self) -> bool:
+        """Return whether softmax attention is a single op.
+
+        Raises
+        ------
+        UsageError
+            DIST0152 for a word that is neither ``fused`` nor ``written``.
+        """
+        if self.attention is None:
+            system = self.known_system
+            kernels = self.kernels or (system.kernels if system is not None else None)
+            return kernels is not None and Profile.known(kernels).attention == FUSED
+        if self.attention not in ATTENTIONS:
+            raise UsageError(
+                "DIST0152", f'attention "{self.attention}" is not known',
+                place="attention", remedy=f"Use {' or '.join(ATTENTIONS)}.",
+            )  # fmt: skip
+        return self.attention == FUSED
 
     @cached_property
     def _specs(self) -> list[StrategySpec]:
@@ -292,7 +321,7 @@ class Study:
         self._attempt = attempt = Study(
             step, plan, system=self.known_system, decide=self.decide,
             bucket_bytes=self.bucket_bytes, ahead_bytes=self.ahead_bytes, exporter=self.exporter,
-            levels=self.levels, watch=self.watch,
+            attention="written", levels=self.levels, watch=self.watch,
         )  # fmt: skip
         program = attempt.program if self.exporter is export else export(attempt.local)
         return simulate(program, self.known_system or REFERENCE_SYSTEM).peak_memory_bytes

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .attention.passes import FuseAttention as FuseAttention
+from .attention.passes import with_log_sum_exp as with_log_sum_exp
 from .core_passes import AnnotateSharding as AnnotateSharding
 from .core_passes import LegalizeRedistribute as LegalizeRedistribute
 from .core_passes import LowerDistIR as LowerDistIR

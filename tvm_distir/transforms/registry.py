@@ -23,6 +23,7 @@ PASSES = Registry(
             "train": "transforms.training.passes:TrainStep",
             "outline": "transforms.outline.outliner:OutlineRepeatedLayers",
             "inline": "transforms.inline.passes:InlinePrivateFunctions",
+            "fuse-attention": "transforms.attention.passes:FuseAttention",
             "annotate": "core.passes.annotate.passes:AnnotateSharding",
             "propagate": "core.passes.propagate.passes:PropagateSharding",
             "legalize": "core.passes.legalize.passes:LegalizeRedistribute",

@@ -11,6 +11,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.async_ops import DONE, start_name
+from tvm_distir.core.ir.attention_ops import ATTENTION_OPS
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.branches import holds_branch
 from tvm_distir.core.ir.mesh import mesh_index, mesh_shape, meshes
@@ -176,5 +177,9 @@ class _Checker:
         if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
             name = str(value.op.name)
             short = name.removeprefix("relax.dist.")
-            if name.startswith("relax.dist.") and short not in ALLOWED[self.level]:
+            if (
+                name.startswith("relax.dist.")
+                and short not in ALLOWED[self.level]
+                and name not in ATTENTION_OPS
+            ):
                 raise self.error(where, f"R.dist.{short}")

@@ -150,7 +150,7 @@ class PartialState:
         types = [t for a in call.args for t in value_types(a.ty)]
         results = value_types(out)
         rank = max([len(labels_of(t.placement)) for t in results if _placed(t)], default=0)
-        left: list[int] = []
+        left: list[list[int]] = [[] for _ in results]
         for axis in range(rank):
             ins = [
                 P if axis in axes else labels_of(t.placement)[axis] if _placed(t) else None
@@ -160,10 +160,11 @@ class PartialState:
             place = f"{self.name}/{where} ({name.removeprefix('relax.')})"
             factor = match_factor(rule, ins, outs, place)
             carried = P in ins
-            starts = factor is not None and rule.factors[factor].reduces
-            if carried or (starts and self.legalized):
-                left.append(axis)
-        return [frozenset(left)] * len(results)
+            for i, axes in enumerate(left):
+                starts = factor is not None and rule.factors[factor].leaves_terms(i)
+                if carried or (starts and self.legalized):
+                    axes.append(axis)
+        return [frozenset(axes) for axes in left]
 
     def _tensors(self, expr: Any) -> list[Axes]:
         return self.of(expr) if value_types(expr.ty) else []

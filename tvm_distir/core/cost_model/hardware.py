@@ -9,17 +9,19 @@ from dataclasses import dataclass
 
 KERNEL_CLASSES = (
     "matmul", "conv", "attention", "memory", "gather", "view", "batched", "vocabulary", "scores",
-    "logits", "unaligned",
+    "logits", "unaligned", "attention_backward",
 )  # fmt: skip
 """Kernel classes, which differ in the fractions of the peaks that they reach."""
 LIKE = {
     "batched": "matmul", "vocabulary": "matmul", "unaligned": "matmul", "scores": "memory",
-    "logits": "memory",
+    "logits": "memory", "attention_backward": "attention",
 }  # fmt: skip
 """Kernel classes that default to another class where a system does not list them."""
 VIEW = "view"
 """The kernel class that costs nothing: the result is the operand's memory."""
-TENSOR_CLASSES = ("matmul", "conv", "attention", "batched", "vocabulary", "unaligned")
+TENSOR_CLASSES = (
+    "matmul", "conv", "attention", "attention_backward", "batched", "vocabulary", "unaligned",
+)  # fmt: skip
 """Kernel classes that run at the peak of the matrix units."""
 
 

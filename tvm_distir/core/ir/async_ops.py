@@ -19,6 +19,7 @@ from tvm import ir, relax
 from tvm_distir.support import MeshError
 
 from . import ops
+from .attention_ops import register_attention
 from .infer import INFER
 from .names import COLLECTIVES
 
@@ -84,7 +85,7 @@ def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call
 
 
 def register_ops() -> None:
-    """Add the ops of :mod:`.ops` and these to TVM's registry and to the TVMScript parser."""
+    """Add these ops, those of :mod:`.ops` and of attention to the registry and the parser."""
     for kind in COLLECTIVES:
         name = start_name(kind)
         ops.CONSTRUCTORS[name] = _starter(kind)
@@ -92,3 +93,4 @@ def register_ops() -> None:
     ops.CONSTRUCTORS[DONE] = collective_done
     INFER[DONE] = _local(DONE, lambda call, _: call.args[0].ty)
     ops.register()
+    register_attention()

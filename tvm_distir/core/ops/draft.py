@@ -223,7 +223,8 @@ class Draft:
             if not group or not all(0 <= i < len(call.ins) for i in group):
                 raise self._fault(f"linear group {group} names operands the call does not have")
         for factor in self._factors:
-            if factor.kind in REDUCING and any(d is not None for d in factor.outs):
+            kept = [d is not None for d in factor.outs]
+            if factor.kind in REDUCING and any(kept) and (factor.kind != "sum" or all(kept)):
                 raise self._fault(f"a {factor.kind} factor contains a result dim")
         return Rule(
             call.op,

@@ -30,7 +30,8 @@ class Factor:
         The dim of each flattened tensor operand and result that walks the space; None: replicated.
     kind : str
         ``map``: each device computes its block of the results. ``sum``, ``max``, ``min``,
-        ``prod``: each device computes a term of that reduction. ``halo``: as map, with neighbour
+        ``prod``: each device computes a term of that reduction; of a ``sum``, results with a dim
+        are blocks, as of a map. ``halo``: as map, with neighbour
         rows exchanged. ``stat``: as map, with statistics reduced inside the call; a result that
         is such a statistic is complete.
     comm_bytes : int
@@ -64,8 +65,12 @@ class Factor:
 
     @property
     def reduces(self) -> bool:
-        """Return whether the results are partial results of a reduction."""
+        """Return whether results are partial results of a reduction."""
         return self.kind in REDUCING
+
+    def leaves_terms(self, result: int) -> bool:
+        """Return whether a result is a partial result of a reduction."""
+        return self.reduces and self.outs[result] is None
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def result_labels(rule: Rule, ins: list[int | None], results: int) -> tuple[int,
     for factor in rule.factors:
         named = any(d is not None and x is not None for d, x in zip(factor.ins, ins))
         if named and follows(factor, ins, [None] * results):
-            return tuple(R if d is None or factor.reduces else d for d in factor.outs)
+            return tuple(R if d is None else d for d in factor.outs)
     return (R,) * results
 
 

@@ -22,9 +22,10 @@ def follows(factor: Factor, in_labels: Sequence[Label], out_labels: Sequence[Lab
     """Return whether the labels are those of the factor; results of a reduction may be R or P."""
     if not all(map(_fits, in_labels, factor.ins)):
         return False
-    if factor.reduces:
-        return all(label in (None, R, P) for label in out_labels)
-    return all(map(_fits, out_labels, factor.outs))
+    return all(
+        label in (None, R, P) if factor.leaves_terms(i) else _fits(label, factor.outs[i])
+        for i, label in enumerate(out_labels)
+    )
 
 
 def _carries(rule: Rule, in_labels: Sequence[Label]) -> bool:
@@ -49,9 +50,11 @@ def _words(labels: Sequence[Label]) -> str:
 def describe_factor(factor: Factor) -> str:
     """Format a factor: ``S(0), R -> S(0)``, with ``P(sum)`` for a reduction."""
     ins = _words([R if d is None else d for d in factor.ins])
-    if factor.reduces:
-        return f"{ins} -> {', '.join(f'P({factor.kind})' for _ in factor.outs)}"
-    return f"{ins} -> {_words([R if d is None else d for d in factor.outs])}"
+    outs = [
+        f"P({factor.kind})" if factor.leaves_terms(i) else _word(R if d is None else d)
+        for i, d in enumerate(factor.outs)
+    ]
+    return f"{ins} -> {', '.join(outs) or 'none'}"
 
 
 def match_factor(

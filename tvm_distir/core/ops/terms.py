@@ -79,3 +79,8 @@ class CallForm:
     def sharded(self) -> bool:
         """Return whether a factor is followed along some axis."""
         return any(f is not None for f in self.factors)
+
+    def result_terms(self, result: int) -> Terms:
+        """Return the partial sums that the reducing factors leave in a result."""
+        left = [(a, op, self.factors[a]) for a, op in self.terms]
+        return tuple((a, op) for a, op, f in left if f is None or f.leaves_terms(result))

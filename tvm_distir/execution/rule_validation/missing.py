@@ -139,7 +139,7 @@ def _right(machine: Machine, case: Case, dims: Dims) -> Iterator[Missing]:
     options = [_joins(case, runs, j) for j in range(results)]
     if not all(options):
         return
-    known = {(f.ins, f.outs if not f.reduces else f.kind) for f in case.rule().factors}
+    known = {(f.ins, f.outs if not f.leaves_terms(0) else f.kind) for f in case.rule().factors}
     kinds = {k for k in options[0] if isinstance(k, str) and all(k in o for o in options)}
     for kind in sorted(kinds):
         if (dims, kind) not in known:

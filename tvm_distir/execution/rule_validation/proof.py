@@ -233,7 +233,7 @@ def _differs(machine: Machine, placement: _Placement, whole: Sequence[np.ndarray
         ranks = [[case.numpy(*operand_shards)] for operand_shards in shards]
     for j, expected in enumerate(whole):
         parts = [results[j] for results in ranks]
-        if factor.reduces:
+        if factor.leaves_terms(j):
             got = reduced(factor.kind, parts).astype(expected.dtype)
         elif (dim := factor.outs[j]) is None:
             if not all(close(p, parts[0], 0) for p in parts):

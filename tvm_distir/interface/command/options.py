@@ -195,6 +195,11 @@ def add_exporting(parser: argparse.ArgumentParser) -> None:
         help="Measure each kernel on this machine; link times are those of the system.",
     )
     add_kernels(parser)
+    parser.add_argument(
+        "--attention",
+        choices=("fused", "written"),
+        help="Make softmax attention one op, or leave its products (default: of the profile).",
+    )
 
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:

@@ -11,11 +11,13 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core import (
+    WRITTEN_ATTENTION,
     all_bindings,
     flat_types,
     labels_of,
     op_name,
     param_names,
+    tensor_type,
 )
 from tvm_distir.support import ModelError
 
@@ -136,12 +138,28 @@ class FunctionWriter:
     def _call(self, call: ir.Call) -> Any:
         if isinstance(call.op, ir.GlobalVar):
             return self._called(call)
+        if str(getattr(call.op, "name", "")) in WRITTEN_ATTENTION:
+            return self._written_out(call)
         name = str(getattr(call.op, "name", "")).removeprefix("relax.").removesuffix(_STARTED)
         if name not in self._writers:
             raise Unwritable(f"{op_name(call)} cannot be expressed in StableHLO")
         args = [self._argument(arg) for arg in call.args]
         step, write = ExportStep(call, args, self.body, self._devices), self._writers[name]
         return self._composites.write(step, name, write) if self._composites else write(step)
+
+    def _written_out(self, call: ir.Call) -> Any:
+        """Write a call of attention as the products and sums that define it."""
+        operands = [relax.Var("x", tensor_type(arg.ty)) for arg in call.args]
+        self._values.update(zip(operands, map(self._value, call.args), strict=True))
+        builder = relax.BlockBuilder()
+        with builder.function("main", operands):
+            plain = ir.Call(call.op, operands, call.attrs)
+            result = WRITTEN_ATTENTION[str(call.op.name)](builder, plain)
+            builder.emit_func_output(builder.emit(result))
+        body = builder.get()["main"].body
+        for binding in all_bindings(body):
+            self._bind(binding.var, binding.value)
+        return self._value(body.body)
 
     def _called(self, call: ir.Call) -> Any:
         operands = [leaf for arg in call.args for leaf in _leaves(self._value(arg))]

@@ -17,10 +17,11 @@ SCHEMA_VERSION = 1
 DATA = Path(__file__).parent / "data"
 ISSUERS = ("any", "python", "autograd")
 SUM_DTYPES = ("float32", "weight")
+ATTENTIONS = ("written", "fused")
 
 _TOP = (
     "schema_version", "name", "description", "casts", "absorb", "once", "bucket", "split_sends",
-    "blocking", "accumulates", "sums", "kernels",
+    "blocking", "accumulates", "sums", "kernels", "attention",
 )  # fmt: skip
 _OPTIONAL = _TOP[2:]
 _RULE = (
@@ -101,6 +102,8 @@ class Profile:
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
     rules : tuple of FusionRule
         The rules, in the order in which they are tried.
+    attention : str
+        Whether softmax attention is a kernel (``fused``) or products and a softmax (``written``).
     """
 
     name: str
@@ -114,6 +117,7 @@ class Profile:
     accumulates: bool = False
     sums: str = "float32"
     rules: tuple[FusionRule, ...] = ()
+    attention: str = "written"
 
     @property
     def changes_nothing(self) -> bool:
@@ -169,6 +173,7 @@ class Profile:
             accumulates=flag("accumulates"),
             sums=top["sums"].word(SUM_DTYPES) if "sums" in top else "float32",
             rules=tuple(map(_rule, top["kernels"].items())) if "kernels" in top else (),
+            attention=top["attention"].word(ATTENTIONS) if "attention" in top else "written",
         )
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from tvm import ir
 
-from tvm_distir.core import ATTENTION, NONE, Plan, TiedDims, faults_of_plan, tied_dims
+from tvm_distir.core import ATTENTION, ATTENTION_OP, NONE, Plan, TiedDims, faults_of_plan, tied_dims
 from tvm_distir.support import Faults, PlanError
 
 from .model_info import MeshLike, as_mesh_spec
@@ -72,14 +72,18 @@ def context_parallel(
     seeds, rules = cut_inputs(mod, spec, axis, dim, "context_parallel")
     values = PlaceValues(mod, spec, axis)
     faults = faults_of_plan("main (context_parallel)")
+    regather = False
     for tied in tied_dims(mod, seeds, spec.axes[axis]):
+        regather |= any(n.rule is not None and n.rule.op == ATTENTION_OP for n in tied.graph.nodes)
         values.arguments(tied)
         if form == "all_to_all":
             _place_heads(tied, values, spec.axes[axis], axis, faults)
         else:
             place_rows(tied, values, spec.axes[axis], ring=form == "ring")
     faults.raise_all()
-    return Plan((spec,), (*rules, *values.rules), ring=(axis,) if form == "ring" else ())
+    ring = (axis,) if form == "ring" else ()
+    # Its backward pass reads the keys that its forward pass has gathered.
+    return Plan((spec,), (*rules, *values.rules), ring=ring, regather=ring if regather else ())
 
 
 def recompute_of(specs: Sequence[StrategySpec]) -> str:

@@ -15,7 +15,15 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import MeshSpec, PlanRule, R, TiedDims, data_positions, faults_of_plan
+from tvm_distir.core import (
+    ATTENTION_OP,
+    MeshSpec,
+    PlanRule,
+    R,
+    TiedDims,
+    data_positions,
+    faults_of_plan,
+)
 from tvm_distir.support import PlanError
 
 from .model_info import (
@@ -183,7 +191,8 @@ def products(tied: TiedDims) -> Iterator[Product]:
     g = tied.graph
     for k, node in enumerate(g.nodes):
         rule = node.rule
-        if rule is None or len(node.results) != 1 or k not in tied.names:
+        single = len(node.results) == 1 or (rule is not None and rule.op == ATTENTION_OP)
+        if rule is None or not single or k not in tied.names:
             continue
         walked = {(i, d) for f in rule.factors for i, d in enumerate(f.ins)}
         whole = any((i, d) not in walked for i, v in enumerate(node.operands) for d in tied.dims(v))

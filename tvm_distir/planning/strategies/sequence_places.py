@@ -8,9 +8,17 @@ import glob
 from collections.abc import Mapping
 from typing import Any
 
-from tvm import ir
+from tvm import ir, relax
 
-from tvm_distir.core import MeshSpec, PlanRule, TiedDims, handle, tensor_type
+from tvm_distir.core import (
+    ATTENTION_BACKWARD_OP,
+    ATTENTION_OP,
+    MeshSpec,
+    PlanRule,
+    TiedDims,
+    handle,
+    tensor_type,
+)
 
 from .model_info import entries, one_axis
 from .sequence_dims import Product, products
@@ -54,9 +62,10 @@ class PlaceValues:
         g = tied.graph
         if g.name not in self._names or node not in tied.names:
             return
-        if not (tied.follows[g.nodes[node].results[0]] and self._free(g.name, tied.names[node])):
+        name = _name_of_result(tied, node)
+        if not (tied.follows[g.nodes[node].results[0]] and self._free(g.name, name)):
             return
-        title = glob.escape(tied.names[node])
+        title = glob.escape(name)
         cut = one_axis(self._mesh, self._number, dim)
         function = self._public.get(g.name, g.name)
         rule = PlanRule("value", title, cut, self._mesh.name, stationary, function)
@@ -102,6 +111,17 @@ class PlaceValues:
                 self._found[function, callee, i] = rule
 
 
+def _name_of_result(tied: TiedDims, node: int) -> str:
+    """Return the name of the variable of a node's first result, which may be a field."""
+    g = tied.graph
+    if len(g.nodes[node].results) > 1:
+        for binding in g.bindings:
+            first = g.env.get(handle(binding.var)) == (g.nodes[node].results[0],)
+            if first and isinstance(binding.value, relax.TupleGetItem):
+                return str(binding.var.name)
+    return tied.names[node]
+
+
 def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = False) -> None:
     """Shard operands and results of products along the sequence, in attention the queries.
 
@@ -129,6 +149,9 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = Fal
             if met[:1] and met[0] in dims:  # queries and keys: the keys come by
                 values.put(tied, product.node, met[0])
     for k, node in enumerate(g.nodes):
+        if ring and node.rule is not None and node.rule.op in (ATTENTION_OP, ATTENTION_BACKWARD_OP):
+            for dim in tied.dims(node.results[0]):
+                values.put(tied, k, dim, stationary=True)
         if node.rule is None or len(node.results) != 1 or not node.operands:
             continue
         read = node.operands[0]

@@ -53,7 +53,7 @@ class ShardedCall:
     def label(self) -> int:
         """Return the label of the result along the axes: a dim, or ``R`` for partial sums."""
         dim = self.factor.outs[0]
-        return R if dim is None or self.factor.reduces else dim
+        return R if dim is None else dim
 
 
 def cut_at(

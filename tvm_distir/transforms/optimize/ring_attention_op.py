@@ -10,12 +10,36 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import call_axes, op_name, scalar
+from tvm_distir.core import (
+    ATTENTION_BACKWARD_OP,
+    ATTENTION_OP,
+    WRITTEN_ATTENTION,
+    call_axes,
+    op_name,
+    scalar,
+    written_attention,
+)
 from tvm_distir.core.ir import ops
 
 from .editing import Editor
 from .ring_sources import ATTENTION, GatheredTensor, match_ring_gather
 from .scan import Scan
+
+
+def _is_fused(value: Any) -> bool:
+    name = str(getattr(getattr(value, "op", None), "name", ""))
+    return name in (ATTENTION_OP, ATTENTION_BACKWARD_OP)
+
+
+class _Emitting:
+    """The method ``emit`` of a block builder, for an editor."""
+
+    def __init__(self, editor: Editor, name: str) -> None:
+        self._editor, self._name = editor, name
+
+    def emit(self, value: Any) -> Any:
+        """Bind a value."""
+        return self._editor.emit(value, self._name)
 
 
 class AttentionAsProducts(Editor):
@@ -36,10 +60,22 @@ class AttentionAsProducts(Editor):
         super().__init__(mod, name, fn, scan)
         self._axes = axes
         self._found = {v for v, value in scan.values.items() if op_name(value) in ATTENTION}
-        self.watched.update(self._found)
+        fused = {v for v, value in scan.values.items() if _is_fused(value)}
+        self._fused: dict[Any, Any] = dict.fromkeys(fused)
+        self._fields = {
+            v
+            for v, value in scan.values.items()
+            if isinstance(value, relax.TupleGetItem) and value.tuple_value in fused
+        }
+        self.watched.update(self._found | fused | self._fields)
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
         """Replace an attention op."""
+        if var in self._fused:
+            return self._written(var, value)
+        if var in self._fields:
+            fields = self._fused[value.tuple_value]
+            return value if fields is None else fields.fields[int(value.index)]
         if var not in self._found or value.attrs.causal_mask is not None:
             return value
         keys, values = (match_ring_gather(x, self.scan.values, self._axes) for x in value.args[1:3])
@@ -59,6 +95,19 @@ class AttentionAsProducts(Editor):
         mixed = relax.op.matmul(weights, self._again(values, [0, 2, 1, 3], f"{name}_values"))
         mixed = self.emit(mixed, f"{name}_mixed")
         return self.normalize(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
+
+    def _written(self, var: Any, call: ir.Call) -> Any:
+        """Write out ``R.dist.attention``, or its gradients, over gathered keys and values."""
+        gathers = [match_ring_gather(x, self.scan.values, self._axes) for x in call.args[1:3]]
+        if any(gather is None or gather.dim != 1 for gather in gathers):
+            return call
+        writer = _Emitting(self, str(var.name))
+        if str(call.op.name) == ATTENTION_OP:
+            fields = written_attention(writer, call, guarded=False)
+        else:
+            fields = WRITTEN_ATTENTION[str(call.op.name)](writer, call)
+        self._fused[var] = fields
+        return self.normalize(fields)
 
     def _again(self, gathered: GatheredTensor, order: list[int], name: str) -> Any:
         """Gather a block again, with its dims in another order."""

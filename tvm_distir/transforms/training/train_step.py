@@ -25,6 +25,7 @@ from tvm_distir.core import (
     tensor_type,
     training_notes,
 )
+from tvm_distir.transforms.attention.passes import with_log_sum_exp
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_statistics
 from tvm_distir.transforms.training.recompute.choice import Auto
@@ -147,6 +148,7 @@ def train_step(
         recompute=recompute,
         system=system,
     )
+    mod = with_log_sum_exp(mod)
     mod, original = with_streams(without_statistics(mod), given=stages is not None), mod
     functions = NamedFunctions(mod)
     main = functions.of.get("main")

@@ -98,10 +98,7 @@ def distributed(specs, call, mesh, factors, gather=True, functions=None):
     params = [v for _, v in sorted(params, key=lambda p: order.index(p[0]))]
     outs = []
     for number, ty in enumerate(flat_types(call.ty)):
-        labels = [
-            R if f is None or f.reduces or f.outs[number] is None else f.outs[number]
-            for f in factors
-        ]
+        labels = [R if f is None or f.outs[number] is None else f.outs[number] for f in factors]
         outs.append(as_dtensor(ty, mesh, labels))
     ty = relax.TupleType(outs) if isinstance(call.ty, relax.TupleType) else outs[0]
     new = ir.Call(call.op, args, call.attrs, [ty] if call.ty_args else [])

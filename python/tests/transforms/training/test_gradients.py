@@ -26,6 +26,8 @@ op, nn = relax.op, relax.op.nn
 STOPS = ("relax.grad.no_grad",)
 #: Results that are cast are coarser than the differences that would show it: see ``TIES``.
 COARSE = ("relax.astype",)
+#: Ops of which the first result alone has a gradient.
+FIRST = ("relax.nn.batch_norm", "relax.dist.attention")
 #: What else has a rule and no gradient of its own, and why.
 OTHERS = {
     "relax.call_tir": "its kernels have registered gradients, see test_gradients_kernels.py",
@@ -55,7 +57,7 @@ def checks():
     found = h.Checks()
     for one in PROVED:
         # what becomes of running statistics has no gradient
-        found.add(one, (0,) if one.op == "relax.nn.batch_norm" else None)
+        found.add(one, (0,) if one.op in FIRST else None)
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
         found.machine.compile()
     return found
@@ -83,7 +85,7 @@ def test_backward_parts_hold_nothing_unused():
     for one in PROVED:
         if one.numpy is not None or one.op.removeprefix("relax.") in STEPS:
             continue
-        results = (0,) if one.op == "relax.nn.batch_norm" else None
+        results = (0,) if one.op in FIRST else None
         fn = h.backward(one, "float32", results)["main"]
         bindings = list(all_bindings(fn.body))
         used = {v for b in bindings for v in variables(b.value)} | set(variables(fn.body.body))

@@ -30,7 +30,7 @@ from tvm_distir.support import LevelError
 
 from .classes import Classes
 from .moves import Moves
-from .partial_values import USE, LegalizedValues
+from .partial_values import ITEM, USE, LegalizedValues
 
 
 class CallLegalizer:
@@ -157,23 +157,27 @@ class CallLegalizer:
         if not form.terms:
             values.bind(var, new, [handed] * len(outs))
             return
-        self._reducing(var, new, form.terms, handed, outs)
+        self._reducing(var, new, form, handed, outs)
 
     def _reducing(
-        self, var: Any, call: ir.Call, added: Terms, handed: Terms, outs: Sequence[Any]
+        self, var: Any, call: ir.Call, form: CallForm, handed: Terms, outs: Sequence[Any]
     ) -> None:
         """Bind a reducing call and complete it for all but its wraps."""
-        values = self.values
+        values, added = self.values, form.terms
         reads = values.reads.get(var, 0)
         terms = tuple(sorted((*added, *handed)))
-        if reads and not reads & USE:
+        fields = isinstance(var.ty, relax.TupleType) and reads == ITEM
+        if reads and not reads & (USE | ITEM):
             values.raw[var] = (values.bind(var, call, [terms]), axes_of(added))
             return
         local = type(var) is relax.DataflowVar and values.writer.dataflow
         raw = (relax.DataflowVar if local else relax.Var)(f"{var.name}_terms", var.ty)
         values.writer.bind(raw, call)
         for i in range(len(outs)):
-            values.terms[(raw, i)] = terms
+            values.terms[(raw, i)] = tuple(sorted((*form.result_terms(i), *handed)))
+        if fields:  # each reader completes its field
+            values.env[var] = raw
+            return
         if len(outs) == 1 and not isinstance(var.ty, relax.TupleType):
             values.raw[var] = (raw, axes_of(added))
             mesh, value = outs[0].device_mesh, raw

@@ -35,7 +35,7 @@ class TransferTags:
 
 
 #: How a variable is read, as bits: by ``R.dist.partial``, by a reduction, by anything else.
-WRAP, REDUCE, USE = 1, 2, 4
+WRAP, REDUCE, USE, ITEM = 1, 2, 4, 8
 
 
 class LegalizedValues:
@@ -64,7 +64,8 @@ class LegalizedValues:
     sources : dict
         Redistributions that were left to the ``R.dist.partial`` that reads them.
     reads : dict
-        The kinds of reads of each variable: :data:`WRAP`, :data:`REDUCE`, :data:`USE` together.
+        The kinds of reads of each variable: :data:`WRAP`, :data:`REDUCE`, :data:`USE`,
+        :data:`ITEM` (a field is read) together.
     written : bool
         Whether the function changes.
     """

@@ -20,6 +20,7 @@ from tvm_distir.core.ops.dist_ops import dist_ops
 from tvm_distir.core.ops.packed import is_packed_call
 from tvm_distir.core.ops.terms import attribute_axes, sums
 from tvm_distir.core.rewriting.calls import is_redistribute, is_tensors, leaves_of, tensor_args
+from tvm_distir.core.rewriting.native.function_index import ITEM as FIELD
 from tvm_distir.core.rewriting.native.function_index import FunctionView
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.writer import with_body
@@ -27,7 +28,7 @@ from tvm_distir.core.rewriting.writer import with_body
 from .call_legalizer import CallLegalizer
 from .classes import Classes
 from .moves import Moves
-from .partial_values import REDUCE, USE, WRAP, LegalizedValues
+from .partial_values import ITEM, REDUCE, USE, WRAP, LegalizedValues
 
 
 class FunctionLegalizer:
@@ -90,9 +91,18 @@ class FunctionLegalizer:
         reads = bytearray(len(reading.variables) + 1)  # the last is of constants
         others = list(reading.reads)
         for number, name in enumerate(dist_ops(reading)):
-            if name is None:
+            field = reading.kinds[number] == FIELD
+            if name is None and not field:
                 continue
-            how = WRAP if name == "partial" else REDUCE if name in REDUCTIONS else USE
+            how = (
+                ITEM
+                if field
+                else WRAP
+                if name == "partial"
+                else REDUCE
+                if name in REDUCTIONS
+                else USE
+            )
             first, end = reading.begin[number : number + 2]
             for used in others[first:end]:
                 reads[used] |= how

@@ -102,8 +102,8 @@ class OpCalls:
         local = self._normalized(local, var, value)
         values.expect(local.ty, wanted, var, value)
         zero = not any(o.padded_dims for o in wanted) or stays_zero(cx, said)
-        terms = tuple(sorted((*form.terms, *handed)))
-        values.bind(var, local, [terms] * len(outs), zero)
+        terms = [tuple(sorted((*form.result_terms(i), *handed))) for i in range(len(outs))]
+        values.bind(var, local, terms, zero)
 
     def _normalized(self, local: Any, var: Any, value: Any) -> Any:
         values = self.values

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvm_distir.core import attention, attention_backward, attention_bias_gradient
 from tvm_distir.execution.rule_validation.cases import Case, case, var
 from tvm_distir.execution.rule_validation.draws import Shape, distinct, unit
 
@@ -238,6 +239,36 @@ ATTENTION = [
     _attention((3, 5, 7, 2), (3, 4, 7, 2), bias=(3, 7, 5, 4)),
 ]
 
+
+def _fused(
+    q: Shape, k: Shape, bias: Shape | None = None, shift: bool = False, **more: Any
+) -> list[Case]:
+    """Return attention with its log-sum-exp, its gradients, and the gradient of its bias."""
+    v = (k[0], k[1], k[2], more.pop("features", q[3]))
+    rows, out = (q[0], q[2], q[1]), (*q[:3], v[3])
+    extra = [] if bias is None else [var(*bias)]
+    extra += [var(dtype="int64")] if shift else []
+    first = [var(*q), var(*k), var(*v)]
+    saved = [var(*out), var(*out), var(*rows)]
+    calls = [
+        attention(*first, *extra, scale=0.5, **more),
+        attention_backward(*first, *saved, *extra, scale=0.5, **more),
+    ]
+    if bias is not None:
+        calls.append(attention_bias_gradient(*first, *saved, *extra, scale=0.5, **more))
+    return [case(call, {}, 1e-4) for call in calls]
+
+
+FUSED_ATTENTION = [
+    *_fused((2, 4, 6, 2), (2, 4, 6, 2)),
+    *_fused((3, 5, 7, 2), (3, 7, 7, 2), features=3),
+    *_fused((2, 4, 6, 2), (2, 6, 2, 2), causal=True, offset=2),
+    *_fused((2, 4, 6, 2), (2, 4, 2, 2), causal=True, window=2),
+    *_fused((2, 5, 4, 2), (2, 4, 4, 2), (2, 4, 5, 4), causal=True),
+    *_fused((2, 4, 6, 2), (2, 4, 3, 2), (1, 6, 1, 4)),
+    *_fused((2, 4, 6, 2), (2, 4, 3, 2), (2, 1, 4, 4), shift=True, causal=True),
+]
+
 PRECISION = [case(op.matmul(var(4, 6, dtype="float16"), var(6, 3, dtype="float16")))]
 
 CASES = [
@@ -248,5 +279,6 @@ CASES = [
     *BACKWARD,
     *IMAGES,
     *ATTENTION,
+    *FUSED_ATTENTION,
     *PRECISION,
 ]

@@ -15,6 +15,7 @@ from tvm_distir.core import (
     DONE,
     PREFIX,
     REDUCE_OPS,
+    WRITTEN_ATTENTION,
     decode_collective,
     decode_transfer,
     start_name,
@@ -73,11 +74,12 @@ def _recv(_: relax.BlockBuilder, call: ir.Call) -> Any:
 
 
 def register_legalization() -> None:
-    """Register the legalization of every level-5 op; ops of TVM stay untouched."""
+    """Register the legalization of every op of this package; ops of TVM stay untouched."""
     table: dict[str, Legalize] = {name: _collective(name) for name in ARGS}
     table.update(exchange=_exchange, send=_send, recv=_recv)
     table.update({start_name(name): table[name] for name in COLLECTIVES})
     table[DONE] = lambda _, call: call.args[0]  # the start has done it
-    for name, function in table.items():
-        if ir.Op.get(PREFIX + name).get_attr("FLegalize") is None:
-            register_legalize(PREFIX + name, function)
+    named = {PREFIX + name: function for name, function in table.items()}
+    for name, function in (*named.items(), *WRITTEN_ATTENTION.items()):
+        if ir.Op.get(name).get_attr("FLegalize") is None:
+            register_legalize(name, function)

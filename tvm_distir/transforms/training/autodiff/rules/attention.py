@@ -1,71 +1,70 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define gradients of attention."""
+"""Define the gradient of attention: one op that reads the result and its log-sum-exp.
+
+Only these two are saved beside the operands (Dao et al. 2022, "FlashAttention", appendix B).
+``nn.attention`` has no log-sum-exp: :class:`tvm_distir.transforms.attention.FuseAttention` turns it
+into ``R.dist.attention`` before a training step is made, and what is differentiated otherwise
+computes it again.
+"""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.op import (
-    add,
-    arange,
-    greater_equal,
-    matmul,
-    multiply,
-    permute_dims,
-    reshape,
-    subtract,
-    where,
+
+from tvm_distir.core import (
+    ATTENTION_OP,
+    AttentionForm,
+    attention,
+    attention_backward,
+    attention_bias_gradient,
+    attention_operands,
+    nn_attention_form,
 )
-from tvm.relax.op import sum as sum_op
 
-from .registry import constant_like, fitted, refuse, register_gradient, shape_of
-
-MASKED = -1e30
-"""Score of what a query does not see."""
+from .registry import fitted, item, refuse, register_gradient
 
 
-def _causal(scores: Any, mask: str, rows: int, columns: int, builder: relax.BlockBuilder) -> Any:
-    """Mask the scores (..., rows, columns) of columns that a row must not see."""
-    offset = 0 if mask == "TopLeft" else abs(rows - columns)
-    last = builder.emit(reshape(arange(offset, offset + rows, 1, "int64"), (rows, 1)))
-    seen = builder.emit(greater_equal(last, arange(0, columns, 1, "int64")))
-    least = -6e4 if str(scores.ty.dtype) == "float16" else MASKED
-    return builder.emit(where(seen, scores, constant_like(least, scores)))
+def _gradients(
+    builder: relax.BlockBuilder, call: ir.Call, results: tuple[Any, Any], grad: Any
+) -> list[Any]:
+    """Return the gradients of the operands of ``R.dist.attention``."""
+    tensors, bias, shift = attention_operands(call)
+    more = [x for x in (bias, shift) if x is not None]
+    operands = [*tensors, results[0], grad, results[1], *more]
+    form = vars(AttentionForm.of(call))
+    back = builder.emit(attention_backward(*operands, **form))
+    gradients = [item(back, i) for i in range(3)]
+    if bias is not None:
+        gradients.append(attention_bias_gradient(*operands, **form))
+    return gradients
+
+
+@register_gradient(ATTENTION_OP.removeprefix("relax."))
+def _attention(var: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    fields = builder.lookup_binding(grad) if isinstance(grad, relax.Var) else grad
+    if not isinstance(fields, relax.Tuple) or not _is_zero(fields.fields[1], builder):
+        raise refuse(call, "its log-sum-exp has a gradient, which is not known")
+    results = builder.emit(item(var, 0)), builder.emit(item(var, 1))
+    return _gradients(builder, call, results, fields.fields[0])
+
+
+def _is_zero(value: Any, builder: relax.BlockBuilder) -> bool:
+    made = builder.lookup_binding(value) if isinstance(value, relax.Var) else value
+    return isinstance(made, ir.Call) and str(getattr(made.op, "name", "")) == "relax.zeros"
 
 
 @register_gradient("nn.attention", "nn.attention_bias")
-def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Differentiate softmax(q k^T scale + bias) v of operands ``(batch, seq, heads, width)``."""
-    query, key, value = call.args[:3]
-    bias = call.args[3] if len(call.args) > 3 else None
-    if call.attrs.window_size is not None:
+def _nn_attention(result: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Differentiate the op without log-sum-exp, which is computed again."""
+    form, bias = nn_attention_form(call, builder)
+    if form is None:
         raise refuse(call, "TVM has no kernel for attention with a window alone")
-    given = call.attrs.scale
-    scale = float(given) if given is not None else 1 / math.sqrt(int(shape_of(query)[3]))
-
-    def heads_first(tensor: Any) -> Any:
-        return builder.emit(permute_dims(tensor, [0, 2, 1, 3]))
-
-    def flipped(tensor: Any) -> Any:
-        return builder.emit(permute_dims(tensor, [0, 1, 3, 2]))
-
-    q, k, v, g = (heads_first(t) for t in (query, key, value, grad))
-    scores = builder.emit(multiply(builder.emit(matmul(q, flipped(k))), constant_like(scale, q)))
-    if bias is not None:
-        scores = builder.emit(add(scores, bias))
-    if call.attrs.causal_mask is not None:
-        rows, columns = int(shape_of(query)[1]), int(shape_of(key)[1])
-        scores = _causal(scores, str(call.attrs.causal_mask), rows, columns, builder)
-    probs = builder.emit(relax.op.nn.softmax(scores, -1))
-    by_value = builder.emit(matmul(flipped(probs), g))
-    by_probs = builder.emit(matmul(g, flipped(v)))
-    along = builder.emit(sum_op(builder.emit(multiply(by_probs, probs)), -1, keepdims=True))
-    by_scores = builder.emit(multiply(builder.emit(subtract(by_probs, along)), probs))
-    scaled = builder.emit(multiply(by_scores, constant_like(scale, q)))
-    by_query = builder.emit(matmul(scaled, k))
-    by_key = builder.emit(matmul(flipped(scaled), q))
-    gradients = [permute_dims(t, [0, 2, 1, 3]) for t in (by_query, by_key, by_value)]
-    return gradients if bias is None else [*gradients, fitted(builder, by_scores, bias)]
+    again = builder.normalize(attention(*call.args[:3], *bias, **vars(form)))
+    lse = builder.emit(item(builder.emit(again), 1))
+    gradients = _gradients(builder, again, (result, lse), grad)
+    if bias:
+        gradients[3] = fitted(builder, builder.emit(gradients[3]), call.args[3])
+    return gradients

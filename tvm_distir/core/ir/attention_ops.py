@@ -1,0 +1,272 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define attention and its gradients as ops: ``R.dist.attention`` and what differentiates it.
+
+Operands are ``q (B, S, H, D)``, ``k (B, T, K, D)``, ``v (B, T, K, E)``, an optional float ``bias``
+that broadcasts to the scores ``(B, H, S, T)``, and an optional ``shift``, an int64 scalar. ``K``
+divides ``H``: consecutive query heads share a key head. With ``causal``, query ``i`` sees key ``j``
+where ``j <= i + offset``, and with a ``window`` only where ``i + offset - j < window``; a shift is
+added to the offset, which is how shards and blocks of positions say where they are. A query that
+sees no key has the result zero and a log-sum-exp of :data:`UNSEEN`.
+
+Unlike the other ``R.dist`` ops these compute and move nothing between devices: a sharding rule, a
+local form and a legalization belong to them as to any op on tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax, tirx
+
+from tvm_distir.support import MeshError
+
+from .ops import PREFIX
+
+ATTENTION_OP = f"{PREFIX}attention"
+ATTENTION_BACKWARD_OP = f"{PREFIX}attention_backward"
+ATTENTION_BIAS_OP = f"{PREFIX}attention_bias_gradient"
+ATTENTION_OPS = (ATTENTION_OP, ATTENTION_BACKWARD_OP, ATTENTION_BIAS_OP)
+"""Ops of this module, which stand at every level."""
+UNSEEN = -1e30
+"""Score of a key that a query does not see, and log-sum-exp of a query that sees no key."""
+
+_CALL = tvm_ffi.get_global_func("ir.Call")
+_RANK = 4
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """Attributes of an attention op.
+
+    Attributes
+    ----------
+    scale : float
+        The factor of the products of queries and keys.
+    causal : bool
+    window : int
+        The number of keys that a query sees, itself included; 0: no limit.
+    offset : int
+        The position of the first query among the keys.
+    """
+
+    scale: float
+    causal: bool = False
+    window: int = 0
+    offset: int = 0
+
+    @staticmethod
+    def of(call: ir.Call) -> AttentionForm:
+        """Return the attributes of a call of one of the ops."""
+        a = call.attrs
+        return AttentionForm(
+            float(a["scale"]), bool(a["causal"]), int(a["window"]), int(a["offset"])
+        )
+
+
+def _attention_call(name: str, args: Sequence[ir.Expr], form: AttentionForm) -> ir.Call:
+    attrs = {
+        "scale": float(form.scale),
+        "causal": bool(form.causal),
+        "window": int(form.window),
+        "offset": int(form.offset),
+    }
+    return _CALL(ir.Type.missing(), ir.Op.get(name), list(args), ir.DictAttrs(attrs), [], None)
+
+
+def attention(
+    q: ir.Expr,
+    k: ir.Expr,
+    v: ir.Expr,
+    *more: ir.Expr,
+    scale: float,
+    causal: bool = False,
+    window: int = 0,
+    offset: int = 0,
+) -> ir.Call:
+    """Compute ``softmax(scale q k^T + bias) v`` and the log-sum-exp of the scores.
+
+    ``more`` is the bias and the shift, each if there is one. The results are ``o (B, S, H, E)``, of
+    the type of ``q``, and ``lse (B, H, S)``, in float32 at least.
+    """
+    form = AttentionForm(scale, causal, window, offset)
+    return _attention_call(ATTENTION_OP, [q, k, v, *more], form)
+
+
+def attention_backward(
+    q: ir.Expr,
+    k: ir.Expr,
+    v: ir.Expr,
+    o: ir.Expr,
+    do: ir.Expr,
+    lse: ir.Expr,
+    *more: ir.Expr,
+    scale: float,
+    causal: bool = False,
+    window: int = 0,
+    offset: int = 0,
+) -> ir.Call:
+    """Compute the gradients ``(dq, dk, dv)`` of attention from ``do``, the gradient of ``o``."""
+    form = AttentionForm(scale, causal, window, offset)
+    return _attention_call(ATTENTION_BACKWARD_OP, [q, k, v, o, do, lse, *more], form)
+
+
+def attention_bias_gradient(
+    q: ir.Expr,
+    k: ir.Expr,
+    v: ir.Expr,
+    o: ir.Expr,
+    do: ir.Expr,
+    lse: ir.Expr,
+    *more: ir.Expr,
+    scale: float,
+    causal: bool = False,
+    window: int = 0,
+    offset: int = 0,
+) -> ir.Call:
+    """Compute the gradient of the bias of attention; typed as the bias."""
+    form = AttentionForm(scale, causal, window, offset)
+    return _attention_call(ATTENTION_BIAS_OP, [q, k, v, o, do, lse, *more], form)
+
+
+def attention_operands(call: ir.Call) -> tuple[list[Any], Any, Any]:
+    """Return the tensors that each form of an op has, its bias or None, its shift or None."""
+    count = 3 if str(call.op.name) == ATTENTION_OP else 6
+    more = list(call.args[count:])
+    shift = more.pop() if more and not len(more[-1].ty.shape) else None
+    return list(call.args[:count]), more[0] if more else None, shift
+
+
+def nn_attention_form(
+    call: ir.Call, builder: relax.BlockBuilder
+) -> tuple[AttentionForm | None, list[Any]]:
+    """Return the attributes and the bias with which a call of ``nn.attention`` is one of ours.
+
+    None for a window, which TVM has no kernel of.
+    """
+    a, (q, k) = call.attrs, (x.ty.shape for x in call.args[:2])
+    if a.window_size is not None:
+        return None, []
+    scale = 1 / math.sqrt(int(q[3])) if a.scale is None else float(a.scale)
+    mask = "" if a.causal_mask is None else str(a.causal_mask)
+    offset = abs(int(q[1]) - int(k[1])) if mask == "BottomRight" else 0
+    bias = list(call.args[3:])
+    if bias and len(bias[0].ty.shape) != _RANK:
+        shape = [1] * (_RANK - len(bias[0].ty.shape)) + list(bias[0].ty.shape)
+        bias = [builder.emit(relax.op.reshape(bias[0], shape))]
+    return AttentionForm(scale, bool(mask), 0, offset), bias
+
+
+def accumulated(dtype: str) -> str:
+    """Return the type in which scores and sums of operands of a type are computed."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def _fault(call: ir.Call, what: str, remedy: str) -> MeshError:
+    place = f"R.{str(call.op.name).removeprefix('relax.')}"
+    return MeshError("DIST0207", what, place=place, remedy=remedy)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm):
+        return int(a) == int(b)
+    return not (isinstance(a, tirx.IntImm) or isinstance(b, tirx.IntImm)) or a.same_as(b)
+
+
+def _checked(call: ir.Call) -> list[Any]:
+    """Return the types of the tensors, whose shapes and attributes fit."""
+    types = [arg.ty for arg in call.args]
+    if len(types) < 3 or any(
+        not isinstance(ty, relax.TensorType) or ty.shape is None for ty in types
+    ):
+        raise _fault(call, "an operand is no tensor of known shape", "Give all operands shapes.")
+    tensors, bias, shift = attention_operands(call)
+    q, k, v = (list(x.ty.shape) for x in tensors[:3])
+    if any(len(shape) != _RANK for shape in (q, k, v)):
+        raise _fault(
+            call,
+            "queries, keys or values without four dims",
+            "Use (batch, positions, heads, width).",
+        )
+    pairs = [(q[0], k[0]), (q[0], v[0]), (k[1], v[1]), (k[2], v[2]), (q[3], k[3])]
+    if not all(_same(a, b) for a, b in pairs):
+        what = f"the shapes {q}, {k} and {v} do not fit"
+        raise _fault(call, what, "Give queries and keys the same batch and width.")
+    heads = [q[2], k[2]]
+    if all(isinstance(n, tirx.IntImm) for n in heads) and int(heads[0]) % int(heads[1]):
+        what = f"{int(heads[0])} query heads for {int(heads[1])} key heads"
+        raise _fault(call, what, "The number of query heads is a multiple of that of key heads.")
+    if bias is not None and len(bias.ty.shape) != _RANK:
+        what = f"a bias with {len(bias.ty.shape)} dims"
+        raise _fault(call, what, "Reshape it to four dims, which broadcast to the scores.")
+    form = AttentionForm.of(call)
+    if (form.window or shift is not None) and not form.causal:
+        raise _fault(call, "a window or a shift without causal", "Pass causal=True.")
+    return types
+
+
+def _infer_forward(call: ir.Call, _: Any) -> Any:
+    q, _k, v, *_rest = _checked(call)
+    batch, positions, heads, _width = q.shape
+    lse = relax.TensorType([batch, heads, positions], accumulated(str(q.dtype)), q.vdevice)
+    out = relax.TensorType([batch, positions, heads, v.shape[3]], q.dtype, q.vdevice)
+    return relax.TupleType([out, lse])
+
+
+def _infer_backward(call: ir.Call, _: Any) -> Any:
+    return relax.TupleType(_checked(call)[:3])
+
+
+def _infer_bias(call: ir.Call, _: Any) -> Any:
+    _checked(call)
+    bias = attention_operands(call)[1]
+    if bias is None:
+        raise _fault(call, "there is no bias", "Pass the bias after the log-sum-exp.")
+    return bias.ty
+
+
+INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
+    ATTENTION_OP: _infer_forward,
+    ATTENTION_BACKWARD_OP: _infer_backward,
+    ATTENTION_BIAS_OP: _infer_bias,
+}
+_MAKERS = (attention, attention_backward, attention_bias_gradient)
+
+
+@functools.cache
+def register_attention() -> None:
+    """Add the ops to TVM's registry and to the TVMScript parser."""
+    import tvm.relax.script.parser.dist as parser_dist
+
+    add = tvm_ffi.get_global_func("ir.RegisterOp")
+    known = set(ir.Op.list_op_names())
+    for make in _MAKERS:
+        name = PREFIX + make.__name__
+        setattr(parser_dist, make.__name__, make)
+        if name in known:
+            continue
+        add(name, (make.__doc__ or "").splitlines()[0])
+        ir.register_op_attr(name, "FInferType", INFER[name])
+        ir.register_op_attr(name, "FPurity", True)
+
+
+__all__ = [
+    "ATTENTION_BACKWARD_OP",
+    "ATTENTION_BIAS_OP",
+    "ATTENTION_OP",
+    "ATTENTION_OPS",
+    "UNSEEN",
+    "AttentionForm",
+    "accumulated",
+    "attention",
+    "attention_backward",
+    "attention_bias_gradient",
+    "attention_operands",
+    "nn_attention_form",
+    "register_attention",
+]

@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Write out attention and its gradients as products, exponentials and sums of Relax.
+
+This is what engines without a kernel of attention run, and what exporters write. Scores are
+computed in float32 for half precision, and a query that sees no key has the result zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax import op
+
+from tvm_distir.core.ir.attention_ops import (
+    ATTENTION_BACKWARD_OP,
+    ATTENTION_BIAS_OP,
+    ATTENTION_OP,
+    UNSEEN,
+    AttentionForm,
+    accumulated,
+    attention_operands,
+)
+from tvm_distir.core.rewriting.constant_nodes import scalar
+
+_LEAST_SUM = 1e-37
+"""A sum of exponentials that is smaller is that of a query that sees no key."""
+
+
+def _same(heads: Any, shared: Any) -> bool:
+    return bool(heads.same_as(shared)) or str(heads) == str(shared)
+
+
+class _Written:
+    """Writer of a call, with heads before positions.
+
+    ``pairs``: key heads and queries of all heads that share one, ``(B, K, H / K * S, ...)``.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder, call: ir.Call) -> None:
+        self.builder, self.form = builder, AttentionForm.of(call)
+        self.tensors, self.bias, self.shift = attention_operands(call)
+        q, k = (x.ty for x in self.tensors[:2])
+        self.batch, self.rows, self.heads, _ = q.shape
+        self.columns, self.shared = k.shape[1], k.shape[2]
+        self.wide = accumulated(str(q.dtype))
+        self._seen: Any = None
+
+    def emit(self, value: Any) -> Any:
+        """Bind a value."""
+        return self.builder.emit(value)
+
+    def const(self, value: float) -> Any:
+        """Return a constant of the wide type."""
+        return scalar(value, self.wide)
+
+    def widened(self, value: Any) -> Any:
+        """Cast a value to the wide type."""
+        if str(value.ty.dtype) == self.wide:
+            return value
+        return self.emit(op.astype(value, self.wide))
+
+    def queries(self, tensor: Any) -> Any:
+        """Return queries or results as pairs."""
+        turned = self.emit(op.permute_dims(self.widened(tensor), [0, 2, 1, 3]))
+        return self.paired(turned, tensor.ty.shape[3])
+
+    def keys(self, tensor: Any) -> Any:
+        """Return keys or values, ``(B, K, T, ...)``."""
+        return self.emit(op.permute_dims(self.widened(tensor), [0, 2, 1, 3]))
+
+    def paired(self, value: Any, last: Any) -> Any:
+        """Join the heads that share a key head with the positions."""
+        if _same(self.heads, self.shared):
+            return value
+        rows = self.heads // self.shared * self.rows
+        return self.emit(op.reshape(value, (self.batch, self.shared, rows, last)))
+
+    def by_head(self, value: Any, last: Any) -> Any:
+        """Undo :meth:`paired`: ``(B, H, S, ...)``."""
+        if _same(self.heads, self.shared):
+            return value
+        shape = (self.batch, self.heads, self.rows, last)
+        return self.emit(op.reshape(value, shape))
+
+    def scores(self) -> Any:
+        """Return the scores ``(B, H, S, T)``, of keys that are not seen too."""
+        q, k = self.queries(self.tensors[0]), self.keys(self.tensors[1])
+        k = self.emit(op.permute_dims(k, [0, 1, 3, 2]))
+        scores = self.by_head(self.emit(op.matmul(q, k)), self.columns)
+        scores = self.emit(op.multiply(scores, self.const(self.form.scale)))
+        if self.bias is None:
+            return scores
+        return self.emit(op.add(scores, self.widened(self.bias)))
+
+    def seen(self) -> Any:
+        """Return which keys a query sees, ``(S, T)``; None: all."""
+        if not self.form.causal:
+            return None
+        if self._seen is None:
+            rows = op.arange(self.form.offset, self.rows + self.form.offset, 1, "int64")
+            rows = self.emit(op.reshape(self.emit(rows), (self.rows, 1)))
+            if self.shift is not None:
+                rows = self.emit(op.add(rows, self.shift))
+            columns = self.emit(op.arange(0, self.columns, 1, "int64"))
+            seen = self.emit(op.less_equal(columns, rows))
+            if self.form.window:
+                first = self.emit(op.subtract(rows, relax.const(self.form.window, "int64")))
+                near = self.emit(op.greater(columns, first))
+                seen = self.emit(op.logical_and(seen, near))
+            self._seen = seen
+        return self._seen
+
+    def masked(self, value: Any, other: float) -> Any:
+        """Replace what belongs to keys that are not seen."""
+        seen = self.seen()
+        if seen is None:
+            return value
+        return self.emit(op.where(seen, value, self.const(other)))
+
+    def narrowed(self, value: Any, like: Any) -> Any:
+        """Turn ``(B, heads, positions, width)`` to the order and type of an operand."""
+        turned = op.permute_dims(value, [0, 2, 1, 3])
+        dtype = str(like.ty.dtype)
+        return turned if dtype == self.wide else op.astype(self.emit(turned), dtype)
+
+    def score_gradients(self) -> tuple[Any, Any]:
+        """Return the weights ``(B, H, S, T)`` and the gradients of the scores."""
+        _, _, v, o, do, lse = self.tensors
+        rows = self.emit(op.reshape(lse, (self.batch, self.heads, self.rows, 1)))
+        moved = self.masked(self.emit(op.subtract(self.scores(), rows)), UNSEEN)
+        weights = self.emit(op.exp(moved))
+        do_, o_ = self.widened(do), self.widened(o)
+        along = self.emit(op.sum(self.emit(op.multiply(do_, o_)), [3], keepdims=True))
+        along = self.emit(op.permute_dims(along, [0, 2, 1, 3]))
+        values = self.emit(op.permute_dims(self.keys(v), [0, 1, 3, 2]))
+        by_weights = self.emit(op.matmul(self.queries(do), values))
+        by_weights = self.by_head(by_weights, self.columns)
+        return weights, self.emit(op.multiply(weights, self.emit(op.subtract(by_weights, along))))
+
+
+def written_attention(builder: Any, call: ir.Call, guarded: bool = True) -> Any:
+    """Write out attention with the maxima and sums of its scores.
+
+    Unless it is guarded, a query that sees no key has the mean of all values.
+    """
+    w = _Written(builder, call)
+    q, _, v = w.tensors
+    scores = w.masked(w.scores(), UNSEEN)
+    top = w.emit(op.max(scores, [3], keepdims=True))
+    raised = w.emit(op.exp(w.emit(op.subtract(scores, top))))
+    raised = w.masked(raised, 0.0) if guarded else raised
+    total = w.emit(op.sum(raised, [3], keepdims=True))
+    if w.form.causal and guarded:
+        total = w.emit(op.maximum(total, w.const(_LEAST_SUM)))
+    weights = w.paired(w.emit(op.divide(raised, total)), w.columns)
+    mixed = w.by_head(w.emit(op.matmul(weights, w.keys(v))), v.ty.shape[3])
+    lse = w.emit(op.add(top, w.emit(op.log(total))))
+    lse = w.emit(op.reshape(lse, (w.batch, w.heads, w.rows)))
+    return relax.Tuple([w.emit(w.narrowed(mixed, q)), lse])
+
+
+def _backward(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    """Write out the gradients of queries, keys and values."""
+    w = _Written(builder, call)
+    q, k, v, _, do, _ = w.tensors
+    weights, by_scores = w.score_gradients()
+    weights = w.paired(weights, w.columns)
+    by_scores = w.paired(w.emit(op.multiply(by_scores, w.const(w.form.scale))), w.columns)
+    by_query = w.by_head(w.emit(op.matmul(by_scores, w.keys(k))), q.ty.shape[3])
+    turned = w.emit(op.permute_dims(by_scores, [0, 1, 3, 2]))
+    by_key = w.emit(op.matmul(turned, w.queries(q)))
+    turned = w.emit(op.permute_dims(weights, [0, 1, 3, 2]))
+    by_value = w.emit(op.matmul(turned, w.queries(do)))
+    pairs = ((by_query, q), (by_key, k), (by_value, v))
+    return relax.Tuple([w.emit(w.narrowed(value, like)) for value, like in pairs])
+
+
+def _bias(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    """Write out the gradient of a bias: that of the scores, summed where it is broadcast."""
+    w = _Written(builder, call)
+    _, by_scores = w.score_gradients()
+    by_bias = w.emit(op.collapse_sum_to(by_scores, w.bias.ty.shape))
+    dtype = str(w.bias.ty.dtype)
+    return by_bias if dtype == w.wide else op.astype(by_bias, dtype)
+
+
+WRITTEN_ATTENTION: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
+    ATTENTION_OP: written_attention,
+    ATTENTION_BACKWARD_OP: _backward,
+    ATTENTION_BIAS_OP: _bias,
+}
+"""Writers of calls, by the names of the ops."""
+
+
+__all__ = ["WRITTEN_ATTENTION", "written_attention"]

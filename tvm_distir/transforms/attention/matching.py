@@ -1,0 +1,201 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Match softmax attention that is written out: products, scale, mask, softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import ir
+
+from tvm_distir.core import known_shape, op_name
+
+from .masks import Band, MaskReader, is_scalar
+
+_CASTS = ("astype",)
+_HEADS_FIRST = (4, 5)
+
+
+class Unmatched(Exception):
+    """The reason why a softmax is not that of attention which the op can compute."""
+
+
+@dataclass
+class Match:
+    """Attention that is written out.
+
+    Attributes
+    ----------
+    q, k, v : expression
+        Operands of the products, with heads before positions; of five dims where heads share keys,
+        ``(batch, key heads, heads that share, positions, width)``.
+    result : Var
+        The value of the second product.
+    scale : float
+    band : Band
+        Where keys are seen.
+    masks, biases : list of expression
+        Masks that are true where a key is seen, and addends, of unknown content.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    result: Any
+    scale: float = 1.0
+    band: Band = field(default_factory=Band)
+    masks: list[Any] = field(default_factory=list)
+    biases: list[Any] = field(default_factory=list)
+
+
+class Matcher:
+    """Matcher of the softmaxes of a function."""
+
+    def __init__(
+        self,
+        values: Mapping[Any, Any],
+        readers: Mapping[Any, Sequence[Any]],
+        masks: MaskReader,
+    ) -> None:
+        self._values, self._readers, self._masks = values, readers, masks
+
+    def match(self, var: Any) -> Match:
+        """Return the attention of a softmax; it raises :class:`Unmatched` with the reason."""
+        call = self._values[var]
+        rank = len(known_shape(var.ty) or ())
+        if rank not in _HEADS_FIRST or int(call.attrs.axis) % rank != rank - 1:
+            raise Unmatched("its operand has not the form (batch, heads, queries, keys)")
+        result = self._mixed(var)
+        found = Match(None, None, self._values[result].args[1], result)
+        self._scores(call.args[0], found)
+        self._check(found, rank)
+        return found
+
+    def _single(self, var: Any) -> Any:
+        readers = self._readers.get(var, ())
+        if len(readers) != 1:
+            raise Unmatched(f"{var.name} has {len(readers)} readers")
+        return readers[0]
+
+    def _mixed(self, var: Any) -> Any:
+        """Return the product of the weights and the values."""
+        reader = self._single(var)
+        while op_name(self._values.get(reader)) in _CASTS:
+            var, reader = reader, self._single(reader)
+        value: Any = self._values.get(reader)
+        name = op_name(value)
+        if name == "nn.dropout":
+            raise Unmatched("its weights have a dropout")
+        if name != "matmul" or not value.args[0].same_as(var):
+            raise Unmatched(f"its weights are read by {name or 'what is no op'}, not by a product")
+        return reader
+
+    def _scores(self, expr: Any, found: Match) -> None:
+        """Follow the scores back to the product of queries and keys."""
+        while True:
+            value: Any = self._values.get(expr)
+            name = op_name(value)
+            if name in _CASTS:
+                expr = value.args[0]
+            elif name in ("multiply", "divide") and self._number(value.args[1]) is not None:
+                number = self._number(value.args[1])
+                assert number is not None
+                found.scale *= number if name == "multiply" else 1 / number
+                expr = value.args[0]
+            elif name == "where":
+                expr = self._where(value, found)
+            elif name == "add":
+                expr = self._added(value, found)
+            elif name == "matmul":
+                found.q = self._unscaled(value.args[0], found)
+                found.k = self._untransposed(self._unscaled(value.args[1], found))
+                return
+            else:
+                raise Unmatched(f"its scores come from {name or 'a parameter'}")
+
+    def _number(self, expr: Any) -> float | None:
+        """Return a constant of a single number."""
+        value = expr
+        while isinstance(value, ir.Var) and value in self._values:
+            value = self._values[value]
+        while op_name(value) in _CASTS:
+            value = value.args[0]
+        if not is_scalar(value, math.isfinite):
+            return None
+        return float(np.asarray(value.value.numpy(), "float64").reshape(()))
+
+    def _where(self, value: Any, found: Match) -> Any:
+        mask, first, other = value.args
+        for scores, low, positive in ((first, other, True), (other, first, False)):
+            if not self._masks.is_low(low):
+                continue
+            fact = self._masks.of(mask)
+            band = fact if isinstance(fact, Band) else None
+            band = band if positive or band is None else band.negated()
+            if band is not None:
+                found.band = found.band.common(band)
+            elif positive:
+                found.masks.append(mask)
+            else:
+                raise Unmatched("its mask is true where a key is not seen")
+            return scores
+        raise Unmatched("its scores are chosen by a mask without a low number")
+
+    def _added(self, value: Any, found: Match) -> Any:
+        """Return the scores of a sum of scores and a bias."""
+        shape = known_shape(value.ty)
+        sides = [x for x in value.args if self._leads_to_product(x) and known_shape(x.ty) == shape]
+        if len(sides) != 1:
+            raise Unmatched("its scores are a sum of which no term is a product")
+        bias = next(x for x in value.args if not x.same_as(sides[0]))
+        band = self._masks.added(bias)
+        if band is not None:
+            found.band = found.band.common(band)
+        elif found.scale != 1.0:
+            raise Unmatched("its scores are scaled behind the bias")
+        else:
+            found.biases.append(bias)
+        return sides[0]
+
+    def _leads_to_product(self, expr: Any) -> bool:
+        value: Any = self._values.get(expr) if isinstance(expr, ir.Var) else None
+        while op_name(value) in ("astype", "multiply", "divide", "where", "add"):
+            place = 1 if op_name(value) == "where" else 0
+            value = self._values.get(value.args[place])
+        return op_name(value) == "matmul"
+
+    def _unscaled(self, expr: Any, found: Match) -> Any:
+        """Return an operand of the first product without the scale it is multiplied by."""
+        value: Any = self._values.get(expr)
+        if op_name(value) in ("multiply", "divide"):
+            number = self._number(value.args[1])
+            if number is not None:
+                found.scale *= number if op_name(value) == "multiply" else 1 / number
+                return value.args[0]
+        return expr
+
+    def _untransposed(self, expr: Any) -> tuple[Any, list[int]]:
+        """Return a value and the order of its dims that gives keys with positions before width."""
+        rank = len(known_shape(expr.ty) or ())
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        value: Any = self._values.get(expr)
+        if op_name(value) == "permute_dims" and value.attrs.axes is not None:
+            axes = [int(a) for a in value.attrs.axes]
+            return value.args[0], [axes[i] for i in order]
+        return expr, order
+
+    @staticmethod
+    def _check(found: Match, rank: int) -> None:
+        for side in (found.q, found.v):
+            if len(known_shape(side.ty) or ()) != rank:
+                raise Unmatched("its products have operands of other ranks")
+        if len(known_shape(found.k[0].ty) or ()) != rank:
+            raise Unmatched("its products have operands of other ranks")
+        if found.band.above is not None and found.band.below is None:
+            raise Unmatched("its mask hides keys in front only")
+        if found.band.above is not None and found.band.above >= (found.band.below or 0):
+            raise Unmatched("its mask hides all keys")
