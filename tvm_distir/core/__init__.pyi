@@ -278,7 +278,6 @@ from .redistribution.shards import terms_of as terms_of
 from .redistribution.wire import element_type as element_type
 from .redistribution.wire import local_bytes as local_bytes
 from .redistribution.wire import payload_bytes as payload_bytes
-from .rewriting.blocks import merged_blocks as merged_blocks
 from .rewriting.calls import called_name as called_name
 from .rewriting.calls import is_redistribute as is_redistribute
 from .rewriting.calls import leaves_of as leaves_of
@@ -288,7 +287,6 @@ from .rewriting.calls import rebuild as rebuild
 from .rewriting.calls import tensor_args as tensor_args
 from .rewriting.calls import typed as typed
 from .rewriting.collector import gc_paused as gc_paused
-from .rewriting.constant_nodes import scalar as scalar
 from .rewriting.dims import bind_dims as bind_dims
 from .rewriting.dims import check_sizes as check_sizes
 from .rewriting.dims import dims_remedy as dims_remedy
@@ -320,13 +318,14 @@ from .rewriting.native.function_index import Member as Member
 from .rewriting.native.function_index import Readings as Readings
 from .rewriting.native.function_index import read_functions as read_functions
 from .rewriting.native.function_index import read_module as read_module
+from .rewriting.native.pruning import is_pure as is_pure
 from .rewriting.native.pruning import pruned as pruned
 from .rewriting.native.pruning import pruned_bindings as pruned_bindings
 from .rewriting.native.union_find import union_find as union_find
 from .rewriting.nodes import make_binding as make_binding
 from .rewriting.nodes import make_call as make_call
 from .rewriting.nodes import make_var as make_var
-from .rewriting.purity import is_pure as is_pure
+from .rewriting.nodes import scalar as scalar
 from .rewriting.scopes import all_bindings as all_bindings
 from .rewriting.scopes import bindings_in as bindings_in
 from .rewriting.scopes import branches_of as branches_of
@@ -336,6 +335,7 @@ from .rewriting.substitute import VARIABLES as VARIABLES
 from .rewriting.substitute import substitute as substitute
 from .rewriting.substitute import variables as variables
 from .rewriting.writer import BlockWriter as BlockWriter
+from .rewriting.writer import merged_blocks as merged_blocks
 from .rewriting.writer import with_body as with_body
 from .solver.problem import INFINITE as INFINITE
 from .solver.problem import Problem as Problem

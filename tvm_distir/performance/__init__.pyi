@@ -42,6 +42,7 @@ from .simulation.device_results import OpTime as OpTime
 from .simulation.op_costs import HOST as HOST
 from .simulation.op_costs import HOSTS as HOSTS
 from .simulation.op_costs import OpCosts as OpCosts
+from .simulation.op_costs import host_time_s as host_time_s
 from .simulation.op_costs import launched as launched
 from .simulation.result import PipelineResult as PipelineResult
 from .simulation.result import Result as Result

@@ -8,7 +8,7 @@ from tvm import ir
 
 from tvm_distir.core.rewriting.native.function_index import FunctionView
 
-from .class_memo import learned
+from .class_memo import class_memo
 from .kernels import Kernel, kernel_of
 from .transposes import transposed_operands
 
@@ -33,7 +33,7 @@ class LikeKernels:
     def __init__(self, mod: ir.IRModule, reading: FunctionView) -> None:
         self.mod, self.reading = mod, reading
         self.in_place = transposed_operands(reading)
-        self._known: dict[tuple[int, bool], Kernel] = learned("kernels")
+        self._memo = class_memo("kernels")
 
     def key(self, number: int) -> tuple[int, bool]:
         """Return a key that equal bindings share; its first item is negative for unique ones."""
@@ -42,10 +42,6 @@ class LikeKernels:
     def of(self, number: int) -> Kernel:
         """Return the kernel of a binding that is a call, as :func:`.kernels.kernel_of` gives it."""
         key = self.key(number)
-        kernel = self._known.get(key)
-        if kernel is None:
-            call, ty = self.reading.values[number], self.reading.bound(number).ty
-            kernel = kernel_of(call, self.mod, ty, key[1])
-            if key[0] >= 0:
-                self._known[key] = kernel
+        call, ty = self.reading.values[number], self.reading.bound(number).ty
+        kernel: Kernel = self._memo.of(key, lambda: kernel_of(call, self.mod, ty, key[1]))
         return kernel

@@ -11,6 +11,8 @@ from tvm import ir, relax
 from tvm_distir.core.ir.types import static_shape
 from tvm_distir.core.rewriting.native.function_index import FunctionView
 
+from .class_memo import class_facts
+
 _PERMUTE = "relax.permute_dims"
 _MATMUL = "relax.matmul"
 
@@ -23,26 +25,24 @@ def transposed_operands(reading: FunctionView) -> set[int]:
     """
     candidates: set[int] = set()
     others: set[int] = set(reading.result)
-    products: dict[int, bool] = {-1: False}
-    swaps: dict[int, bool] = {-1: False}
     hidden: set[Any] = set()  # what is read where the reading does not tell
-    for number, (like, value) in enumerate(zip(reading.like, reading.values, strict=True)):
-        if like < 0 or like not in products:
-            products[like] = _calls(value, _MATMUL)
-            swaps[like] = _calls(value, _PERMUTE) and _swaps_last_two(value)
-        if swaps[like]:
+    roles = class_facts(reading, "products and swaps", lambda n: _role(reading.values[n]))
+    for number, (like, role) in enumerate(zip(reading.like, roles, strict=True)):
+        if role == _PERMUTE:
             candidates.add(reading.params + number)
-        if products[like]:
+        if role == _MATMUL:
             continue
         others.update(reading.used(number))
         if like < 0:
-            hidden.update(_read(value))
+            hidden.update(_read(reading.values[number]))
     others.update(number for number in candidates if reading.variables[number] in hidden)
     return candidates - others
 
 
-def _calls(value: Any, op: str) -> bool:
-    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and str(value.op.name) == op
+def _role(value: Any) -> str:
+    """Return the op of a product, or of a swap of the last two dims; nothing of other values."""
+    name = str(value.op.name) if isinstance(value, ir.Call) and type(value.op) is ir.Op else ""
+    return name if name == _MATMUL or (name == _PERMUTE and _swaps_last_two(value)) else ""
 
 
 def _swaps_last_two(call: ir.Call) -> bool:

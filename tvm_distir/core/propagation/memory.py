@@ -14,6 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from tvm_distir.core.analysis.liveness import live_bytes
 from tvm_distir.core.ir.placement import ceil_div
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.support import InfeasibleError
@@ -88,29 +91,22 @@ class MemoryMeter:
         if inst.number in self._inner:
             return self._inner[inst.number]
         g = inst.graph
-        copied: dict[int, list[tuple[int, int]]] = {}
-        allocated: dict[int, list[tuple[int, int]]] = {}
-        ends: dict[int, list[tuple[int, int]]] = {}
-        for v, value in enumerate(g.values):
-            for first, last, size in self._spans(inst, v):
-                begins = allocated if first == g.producer[v][0] else copied
-                begins.setdefault(first, []).append((value.mesh, size))
-                ends.setdefault(last, []).append((value.mesh, size))
-        alive, peak, place = [0] * self._meshes(), [0] * self._meshes(), g.name
+        spans = [
+            (value.mesh, *span, span[0] == g.producer[v][0])
+            for v, value in enumerate(g.values)
+            for span in self._spans(inst, v)
+        ]
+        mesh, first, last, size, produced = np.array(spans, np.int64).reshape(-1, 5).T
+        on = [mesh == m for m in range(self._meshes())]
+        live = np.array([live_bytes(first[m], last[m], size[m], len(g.nodes)) for m in on])
+        begins = first + produced  # a call counts its results inside
+        calls = np.array([live_bytes(begins[m], last[m], size[m], len(g.nodes)) for m in on])
         for k, node in enumerate(g.nodes):
-            for mesh, size in copied.get(k, ()):
-                alive[mesh] += size
-            now = list(alive)
-            if node.kind == "call":  # the results are counted inside
-                now = [a + b for a, b in zip(alive, self._inside(inst.kids[k])[0])]
-            for mesh, size in allocated.get(k, ()):
-                alive[mesh] += size
-            now = [max(a, b) for a, b in zip(now, alive)]
-            if max(now) > max(peak):
-                place = g.place(k)
-            peak = [max(a, b) for a, b in zip(peak, now)]
-            for mesh, size in ends.get(k, ()):
-                alive[mesh] -= size
+            if node.kind == "call":
+                inner = self._inside(inst.kids[k])[0]
+                live[:, k] = np.maximum(live[:, k], calls[:, k] + inner)
+        peak, largest = live.max(axis=1, initial=0).tolist(), live.max(axis=0)
+        place = g.place(int(largest.argmax())) if max(peak) else g.name
         self._inner[inst.number] = peak, place
         return peak, place
 

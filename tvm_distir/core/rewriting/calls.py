@@ -81,6 +81,14 @@ def rebuild(call: ir.Call, op: Any, args: Sequence[Any], ty: Any = None) -> ir.C
     return make_call(op, args, call.attrs, call.ty_args, ty, call.span)
 
 
+def rebuilt(call: ir.Call, op: Any, args: Sequence[Any]) -> ir.Call:
+    """Return a call of the same type with these parts: itself, where they are its own."""
+    old = call.args[:]
+    if op.same_as(call.op) and all(a.same_as(b) for a, b in zip(args, old, strict=True)):
+        return call
+    return rebuild(call, op, args, call.ty)
+
+
 def typed(expr: Any, ty: Any) -> Any:
     """Give a fresh expression its type, unless its constructor inferred a type."""
     if type(expr.ty) is ir.Type:

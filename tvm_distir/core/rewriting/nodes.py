@@ -9,11 +9,14 @@ slice, ``array[:]``, comes at a third of the cost of iterating over it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tvm_ffi
-from tvm import ir, relax  # noqa: F401  (they register the constructors)
+from tvm import ir, relax
 
 _VAR = tvm_ffi.get_global_func("ir.Var")
 _DATAFLOW_VAR = tvm_ffi.get_global_func("relax.DataflowVar")
@@ -43,3 +46,25 @@ def make_call(
 def make_binding(var: Any, value: Any) -> Any:
     """Return the binding ``var = value``."""
     return _BINDING(var, value, None)
+
+
+@functools.cache
+def _scalar_of_digits(digits: str, dtype: str) -> Any:
+    return relax.const(float.fromhex(digits), dtype)
+
+
+def scalar(value: float, dtype: str) -> Any:
+    """Make a constant (), a separate node; equal ones share their data, which costs most."""
+    known = _scalar_of_digits(float(value).hex(), dtype)
+    return ir.GenericConst(known.value, known.ty)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _scalar_of_bytes(data: bytes, dtype: str) -> Any:
+    return relax.const(np.frombuffer(data, dtype).reshape(()), dtype)
+
+
+def scalar_of(array: npt.NDArray[Any]) -> Any:
+    """Return a constant as :func:`scalar` does, from a NumPy array of shape ()."""
+    known = _scalar_of_bytes(array.tobytes(), str(array.dtype))
+    return ir.GenericConst(known.value, known.ty)

@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tvm import relax
 
-from .blocks import merged_blocks
 from .calls import typed
 from .nodes import make_binding, make_var
 
@@ -43,6 +42,24 @@ class BlockWriter:
     def block(self) -> Any:
         """Return the finished block."""
         return (relax.DataflowBlock if self.dataflow else relax.BindingBlock)(self.bindings)
+
+
+def merged_blocks(blocks: Iterable[Any]) -> list[Any]:
+    """Leave out empty blocks and join adjacent blocks of equal kind.
+
+    The text of a function shows neither where a block ends and the next of its kind begins
+    nor a block without bindings: only so does it parse back to the same function.
+    """
+    merged: list[Any] = []
+    for block in blocks:
+        if not len(block.bindings):
+            continue
+        kind = type(block)
+        if merged and type(merged[-1]) is kind:
+            merged[-1] = kind([*merged[-1].bindings, *block.bindings])
+        else:
+            merged.append(block)
+    return merged
 
 
 def with_body(

@@ -16,7 +16,7 @@ from tvm_distir.performance.program.parts import Mesh, Op
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
 
-from .op_costs import HOST, HOSTS, OpCosts, launched
+from .op_costs import HOST, HOSTS, MessageStep, OpCosts, host_time_s, launched
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int8]
@@ -104,9 +104,8 @@ class BatchPrices:
         if key[0] == "kernel":
             flops, moved = self.quantities[key[1]], self.quantities[key[2]]
             return self._kernel(flops, moved, op.kernel_class, op.dtype)
-        constant = self.system.constant(HOSTS[op.kernel_class])
-        launches = self.quantities[key[2]].astype(np.float64)
-        issued = self._picoseconds(launches * constant * 1e-6)
+        count = self.quantities[key[2]].astype(np.float64)
+        issued = self._picoseconds(host_time_s(self.system, op.kernel_class, count))
         if key[0] == HOST:
             issued = np.maximum(issued - self._busy(function), 0)
         return issued, self._codes(_HOST_BOUND)
@@ -156,20 +155,20 @@ class BatchPrices:
         result = np.zeros(self.rows, np.int64)
         for rows, costs in self._of_shape:
             numbers = self.quantities[self.which[at : at + EDGE_NUMBERS]][:, rows]
-            _, whole, sent, taken, split = numbers
-            both = []
-            for kind, size, ends in (("send", sent, (here, there)), ("recv", taken, (there, here))):
-                layout = costs.pair_layout(*ends)
-                spent = self._slowest(kind, -(-size // split), layout, rows)
-                both.append(np.where(size > 0, spent, 0))
-            for count in np.unique(split[split > 1]).tolist():
-                same_count = split == count
-                layout = costs.parts_layout(there, count)
-                both[0][same_count] += self._slowest(
-                    "all_gather", whole[same_count], layout, rows[same_count]
-                )
-            result[rows] = np.maximum(*both)
+            for split in np.unique(numbers[-1]).tolist():
+                selected = numbers[-1] == split
+                _, whole, sent, received, _ = numbers[:, selected]
+                ends = costs.message_steps((sent, received), whole, split, here, there)
+                times = [self._message(steps, rows[selected]) for steps in ends]
+                result[rows[selected]] = np.maximum(*times)
         return result
+
+    def _message(self, steps: Sequence[MessageStep], rows: Ints) -> Ints:
+        """Return the durations of the steps of an end of a message."""
+        total = np.zeros(rows.size, np.int64)
+        for kind, size, layout in steps:
+            total += np.where(size > 0, self._slowest(kind, size, layout, rows), 0)
+        return total
 
     def _picoseconds(self, time_s: npt.NDArray[np.float64], rows: Ints | None = None) -> Ints:
         """Apply :func:`tvm_distir.core.cost_model.clock.picoseconds` to some rows or all."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from tvm_distir.core import Clock, GroupLayout, System, picoseconds, wire_bytes
 from tvm_distir.performance.program.parts import Function, Op
@@ -51,6 +52,28 @@ class OpRow:
     wire_bytes: int = 0
     issue_ps: int = 0
     host_waits: bool = False
+
+
+class MessageStep(NamedTuple):
+    """A transfer or collective that a message takes.
+
+    Attributes
+    ----------
+    kind : str
+        ``send``, ``recv`` or ``all_gather``.
+    size_bytes : int, or int64 array of many messages
+    layout : GroupLayout
+        The layout of the devices that take part.
+    """
+
+    kind: str
+    size_bytes: Any
+    layout: GroupLayout
+
+
+def host_time_s(system: System, kernel_class: str, count: Any) -> Any:
+    """Return the seconds that the host takes for a number of pieces of its work, or for many."""
+    return count * system.constant(HOSTS[kernel_class]) * 1e-6
 
 
 def launched(fn: Function) -> Iterator[int]:
@@ -103,13 +126,12 @@ class OpCosts:
 
     def _host_ps(self, function: str, op: Op, place: str) -> int:
         """Return the time of the host beyond that of the kernels that it launches."""
-        constant = self.clock.system.constant
+        spent_ps = picoseconds(host_time_s(self.clock.system, op.kernel_class, op.flops), place)
         if op.kernel_class != HOST:
-            return picoseconds(op.flops * constant(HOSTS[op.kernel_class]) * 1e-6, place)
+            return spent_ps
         fn = self.program.functions[function]
         busy_ps = sum(self._kernel(fn.ops[number], place)[0] for number in launched(fn))
-        issued_ps = picoseconds(op.flops * constant(HOSTS[HOST]) * 1e-6, place)
-        return max(issued_ps - busy_ps, 0)
+        return max(spent_ps - busy_ps, 0)
 
     def group_durations_ps(self, op: Op, place: str) -> tuple[int, ...]:
         """Return the duration of a collective in each group of its mesh, all running at once."""
@@ -119,13 +141,35 @@ class OpCosts:
     def edge_ps(self, edge: Edge, here: int, there: int) -> tuple[int, int]:
         """Return the durations of the two ends of a message between ranks of a pipeline."""
         place = f"edge {edge.source} to {edge.target}"
-        sizes = edge.part_bytes
-        sent = self._pair_ps("send", sizes[0], here, there, place)
-        received = self._pair_ps("recv", sizes[1], there, here, place)
-        if edge.split > 1:  # gathered where it arrives, along the last axes
-            layout = self.parts_layout(there, edge.split)
-            sent += self.clock.collective_ps("all_gather", edge.bytes[1], layout, place)
+        ends = self.message_steps(edge.wire_bytes, edge.bytes[1], edge.split, here, there)
+        sent, received = (
+            sum(self.clock.transfer_ps(*step, place) for step in steps) for steps in ends
+        )
         return sent, received
+
+    def message_steps(
+        self, wire_bytes: tuple[Any, Any], result_bytes: Any, split: int, here: int, there: int
+    ) -> tuple[list[MessageStep], list[MessageStep]]:
+        """Return the steps that the two ends of a message between ranks wait for.
+
+        Parameters
+        ----------
+        wire_bytes : pair of int, or of int64 arrays of many messages
+            The most bytes that a device sends, and receives.
+        result_bytes : int or int64 array
+            The bytes of a device's tensor where the message arrives.
+        split : int
+            The number of parts of the message, which are gathered where it arrives, along the last
+            axes; 1 for a message without parts.
+        here, there : int
+            The ranks that send and receive.
+        """
+        sent, received = (-(-size // split) for size in wire_bytes)
+        sends = [MessageStep("send", sent, self.pair_layout(here, there))]
+        if split > 1:
+            layout = self.parts_layout(there, split)
+            sends.append(MessageStep("all_gather", result_bytes, layout))
+        return sends, [MessageStep("recv", received, self.pair_layout(there, here))]
 
     def host_copy_ps(self, size_bytes: int, place: str) -> int:
         """Return the duration of a copy between a device and the memory of its host."""
@@ -159,8 +203,5 @@ class OpCosts:
 
     def _transfer_ps(self, op: Op, place: str) -> int:
         """Return the duration of a transfer in which devices of two meshes are paired."""
-        return self._pair_ps(op.collective, op.wire_bytes, op.mesh, op.peer_mesh, place)
-
-    def _pair_ps(self, kind: str, size_bytes: int, mesh: int, peer: int, place: str) -> int:
-        """Return the duration of an end of a transfer on a mesh, from or to a peer."""
-        return self.clock.transfer_ps(kind, size_bytes, self.pair_layout(mesh, peer), place)
+        layout = self.pair_layout(op.mesh, op.peer_mesh)
+        return self.clock.transfer_ps(op.collective, op.wire_bytes, layout, place)

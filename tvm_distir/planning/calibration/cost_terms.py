@@ -59,7 +59,7 @@ class CostTerms:
     bodies : Counter of KernelBatch
     collectives : Counter of CollectiveTerm
     marks : Counter of str
-        Constants that count.
+        Kernel classes of what the host does besides launching kernels.
     """
 
     bodies: Counter[KernelBatch] = field(default_factory=Counter)
@@ -128,12 +128,12 @@ class StepCostTerms:
         key = (here, there, edge.wire_bytes, edge.split, edge.bytes)
         if key in self._edges:
             return self._edges[key]
-        moves = [("send", max(edge.part_bytes), self._costs.pair_layout(here, there))]
-        if edge.split > 1:
-            layout = self._costs.parts_layout(there, edge.split)
-            moves.append(("all_gather", edge.bytes[1], layout))
+        steps, _ = self._costs.message_steps(
+            edge.wire_bytes, edge.bytes[1], edge.split, here, there
+        )
+        steps[0] = steps[0]._replace(size_bytes=max(edge.part_bytes))
         parts = CostTerms()
-        for kind, size, layout in moves:
+        for kind, size, layout in steps:
             for where in layout.kinds:
                 parts.collectives[CollectiveTerm(kind, size, where, layout.sharing, False)] += 1
         self._edges[key] = parts
@@ -156,7 +156,7 @@ class StepCostTerms:
                     )
                 ] += 1
             elif op.kind == "compute" and op.kernel_class in HOSTS and op.kernel_class != HOST:
-                terms.marks[HOSTS[op.kernel_class]] += op.flops
+                terms.marks[op.kernel_class] += op.flops
         terms.bodies[_body(fn)] += 1
         self._functions[name, rank] = terms
         return terms

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import LINKS, Constant, System
-from tvm_distir.performance import HOST, HOSTS
+from tvm_distir.performance import HOST, host_time_s
 
 from .cost_terms import CollectiveTerm, CostTerms, KernelBatch, KernelTerm
 
@@ -94,7 +94,7 @@ class StepSums:
             rate = system.rate(*kind)
             kernel[selected] = rate.spent_s(self._flops[selected], self._bytes[selected]).whole
         device = self._bodies(kernel)
-        host = self._launches * system.constant(HOSTS[HOST]) * 1e-6
+        host = host_time_s(system, HOST, self._launches)
         row, body, count = self._uses
         times = np.bincount(row, np.maximum(device, host)[body] * count, self.count)
         row, collective, count = self._moves
@@ -102,7 +102,7 @@ class StepSums:
             wire = np.array([collective_s(system, c) for c in self._collectives])
             times = times + np.bincount(row, wire[collective] * count, self.count)
         for name, many in self._marks.items():
-            times = times + many * system.constant(name) * 1e-6
+            times = times + host_time_s(system, name, many)
         return np.asarray(times, np.float64)
 
     def floors_s(self, system: System) -> Floats:

@@ -17,7 +17,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir.types import flat_types, known_shape, tensor_type
 from tvm_distir.core.ops.terms import CallForm
 from tvm_distir.core.rewriting.calls import is_tensors, place_of, rebuild, typed
-from tvm_distir.core.rewriting.constant_nodes import scalar_of
+from tvm_distir.core.rewriting.nodes import scalar_of
 from tvm_distir.core.rewriting.writer import BlockWriter
 from tvm_distir.support import LoweringError
 

@@ -50,13 +50,12 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.recomputation import check_policies
 from tvm_distir.core.plan.schedules.notes import scheduled
 from tvm_distir.core.plan.schema import PlanRule
-from tvm_distir.core.rewriting.blocks import merged_blocks
 from tvm_distir.core.rewriting.calls import rebuild, typed
 from tvm_distir.core.rewriting.functions import inner_made_private
 from tvm_distir.core.rewriting.nodes import make_var
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
-from tvm_distir.core.rewriting.writer import BlockWriter
+from tvm_distir.core.rewriting.writer import BlockWriter, merged_blocks
 from tvm_distir.support import LevelError
 
 SUFFIX = "_placed"

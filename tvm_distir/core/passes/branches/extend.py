@@ -13,8 +13,8 @@ from tvm import ir, relax
 from tvm_distir.core.analysis.partial import PartialState
 from tvm_distir.core.ir.attributes import PARTIAL_ATTR
 from tvm_distir.core.ir.types import value_types
-from tvm_distir.core.rewriting.blocks import merged_blocks
 from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.writer import merged_blocks
 
 from .def_use import Path
 

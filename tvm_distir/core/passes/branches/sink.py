@@ -33,9 +33,9 @@ from tvm import ir, relax
 from tvm_distir.core.analysis.partial import PartialState
 from tvm_distir.core.ir.branches import branch_calls, branch_of
 from tvm_distir.core.ir.types import relax_functions
-from tvm_distir.core.rewriting.blocks import merged_blocks
 from tvm_distir.core.rewriting.functions import retyped
 from tvm_distir.core.rewriting.substitute import substitute
+from tvm_distir.core.rewriting.writer import merged_blocks
 
 from .choice_mesh import choose_beside_branches
 from .def_use import DefUse

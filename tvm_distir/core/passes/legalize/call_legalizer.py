@@ -13,6 +13,7 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.ir.names import REDUCTIONS
 from tvm_distir.core.ir.ops import call_axes
 from tvm_distir.core.ir.types import flat_types
+from tvm_distir.core.ops.class_memo import class_memo
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.partial import call_form, carried
 from tvm_distir.core.ops.terms import (
@@ -24,11 +25,10 @@ from tvm_distir.core.ops.terms import (
     within,
     without,
 )
-from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, place_of, rebuild, typed
+from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, place_of, rebuild, rebuilt, typed
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.support import LevelError
 
-from .classes import Classes
 from .moves import Moves
 from .partial_values import ITEM, USE, LegalizedValues
 
@@ -38,20 +38,20 @@ class CallLegalizer:
 
     Parameters
     ----------
-    classes : Classes
+    mod : IRModule
+        The module, at level 3.
     values : LegalizedValues
         The values of the function.
     moves : Moves
         The moves of the same values.
     """
 
-    def __init__(self, classes: Classes, values: LegalizedValues, moves: Moves) -> None:
-        self.classes, self.mod = classes, classes.mod
-        self.values, self.moves = values, moves
+    def __init__(self, mod: ir.IRModule, values: LegalizedValues, moves: Moves) -> None:
+        self.mod, self.values, self.moves = mod, values, moves
+        self._forms = class_memo("forms")
 
-    def creation(self, var: Any, value: ir.Call, like: int) -> None:
+    def creation(self, var: Any, value: ir.Call) -> None:
         """Write a call that has no tensors, or makes no DTensor."""
-        self.classes.finish(like, None)
         self.values.bind(var, substitute(value, self.values.env))
 
     def collective(self, var: Any, value: ir.Call, kind: str) -> None:
@@ -82,6 +82,9 @@ class CallLegalizer:
         """Write a call of a function, with arguments reduced as its boundary requires."""
         values, callee = self.values, self.mod[value.op]
         params, results = attribute_axes(callee, "params"), attribute_axes(callee, "results")
+        if not (params or results or values.terms):
+            values.bind(var, substitute(value, values.env))
+            return
         args: list[Any] = []
         at = 0
         for arg in value.args[:]:
@@ -94,7 +97,7 @@ class CallLegalizer:
             wanted = [params.get(at + i, ()) for i in range(count)]
             args.append(values.demand(arg, wanted, mesh))
             at += count
-        new = rebuild(value, values.env.get(value.op, value.op), args, value.ty)
+        new = rebuilt(value, values.env.get(value.op, value.op), args)
         values.bind(var, new, [sums(results.get(i, ())) for i in range(len(flat_types(var.ty)))])
 
     @staticmethod
@@ -104,7 +107,7 @@ class CallLegalizer:
     def packed_call(self, var: Any, value: ir.Call) -> None:
         """Write a call of a packed function, with reduced tensors."""
         args = [self._finished(substitute(arg, self.values.env)) for arg in value.args]
-        self.values.bind(var, rebuild(value, value.op, args, value.ty))
+        self.values.bind(var, rebuilt(value, value.op, args))
 
     def _finished(self, arg: Any) -> Any:
         """Return an argument with reduced tensors; shapes and objects stay."""
@@ -115,21 +118,18 @@ class CallLegalizer:
             return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
         return arg
 
-    def _form(self, var: Any, value: ir.Call, outs: Sequence[Any], like: int) -> CallForm:
-        """Return how a call is sharded, cached by the class of the call."""
-        form = self.classes.forms.get(like)
-        if form is None:
-            form = call_form(value, outs, self.mod, self.values.name, var)
-            self.classes.finish(like, form)
-        return form
-
     def op_call(self, var: Any, value: ir.Call, like: int) -> None:
-        """Write a call of an op, after reducing partial operands that it cannot accept."""
+        """Write a call of an op, after reducing partial operands that it cannot accept.
+
+        ``like`` is the class of the call.
+        """
         values, outs = self.values, flat_types(var.ty)
         if not any(isinstance(t, DTensorType) for t in outs):
-            self.creation(var, value, like)
+            self.creation(var, value)
             return
-        form = self._form(var, value, outs, like)
+        form: CallForm = self._forms.of(
+            like, lambda: call_form(value, outs, self.mod, values.name, var)
+        )
         old = value.args[:]
         skip = 1 if type(old[0]) is ir.GlobalVar else 0
         args = [substitute(a, values.env) for a in old]
@@ -151,9 +151,7 @@ class CallLegalizer:
                     wanted.append(tuple(sorted((*pending, *needed.get(j, ())))))
                 args[i] = values.demand(args[i], wanted, mesh)
                 at += count
-        op = values.env.get(value.op, value.op)
-        changed = any(not a.same_as(b) for a, b in zip(args, old))
-        new = rebuild(value, op, args, value.ty) if changed else value
+        new = rebuilt(value, value.op, args)
         if not form.terms:
             values.bind(var, new, [handed] * len(outs))
             return

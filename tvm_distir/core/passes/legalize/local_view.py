@@ -12,6 +12,7 @@ redistributions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tvm import ir, relax
@@ -20,8 +21,9 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.ir.mesh import AXES_ATTR, mesh_key, mesh_shape, meshes
 from tvm_distir.core.ir.placement import R, labels_of
 from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.core.ops.class_memo import class_facts
 from tvm_distir.core.rewriting.calls import op_name, place_of, typed
-from tvm_distir.core.rewriting.native.function_index import Member, unlike_calls
+from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.support import LoweringError
@@ -31,7 +33,13 @@ _CALL_TIR = ir.Op.get("relax.dist.call_tir_local_view")
 
 def has_local_view(members: Sequence[Member]) -> bool:
     """Return whether a call is ``R.dist.call_tir_local_view``: only TVM's style has it."""
-    return any(_CALL_TIR.same_as(call.op) for call in unlike_calls(members))
+    facts = (class_facts(m.reading, "local view", partial(_is_call_tir, m)) for m in members)
+    return any(map(any, facts))
+
+
+def _is_call_tir(member: Member, number: int) -> bool:
+    view = member.reading
+    return view.kinds[number] == OP_CALL and bool(_CALL_TIR.same_as(view.values[number].op))
 
 
 def is_local_view(mod: ir.IRModule, members: Sequence[Member]) -> bool:

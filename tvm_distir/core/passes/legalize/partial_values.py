@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -16,6 +16,7 @@ from tvm_distir.core.ir.types import as_dtensor, flat_types
 from tvm_distir.core.ops.terms import Terms, axes_of, sums, without
 from tvm_distir.core.rewriting.calls import leaves_of, place_of, typed
 from tvm_distir.core.rewriting.substitute import VARIABLES
+from tvm_distir.core.rewriting.templates import RewrittenValues
 from tvm_distir.core.rewriting.writer import BlockWriter
 from tvm_distir.support import LoweringError
 
@@ -38,7 +39,7 @@ class TransferTags:
 WRAP, REDUCE, USE, ITEM = 1, 2, 4, 8
 
 
-class LegalizedValues:
+class LegalizedValues(RewrittenValues):
     """The state of a function's variables, and the writer of new bindings.
 
     Parameters
@@ -88,14 +89,16 @@ class LegalizedValues:
         self.writer = BlockWriter(self.builder, dataflow)
         self._finished.clear()
 
-    def is_changed(self, var: Any) -> bool:
-        """Return whether the readers of a variable have to be rewritten."""
-        return var in self.env or (bool(self.terms) and self.has_terms(var))
+    def repeats(self) -> bool:
+        """Return whether bindings stay: in an impure function none does."""
+        return not self.impure
 
-    def has_terms(self, var: Any) -> bool:
-        """Return whether a variable, or its replacement, is a partial sum."""
-        var = self.env.get(var, var)
-        return any(self.terms.get((var, i)) for i in range(len(flat_types(var.ty))))
+    def replacement(self, var: Any) -> tuple[Any, Hashable] | None:
+        """Return a variable and its state, if it stays and is no partial sum."""
+        leaves = range(len(flat_types(var.ty))) if self.terms else ()
+        if var in self.env or any(self.terms.get((var, i)) for i in leaves):
+            return None
+        return var, ()
 
     def fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
         """Return the error about a binding."""

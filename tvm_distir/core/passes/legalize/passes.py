@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tvm import ir, relax
@@ -13,16 +14,16 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.ops import dist_op_name
-from tvm_distir.core.ops.class_memo import learned
+from tvm_distir.core.ops.class_memo import class_facts, class_memo
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.redistribution.planner import Planner
 from tvm_distir.core.redistribution.steps import CCL_KINDS, KINDS
 from tvm_distir.core.rewriting.calls import is_redistribute, op_name, place_of
 from tvm_distir.core.rewriting.functions import callers_closure, has_dtensor, retyped
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member, read_module
+from tvm_distir.core.rewriting.templates import Templates
 from tvm_distir.support import LevelError
 
-from .classes import Classes
 from .local_view import is_local_view, legalize_local_view
 from .moves import Moves, TypedCalls
 from .partial_values import LegalizedValues, TransferTags
@@ -98,7 +99,8 @@ def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
         if str(gv.name_hint) in impure and bool(fn.is_pure):
             params = [p.ty for p in fn.params]
             renamed[gv] = retyped(gv, relax.FuncType(params, fn.ret_ty, False))
-    tags, classes, builder = TransferTags(), Classes(mod), relax.BlockBuilder(mod)
+    tags, builder = TransferTags(), relax.BlockBuilder(mod)
+    templates = Templates(class_memo("level 4"), class_memo("states"))
     calls = TypedCalls(builder)
     done: dict[str, relax.Function] = {}
     for gv, fn, reading in members:
@@ -106,7 +108,7 @@ def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
         if has_dtensor(fn):
             values = LegalizedValues(name, builder, renamed, name in impure)
             moves = Moves(values, planner, tags, calls)
-            fn = FunctionLegalizer(classes, fn, reading, values, moves).run()
+            fn = FunctionLegalizer(mod, fn, reading, values, moves, templates).run()
         done[name] = fn
     result = {
         renamed.get(gv, gv): done.get(str(gv.name_hint), fn) for gv, fn in mod.functions.items()
@@ -122,30 +124,22 @@ def _transferring(members: Sequence[Member]) -> set[str]:
     LevelError
         DIST0451 for an annotation.
     """
-    result: set[str] = set()
-    known: dict[int, bool] = learned("transfers")
-    for gv, _, reading in members:
-        name = str(gv.name_hint)
-        for number, like in enumerate(reading.like):
-            if reading.kinds[number] != OP_CALL:
-                continue
-            transfers = known.get(like)
-            if transfers is None:
-                var = reading.variables[reading.params + number]
-                transfers = _is_transfer(name, var, reading.values[number])
-                if like >= 0:
-                    known[like] = transfers
-            if transfers:
-                result.add(name)
-    return result
+    return {
+        m.name
+        for m in members
+        if any(class_facts(m.reading, "transfers", partial(_is_transfer, m)))
+    }
 
 
-def _is_transfer(function: str, var: Any, value: ir.Call) -> bool:
+def _is_transfer(member: Member, number: int) -> bool:
+    if member.reading.kinds[number] != OP_CALL:
+        return False
+    var, value = member.reading.bound(number), member.reading.values[number]
     if op_name(value) == "dist.annotate_sharding":
         raise LevelError(
             "DIST0451",
             "the module still has an annotation: it is at level 2",
-            place=place_of(function, var, value),
+            place=place_of(member.name, var, value),
             remedy="Run PropagateSharding first.",
         )
     if dist_op_name(value) in ("send", "recv"):

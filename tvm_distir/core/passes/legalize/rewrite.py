@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrite a function from level 3 to level 4, with collectives for redistributions and reductions.
 
-Most bindings of a function stay as they are. Bindings that are equal up to the variables that they
-read are analysed once (:class:`.classes.Classes`), and a binding of an unchanged class that reads
-no changed variable is copied without further analysis.
+Most bindings of a function stay as they are: a binding that is equal to another one that stayed,
+and that reads no changed variable, stays too (:class:`~.templates.RepeatedBindings`).
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from tvm_distir.core.rewriting.calls import is_redistribute, is_tensors, leaves_
 from tvm_distir.core.rewriting.native.function_index import ITEM as FIELD
 from tvm_distir.core.rewriting.native.function_index import FunctionView
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
+from tvm_distir.core.rewriting.templates import RepeatedBindings, Templates
 from tvm_distir.core.rewriting.writer import with_body
 
 from .call_legalizer import CallLegalizer
-from .classes import Classes
 from .moves import Moves
 from .partial_values import ITEM, REDUCE, USE, WRAP, LegalizedValues
 
@@ -36,27 +35,30 @@ class FunctionLegalizer:
 
     Parameters
     ----------
-    classes : Classes
+    mod : IRModule
+        The module, at level 3.
     fn : relax.Function
     reading : FunctionView
         The view of the function, which has no control flow.
     values : LegalizedValues
     moves : Moves
         The moves of the same values.
+    templates : Templates
+        The bindings that stay, of the pass.
     """
 
     def __init__(
         self,
-        classes: Classes,
+        mod: ir.IRModule,
         fn: relax.Function,
         reading: FunctionView,
         values: LegalizedValues,
         moves: Moves,
+        templates: Templates,
     ) -> None:
-        self.classes, self.fn = classes, fn
-        self.reading, self.values, self.moves = reading, values, moves
-        self.calls = CallLegalizer(classes, values, moves)
-        self._first = reading.params
+        self.fn, self.reading, self.values, self.moves = fn, reading, values, moves
+        self.calls = CallLegalizer(mod, values, moves)
+        self.repeated = RepeatedBindings(values, reading, templates)
         self._leaves = FieldLeaves()
 
     def run(self) -> relax.Function:
@@ -64,14 +66,16 @@ class FunctionLegalizer:
         fn, values = self.fn, self.values
         self._note_reads()
         self._open_params()
-        params = self.reading.variables[: self._first] if values.env or values.terms else ()
-        changed = {n for n, var in enumerate(params) if values.is_changed(var)}
+        if values.terms:
+            for place in range(self.reading.params):
+                self.repeated.note(place)
+        else:
+            self.repeated.stay(())
         blocks, end = [], 0
         for block in fn.body.blocks[:]:
             values.open_block(isinstance(block, relax.DataflowBlock) and not values.impure)
             first, end = end, end + len(block.bindings)
-            while first < end:
-                first = self._bindings(first, end, changed)
+            self.repeated.write(first, end, self._binding)
             blocks.append(values.writer.block())
         values.open_block(False)
         wanted = attribute_axes(fn, "results")
@@ -120,48 +124,17 @@ class FunctionLegalizer:
                 self.values.terms[(param, i)] = sums(boundary.get(at, ()))
                 at += 1
 
-    def _bindings(self, first: int, end: int, changed: set[int]) -> int:
-        """Write the next unchanged bindings, or a single binding; return the number of the next."""
-        reading, last = self.reading, first
-        if not self.values.impure:
-            known, like = self.classes.staying, reading.like
-            while last < end and known.get(like[last]):
-                last += 1
-        if last > first and changed.isdisjoint(
-            reading.reads[reading.begin[first] : reading.begin[last]]
-        ):
-            self.values.writer.bindings += reading.bindings[first:last]
-            return last
-        last = max(last, first + 1)
-        for number in range(first, last):
-            self._binding(number, changed)
-        return last
-
-    def _binding(self, number: int, changed: set[int]) -> None:
-        """Copy or rewrite a binding; ``changed`` holds the replaced variables so far."""
-        reading, values = self.reading, self.values
-        like, value = reading.like[number], reading.values[number]
-        written = values.writer.bindings
-        place = self._first + number
-        var = reading.variables[place]
-        if not values.impure and self.classes.stays(like, value):
-            read = changed.intersection(reading.used(number)) if changed else changed
-            if not read:
-                written.append(reading.bindings[number])
-                return
-            if not any(values.has_terms(reading.variables[n]) for n in read):
-                values.writer.bind(var, substitute(value, values.env))
-                values.written = True
-                return
+    def _binding(self, number: int) -> None:
+        """Copy or rewrite a binding."""
+        binding, value = self.reading.bindings[number], self.reading.values[number]
+        written = self.values.writer.bindings
         before = len(written)
-        self._visit(var, value, like)
-        if values.is_changed(var):
-            changed.add(place)
-        if len(written) == before + 1 and written[-1].value.same_as(value):
-            if written[-1].var.same_as(var):
-                written[-1] = reading.bindings[number]
-                return
-        values.written = True
+        self._visit(self.reading.bound(number), value, self.reading.like[number])
+        stays = len(written) == before + 1 and written[-1].value.same_as(value)
+        if stays and written[-1].var.same_as(binding.var):
+            written[-1] = binding
+        else:
+            self.values.written = True
 
     def _visit(self, var: Any, value: Any, like: int) -> None:
         kind, values = dist_op_name(value), self.values
@@ -178,7 +151,7 @@ class FunctionLegalizer:
         elif type(value) is ir.Call and tensor_args(value):
             self.calls.op_call(var, value, like)
         elif type(value) is ir.Call:
-            self.calls.creation(var, value, like)
+            self.calls.creation(var, value)
         elif type(value) is relax.TupleGetItem:
             new = substitute(value, values.env)
             leaves = self._leaves.of(new)

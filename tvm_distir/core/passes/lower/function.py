@@ -17,13 +17,12 @@ from tvm_distir.core.rewriting.calls import bindings_of, is_tensors, leaves_of, 
 from tvm_distir.core.rewriting.native.function_index import FunctionView
 from tvm_distir.core.rewriting.native.making import make_variables
 from tvm_distir.core.rewriting.native.pruning import pruned_bindings
+from tvm_distir.core.rewriting.templates import RepeatedBindings
 from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.support import LevelError, LoweringError
 
-from .alike import LikeBindings
 from .bindings import Bindings
-from .template import VariableState
-from .values import LocalValues
+from .values import LocalValues, VariableState
 
 
 class Leaf(NamedTuple):
@@ -78,7 +77,9 @@ class LocalFunction:
     ) -> None:
         self.values, self.fn, self.reading, self.entry = values, fn, reading, entry
         self.bindings = Bindings(values)
-        self.alike = LikeBindings(values, reading)
+        self.repeated = RepeatedBindings(
+            values, reading, values.context.templates_on(values.number)
+        )
         self.params: list[Any] = []
         self.param_leaves: list[Leaf] = []
         self.outputs: list[Output] = []
@@ -94,7 +95,7 @@ class LocalFunction:
                 alike.append((len(self.params), position, boundary.get(at)))
                 self.params.append(None)
                 if self.entry:
-                    name, whole = self.alike.names[position], self.reading.variables[position].ty
+                    name, whole = self.repeated.names[position], self.reading.variables[position].ty
                     self.param_leaves.append(Leaf(position, name, whole, like))
                 at += 1
                 continue
@@ -112,8 +113,8 @@ class LocalFunction:
                 self._entry_param(position, param)
             else:
                 self.params.append(values.declare(param))
-            self.alike.note(position)
-            local = self.alike.locals[position]
+            self.repeated.note(position)
+            local = values.env.get(param)
             if type(param.ty) is DTensorType and local is not None and local.ty.vdevice is None:
                 known[like] = local.ty
         self._like_params(alike)
@@ -124,7 +125,7 @@ class LocalFunction:
         Given are the place of each among the new ones, its position, and its partial axes.
         """
         values, types = self.values, self.reading.types
-        known, names = values.context.local_types_on(values.number), self.alike.names
+        known, names = values.context.local_types_on(values.number), self.repeated.names
         kinds = list(dict.fromkeys([types[position] for _, position, _ in alike]))
         numbers = {like: i for i, like in enumerate(kinds)}
         variables = make_variables(
@@ -133,13 +134,13 @@ class LocalFunction:
             [numbers[types[position]] for _, position, _ in alike],
         )
         complete = VariableState((sums(()),), (self.entry,))
-        number = self.alike.templates.number(complete)
+        number = self.repeated.templates.number(complete)
         for (place, position, axes), local in zip(alike, variables):
             self.params[place] = local
             if axes:
-                self.alike.know(position, local, VariableState((sums(axes),), (self.entry,)))
+                self.repeated.know(position, local, VariableState((sums(axes),), (self.entry,)))
             else:
-                self.alike.know(position, local, complete, number)
+                self.repeated.know(position, local, complete, number)
 
     def _entry_param(self, position: int, param: Any) -> None:
         """Write the parameters of an entry: tensors on its mesh, with flattened tuples."""
@@ -179,7 +180,7 @@ class LocalFunction:
         values, reading = self.values, self.reading
         result = self.fn.body.body
         wanted = attribute_axes(self.fn, "results")
-        self.alike.recall(reading.result)
+        self.repeated.recall(reading.result)
         # The very objects that ``values`` has as keys are looked up without a comparison.
         places = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
         for i, (expr, number, _) in enumerate(leaves_of(result) if values.terms or wanted else ()):
@@ -267,9 +268,7 @@ class LocalFunction:
             dataflow = isinstance(block, relax.DataflowBlock)
             values.open_block(dataflow)
             first, end = end, end + len(block.bindings)
-            while (first := self.alike.write(first, end)) < end:
-                self._binding(first)
-                first += 1
+            self.repeated.write(first, end, self._binding)
             blocks.append((dataflow, values.writer.bindings))
         values.open_block(False)
         result = self._result()
@@ -279,12 +278,6 @@ class LocalFunction:
         return with_body(self.fn, self.params, live_blocks, result, pure)
 
     def _binding(self, number: int) -> None:
-        """Write the local form of a binding that has no template."""
-        reading, written = self.reading, self.values.writer.bindings
-        before = len(written)
-        self.alike.recall(reading.used(number))
-        var = reading.variables[reading.params + number]
-        self.bindings.visit(var, reading.values[number], reading.like[number])
-        self.alike.note(reading.params + number)
-        if len(written) == before + 1:
-            self.alike.keep(number, written[-1])
+        """Write the local form of a binding."""
+        reading = self.reading
+        self.bindings.visit(reading.bound(number), reading.values[number], reading.like[number])

@@ -55,11 +55,10 @@ class OpCalls:
                 folds = True
                 value = folded(value, source, values.context.mod, values.name, var)
         outs = flat_types(var.ty)
-        form = None if folds else self.forms.get(like)
-        if form is None:
-            form = call_form(value, outs, values.context.mod, values.name, var)
-            if like >= 0 and not folds:
-                self.forms[like] = form
+        form = self.forms.of(
+            -1 if folds else like,
+            lambda: call_form(value, outs, values.context.mod, values.name, var),
+        )
         operands = [leaf for arg in tensor_args(value) for leaf in leaves_of(arg)]
         handed = self._handed(var, value, form, operands)
         ins = []

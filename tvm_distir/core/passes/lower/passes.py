@@ -179,8 +179,8 @@ def _part(
     for position, name, ty, like in lowered.param_leaves:
         role = ""
         if data is not None:
-            role = "data" if lowered.alike.names[position] in data else "weight"
-        base = lowered.alike.names[position]
+            role = "data" if lowered.repeated.names[position] in data else "weight"
+        base = lowered.repeated.names[position]
         allowed = indices.get((position, name.removeprefix(base) if name != base else ""))
         which.append(said.number(ty, like, role, allowed))
     names = [leaf.name for leaf in lowered.param_leaves]

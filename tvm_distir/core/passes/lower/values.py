@@ -6,28 +6,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
+from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.ir.placement import Labels, R, labels_of
 from tvm_distir.core.ir.types import flat_types, static_shape
-from tvm_distir.core.ops.class_memo import learned
+from tvm_distir.core.ops.class_memo import ClassMemo, class_memo
 from tvm_distir.core.ops.local.call import expected_mismatch
 from tvm_distir.core.ops.local.positions import BlockMemo
 from tvm_distir.core.ops.local.shard import Shard, shard
-from tvm_distir.core.ops.terms import CallForm, Terms
+from tvm_distir.core.ops.registry import registration_of
+from tvm_distir.core.ops.terms import Terms
 from tvm_distir.core.rewriting.calls import place_of, typed
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
+from tvm_distir.core.rewriting.templates import RewrittenValues, Templates
 from tvm_distir.core.rewriting.writer import BlockWriter
 from tvm_distir.support import LevelError, LoweringError
 
 from .collectives import sliced
-from .template import VariableState
-from .templates import Templates
+
+
+class VariableState(NamedTuple):
+    """The state of the leaves of a variable, see :class:`LocalValues`."""
+
+    terms: tuple[Terms, ...]
+    zero: tuple[bool, ...]
 
 
 @dataclass
@@ -46,8 +54,8 @@ class Context:
         Mesh objects met so far, for speed only.
     prim_funcs : dict
         PrimFuncs cut to local shapes, see :mod:`.tir`.
-    forms : dict of int to CallForm
-        The sharding of the calls of each class, by :attr:`~.Reading.like`.
+    forms : ClassMemo
+        The :class:`~.CallForm` of the calls of each class.
     templates : dict of int to Templates
         Local forms per mesh.
     meshes : dict of str to list of int
@@ -59,7 +67,7 @@ class Context:
     callees: dict[Any, Any]
     known: list[tuple[int, int]] = field(default_factory=list)
     prim_funcs: dict[Any, Any] = field(default_factory=dict)
-    forms: dict[int, CallForm] = field(default_factory=lambda: learned("forms"))
+    forms: ClassMemo = field(default_factory=lambda: class_memo("forms"))
     templates: dict[int, Templates] = field(default_factory=dict)
     meshes: dict[str, list[int]] = field(default_factory=dict)
     _local_types: dict[int, dict[int, Any]] = field(default_factory=dict)
@@ -67,7 +75,8 @@ class Context:
     def templates_on(self, number: int) -> Templates:
         """Return the local forms for a mesh."""
         if number not in self.templates:
-            self.templates[number] = Templates(learned(("local forms", self.keys[number])))
+            shared = class_memo(("local forms", self.keys[number]))
+            self.templates[number] = Templates(shared, class_memo("states"))
         return self.templates[number]
 
     def local_types_on(self, number: int) -> dict[int, Any]:
@@ -76,7 +85,7 @@ class Context:
         They go by the number of the tensor type at level 4, :attr:`.native.Reading.types`.
         """
         if number not in self._local_types:
-            self._local_types[number] = learned(("local types", self.keys[number]))
+            self._local_types[number] = class_memo(("local types", self.keys[number]))
         return self._local_types[number]
 
     def mesh_number(self, mesh: Any) -> int:
@@ -100,7 +109,7 @@ class Context:
         return sorted(meshes)
 
 
-class LocalValues:
+class LocalValues(RewrittenValues):
     """The state of a function's variables, and the writer of new bindings.
 
     Parameters
@@ -227,16 +236,24 @@ class LocalValues:
             for i in range(len(flat_types(var.ty))):
                 self.zero[(var, i)] = True
 
-    def state(self, var: Any) -> VariableState:
-        """Return the state of a variable."""
+    def repeats(self) -> bool:
+        """Return whether no tuple spans meshes: one may let a variable out of its block."""
+        return not self.tuples
+
+    def replacement(self, var: Any) -> tuple[Any, VariableState] | None:
+        """Return the local form of a variable, and the state of its leaves."""
+        local = self.env.get(var)
+        if type(local) not in VARIABLES or var in self.foldable:
+            return None
         count = len(flat_types(var.ty))
-        return VariableState(
+        return local, VariableState(
             tuple([self.terms.get((var, i), ()) for i in range(count)]),
             tuple([self.zero.get((var, i), False) for i in range(count)]),
         )
 
-    def recall(self, var: Any, state: VariableState) -> None:
-        """Note that a variable has a state."""
+    def recall(self, var: Any, new: Any, state: VariableState) -> None:
+        """Note the local form and the state of a variable."""
+        self.env[var] = new
         for i, terms in enumerate(state.terms):
             if terms:
                 self.terms[(var, i)] = terms
@@ -274,12 +291,21 @@ class LocalValues:
             self.constants[key] = local
         return self.constants[key]
 
-    def recast(self, expr: Any, ty: Any) -> Any:
+    def recast(self, constant: Any, ty: Any) -> Any:
         """Return the local form of a full constant: itself, or with a local type."""
-        key = (handle(expr), (R,) * len(self.sizes))
+        key = (handle(constant), (R,) * len(self.sizes))
         if key not in self.constants:
-            self.constants[key] = expr if ty is None else ir.GenericConst(expr.value, ty)
+            self.constants[key] = super().recast(constant, ty)
         return self.constants[key]
+
+    def reads_data(self, value: Any) -> bool:
+        """Return whether the local form of a value may depend on the data of its constants."""
+        if type(value) is not ir.Call or dist_op_name(value) is not None:
+            return False
+        if type(value.op) is not ir.Op:
+            return True
+        registration = registration_of(str(value.op.name))
+        return registration is not None and callable(registration.local)
 
     def local(self, expr: Any) -> Any:
         """Return the local form of an expression in normal form whose constants are unsharded."""

@@ -15,8 +15,7 @@ from tvm.relax.script.builder.distributed.ir import call_tir as dist_call_tir
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.placement import R, placement_of
 from tvm_distir.core.propagation.graph.packed_rules import PACKED_HANDLES, distributed_name
-from tvm_distir.core.rewriting.constant_nodes import scalar_of
-from tvm_distir.core.rewriting.nodes import make_call
+from tvm_distir.core.rewriting.nodes import make_call, scalar_of
 from tvm_distir.support import PropagationError
 
 from .operands import Operands

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.core.analysis.liveness import live_bytes
 from tvm_distir.core.propagation.solve.exact import Solution
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Factors, Problem
@@ -71,13 +72,8 @@ class MemoryBound:
 
     def profile(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return the bytes that a device stores while each node runs, at the largest shard."""
-        change = np.zeros(self.end + 1, np.int64)
-        for scope, size, first, last in self.holdings:
-            bytes_held = int(size[tuple([values[u] for u in scope])])
-            if bytes_held:
-                change[first] += bytes_held
-                change[last + 1] -= bytes_held
-        return np.cumsum(change)[:-1]
+        sizes = [int(size[tuple([values[u] for u in scope])]) for scope, size, *_ in self.holdings]
+        return live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end)
 
     def priced(
         self, tables: Tables, weights: Mapping[int, float], work: bool = True

@@ -12,7 +12,7 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import is_private, tensor_type, value_types
-from tvm_distir.core.ops.class_memo import learned
+from tvm_distir.core.ops.class_memo import class_memo
 from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.rewriting.native.function_index import unpack
@@ -76,7 +76,7 @@ class _Function:
         self._like, self._classes = self.survey.like, self.survey.classes
         self._bound_names = self.survey.names[len(self.params) :]
         self.of_calls: dict[int, _Known] = {}
-        self.learnt: dict[int, tuple[Rule, str]] = learned("rules")  # of ops, and their titles
+        self.learnt: dict[int, tuple[Rule, str]] = class_memo("rules")  # of ops, and their titles
         self.of_pins: dict[int, Annotation] = {}
         # a private function's caller decides how an argument comes in: there the annotation is
         # a separate node

@@ -16,7 +16,7 @@ from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
 from tvm_distir.core.ir.placement import ceil_div, check_placement, labels_of, shard_counts
 from tvm_distir.core.ir.types import static_shape, value_types
-from tvm_distir.core.ops.class_memo import learned
+from tvm_distir.core.ops.class_memo import class_memo
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.support import PropagationError
 
@@ -63,7 +63,7 @@ class ModuleTypes:
         self.only_mesh = 0 if len(self.mesh_shapes) == 1 else -1
         self._tensors: dict[int, list[tuple[Any, Tensor]]] = {}
         self._by_handle: dict[int, Tensor] = {}
-        self._learnt: dict[int, Tensor] = learned("tensors")
+        self._learnt: dict[int, Tensor] = class_memo("tensors")
         self._starts: dict[int, list[int]] = {}
         self.pins: dict[tuple[int, int, Sequence[Any], int], Annotation] = {}
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -184,14 +184,3 @@ def read_module(mod: Any, ordered: bool = True, readings: Readings | None = None
     if ordered:
         functions = callees_first(mod, {name: view.callees for name, view in by_name.items()})
     return [Member(gv, fn, by_name[str(gv.name_hint)]) for gv, fn in functions]
-
-
-def unlike_calls(members: Sequence[Member]) -> Iterator[Any]:
-    """Return the calls of ops; of equal calls only the first."""
-    seen: set[int] = set()
-    for _, _, reading in members:
-        for kind, like, value in zip(reading.kinds, reading.like, reading.values):
-            if kind == OP_CALL and like not in seen:
-                if like >= 0:
-                    seen.add(like)
-                yield value

@@ -9,13 +9,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import relax
+from tvm import ir, relax
 
-from tvm_distir.core.rewriting.purity import is_pure
+from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.support import native_function
 
 from .function_index import unpack
+
+_pure_ops: dict[int, bool] = {}
+
+
+def is_pure(value: Any) -> bool:
+    """Return whether a bound value can be dropped when nobody reads it."""
+    kind = type(value)
+    if kind is relax.If:
+        bodies = (value.true_branch, value.false_branch)
+        return all(is_pure(b.value) for seq in bodies for k in seq.blocks for b in k.bindings)
+    if kind is not ir.Call:
+        return True
+    op = value.op
+    if type(op) is ir.Op:
+        key = handle(op)  # an op lives as long as the process
+        if key not in _pure_ops:
+            pure = str(op.name) == "relax.call_pure_packed" or bool(op.get_attr("FPurity"))
+            _pure_ops[key] = pure
+        return _pure_ops[key]
+    if type(op) is ir.GlobalVar and isinstance(op.ty, relax.FuncType):
+        return bool(op.ty.purity)
+    return False
 
 
 def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
