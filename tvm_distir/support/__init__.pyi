@@ -12,14 +12,17 @@ from .config.json_types import LARGEST as LARGEST
 from .config.json_types import Check as Check
 from .config.json_types import Count as Count
 from .config.json_types import Fraction as Fraction
+from .config.json_types import Integer as Integer
 from .config.json_types import InvalidValue as InvalidValue
 from .config.json_types import Keys as Keys
+from .config.json_types import KeysByKind as KeysByKind
 from .config.json_types import NotNegative as NotNegative
 from .config.json_types import Positive as Positive
 from .config.json_types import PositiveCount as PositiveCount
 from .config.json_types import Text as Text
 from .config.json_types import one_of as one_of
 from .config.json_value import JsonValue as JsonValue
+from .config.models import Refuse as Refuse
 from .config.models import check_version as check_version
 from .config.models import read_model as read_model
 from .config.record import RECORD as RECORD

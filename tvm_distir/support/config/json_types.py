@@ -19,10 +19,14 @@ from typing import Annotated, Any
 
 from annotated_types import Interval, MinLen
 
+from tvm_distir.support.errors.tree import DistIRError
 from tvm_distir.support.errors.user_input import nearest, shortened
 
 LARGEST = 1 << 60
 """Bound of integers: sums of a few still fit in 64 bits."""
+
+STRICT: Any = {"strict": True, "allow_inf_nan": False}
+"""pydantic's configuration: ``1.0`` and ``"1"`` are not integers."""
 
 Text = Annotated[str, MinLen(1)]
 Count = Annotated[int, Interval(ge=0, le=LARGEST)]
@@ -40,23 +44,34 @@ class InvalidValue(ValueError):
     ----------
     what, remedy : str
         The fault and its remedy.
+    error : DistIRError, optional
+        The error that the function raised instead.
     """
 
-    def __init__(self, what: str, remedy: str) -> None:
+    def __init__(self, what: str, remedy: str, error: DistIRError | None = None) -> None:
         super().__init__(what)
-        self.what, self.remedy = what, remedy
+        self.what, self.remedy, self.error = what, remedy, error
 
 
 @dataclass(frozen=True)
 class Check:
-    """Constraint of a type: a function that returns the value, or raises :class:`InvalidValue`."""
+    """Constraint of a type: a function that returns the value, or another one in its place.
+
+    The function raises :class:`InvalidValue`, or a DistIRError.
+    """
 
     function: Callable[[Any], Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core.core_schema import no_info_after_validator_function
 
-        return no_info_after_validator_function(self.function, handler(source))
+        return no_info_after_validator_function(self._checked, handler(source))
+
+    def _checked(self, value: Any) -> Any:
+        try:
+            return self.function(value)
+        except DistIRError as error:
+            raise InvalidValue(error.what, error.remedy, error) from None
 
 
 @dataclass(frozen=True)
@@ -73,7 +88,23 @@ class Keys:
             key: typed_dict_field(handler.generate_schema(kind), required=key not in self.optional)
             for key, kind in self.types.items()
         }
-        return typed_dict_schema(fields, extra_behavior="forbid")
+        return typed_dict_schema(fields, extra_behavior="forbid", config=STRICT)
+
+
+@dataclass(frozen=True)
+class KeysByKind:
+    """Constraint of a mapping: :class:`Keys` for each value of its key ``kind``."""
+
+    keys: Mapping[str, Keys]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core.core_schema import tagged_union_schema
+
+        choices = {
+            kind: handler.generate_schema(Annotated[Mapping[str, Any], keys])
+            for kind, keys in self.keys.items()
+        }
+        return tagged_union_schema(choices, discriminator="kind")
 
 
 def one_of(words: Collection[str]) -> Check:

@@ -17,7 +17,7 @@ from tvm_distir.support.errors.collector import Faults
 from tvm_distir.support.errors.tree import DistIRError
 from tvm_distir.support.errors.user_input import nearest, shortened
 
-from .json_types import InvalidValue
+from .json_types import STRICT, InvalidValue
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -27,7 +27,7 @@ T = TypeVar("T")
 Refuse = Callable[[str, str, str], DistIRError]
 """Makes the error of a wrong value from its place, what is wrong, and the remedy."""
 
-_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+_MISSING = ("missing", "missing_argument")
 _SHOULD = "Input should be "
 _QUOTED = re.compile('"(.*)"')
 
@@ -37,21 +37,29 @@ def shown(data: Any) -> str:
     return shortened(data) if isinstance(data, int) else shortened(repr(data))
 
 
-def check_version(data: Any, place: str, refuse: Refuse, supported: int) -> dict[str, Any]:
-    """Return a JSON object without its schema version, which must be the supported one."""
+def check_version(
+    data: Any, place: str, refuse: Refuse, *supported: int, other: Refuse | None = None
+) -> dict[str, Any]:
+    """Return a JSON object without its schema version, which must be a supported one.
+
+    ``other`` makes the error of another version, where it is not ``refuse``.
+    """
     if not isinstance(data, Mapping):
         raise refuse(place, f"{shown(data)} is not an object", "Give an object: {...}.")
-    remedy = f"Use schema version {supported}."
-    at = f"{place}/schema_version"
+    at, versions = f"{place}/schema_version", " or ".join(map(str, supported))
     if "schema_version" not in data:
-        raise refuse(at, "a key is missing", remedy)
+        remedy = f'Add "schema_version": {versions}.'
+        raise (other or refuse)(at, "a key is missing", remedy)
     version = data["schema_version"]
-    if isinstance(version, bool) or version != supported:
-        raise refuse(at, f"the schema version is {shown(version)}", remedy)
+    if isinstance(version, bool) or version not in supported:
+        what = f"the schema version is {shown(version)}"
+        raise (other or refuse)(at, what, f"Use schema version {versions}.")
     return {key: value for key, value in data.items() if key != "schema_version"}
 
 
-def read_model(model: Callable[..., T], data: Any, place: str, refuse: Refuse) -> T:
+def read_model(
+    model: Callable[..., T], data: Any, place: str, refuse: Refuse, faults: Faults | None = None
+) -> T:
     """Make an instance of an annotated dataclass from JSON data.
 
     Parameters
@@ -65,6 +73,9 @@ def read_model(model: Callable[..., T], data: Any, place: str, refuse: Refuse) -
         The file, and the keys that lead to the value: ``plan.json/rules/0``.
     refuse : callable
         Makes the error of each fault.
+    faults : Faults, optional
+        A collector for a file whose faults have several codes: errors of constructors and checks
+        keep theirs.
 
     Raises
     ------
@@ -83,18 +94,22 @@ def read_model(model: Callable[..., T], data: Any, place: str, refuse: Refuse) -
         return instance
     except ValidationError as error:
         entries = error.errors(include_url=False)
-    faults = Faults(place, refuse(place, "several things are wrong", ""))
+    except DistIRError as error:  # of a constructor
+        raise error.placed(_below(place)) from None
+    coded = faults is not None
+    faults = faults or Faults(place, refuse(place, "the file has several faults", ""))
     schema = adapter.json_schema()
+    located = [(*_locate(schema, entry["loc"] or (place,)), entry) for entry in entries]
     remedies = {
-        entry["loc"]: nearest(str(entry["loc"][-1]), _keys_at(schema, entry["loc"][:-1]))
-        for entry in entries
-        if entry["type"] in _UNKNOWN
+        where: nearest(where[-1], keys) for where, keys, entry in located if _is_unknown(entry)
     }
     misspelt = {(*where[:-1], *_QUOTED.findall(remedy)) for where, remedy in remedies.items()}
-    for entry in entries:
-        where = entry["loc"] or (place,)
-        if entry["type"] != "missing" or where not in misspelt:
-            faults.add(refuse("/".join(map(str, where)), *_describe(entry, remedies)))
+    for where, _, entry in located:
+        cause = getattr(entry.get("ctx", {}).get("error"), "error", None)
+        if coded and cause is not None:
+            faults.add(cause.placed(_below("/".join(where))))
+        elif entry["type"] not in _MISSING or where not in misspelt:
+            faults.add(refuse("/".join(where), *_describe(entry, remedies.get(where, ""))))
     faults.raise_all()
     raise AssertionError(place)
 
@@ -102,9 +117,9 @@ def read_model(model: Callable[..., T], data: Any, place: str, refuse: Refuse) -
 @functools.cache
 def _adapter(model: Any) -> TypeAdapter[Any]:
     """Return what reads objects that hold a dataclass; the key is the place in messages."""
-    from pydantic import ConfigDict, TypeAdapter
+    from pydantic import TypeAdapter
 
-    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    config: Any = {**STRICT, "extra": "forbid"}
     return TypeAdapter(dict[str, model], config=config)
 
 
@@ -114,35 +129,59 @@ def _plain(data: Any) -> Any:
     raise TypeError(f"{shown(data)} is of type {type(data).__name__}")
 
 
-def _describe(entry: Any, remedies: Mapping[tuple[Any, ...], str]) -> tuple[str, str]:
+def _below(place: str) -> Callable[[str], str]:
+    """Return what moves the places of an error below a place, whose last key they may repeat."""
+
+    def moved(at: str) -> str:
+        first, _, rest = at.partition("/")
+        if first == place.rpartition("/")[2]:
+            return f"{place}/{rest}" if rest else place
+        return f"{place} ({at})" if at else place
+
+    return moved
+
+
+def _is_unknown(entry: Any) -> bool:
+    return entry["type"] in ("unexpected_keyword_argument", "extra_forbidden")
+
+
+def _describe(entry: Any, remedy: str) -> tuple[str, str]:
     """Return the fault and the remedy of an entry of a validation error."""
-    kind, where, message, value = entry["type"], entry["loc"], entry["msg"], shown(entry["input"])
+    kind, key, message, value = entry["type"], entry["loc"][-1:], entry["msg"], entry["input"]
     context = entry.get("ctx", {})
-    if kind in _UNKNOWN:
-        return f'unknown key "{where[-1]}"', remedies[where]
-    if kind == "missing":
-        return "a key is missing", f'Give "{where[-1]}".'
+    if _is_unknown(entry):
+        return f'unknown key "{key[0]}"', remedy
+    if kind in _MISSING:
+        return "a key is missing", f'Give "{key[0]}".'
     if isinstance(context.get("error"), InvalidValue):
         return context["error"].what, context["error"].remedy
-    if kind == "literal_error":
-        known = re.findall("'([^']*)'", context["expected"])
-        return f"{value} is not an allowed value", nearest(str(entry["input"]), known)
+    if kind in ("literal_error", "union_tag_invalid"):
+        known = re.findall("'([^']*)'", context.get("expected_tags") or context["expected"])
+        value = context.get("tag", value)
+        return f"{shown(value)} is not an allowed value", nearest(str(value), known)
     if message.startswith(_SHOULD):
         expected = message.removeprefix(_SHOULD)
-        return f"{value} is not {expected}", f"Give a value that is {expected}."
-    return f"{value} is refused: {message}", "Correct the value."
+        return f"{shown(value)} is not {expected}", f"Give a value that is {expected}."
+    return f"{shown(value)} is refused: {message}", "Correct the value."
 
 
-def _keys_at(schema: Any, path: Sequence[Any]) -> Iterable[str]:
-    """Return the keys of the object at a path of a JSON schema."""
-    node = schema
-    for step in (*path, None):
+def _locate(schema: Any, loc: Sequence[Any]) -> tuple[tuple[str, ...], Iterable[str]]:
+    """Return the keys that lead to a fault, and the known keys beside the last of them.
+
+    ``loc`` has the kind of an object behind its key, too, where the kind decides its keys.
+    """
+    node, where = schema, []
+    for step in loc:
         node = next((n for n in node.get("anyOf", ()) if n.get("type") != "null"), node)
         if "$ref" in node:
             node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+        if "discriminator" in node:
+            node = node["discriminator"]["mapping"][step]
+            continue
+        where.append(str(step))
+        keys = node.get("properties", {})
         if isinstance(step, int):
-            node = node["prefixItems"][step] if "prefixItems" in node else node["items"]
-        elif step is not None:
-            node = node.get("properties", {}).get(step) or node["additionalProperties"]
-    properties: dict[str, Any] = node["properties"]
-    return properties
+            node = node["prefixItems"][step] if "prefixItems" in node else node.get("items", {})
+        else:
+            node = keys.get(step) or node.get("additionalProperties") or {}
+    return tuple(where), keys

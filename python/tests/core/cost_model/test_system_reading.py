@@ -197,6 +197,7 @@ def test_all_faults_of_a_file_are_reported_with_their_places(name, tmp_path):
         ("constants/matmul_efficiency/value", 1.5),
         ("constants/matmul_efficiency/source", ""),
         ("constants/hop_us/value", -1),
+        ("constants/hop_us/value", "1"),
         ("constants/overlap_slowdown", {"value": 0.9, "source": "assumed"}),
         ("constants/hopp_us", {"value": 1, "source": "assumed"}),
     ],

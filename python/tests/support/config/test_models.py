@@ -19,6 +19,7 @@ from tvm_distir.support import (
     HardwareError,
     InvalidValue,
     Keys,
+    KeysByKind,
     Positive,
     Text,
     check_version,
@@ -45,6 +46,14 @@ class Wheel:
     makers: tuple[Annotated[str, one_of(("north", "south"))], ...] = ()
 
 
+_ANIMALS = KeysByKind(
+    {
+        "dog": Keys({"kind": str, "teeth": Count}),
+        "bird": Keys({"kind": str, "wing": Wheel, "teeth": Positive}, optional=["teeth"]),
+    }
+)
+
+
 @dataclass(frozen=True)
 class Cart:
     wheels: tuple[Wheel, ...]
@@ -57,6 +66,7 @@ class Cart:
     spare: Wheel | None = None
     flag: bool = False
     pair: tuple[int, int] = (0, 0)
+    animals: tuple[Annotated[Any, _ANIMALS], ...] = ()
 
 
 def _faults(data: Any) -> list[tuple[str, str, str]]:
@@ -102,6 +112,37 @@ def test_a_misspelt_key_is_one_fault() -> None:
     assert _faults({"weels": []}) == [
         ("c.json/weels", 'unknown key "weels"', 'Did you mean "wheels"?')
     ]
+
+
+def test_the_kind_of_an_object_decides_its_keys() -> None:
+    dog, bird = {"kind": "dog", "teeth": 3}, {"kind": "bird", "wing": {"name": "w"}}
+    assert read_model(Cart, {"wheels": [], "animals": [dog, bird]}, "c", _refuse).animals == (
+        dog,
+        {"kind": "bird", "wing": Wheel("w")},
+    )
+    wrong = [
+        {"kind": "bird", "wing": {"nmae": "w"}, "teeth": "2"},
+        {"kind": "dog", "wing": {}, "teeth": True},
+        {"kind": "brid"},
+        {"teeth": 1},
+        {"kind": "dog", "tooth": 1},
+        7,
+    ]
+    faults = {place: remedy for place, _, remedy in _faults({"wheels": [], "animals": wrong})}
+    assert list(faults) == [
+        "c.json/animals/0/wing/nmae",
+        "c.json/animals/0/teeth",
+        "c.json/animals/1/teeth",
+        "c.json/animals/1/wing",
+        "c.json/animals/2",
+        "c.json/animals/3",
+        "c.json/animals/4/tooth",
+        "c.json/animals/5",
+    ]
+    assert faults["c.json/animals/0/wing/nmae"] == 'Did you mean "name"?'
+    assert faults["c.json/animals/1/wing"] == "Known: kind, teeth."
+    assert faults["c.json/animals/2"] == 'Did you mean "bird"?'
+    assert faults["c.json/animals/4/tooth"] == 'Did you mean "teeth"?'
 
 
 def test_the_nearest_key_is_known_behind_null_and_in_tuples() -> None:
