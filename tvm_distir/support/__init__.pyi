@@ -9,6 +9,8 @@ from .config.files import parse_json as parse_json
 from .config.files import read_json as read_json
 from .config.files import read_text as read_text
 from .config.json_types import LARGEST as LARGEST
+from .config.json_types import OTHER_KEYS as OTHER_KEYS
+from .config.json_types import STRICT as STRICT
 from .config.json_types import Check as Check
 from .config.json_types import Count as Count
 from .config.json_types import Fraction as Fraction

@@ -25,8 +25,10 @@ from tvm_distir.support.errors.user_input import nearest, shortened
 LARGEST = 1 << 60
 """Bound of integers: sums of a few still fit in 64 bits."""
 
-STRICT: Any = {"strict": True, "allow_inf_nan": False}
-"""pydantic's configuration: ``1.0`` and ``"1"`` are not integers."""
+STRICT: Any = {"strict": True, "allow_inf_nan": False, "extra": "forbid"}
+"""pydantic's configuration: ``1.0`` and ``"1"`` are not integers, and unknown keys are refused."""
+OTHER_KEYS: Any = {**STRICT, "extra": "ignore"}
+"""``__pydantic_config__`` of a dataclass that ignores unknown keys."""
 
 Text = Annotated[str, MinLen(1)]
 Count = Annotated[int, Interval(ge=0, le=LARGEST)]

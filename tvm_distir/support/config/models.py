@@ -119,8 +119,7 @@ def _adapter(model: Any) -> TypeAdapter[Any]:
     """Return what reads objects that hold a dataclass; the key is the place in messages."""
     from pydantic import TypeAdapter
 
-    config: Any = {**STRICT, "extra": "forbid"}
-    return TypeAdapter(dict[str, model], config=config)
+    return TypeAdapter(dict[str, model], config=STRICT)
 
 
 def _plain(data: Any) -> Any:
