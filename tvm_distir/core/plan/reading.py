@@ -5,18 +5,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.support import (
-    LARGEST,
+    Check,
     DistIRError,
     Faults,
-    JsonValue,
+    Integer,
     MeshError,
     PlanError,
+    Text,
+    check_version,
     read_json,
+    read_model,
+    shortened,
 )
 
 from .schema import (
@@ -31,24 +36,47 @@ from .schema import (
     parse_open_placement,
 )
 
-_PLAN_KEYS = (
-    "schema_version",
-    "mesh",
-    "meshes",
-    "rules",
-    "recompute",
-    "ring",
-    "regather",
-    "schedule",
-    "labels",
-    "complete",
-)
-_MESH_KEYS = ("axes", "start", "device_ids")
-_RULE_KEYS: dict[str, tuple[str, ...]] = {
-    "param": ("param", "function", "placement", "stationary", "moving", "mesh"),
-    "value": ("value", "function", "placement", "stationary", "moving", "mesh"),
-    "call": ("call", "index", "arg", "function", "placement", "stationary", "moving", "mesh"),
-}
+
+@dataclass(frozen=True)
+class _PlanFile:
+    """The keys of a plan; meshes, rules and the schedule are read one by one."""
+
+    mesh: Any = None
+    meshes: dict[str, Any] = field(default_factory=dict)
+    rules: tuple[Any, ...] = ()
+    recompute: dict[str, Text] = field(default_factory=dict)
+    ring: tuple[Text, ...] = ()
+    regather: tuple[Text, ...] = ()
+    schedule: Any = None
+    labels: dict[str, Any] | None = None
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class _MeshFile:
+    """The keys of a mesh."""
+
+    axes: Any
+    start: Integer | None = None
+    device_ids: tuple[Integer, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RuleFile:
+    """The keys of a rule."""
+
+    param: str | None = None
+    value: str | None = None
+    call: str | None = None
+    placement: Annotated[str, Check(parse_open_placement)]
+    mesh: str | None = None
+    stationary: bool = False
+    function: str | None = None
+    index: Integer | None = None
+    arg: Integer | None = None
+    moving: tuple[Integer, ...] = ()
+
+
 Made = TypeVar("Made")
 
 
@@ -90,170 +118,98 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     MeshError
         DIST0201, DIST0202, DIST0203, DIST0204, DIST0206: meshes and placements.
     """
-    top = JsonValue(data, place, _wrong).object(_PLAN_KEYS, optional=_PLAN_KEYS)
-    if "schema_version" not in top:
-        raise PlanError(
-            "DIST0222",
-            'the plan has no "schema_version"',
-            place=place,
-            remedy=f'Add "schema_version": {SCHEMA_VERSION}.',
-        )
-    JsonValue(data["schema_version"], place, _other_version).version(SCHEMA_VERSION)
+    top = check_version(data, place, _wrong, SCHEMA_VERSION, other=_other_version)
     faults = faults_of_plan(place)
-    names, specs = _read_meshes(top, faults)
+    names, specs = _read_meshes(top, place, faults)
     rules: list[PlanRule] = []
     known = len(specs) == len(names) > 0  # rules are not compared with meshes that are wrong
-    for line in _listed(top, "rules"):
+    for number, line in enumerate(_of_type(list, top.get("rules"))):
+        at = f"{place}/rules/{number}"
         with faults.gathered():
-            rule = _read_rule(line, names)
+            rule = _read_rule(line, names, at)
             if known:
-                check_rule(rule, specs, f"{line.place} ({rule.title})")
+                check_rule(rule, specs, f"{at} ({rule.title})")
             rules.append(rule)
-    recompute: dict[str, str] = {}
-    for name, value in top["recompute"].fields() if "recompute" in top else ():
-        with faults.gathered():
-            recompute[name] = value.text()
-    named: dict[str, list[str]] = {"ring": [], "regather": []}
-    for key, axes in named.items():
-        for value in _listed(top, key):
-            with faults.gathered():
-                axes.append(value.text())
     schedule: Schedule | None = None
     if "schedule" in top:
         with faults.gathered():
-            schedule = Schedule.from_json(top["schedule"])
-    labels: Mapping[str, Any] | None = None
-    if "labels" in top:
-        with faults.gathered():
-            labels = top["labels"].object().data
-    complete = False
-    if "complete" in top:
-        with faults.gathered():
-            complete = top["complete"].flag()
+            schedule = Schedule.from_dict(top["schedule"], f"{place}/schedule", _wrong)
+    rest = _PlanFile()
+    with faults.gathered():
+        rest = read_model(_PlanFile, top, place, _wrong, faults_of_plan(place))
     faults.raise_all()
     try:
-        lists = (tuple(axes) for axes in named.values())
-        return make(tuple(specs), tuple(rules), recompute, *lists, schedule, labels, complete)
+        return make(
+            tuple(specs), tuple(rules), rest.recompute, rest.ring, rest.regather, schedule,
+            rest.labels, rest.complete,
+        )  # fmt: skip
     except DistIRError as error:
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
 
 
 def read_own_rules(labels: Mapping[str, Any], rules: int) -> int:
     """Return how many rules of a plan its labels do not replace (PlanError DIST0221)."""
-    return JsonValue(labels.get("rules"), "labels/rules", _wrong).integer(most=rules)
+    count = labels.get("rules")
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= rules:
+        what = f"{shortened(repr(count))} is not an integer from 0 to {rules}"
+        raise _wrong("labels/rules", what, "Give such an integer.")
+    return count
 
 
-def _read_meshes(top: JsonValue, faults: Faults) -> tuple[list[str], list[MeshSpec]]:
+def _of_type(kind: type[Made], data: Any) -> Made:
+    """Return data of a type, or nothing: :class:`_PlanFile` refuses other types."""
+    return data if isinstance(data, kind) else kind()
+
+
+def _read_meshes(
+    top: Mapping[str, Any], place: str, faults: Faults
+) -> tuple[list[str], list[MeshSpec]]:
     """Return the names of all meshes, and those without a fault."""
-    if ("mesh" in top) == ("meshes" in top):
-        raise top.wrong(
-            'a plan has either "mesh" or "meshes"',
-            'Give "mesh": {"dp": 2}, or "meshes" with a name for each of several.',
-        )
     specs: list[MeshSpec] = []
+    if ("mesh" in top) == ("meshes" in top):
+        remedy = 'Give "mesh": {"dp": 2}, or "meshes" with a name for each of several.'
+        faults.add(_wrong(place, 'a plan has either "mesh" or "meshes"', remedy))
+        return [], specs
     if "mesh" in top:
         with faults.gathered():
-            specs.append(MeshSpec(DEFAULT_MESH, top["mesh"].data))
+            specs.append(MeshSpec(DEFAULT_MESH, top["mesh"]))
         return [DEFAULT_MESH], specs
-    meshes = dict(top["meshes"].fields())
-    for name, value in meshes.items():
+    meshes: dict[str, Any] = _of_type(dict, top["meshes"])
+    for name, data in meshes.items():
         with faults.gathered():
-            specs.append(_read_mesh(name, value))
+            specs.append(_read_mesh(name, data, f"{place}/meshes/{name}"))
     return list(meshes), specs
 
 
-def _read_mesh(name: str, data: JsonValue) -> MeshSpec:
-    fields = data.object(_MESH_KEYS, optional=_MESH_KEYS)
-    if "axes" not in fields:
-        raise fields.wrong('the mesh has no "axes"', 'Add "axes": {"tp": 2}.')
-    if "start" in fields and "device_ids" in fields:
-        raise fields.wrong('a mesh has either "start" or "device_ids"', "Remove one of them.")
-    ids = [device.integer(least=-LARGEST) for device in _listed(fields, "device_ids")]
-    if "device_ids" in fields and not ids:
-        raise MeshError(
-            "DIST0202",
-            "the list of devices is empty",
-            place=fields.place,
-            remedy="List the devices.",
-        )
-    start = fields["start"].integer(least=-LARGEST) if "start" in fields else 0
-    return MeshSpec(name, fields["axes"].data, start, tuple(ids))
+def _read_mesh(name: str, data: Any, place: str) -> MeshSpec:
+    mesh = read_model(_MeshFile, data, place, _wrong)
+    if mesh.start is not None and mesh.device_ids is not None:
+        raise _wrong(place, 'a mesh has either "start" or "device_ids"', "Remove one of them.")
+    if mesh.device_ids == ():
+        what, remedy = "the list of devices is empty", "List the devices."
+        raise MeshError("DIST0202", what, place=place, remedy=remedy)
+    return MeshSpec(name, mesh.axes, mesh.start or 0, mesh.device_ids or ())
 
 
-def _listed(data: JsonValue, key: str) -> list[JsonValue]:
-    return data[key].items() if key in data else []
-
-
-def _read_rule(data: JsonValue, meshes: Sequence[str]) -> PlanRule:
-    kinds = [kind for kind in KINDS if kind in data.object()]
+def _read_rule(data: Any, meshes: Sequence[str], place: str) -> PlanRule:
+    rule = read_model(_RuleFile, data, place, _wrong, faults_of_plan(place))
+    kinds = [kind for kind in KINDS if getattr(rule, kind) is not None]
     if len(kinds) != 1:
-        known = sorted({key for keys in _RULE_KEYS.values() for key in keys})
-        data.object(known, optional=known)
-        raise data.wrong(
-            f"a rule names one of {', '.join(KINDS)}; this one names "
-            + (" and ".join(kinds) or "none"),
-            "Write a separate rule for each.",
-        )
-    kind = kinds[0]
-    rule = data.object(_RULE_KEYS[kind], optional=_RULE_KEYS[kind])
-    if "placement" not in rule:
-        raise rule.wrong(
-            'the rule has no "placement"', 'Add one entry per mesh axis: "placement": "S[0], R".'
-        )
-    faults = faults_of_plan(rule.place)
-    if "mesh" not in rule and len(meshes) > 1:
-        faults.add(
-            rule.wrong(
-                "the rule does not name a mesh, and there are several",
-                f'Add "mesh", one of: {", ".join(meshes)}.',
-            )
-        )
-
-    def field(key: str, read: Callable[[JsonValue], Made], missing: Made) -> Made:
-        if key in rule:
-            with faults.gathered():
-                return read(rule[key])
-        return missing
-
-    only = meshes[0] if meshes else DEFAULT_MESH
-    none: tuple[int, ...] = ()
-    no_labels: OpenLabels = ()
-    name = field(kind, _text, "")
-    placement = field("placement", _placement, no_labels)
-    mesh = field("mesh", _text, only)
-    stationary = field("stationary", JsonValue.flag, False)
-    function = field("function", _text_or_none, None)
-    index = field("index", _integer, None)
-    arg = field("arg", _integer, None)
-    moving = field("moving", _integers, none)
-    faults.raise_all()
+        names = " and ".join(kinds) or "none"
+        what = f"a rule names one of {', '.join(KINDS)}; this one names {names}"
+        raise _wrong(place, what, "Write a separate rule for each.")
+    if rule.mesh is None and len(meshes) > 1:
+        what = "the rule does not name a mesh, and there are several"
+        raise _wrong(place, what, f'Add "mesh", one of: {", ".join(meshes)}.')
+    [kind], [only, *_] = kinds, [*meshes, DEFAULT_MESH]
     try:
         return PlanRule(
-            kind, name, placement, mesh, stationary, function, index, arg, moving=moving
-        )
+            kind, getattr(rule, kind), cast("OpenLabels", rule.placement),
+            only if rule.mesh is None else rule.mesh, rule.stationary, rule.function, rule.index,
+            rule.arg, rule.moving,
+        )  # fmt: skip
     except PlanError as error:
-        path = rule.place
-        raise error.placed(lambda at: at if at.startswith(path) else f"{path} ({at})") from None
-
-
-def _text(value: JsonValue) -> str:
-    return value.text(empty=True)
-
-
-def _text_or_none(value: JsonValue) -> str | None:
-    return value.text(empty=True)
-
-
-def _integer(value: JsonValue) -> int | None:
-    return value.integer(least=-LARGEST)
-
-
-def _integers(value: JsonValue) -> tuple[int, ...]:
-    return tuple(item.integer(least=-LARGEST) for item in value.items())
-
-
-def _placement(value: JsonValue) -> OpenLabels:
-    return parse_open_placement(value.text(empty=True), value.place)
+        raise error.placed(lambda at: f"{place} ({at})") from None
 
 
 def load_plan(path: str | Path, make: Callable[..., Made]) -> Made:

@@ -13,22 +13,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from annotated_types import Interval
 from tvm import ir
 
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.graph.graph import Graph, Node
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
-from tvm_distir.support import JsonValue, PlanError
+from tvm_distir.support import LARGEST, Count, PlanError, Text, nearest, read_model, shortened
 
 from .decision import Decision, Instance
 from .instances import Instances
 from .module import PlacedModule
 
 PLACE = "plan/labels"
-KEYS = ("module", "rules", "alternatives", "functions", "entries")
 
 
 def labels_of_decision(decision: Decision, module: PlacedModule, rules: int) -> dict[str, Any]:
@@ -104,8 +105,8 @@ def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
         DIST0221 a key or value is wrong; DIST0240 they are labels of another module.
     """
     module = PlacedModule.of(mod)
-    top = JsonValue(data, PLACE, _wrong).object(KEYS)
-    if top["module"].text() != digest(module):
+    labels = read_model(_LabelsFile, data, PLACE, _wrong)
+    if labels.module != digest(module):
         raise PlanError(
             "DIST0240",
             "the labels belong to another module, batch or mesh",
@@ -113,13 +114,17 @@ def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
             remedy='Search again for this module, or remove "labels": the rules then apply, and '
             "propagation decides the rest.",
         )
-    reader, said = _Reader(module, top), dict(top["entries"].fields())
-    if said.keys() != module.entries.keys():
-        raise top["entries"].wrong(
-            f"there are labels of {', '.join(sorted(said))}",
+    reader = _Reader(module, labels)
+    if labels.entries.keys() != module.entries.keys():
+        raise _wrong(
+            f"{PLACE}/entries",
+            f"there are labels of {', '.join(sorted(labels.entries))}",
             f"Give the labels of {', '.join(sorted(module.entries))}.",
         )
-    entries = {name: reader.instance(value, module.entries[name]) for name, value in said.items()}
+    entries = {
+        name: reader.instance(number, module.entries[name], f"{PLACE}/entries/{name}")
+        for name, number in labels.entries.items()
+    }
     return Decision(module.axes, entries, 0, 0, Conversions(Costs()), reader.instances.value_bytes)
 
 
@@ -127,41 +132,72 @@ def _wrong(place: str, what: str, remedy: str) -> PlanError:
     return PlanError("DIST0221", what, place=place, remedy=remedy)
 
 
+_Label = Annotated[int, Interval(ge=P, le=LARGEST)]
+
+
+@dataclass(frozen=True)
+class _FunctionFile:
+    """The keys of an instance of a function."""
+
+    function: str
+    calls: tuple[Count, ...]
+    choice: tuple[tuple[Count, ...], ...]
+
+
+@dataclass(frozen=True)
+class _LabelsFile:
+    """The keys of labels."""
+
+    module: Text
+    rules: Any
+    alternatives: tuple[tuple[tuple[_Label, ...], tuple[_Label, ...], Count | None], ...]
+    functions: tuple[_FunctionFile, ...]
+    entries: dict[str, Count]
+
+
 class _Reader:
     """Reader of instances, callees first."""
 
-    def __init__(self, module: PlacedModule, top: JsonValue) -> None:
+    def __init__(self, module: PlacedModule, labels: _LabelsFile) -> None:
         self.module, self.instances = module, Instances(module.axes, {})
-        self.alternatives = [_alternative(item) for item in top["alternatives"].items()]
+        self.alternatives = [OpStrategy(*alternative) for alternative in labels.alternatives]
         self._found: list[Instance] = []
-        for item in top["functions"].items():
-            self._found.append(self._function(item.object(("function", "calls", "choice"))))
+        for number, function in enumerate(labels.functions):
+            self._found.append(self._function(function, f"{PLACE}/functions/{number}"))
 
-    def instance(self, data: JsonValue, function: str) -> Instance:
+    def instance(self, number: int, function: str, place: str) -> Instance:
         """Return the instance of a number, which must belong to this function."""
-        instance = self._found[data.integer(most=len(self._found) - 1)]
+        if number >= len(self._found):
+            raise _wrong(place, f"there is no function {number}", "Give the number of one above.")
+        instance = self._found[number]
         if instance.graph.key != function:
-            raise data.wrong(f"{data.data} is of {instance.graph.key}", f"Give one of {function}.")
+            what = f"{number} is of {instance.graph.key}"
+            raise _wrong(place, what, f"Give one of {function}.")
         return instance
 
-    def _function(self, data: JsonValue) -> Instance:
-        g = self.module.graphs[data["function"].word(tuple(self.module.graphs))]
-        calls = data["calls"].items()
+    def _function(self, data: _FunctionFile, place: str) -> Instance:
+        if data.function not in self.module.graphs:
+            what = f"{shortened(data.function)!r} is not a function"
+            raise _wrong(f"{place}/function", what, nearest(data.function, self.module.graphs))
+        g = self.module.graphs[data.function]
         others = [k for k, node in enumerate(g.nodes) if node.kind != "call"]
-        rows = [row.integers(most=len(self.alternatives) - 1) for row in data["choice"].items()]
-        if len(calls) != len(g.calls) or [len(row) for row in rows] != [
+        if len(data.calls) != len(g.calls) or [len(row) for row in data.choice] != [
             len(others) for _ in self.module.axes
         ]:
-            raise data.wrong(
+            raise _wrong(
+                place,
                 "its numbers of calls, axes or nodes differ from the function's",
                 f"Give {len(g.calls)} calls, and {len(others)} nodes on each axis.",
             )
+        count = len(self.alternatives)
+        if any(number >= count for row in data.choice for number in row):
+            raise _wrong(f"{place}/choice", "an alternative does not exist", f"There are {count}.")
         kids = {
-            k: self.instance(call, g.nodes[k].callee)
-            for k, call in zip(g.calls, calls, strict=True)
+            k: self.instance(call, g.nodes[k].callee, f"{place}/calls")
+            for k, call in zip(g.calls, data.calls, strict=True)
         }
         choice: dict[int, tuple[OpStrategy, ...]] = {}
-        for a, row in enumerate(rows):
+        for a, row in enumerate(data.choice):
             at = dict(zip(others, row, strict=True))
             column = [
                 called(kids[k], a) if k in kids else self.alternatives[at[k]]
@@ -169,7 +205,8 @@ class _Reader:
             ]
             for node, chosen in zip(g.nodes, column, strict=True):
                 if not _may(g, node, chosen):
-                    raise data.wrong(
+                    raise _wrong(
+                        place,
                         f"{node.label or node.kind} does not support {tuple(chosen)}",
                         'Remove "labels".',
                     )
@@ -183,16 +220,6 @@ def called(kid: Instance, a: int) -> OpStrategy:
     needs = tuple([choice[p].gives[0] for p in g.params])
     gives = tuple([choice[r].needs[0] for r in g.rets])
     return OpStrategy(needs, gives, None)
-
-
-def _alternative(data: JsonValue) -> OpStrategy:
-    items = data.items()
-    if len(items) != 3:
-        raise data.wrong(
-            "an alternative is not a triple of operands, results and factor", "Give [[], [], null]."
-        )
-    needs, gives = items[0].integers(least=P), items[1].integers(least=P)
-    return OpStrategy(needs, gives, None if items[2].data is None else items[2].integer())
 
 
 def _may(g: Graph, node: Node, chosen: OpStrategy) -> bool:

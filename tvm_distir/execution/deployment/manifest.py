@@ -8,14 +8,27 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, check_entries, read_port
-from tvm_distir.support import EngineError, JsonValue, digest_file, read_json, shortened
+from tvm_distir.support import (
+    Check,
+    Count,
+    EngineError,
+    Faults,
+    InvalidValue,
+    PositiveCount,
+    Text,
+    check_version,
+    digest_file,
+    read_json,
+    read_model,
+    shortened,
+)
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -104,92 +117,135 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not os.path.exists(path):
         raise broken(folder, f"it contains no {MANIFEST}", "Give a folder that td.deploy wrote.")
-    top = JsonValue(read_json(path, _refuse), str(path), _refuse).object()
-    version = (
-        top["schema_version"] if "schema_version" in top else JsonValue(None, top.place, _refuse)
-    )
-    version.version(SCHEMA_VERSION)
+    content = check_version(read_json(path, _refuse), str(path), _refuse, SCHEMA_VERSION)
+    file = read_model(_ManifestFile, content, str(path), _refuse)
     try:
-        return _manifest(top.object(_KEYS, optional=("target",)))
+        return _manifest(file, path)
     except (KeyError, TypeError, ValueError, AttributeError) as err:  # of a port or an axis
         raise broken(path, f"a value is missing or wrong: {type(err).__name__}: {err}") from err
 
 
-_KEYS = ("schema_version", "built_with", "target", "entries", "meshes", "weights", "files")
-_UNNAMED_TARGET = {"kind": "llvm"}
-"""The target of folders that name none: version 0.1 wrote them for CPUs."""
-_ENTRY = (
-    "function", "mesh", "mesh_shape", "mesh_device_ids", "device_ids", "library", "inputs",
-    "outputs",
-)  # fmt: skip
+@dataclass(frozen=True)
+class _EntryFile:
+    """The keys of an entry function."""
+
+    function: Text
+    mesh: Count
+    mesh_shape: tuple[PositiveCount, ...]
+    device_ids: tuple[Count, ...]
+    library: Text
+    inputs: tuple[dict[str, Any], ...]
+    outputs: tuple[dict[str, Any], ...]
+    mesh_device_ids: tuple[Count, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _PartFile:
+    """The keys of the part of a weight that a device holds."""
+
+    device: Count
+    file: Text
+    key: Text
+
+
+@dataclass(frozen=True)
+class _WeightFile:
+    """The keys of a weight."""
+
+    index: Count
+    parts: tuple[_PartFile, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    """The size and the SHA-256 digest of a file."""
+
+    bytes: Count
+    sha256: str
+
+
+def _check_target(target: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(target.get("kind"), str) or not target["kind"]:
+        raise InvalidValue("the target has no kind", _AGAIN)
+    return target
+
+
+def _unnamed_target() -> dict[str, Any]:
+    """Return the target of folders that name none: version 0.1 wrote them for CPUs."""
+    return {"kind": "llvm"}
+
+
+@dataclass(frozen=True)
+class _ManifestFile:
+    """The keys of a manifest, except its schema version."""
+
+    built_with: dict[str, Text]
+    entries: tuple[_EntryFile, ...]
+    meshes: dict[str, Any]
+    weights: tuple[_WeightFile, ...]
+    files: dict[str, _File]
+    target: Annotated[dict[str, Any], Check(_check_target)] = field(default_factory=_unnamed_target)
 
 
 def _refuse(place: str, what: str, remedy: str) -> EngineError:
     return broken(Path(place), what, remedy)
 
 
-def _manifest(top: JsonValue) -> Manifest:
-    folder = Path(top.place).parent
-    items = [item.object(_ENTRY, optional=("mesh_device_ids",)) for item in top["entries"].items()]
-    files = {
-        _check_inside(name, folder, file): file.object(("bytes", "sha256"))
-        for name, file in top["files"].object().fields()
-    }
+def _manifest(file: _ManifestFile, path: Path) -> Manifest:
+    """Return the content of a manifest, each of whose files is listed and inside the folder."""
+    faults = Faults(str(path), broken(path, "the manifest has several faults"))
+    for name in file.files:
+        with faults.gathered():
+            _check_inside(name, path)
 
-    def listed(value: JsonValue) -> str:
-        name = value.text()
-        if name not in files:
-            raise value.wrong(f"{shortened(repr(name))} is not among the files", _AGAIN)
+    def check_listed(name: str, place: str) -> str:
+        if name not in file.files:
+            what = f"{shortened(repr(name))} is not among the files"
+            faults.add(broken(path / place, what))
         return name
 
-    weights = {}
-    for item in top["weights"].items():
-        weight = item.object(("index", "parts"))
-        parts = (part.object(("device", "file", "key")) for part in weight["parts"].items())
-        weights[weight["index"].integer()] = {
-            part["device"].integer(): (listed(part["file"]), part["key"].text()) for part in parts
+    libraries = {
+        entry.function: check_listed(entry.library, f"entries/{number}/library")
+        for number, entry in enumerate(file.entries)
+    }
+    weights = {
+        weight.index: {
+            part.device: (check_listed(part.file, f"weights/{w}/parts/{p}/file"), part.key)
+            for p, part in enumerate(weight.parts)
         }
+        for w, weight in enumerate(file.weights)
+    }
+    faults.raise_all()
     return Manifest(
-        check_entries([_entry(item) for item in items]),
-        AxisTable.from_dict(top["meshes"].data),
-        {item["function"].text(): listed(item["library"]) for item in items},
+        check_entries([_entry(entry) for entry in file.entries]),
+        AxisTable.from_dict(file.meshes),
+        libraries,
         weights,
-        {
-            name: (file["bytes"].integer(), file["sha256"].text(empty=True))
-            for name, file in files.items()
-        },
-        {name: text.text() for name, text in top["built_with"].object().fields()},
-        _target(top["target"]) if "target" in top else _UNNAMED_TARGET,
+        {name: (entry.bytes, entry.sha256) for name, entry in file.files.items()},
+        file.built_with,
+        file.target,
     )
 
 
-def _target(value: JsonValue) -> dict[str, Any]:
-    """Return a target's JSON form, which has a kind."""
-    fields = value.object()
-    fields["kind"].text()
-    return dict(fields.data)
-
-
-def _check_inside(name: str, folder: Path, value: JsonValue) -> str:
+def _check_inside(name: str, path: Path) -> None:
     """Check that the name of a file leads nowhere out of the folder, links included."""
+    folder = path.parent
     if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
-        raise value.wrong(
-            f"{shortened(repr(name))} is not the name of a file in the folder", _AGAIN
-        )
+        what = f"{shortened(repr(name))} is not the name of a file in the folder"
+        raise broken(path / "files", what)
     if os.path.dirname(os.path.realpath(folder / name)) != os.path.realpath(folder):
-        raise value.wrong(f"{name} is a link to a path outside of the folder", _AGAIN)
-    return name
+        raise broken(path / "files" / name, f"{name} is a link to a path outside of the folder")
 
 
-def _entry(item: JsonValue) -> EntryFunction:
-    name, shape = item["function"].text(), item["mesh_shape"].integers(least=1)
+def _entry(file: _EntryFile) -> EntryFunction:
     inputs, outputs = (
-        tuple(read_port(port.data, name, shape) for port in item[side].items())
-        for side in ("inputs", "outputs")
+        tuple(read_port(port, file.function, file.mesh_shape) for port in side)
+        for side in (file.inputs, file.outputs)
     )
-    ranks = item["device_ids"].integers()
-    devices = item["mesh_device_ids"].integers() if "mesh_device_ids" in item else ranks
-    return EntryFunction(name, item["mesh"].integer(), shape, ranks, inputs, outputs, devices)
+    devices = file.device_ids if file.mesh_device_ids is None else file.mesh_device_ids
+    return EntryFunction(
+        file.function, file.mesh, file.mesh_shape, file.device_ids, inputs, outputs, devices
+    )
 
 
 def built_with() -> dict[str, str]:

@@ -7,9 +7,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from tvm_distir.support import JsonValue, SimulationError, read_json
+from tvm_distir.support import (
+    OTHER_KEYS,
+    STRICT,
+    Count,
+    NotNegative,
+    PositiveCount,
+    SimulationError,
+    Text,
+    check_version,
+    read_json,
+    read_model,
+)
 
 from . import model
 
@@ -93,62 +104,86 @@ class Outcome:
         SimulationError
             DIST0740 where it is no such JSON.
         """
-        fix = "Write it again with `tvm-distir analyze --json`."
-        whole = JsonValue(data, place, _refuse, fix).object()
-        keys = ("schema_version", "system", "time_s", "spent_s", "peak_memory_bytes", "meshes")
-        for key in (*keys, "collectives", "memory_capacity_bytes"):
-            if key not in whole:
-                raise _refuse(f"{place}/{key}", "the key is missing: this is not a result", fix)
-        whole["schema_version"].version(model.SCHEMA_VERSION)
-        spent = {kind: value.number(0) for kind, value in whole["spent_s"].fields()}
-        if set(spent) != set(_KINDS):
-            raise _refuse(f"{place}/spent_s", f"the keys must be {', '.join(_KINDS)}", fix)
-        capacity = whole["memory_capacity_bytes"]
-        pipeline = whole["pipeline"].object()["bubble"].number(0) if "pipeline" in whole else None
+        content = check_version(data, place, _refuse, model.SCHEMA_VERSION)
+        result = read_model(_ResultFile, content, place, _refuse)
+        rows = ((row.mesh, row.kind, row.wire_bytes_per_device) for row in result.collectives)
         return cls(
             name=name,
-            model=_optional_text(whole, "model"),
-            system=whole["system"].text(),
-            strategy=_optional_text(whole, "strategy"),
-            mesh=_mesh_words(whole["meshes"]),
-            time_s=whole["time_s"].number(0),
-            spent_s={kind: spent[kind] for kind in _KINDS},
-            peak_memory_bytes=whole["peak_memory_bytes"].integer(),
-            memory_capacity_bytes=None if capacity.data is None else capacity.integer(1),
-            wire_bytes=cls.most_wire(map(_collective, whole["collectives"].items())),
-            bubble=pipeline,
+            model=result.model,
+            system=result.system,
+            strategy=result.strategy,
+            mesh=_mesh_words(result.meshes),
+            time_s=result.time_s,
+            spent_s=vars(result.spent_s),
+            peak_memory_bytes=result.peak_memory_bytes,
+            memory_capacity_bytes=result.memory_capacity_bytes,
+            wire_bytes=cls.most_wire(rows),
+            bubble=None if result.pipeline is None else result.pipeline.bubble,
         )
 
 
-_KINDS = ("compute", "memory", "launch", "communication", "idle")
+@dataclass(frozen=True)
+class _Spent:
+    """The time of the busiest device, by what it goes to."""
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+    compute: NotNegative
+    memory: NotNegative
+    launch: NotNegative
+    communication: NotNegative
+    idle: NotNegative
+
+
+@dataclass(frozen=True)
+class _Mesh:
+    """The keys that are read of a mesh."""
+
+    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
+    axes: dict[str, PositiveCount]
+
+
+@dataclass(frozen=True)
+class _Collective:
+    """The keys that are read of a collective."""
+
+    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
+    mesh: Text
+    kind: Text
+    wire_bytes_per_device: Count
+
+
+@dataclass(frozen=True)
+class _Pipeline:
+    """The keys that are read of a pipelined step."""
+
+    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
+    bubble: NotNegative
+
+
+@dataclass(frozen=True)
+class _ResultFile:
+    """The keys that are read of a result."""
+
+    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
+    system: Text
+    time_s: NotNegative
+    spent_s: _Spent
+    peak_memory_bytes: Count
+    memory_capacity_bytes: PositiveCount | None
+    meshes: tuple[_Mesh, ...]
+    collectives: tuple[_Collective, ...]
+    model: str | None = None
+    strategy: str | None = None
+    pipeline: _Pipeline | None = None
 
 
 def _refuse(place: str, what: str, remedy: str) -> SimulationError:
     return SimulationError("DIST0740", what, place=place, remedy=remedy)
 
 
-def _optional_text(whole: JsonValue, key: str) -> str | None:
-    if key not in whole or whole[key].data is None:
-        return None
-    return whole[key].text(empty=True)
-
-
-def _collective(value: JsonValue) -> tuple[str, str, int]:
-    keys = ("mesh", "kind", "wire_bytes_per_device")
-    for key in keys:
-        if key not in value.object():
-            raise value.wrong(f'the key "{key}" is missing', value.fix)
-    return value["mesh"].text(), value["kind"].text(), value["wire_bytes_per_device"].integer()
-
-
-def _mesh_words(meshes: JsonValue) -> str:
+def _mesh_words(meshes: Iterable[_Mesh]) -> str:
     """Format meshes as ``dp=2,tp=4``, or ``4 x (dp=2)`` for a pipeline."""
-    words = []
-    for mesh in meshes.items():
-        if "axes" not in mesh.object():
-            raise mesh.wrong('the key "axes" is missing', mesh.fix)
-        sizes = mesh["axes"].fields()
-        words.append(",".join(f"{axis}={size.integer(1)}" for axis, size in sizes))
+    words = [",".join(f"{axis}={size}" for axis, size in mesh.axes.items()) for mesh in meshes]
     if len(words) > 1 and len(set(words)) == 1:
         return f"{len(words)} x ({words[0]})"
     return "; ".join(words)

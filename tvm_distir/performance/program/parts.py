@@ -7,10 +7,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+
+from tvm_distir.core import COLLECTIVES, KERNEL_CLASSES, TRANSFERS
+from tvm_distir.support import (
+    LARGEST,
+    Check,
+    Count,
+    Integer,
+    InvalidValue,
+    Keys,
+    KeysByKind,
+    PositiveCount,
+    Text,
+    one_of,
+)
 
 SCHEMA_VERSION = 1
 STAGED_VERSION = 2
@@ -23,10 +37,10 @@ ROLES = ("activation", "input", "weight", "state", "gradient", "constant")
 class Mesh:
     """A device mesh: axis names and sizes major first, device ids row-major over them."""
 
-    name: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    device_ids: tuple[int, ...]
+    name: Text
+    axes: tuple[Text, ...]
+    shape: tuple[PositiveCount, ...]
+    device_ids: tuple[Count, ...]
 
     def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the groups of devices that differ in the coordinates along ``axes`` only."""
@@ -39,6 +53,14 @@ class Mesh:
         moved = table.transpose([*rest, *sorted(axes)])
         size = math.prod(self.shape[axis] for axis in axes)
         return moved.reshape(-1, size)
+
+
+def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(shape) > LARGEST:
+        raise InvalidValue(
+            f"{list(shape)} is too large", "Give the shape of the shard on a device."
+        )
+    return shape
 
 
 class Value(NamedTuple):
@@ -64,13 +86,21 @@ class Value(NamedTuple):
     """
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    role: str = "activation"
-    whole_shape: tuple[int, ...] | None = None
-    placement: str | None = None
-    mesh: int | None = None
+    shape: Annotated[tuple[Count, ...], Check(_check_shape)]
+    dtype: Text
+    bytes: Count
+    role: Annotated[str, one_of(ROLES)] = "activation"
+    whole_shape: tuple[Count, ...] | None = None
+    placement: Text | None = None
+    mesh: Count | None = None
+
+
+ReadValue = Annotated[
+    Value,
+    Keys(get_type_hints(Value, include_extras=True), optional=Value._field_defaults),
+    Check(lambda fields: Value(**fields)),
+]
+"""A value as an object of a file."""
 
 
 class Op(NamedTuple):
@@ -121,27 +151,27 @@ class Op(NamedTuple):
 
     name: str
     kind: str
-    op: str
-    inputs: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
+    op: Text
+    inputs: tuple[Count, ...] = ()
+    outputs: tuple[Count, ...] = ()
+    flops: Count = 0
+    bytes_read: Count = 0
+    bytes_written: Count = 0
     modelled: bool = True
-    kernel_class: str = ""
+    kernel_class: Annotated[str, one_of(KERNEL_CLASSES)] = ""
     dtype: str = ""
-    reason: str = ""
-    callee: str = ""
-    otherwise: str = ""
+    reason: Text = ""
+    callee: Text = ""
+    otherwise: Text = ""
     collective: str = ""
-    mesh: int = 0
-    mesh_axes: tuple[int, ...] = ()
-    group_size: int = 0
-    payload_bytes: int = 0
-    wire_bytes: int = 0
-    tag: int = 0
-    peer_mesh: int = 0
-    measured_ps: int = 0
+    mesh: Count = 0
+    mesh_axes: tuple[Count, ...] = ()
+    group_size: Count = 0
+    payload_bytes: Count = 0
+    wire_bytes: Count = 0
+    tag: Integer = 0
+    peer_mesh: Count = 0
+    measured_ps: Count = 0
 
     @property
     def is_start(self) -> bool:
@@ -172,15 +202,28 @@ EXTRA_KEYS: Mapping[str, tuple[str, ...]] = {
 modelled)."""
 
 
+def _keys_of_op(kind: str) -> Keys:
+    optional = ("reason", "measured_ps") if kind == "compute" else ("reason",)
+    types = get_type_hints(Op, include_extras=True)
+    types["collective"] = Annotated[str, one_of(TRANSFERS if kind == "transfer" else COLLECTIVES)]
+    keys = (*COMMON_KEYS, *EXTRA_KEYS[kind], *optional)
+    return Keys({key: types[key] for key in keys}, optional)
+
+
+_ReadOp = Annotated[
+    Op, KeysByKind({kind: _keys_of_op(kind) for kind in KINDS}), Check(lambda keys: Op(**keys))
+]
+
+
 @dataclass(frozen=True)
 class Function:
     """Function with values, and steps in program order, on its first ``mesh``."""
 
-    mesh: int
-    params: tuple[int, ...]
-    ops: tuple[Op, ...]
-    results: tuple[int, ...]
-    values: tuple[Value, ...]
+    mesh: Count
+    params: tuple[Count, ...]
+    ops: tuple[_ReadOp, ...]
+    results: tuple[Count, ...]
+    values: tuple[ReadValue, ...]
 
     def on(self, mesh: int) -> Function:
         """Return the function on another mesh, collectives included."""
@@ -216,7 +259,7 @@ class Entry:
         weight takes the memory of the old weight.
     """
 
-    mesh: int
-    function: str
-    device_ids: tuple[int, ...] = ()
-    alias: tuple[tuple[int, int], ...] = ()
+    mesh: Count
+    function: Text
+    device_ids: tuple[Count, ...] = ()
+    alias: tuple[tuple[Count, Count], ...] = ()

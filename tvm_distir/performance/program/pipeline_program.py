@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from tvm_distir.core import Schedule
+from tvm_distir.support import Count, Text, one_of
 
-from .parts import Value
+from .parts import ReadValue, Value
 
 BEGIN, ROWS, END = "begin", "rows", "end"
 FORWARD, BACKWARD, WEIGHT = "forward", "backward", "weight"
@@ -25,6 +26,8 @@ rest."""
 
 DIRECTIONS = ("forward", "backward", "sum", "total")
 """Activations, gradients, a sum on its way along the stages, a whole sum."""
+
+_Pair = tuple[Count, Count]
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ class Phase:
         write a slot that it reads: sums that go on.
     """
 
-    name: str
-    function: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    name: Text
+    function: Text
+    inputs: tuple[Count, ...]
+    outputs: tuple[Count, ...]
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,12 @@ class StageKind:
         The phases in the order of :data:`PHASES`; a phase that does nothing is left out.
     """
 
-    name: str
-    slots: tuple[Value, ...]
-    params: tuple[int, ...]
-    results: tuple[int, ...]
-    sums: tuple[tuple[int, int], ...]
-    updates: tuple[tuple[int, int], ...]
+    name: Text
+    slots: tuple[ReadValue, ...]
+    params: tuple[Count, ...]
+    results: tuple[Count, ...]
+    sums: tuple[_Pair, ...]
+    updates: tuple[_Pair, ...]
     phases: tuple[Phase, ...]
 
     @functools.cached_property
@@ -124,8 +127,8 @@ class Stage:
         returns the output.
     """
 
-    role: int
-    names: tuple[str, ...]
+    role: Count
+    names: tuple[Text, ...]
     results: tuple[str, ...]
 
 
@@ -150,13 +153,13 @@ class Edge:
         them send the whole.
     """
 
-    source: tuple[int, int]
-    target: tuple[int, int]
-    direction: str
-    bytes: tuple[int, int]
-    wire_bytes: tuple[int, int]
-    placements: tuple[str, str]
-    split: int = 1
+    source: _Pair = field(metadata={"alias": "from"})
+    target: _Pair = field(metadata={"alias": "to"})
+    direction: Annotated[str, one_of(DIRECTIONS)]
+    bytes: _Pair
+    wire_bytes: _Pair
+    placements: tuple[Text, Text]
+    split: int = field(default=1, metadata={"init": False})
 
     @property
     def part_bytes(self) -> tuple[int, int]:
@@ -178,8 +181,8 @@ class StageSum:
         The edges from each of them to the next; then from the last to those before, once per rank.
     """
 
-    name: str
-    stages: tuple[int, ...]
+    name: Text
+    stages: tuple[Count, ...]
     edges: tuple[Edge, ...]
 
 

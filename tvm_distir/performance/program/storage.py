@@ -6,9 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from tvm_distir.support import Check, Count, InvalidValue, Text, one_of
 
 TAKE, FREE, CALL, BRANCH, RETURN = "take", "free", "call", "branch", "return"
+_COUNTS = {TAKE: (1, 1), FREE: (1, None), CALL: (None, 1), BRANCH: (None, 2), RETURN: (None, None)}
+"""The numbers of blocks and names of a step of each kind; None: any number."""
+_AGAIN = "Plan the storage again."
 
 
 class StorageStep(NamedTuple):
@@ -29,10 +34,18 @@ class StorageStep(NamedTuple):
         The name of the value in the block, or of the functions that may be called.
     """
 
-    kind: str
-    blocks: tuple[int, ...]
-    bytes: int = 0
-    names: tuple[str, ...] = ()
+    kind: Annotated[str, one_of(_COUNTS)]
+    blocks: tuple[Count, ...]
+    bytes: Count = 0
+    names: tuple[Text, ...] = ()
+
+
+def _check_step(step: StorageStep) -> StorageStep:
+    blocks, names = _COUNTS[step.kind]
+    if blocks not in (None, len(step.blocks)) or names not in (None, len(step.names)):
+        what = f"a {step.kind} has {len(step.blocks)} blocks and {len(step.names)} names"
+        raise InvalidValue(what, _AGAIN)
+    return step
 
 
 @dataclass(frozen=True)
@@ -46,8 +59,21 @@ class StorageFunction:
         Numbers of the blocks that it returns, each once.
     """
 
-    steps: tuple[StorageStep, ...]
-    results: tuple[int, ...]
+    steps: tuple[Annotated[StorageStep, Check(_check_step)], ...]
+    results: tuple[Count, ...]
+
+
+def _check_function(function: StorageFunction) -> StorageFunction:
+    """Refuse blocks that are released or returned before they are allocated."""
+    allocated: set[int] = set()
+    for step in function.steps:
+        if step.kind in (FREE, RETURN) and not allocated.issuperset(step.blocks):
+            what = f"a block is released that is not allocated: {list(step.blocks)}"
+            raise InvalidValue(what, _AGAIN)
+        allocated.update(step.blocks)
+    if not allocated.issuperset(function.results):
+        raise InvalidValue("a result is not allocated", _AGAIN)
+    return function
 
 
 @dataclass(frozen=True)
@@ -61,8 +87,8 @@ class Storage:
         The plan of each entry of the program, or of each rank of a pipelined step.
     """
 
-    functions: Mapping[str, StorageFunction]
-    entries: tuple[str, ...]
+    functions: Mapping[str, Annotated[StorageFunction, Check(_check_function)]]
+    entries: tuple[Text, ...]
 
     def walk(self, function: str) -> StorageWalk:
         """Walk a function and its callees; of a branch, walk the side that needs more."""

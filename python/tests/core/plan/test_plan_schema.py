@@ -140,7 +140,7 @@ REFUSED = [
     ("d['rule'] = d.pop('rules')", "DIST0221", PlanError, '"rules"'),
     ("r[0]['placment'] = r[0].pop('placement')", "DIST0221", PlanError, '"placement"'),
     ("r[0]['params'] = r[0].pop('param')", "DIST0221", PlanError, '"param"'),
-    ("r[0]['arg'] = 0", "DIST0221", PlanError, "Known|mean"),
+    ("r[0]['arg'] = 0", "DIST0221", PlanError, "in call rules only"),
     ("del r[0]['placement']", "DIST0221", PlanError, "placement"),
     ("del r[0]['param']", "DIST0221", PlanError, "separate rule"),
     ("r[0]['value'] = 'x'", "DIST0221", PlanError, "separate rule"),
@@ -319,3 +319,31 @@ def test_axes_that_cut_nothing() -> None:
     plan = Plan((MeshSpec("a", axes), MeshSpec("b", axes, start=8)), tuple(rules))
     found = [(mesh.name, axis) for mesh, axis in plan.unused_axes()]
     assert found == [("a", "tp"), ("b", "dp"), ("b", "tp")]
+
+
+def test_faults_of_all_kinds_are_told_at_once(tmp_path: Path) -> None:
+    """Of a key, a type, a number, a schedule and a placement, each with its code and place."""
+    data = {
+        "schema_version": 1,
+        "mesh": {"tp": 2},
+        "rules": [{"param": "x", "placement": "S[x]"}, {"parm": "x", "placement": "R"}],
+        "rings": ["tp"],
+        "recompute": {"main": 3},
+        "complete": "yes",
+        "schedule": {"kind": "1f2b"},
+    }
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(PlanError, match="DIST0228") as info:
+        Plan.load(path)
+    faults = {v.place.removeprefix(f"{path}/"): v for v in info.value.violations}
+    assert {place: v.code for place, v in faults.items()} == {
+        "rules/0/placement": "DIST0203",
+        "rules/1/parm": "DIST0221",
+        "rings": "DIST0221",
+        "recompute/main": "DIST0221",
+        "complete": "DIST0221",
+        "schedule": "DIST0236",
+    }
+    assert faults["rings"].remedy == 'Did you mean "ring"?'
+    assert faults["rules/1/parm"].remedy == 'Did you mean "param"?'

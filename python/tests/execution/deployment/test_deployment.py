@@ -181,7 +181,7 @@ def edited(folder, tmp_path, change):
             "built with apache-tvm 0.99.1",
         ),
         (lambda d: d.pop("entries"), r"manifest\.json/entries: a key is missing"),
-        (lambda d: d["entries"][0].update(mesh="0"), r"entries/0/mesh: '0' is not an integer"),
+        (lambda d: d["entries"][0].update(mesh="0"), r"entries/0/mesh: '0' is not a valid integer"),
         (lambda d: d.update(weight=d.pop("weights")), 'Did you mean "weights"'),
         (lambda d: d["files"].update({"gone.so": {"bytes": 1, "sha256": ""}}), "gone.so: the file"),
     ],
@@ -189,6 +189,24 @@ def edited(folder, tmp_path, change):
 def test_a_folder_that_is_not_for_here(small, tmp_path, change, says):
     with pytest.raises(EngineError, match=f"DIST0640 .*{says}"):
         td.load(edited(small[0], tmp_path, change))
+
+
+def test_all_faults_of_a_manifest_are_reported_with_their_places(small, tmp_path):
+    def change(data):
+        data["entries"][0].update(mesh="0", libary=data["entries"][0].pop("library"))
+        data["files"]["main.so"]["bytes"] = -1
+        del data["weights"][0]["parts"][0]["key"]
+        data["target"] = {"mcpu": "x"}
+
+    with pytest.raises(EngineError, match="DIST0640") as caught:
+        td.load(edited(small[0], tmp_path, change))
+    places = [v.place.partition("manifest.json/")[2] for v in caught.value.violations]
+    assert sorted(places) == [
+        "entries/0/libary", "entries/0/mesh", "files/main.so/bytes", "target",
+        "weights/0/parts/0/key",
+    ]  # fmt: skip
+    assert {v.code for v in caught.value.violations} == {"DIST0640"}
+    assert 'Did you mean "library"?' in {v.remedy for v in caught.value.violations}
 
 
 @pytest.mark.parametrize("file", ["main.so", "weights-0.safetensors"])

@@ -50,21 +50,30 @@ def test_files_folders_and_folders_of_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "place"),
+    ("change", "places"),
     [
-        ({"time_s": "soon"}, "time_s"),
-        ({"spent_s": {"compute": 1.0}}, "spent_s"),
-        ({"schema_version": 9}, "schema_version"),
-        ({"meshes": [{}]}, "meshes/0"),
-        ({"collectives": [{"mesh": "m"}]}, "collectives/0"),
+        ({"time_s": "soon"}, ["time_s"]),
+        (
+            {"spent_s": {"compute": 1.0, "idle": 1.0, "memory": -1, "lunches": 1.0}},
+            [f"spent_s/{key}" for key in ("memory", "communication", "lunches")],
+        ),
+        ({"schema_version": 9}, ["schema_version"]),
+        (
+            {"meshes": [{}], "time_s": None, "pipeline": {"bubble": "1"}},
+            ["time_s", "meshes/0/axes", "pipeline/bubble"],
+        ),
+        (
+            {"collectives": [{"mesh": "m"}]},
+            ["collectives/0/kind", "collectives/0/wire_bytes_per_device"],
+        ),
     ],
 )
-def test_what_is_no_result_is_refused(change, place, tmp_path):
+def test_what_is_no_result_is_refused(change, places, tmp_path):
     path = tmp_path / "r.json"
     path.write_text(json.dumps({**to_dict(sample()), **change}))
     with pytest.raises(SimulationError, match="DIST0740") as caught:
         compare(path)
-    assert caught.value.place == f"{path}/{place}"
+    assert [v.place for v in caught.value.violations] == [f"{path}/{place}" for place in places]
 
 
 def test_nothing_to_compare(tmp_path):

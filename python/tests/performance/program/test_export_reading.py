@@ -293,3 +293,28 @@ def test_a_long_chain_of_calls():
         data["functions"][f"g{i}"] = fn
     data["entries"][0]["function"] = "g1999"
     assert len(Program.from_dict(json.loads(json.dumps(data))).functions) == 2002
+
+
+def test_all_faults_of_a_program_are_reported_with_their_places(tmp_path):
+    data = changed("functions/f/ops/0/flops", "8")
+    data["functions"]["f"]["ops"][0]["kernel_clas"] = data["functions"]["f"]["ops"][0].pop(
+        "kernel_class"
+    )
+    data["functions"]["f"]["values"][0]["rolle"] = "weight"
+    data["meshes"][0]["shape"][0] = 0
+    del data["entries"][0]["function"]
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(SimulationError, match="DIST0710") as caught:
+        Program.load(path)
+    faults = {v.place.removeprefix(f"{path}/"): v for v in caught.value.violations}
+    assert set(faults) == {
+        "functions/f/ops/0/flops",
+        "functions/f/ops/0/kernel_clas",
+        "functions/f/values/0/rolle",
+        "meshes/0/shape/0",
+        "entries/0/function",
+    }
+    assert {v.code for v in faults.values()} == {"DIST0710"}
+    assert faults["functions/f/ops/0/kernel_clas"].remedy == 'Did you mean "kernel_class"?'
+    assert faults["functions/f/values/0/rolle"].remedy == 'Did you mean "role"?'

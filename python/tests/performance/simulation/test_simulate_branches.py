@@ -74,7 +74,7 @@ def test_programs_with_broken_branches_are_refused():
     for change, message in (
         ({"otherwise": "nobody"}, "no function 'nobody'"),
         ({"inputs": good.functions["main"].ops[at].inputs[:-1]}, "take 4 tensors, the call has 3"),
-        ({"otherwise": ""}, "not a string|two functions"),
+        ({"otherwise": ""}, "at least 1 character|two functions"),
     ):
         ops = list(good.functions["main"].ops)
         ops[at] = ops[at]._replace(**change)

@@ -23,7 +23,7 @@ from tvm_distir.core.ir.attention_ops import (
     accumulated,
     attention_operands,
 )
-from tvm_distir.core.rewriting.constant_nodes import scalar
+from tvm_distir.core.rewriting.nodes import scalar
 
 _LEAST_SUM = 1e-37
 """A sum of exponentials that is smaller is that of a query that sees no key."""

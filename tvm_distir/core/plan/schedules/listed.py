@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_distir.support import JsonValue, PlanError, shortened
+from tvm_distir.support import PlanError
 
 from .pipeline_actions import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
 from .timeline import Times, timeline
@@ -15,18 +15,6 @@ from .timeline import Times, timeline
 def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:
     """Return the error about a schedule."""
     return PlanError("DIST0236", what, place=place, remedy=remedy)
-
-
-def read_unit(data: JsonValue) -> PipelineAction:
-    """Read ``[phase, micro-batch, chunk]``."""
-    words = data.items()
-    if not 2 <= len(words) <= 3:
-        raise data.wrong("a unit is [phase, micro-batch, chunk]", 'Write ["F", 0, 0].')
-    phase = words[0].text()
-    if phase not in PHASES:
-        raise words[0].wrong(f'no phase is called "{shortened(phase)}"', "Write F, B or W.")
-    chunk = words[2].integer(least=0) if len(words) > 2 else 0
-    return PipelineAction(phase, words[1].integer(least=0), chunk)
 
 
 def check_units(

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from tvm_distir.support import Count, one_of
 
 FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
 """Phases. Where a schedule has the third, the second makes gradients of activations alone."""
@@ -26,9 +28,9 @@ class PipelineAction(NamedTuple):
         The number of the stage among those of the rank, from 0.
     """
 
-    phase: str
-    micro: int
-    chunk: int = 0
+    phase: Annotated[str, one_of(PHASES)]
+    micro: Count
+    chunk: Count = 0
 
 
 Orders = list[list[PipelineAction]]

@@ -7,11 +7,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from tvm_distir.support import JsonValue, PlanError, nearest, shortened
+from annotated_types import Interval
 
-from .listed import check_offload, check_units, read_unit, unfit
+from tvm_distir.support import Count, Refuse, Text, nearest, read_model, shortened
+
+from .listed import check_offload, check_units, unfit
 from .orders import ORDERS, in_turn, there_and_back
 from .pipeline_actions import FORWARD, WEIGHT, Orders, PipelineAction
 
@@ -22,7 +24,7 @@ MOST = 1 << 16
 """The maximum number of stages, and of micro-batches."""
 
 NUMBERS = ("stages", "micro_batches", "chunks")
-_KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices", "meshes", "stash", "offload")
+_Number = Annotated[int, Interval(ge=1, le=MOST)]
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,17 @@ class Schedule:
         for each other.
     """
 
-    kind: str = "1f1b"
-    stages: int = 1
-    micro_batches: int = 1
-    chunks: int = 1
-    cuts: tuple[str, ...] = ()
+    kind: Text = "1f1b"
+    stages: _Number = 1
+    micro_batches: _Number = 1
+    chunks: _Number = 1
+    cuts: tuple[Text, ...] = ()
     units: tuple[tuple[PipelineAction, ...], ...] = ()
-    ranks: tuple[int, ...] = ()
-    devices: tuple[tuple[int, ...], ...] = ()
-    meshes: tuple[str, ...] = ()
+    ranks: tuple[Count, ...] = ()
+    devices: tuple[tuple[Count, ...], ...] = ()
+    meshes: tuple[Text, ...] = ()
     stash: bool = False
-    offload: tuple[int, ...] = ()
+    offload: tuple[Count, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in (*ORDERS, CUSTOM):
@@ -153,37 +155,6 @@ class Schedule:
                     forward.setdefault((rank, unit.chunk), []).append(unit.micro)
         return all(micros == sorted(micros) for micros in forward.values())
 
-    @staticmethod
-    def from_json(data: JsonValue) -> Schedule:
-        """Read the JSON form, see :meth:`to_dict`; unknown keys are refused."""
-        fields = data.object(_KEYS, optional=_KEYS)
-        values: dict[str, Any] = {}
-        for key in NUMBERS:
-            if key in fields:
-                values[key] = fields[key].integer(least=1, most=MOST)
-        if "kind" in fields:
-            values["kind"] = fields["kind"].text()
-        if "cuts" in fields:
-            values["cuts"] = tuple(item.text() for item in fields["cuts"].items())
-        if "ranks" in fields:
-            values["ranks"] = tuple(item.integer(least=0) for item in fields["ranks"].items())
-        if "stash" in fields:
-            values["stash"] = fields["stash"].flag()
-        if "offload" in fields:
-            values["offload"] = fields["offload"].integers()
-        if "meshes" in fields:
-            values["meshes"] = tuple(item.text() for item in fields["meshes"].items())
-        if "devices" in fields:
-            values["devices"] = tuple(ids.integers() for ids in fields["devices"].items())
-        if "units" in fields:
-            values["units"] = tuple(
-                tuple(read_unit(unit) for unit in rank.items()) for rank in fields["units"].items()
-            )
-        try:
-            return Schedule(**values)
-        except PlanError as error:
-            raise error.placed(lambda _: data.place) from None
-
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, without default values."""
         out: dict[str, Any] = {
@@ -210,11 +181,13 @@ class Schedule:
         return out
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Schedule:
-        """Read :meth:`to_dict`."""
-        return Schedule.from_json(
-            JsonValue(data, "schedule", lambda place, what, fix: unfit(what, fix, place))
-        )
+    def from_dict(
+        data: Any,
+        place: str = "schedule",
+        refuse: Refuse = lambda place, what, remedy: unfit(what, remedy, place),
+    ) -> Schedule:
+        """Read :meth:`to_dict`; ``refuse`` makes the error of a wrong key or type."""
+        return read_model(Schedule, data, place, refuse)
 
     @staticmethod
     def parse(text: str) -> Schedule:

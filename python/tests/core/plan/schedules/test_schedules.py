@@ -159,7 +159,7 @@ def _custom(units: list[list[list[Any]]], **more: Any) -> dict[str, Any]:
         (_custom([[["F", 0], ["F", 0], ["B", 0]], [["F", 0], ["B", 0]]]), "twice"),
         (_custom([[["F", 0], ["B", 0]], [["B", 0], ["F", 0]]]), "waits"),
         (_custom([[["F", 0], ["B", 0]], [["F", 0], ["B", 1]]]), "does not belong to this rank"),
-        (_custom([[["F", 0], ["X", 0]], [["F", 0], ["B", 0]]]), "phase"),
+        (_custom([[["F", 0], ["X", 0]], [["F", 0], ["B", 0]]]), "units/0/1/0: .X. is not"),
     ],
 )
 def test_wrong_schedules_are_refused(data: dict[str, Any], says: str) -> None:
