@@ -26,6 +26,8 @@ from .cost_model.constants import Constant as Constant
 from .cost_model.hardware import KERNEL_CLASSES as KERNEL_CLASSES
 from .cost_model.hardware import TENSOR_CLASSES as TENSOR_CLASSES
 from .cost_model.hardware import VIEW as VIEW
+from .cost_model.provenance import SourcedNumber as SourcedNumber
+from .cost_model.provenance import sourced_numbers as sourced_numbers
 from .cost_model.network import GroupLayout as GroupLayout
 from .cost_model.network import GroupTopology as GroupTopology
 from .cost_model.network import pair_up as pair_up

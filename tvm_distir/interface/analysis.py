@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,19 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Plan, PlanLike, System, gc_paused
+from tvm_distir.core import (
+    Pipeline,
+    Plan,
+    PlanLike,
+    System,
+    data_positions,
+    entry_of,
+    gc_paused,
+    known_shape,
+)
 from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
-from tvm_distir.performance import Program, Result, export
+from tvm_distir.performance import Program, Result, export, step_flops
 from tvm_distir.planning import Study
 from tvm_distir.support import UsageError
 
@@ -244,6 +254,7 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
             warnings += one_device(study, result)
     system = study.known_system
     assert system is not None
+    kernels = study.kernels
     report = analysis_of(
         result,
         study.program,
@@ -252,11 +263,29 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         command=command,
         strategy=study.strategy,
         batch=None if study.source.is_text else batch_of(study.program),
+        tokens=tokens_of(study),
+        flops=step_flops(study.forward, study.step),
+        kernels=kernels if isinstance(kernels, str) or kernels is None else kernels.name,
         plan=study.step_plan.to_dict(),
         warnings=warnings,
         timings_s=study.watch.timings_s,
     )
     return AnalysisResult(study, report)
+
+
+def tokens_of(study: Study) -> int | None:
+    """Return the tokens of a step: of the first input of integers with dims (samples, length).
+
+    None for a model without such an input, and for one whose sizes are symbolic.
+    """
+    main = study.forward[entry_of(study.forward)]
+    pipeline = Pipeline.of(study.step)
+    for position in data_positions(main):
+        ty = main.params[position].ty
+        shape = known_shape(ty)
+        if shape is not None and len(shape) == 2 and str(ty.dtype).startswith(("int", "uint")):
+            return math.prod(shape) * (1 if pipeline is None else pipeline.schedule.micro_batches)
+    return None
 
 
 def one_device(study: Study, result: Result) -> tuple[str, ...]:

@@ -66,6 +66,8 @@ class System:
         network; where there are none, each op is timed by a roofline.
     host_link : HostLink, optional
         None: what waits in the host's memory cannot be priced.
+    price_per_device_hour_usd, watts_per_device : float, optional
+        For the cost and the energy of a step.
     """
 
     name: str
@@ -77,6 +79,8 @@ class System:
     kernels: str = "eager"
     constants: Mapping[str, Constant] = field(default_factory=dict)
     host_link: HostLink | None = None
+    price_per_device_hour_usd: float | None = None
+    watts_per_device: float | None = None
 
     @staticmethod
     def load(name_or_path: str | Path) -> System:

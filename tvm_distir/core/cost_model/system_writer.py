@@ -30,6 +30,9 @@ def to_data(system: System) -> dict[str, Any]:
         del data["constants"]
     if system.host_link is None:
         del data["host_link"]
+    for name in ("price_per_device_hour_usd", "watts_per_device"):
+        if data[name] is None:
+            del data[name]
     if data["intra_node"]["send_us"] is None:
         del data["intra_node"]["send_us"]
     return data
