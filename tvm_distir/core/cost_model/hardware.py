@@ -5,22 +5,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from .constants import Constant
 
 KERNEL_CLASSES = (
     "matmul", "conv", "attention", "memory", "gather", "view", "batched", "vocabulary", "scores",
-    "logits", "unaligned",
+    "logits", "unaligned", "attention_backward",
 )  # fmt: skip
 """Kernel classes, which differ in the fractions of the peaks that they reach."""
 LIKE = {
     "batched": "matmul", "vocabulary": "matmul", "unaligned": "matmul", "scores": "memory",
-    "logits": "memory",
+    "logits": "memory", "attention_backward": "attention",
 }  # fmt: skip
 """Kernel classes that default to another class where a system does not list them."""
 VIEW = "view"
 """The kernel class that costs nothing: the result is the operand's memory."""
-TENSOR_CLASSES = ("matmul", "conv", "attention", "batched", "vocabulary", "unaligned")
+TENSOR_CLASSES = (
+    "matmul", "conv", "attention", "batched", "vocabulary", "unaligned", "attention_backward",
+)  # fmt: skip
 """Kernel classes that run at the peak of the matrix units."""
+ASSUMED = "assumed"
+"""The word with which the source of a number begins that was not measured."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,56 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
+class PowerForm:
+    """The time of kernels of a class and dtype, in four constants.
+
+    ``t0 + ((flops / (arithmetic peak))^power + (bytes / (traffic bandwidth))^power)^(1/power)``:
+    the sum of both at a power of 1, and their maximum at a large power. As both fractions are at
+    most 1, no kernel takes less than its arithmetic at the peak or its bytes at the bandwidth.
+
+    Attributes
+    ----------
+    t0_us : float
+        What a kernel takes that does nothing.
+    arithmetic, traffic : float
+        Fractions of the peak and of the bandwidth.
+    power : float
+    source : str
+    """
+
+    t0_us: float
+    arithmetic: float
+    traffic: float
+    power: float
+    source: str
+
+
+@dataclass(frozen=True)
 class Device:
-    """An accelerator, with fields in the units of their names and peaks by dtype."""
+    """An accelerator, with fields in the units of their names and peaks by dtype.
+
+    Attributes
+    ----------
+    name : str
+    memory_capacity_GiB, memory_bandwidth_GBps : float
+    launch_floor_us : float
+        The least time of a kernel; 0 for a device with ``kernel_times``.
+    matmul_TFLOPs, vector_TFLOPs : mapping of str to float
+        Peaks by dtype, or family of dtypes (``float8``), with an entry ``default``.
+    efficiency : mapping of str to Efficiency
+        By kernel class; empty for a device with ``kernel_times``.
+    kernel_times : mapping of str to mapping of str to PowerForm
+        The form of each kernel class but views, by dtype, with an entry ``default``. Empty for a
+        device inside a system's file, whose constants or efficiencies price kernels.
+    constants : mapping of str to Constant
+        Of :data:`.constants.DEVICE_CONSTANTS`; only with ``kernel_times``.
+    sources : mapping of str to str
+        The source of each number of the data sheet, by its key.
+    price_per_hour : float, optional
+        The price of a device for an hour.
+    watts : float, optional
+        The power limit.
+    """
 
     name: str
     memory_capacity_GiB: float
@@ -42,6 +97,38 @@ class Device:
     matmul_TFLOPs: Mapping[str, float]
     vector_TFLOPs: Mapping[str, float]
     efficiency: Mapping[str, Efficiency]
+    kernel_times: Mapping[str, Mapping[str, PowerForm]] = field(default_factory=dict)
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    price_per_hour: float | None = None
+    watts: float | None = None
+
+    def form(self, kernel_class: str, dtype: str) -> PowerForm:
+        """Return the form of a kernel class: of the dtype, of its family, or the default."""
+        return of_dtype(self.kernel_times[kernel_class], dtype)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Return the kernel classes and constants of the device that nothing was measured for."""
+        forms = (
+            f"{kernel_class} {dtype}"
+            for kernel_class, by_dtype in self.kernel_times.items()
+            for dtype, form in by_dtype.items()
+            if form.source.startswith(ASSUMED)
+        )
+        constants = (n for n, c in self.constants.items() if c.source.startswith(ASSUMED))
+        return (*forms, *constants)
+
+
+Entry = TypeVar("Entry")
+
+
+def of_dtype(entries: Mapping[str, Entry], dtype: str) -> Entry:
+    """Return the entry of a dtype, else of its family (``float8``), else ``default``."""
+    for name in (dtype, dtype.split("_")[0]):
+        if name in entries:
+            return entries[name]
+    return entries["default"]
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,19 @@ import numpy.typing as npt
 from tvm_distir.support import HardwareError
 
 from .constants import Constant, value_of
-from .hardware import LIKE, TENSOR_CLASSES, VIEW, Device, HostLink, InterNode, IntraNode
+from .hardware import (
+    LIKE,
+    TENSOR_CLASSES,
+    VIEW,
+    Device,
+    HostLink,
+    InterNode,
+    IntraNode,
+    of_dtype,
+)
 from .links import far_time_s, near_time_s
 from .network import GroupLayout, GroupTopology, check_kind, layout_of, nic_sharing, spread
-from .rates import Rate, rate
+from .rates import Rate, form_rate, rate
 from .system_reader import load, parse
 
 Ints = npt.NDArray[np.int64]
@@ -127,14 +136,17 @@ class System:
         """
         device = self.device
         peaks = device.matmul_TFLOPs if kernel_class in TENSOR_CLASSES else device.vector_TFLOPs
-        for name in (dtype, dtype.split("_")[0]):
-            if name in peaks:
-                return peaks[name] * 1e12
-        return peaks["default"] * 1e12
+        return of_dtype(peaks, dtype) * 1e12
 
-    def rate(self, kernel_class: str, dtype: str) -> Rate:
-        """Return the rate of the FLOPs and bytes of a kernel class, and its launch overhead."""
+    def rate(self, kernel_class: str, dtype: str, sustained: bool = True) -> Rate:
+        """Return the rate of the FLOPs and bytes of a kernel class, and its launch overhead.
+
+        ``sustained``: of a kernel in a step, whose power is limited. False: of one by itself, as
+        tables of measured kernels have it; only devices with ``kernel_times`` make a difference.
+        """
         peak = self.peak_flops_per_s(dtype, kernel_class)
+        if self.device.kernel_times:
+            return form_rate(self.device, kernel_class, dtype, peak, sustained)
         if self.constants:
             return rate(self.constants, kernel_class, peak, self.memory_bandwidth_bytes_per_s)
         known = self.device.efficiency
@@ -151,7 +163,8 @@ class System:
         """Return the time of a kernel.
 
         ``max(flops / (e_f peak), bytes / (e_b bandwidth), launch floor)``; a view costs nothing.
-        With constants as :class:`.constants.KernelTimeForm` says.
+        With constants as :class:`.constants.KernelTimeForm` says, and on a device with
+        ``kernel_times`` as :class:`.hardware.PowerForm` does.
 
         Notes
         -----

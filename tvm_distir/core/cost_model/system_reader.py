@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from tvm_distir.support import HardwareError, JsonValue, nearest, read_json
 
 from .constants import DEFAULTS, FORMS, MEANINGS, Constant, value_of
+from .device_reader import fraction, peaks
 from .hardware import KERNEL_CLASSES, LIKE, VIEW, Device, Efficiency, HostLink, InterNode, IntraNode
 from .offered import offered, offered_names
 
@@ -111,8 +112,8 @@ def _device(data: JsonValue, constants: Mapping[str, Constant]) -> Device:
         memory_capacity_GiB=fields["memory_capacity_GiB"].number(),
         memory_bandwidth_GBps=fields["memory_bandwidth_GBps"].number(),
         launch_floor_us=fields["launch_floor_us"].number(least=0.0) if floor is None else floor,
-        matmul_TFLOPs=_peaks(fields["matmul_TFLOPs"]),
-        vector_TFLOPs=_peaks(fields["vector_TFLOPs"]),
+        matmul_TFLOPs=peaks(fields["matmul_TFLOPs"]),
+        vector_TFLOPs=peaks(fields["vector_TFLOPs"]),
         efficiency=_by_constants(constants) if constants else _efficiencies(fields["efficiency"]),
     )
 
@@ -175,30 +176,14 @@ def _host(data: JsonValue) -> HostLink:
     return HostLink(fields["name"].text(), fields["bandwidth_GBps"].number(), latency_us)
 
 
-def _peaks(data: JsonValue) -> dict[str, float]:
-    peaks = {dtype: peak.number() for dtype, peak in data.fields()}
-    if "default" not in peaks:
-        raise data.wrong(
-            'there is no entry "default"', "Add the peak of the dtypes that are not listed."
-        )
-    return peaks
-
-
 def _efficiencies(data: JsonValue) -> dict[str, Efficiency]:
     fields = data.object(_PRICED)
     return {
         kernel_class: Efficiency(
-            *(_fraction(fields[kernel_class].object(_FRACTIONS)[key]) for key in _FRACTIONS)
+            *(fraction(fields[kernel_class].object(_FRACTIONS)[key]) for key in _FRACTIONS)
         )
         for kernel_class in _PRICED
     }
 
 
 _FRACTIONS = ("flops", "bandwidth")
-
-
-def _fraction(data: JsonValue) -> float:
-    value = data.number()
-    if value > 1.0:
-        raise data.wrong(f"{value} of a peak", "Give a fraction up to 1.")
-    return value

@@ -15,6 +15,9 @@ from .system_reader import SCHEMA_VERSION
 def to_data(system: System) -> dict[str, Any]:
     """Give the content of a system's file, which :meth:`System.from_dict` reads."""
     data = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(system)}
+    for key in ("kernel_times", "constants", "sources", "price_per_hour", "watts"):
+        if not data["device"][key]:
+            del data["device"][key]
     if system.constants:
         del data["device"]["launch_floor_us"], data["device"]["efficiency"]
         data["constants"] = {
