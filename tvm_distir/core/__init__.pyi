@@ -26,13 +26,13 @@ from .cost_model.constants import Constant as Constant
 from .cost_model.hardware import KERNEL_CLASSES as KERNEL_CLASSES
 from .cost_model.hardware import TENSOR_CLASSES as TENSOR_CLASSES
 from .cost_model.hardware import VIEW as VIEW
-from .cost_model.provenance import SourcedNumber as SourcedNumber
-from .cost_model.provenance import sourced_numbers as sourced_numbers
 from .cost_model.network import GroupLayout as GroupLayout
 from .cost_model.network import GroupTopology as GroupTopology
 from .cost_model.network import pair_up as pair_up
 from .cost_model.network import wire_bytes as wire_bytes
 from .cost_model.network import wire_share as wire_share
+from .cost_model.provenance import SourcedNumber as SourcedNumber
+from .cost_model.provenance import sourced_numbers as sourced_numbers
 from .cost_model.system import System as System
 from .cost_model.system_reader import system_names as system_names
 from .cost_model.system_writer import to_data as to_data

@@ -94,6 +94,8 @@ MEANINGS: Mapping[str, ConstantSpec] = {
 MOST = 14
 DEFAULTS: Mapping[str, float | str] = {
     "burst_us": 0.0,
+    "collective_factor": 1.0,
+    "nic_efficiency_gradients": "nic_efficiency",
     "overlap_slowdown": 1.0,
     "vocabulary_efficiency": "matmul_efficiency",
     "unaligned_efficiency": "vocabulary_efficiency",

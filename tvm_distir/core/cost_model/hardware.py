@@ -132,6 +132,59 @@ def of_dtype(entries: Mapping[str, Entry], dtype: str) -> Entry:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """The time of an algorithm of a collective inside a node.
+
+    ``setup + steps hop + sent bytes / bandwidth``, with the steps and bytes of the algorithm. The
+    collective takes the time of the fastest of the curves of its kind.
+
+    Attributes
+    ----------
+    algorithm : str
+        A name of :data:`.collective_algorithms.ALGORITHMS`.
+    kind : str
+        The collective.
+    setup_us, hop_us : float
+        The time of a launch, and of each step.
+    bandwidth_GBps : float
+        The bandwidth that a device reaches per direction, at most the line rate of the node.
+    copied : float
+        The share, 0 to 1, of a device's own block that passes its links like the others.
+    """
+
+    algorithm: str
+    kind: str
+    setup_us: float
+    hop_us: float
+    bandwidth_GBps: float
+    copied: float = 0.0
+
+
+@dataclass(frozen=True)
+class OuterTier:
+    """A tier of the network beyond the nodes and the pods that ``inter_node`` connects.
+
+    Attributes
+    ----------
+    name : str
+    devices : int
+        Devices ``k * devices`` and following form a domain; the tier connects the domains.
+    bandwidth_GBps : float
+        The line rate of a device per direction into the tier, before oversubscription.
+    latency_us : float
+        What the tier adds to the latency of a message (``hop_us``) that passes it.
+    oversubscription : float
+        How many times less than all the devices of a domain together send, leaves the domain.
+    """
+
+    name: str
+    devices: int
+    bandwidth_GBps: float
+    latency_us: float = 0.0
+    oversubscription: float = 1.0
+
+
+@dataclass(frozen=True)
 class IntraNode:
     """The network inside a node.
 
@@ -152,6 +205,9 @@ class IntraNode:
         The fraction, divided by the number of ranks, by which small groups are slower per byte.
     send_us : float, optional
         The time of a message; None: messages are timed as collectives.
+    curves : tuple of Curve
+        Where there are any, ``bandwidth_GBps`` is the line rate of a device, the fastest curve
+        gives the time (:mod:`.tiers`), and latency, setup, root and share are not used.
     """
 
     name: str
@@ -162,6 +218,7 @@ class IntraNode:
     root_us: float = 0.0
     share: float = 0.0
     send_us: float | None = None
+    curves: tuple[Curve, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,6 +235,8 @@ class InterNode:
         The latency of each step of a ring.
     setup_us : float
         The setup time of each collective, added to that inside the node.
+    oversubscription : float
+        How many times less than the adapters of a node carry, leaves the node.
     """
 
     name: str
@@ -185,6 +244,7 @@ class InterNode:
     bandwidth_per_nic_GBps: float
     latency_us: float
     setup_us: float
+    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True)

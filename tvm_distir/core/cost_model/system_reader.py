@@ -13,26 +13,23 @@ from tvm_distir.support import HardwareError, JsonValue, nearest, read_json
 
 from .constants import DEFAULTS, FORMS, MEANINGS, Constant, value_of
 from .device_reader import fraction, peaks
-from .hardware import KERNEL_CLASSES, LIKE, VIEW, Device, Efficiency, HostLink, InterNode, IntraNode
+from .hardware import KERNEL_CLASSES, LIKE, VIEW, Device, Efficiency
+from .network_reader import LINKS, read_host, read_links
 from .offered import offered, offered_names
 
 SCHEMA_VERSION = 1
 DATA = Path(__file__).parent / "data"
 
 _TOP = (
-    "schema_version", "name", "description", "device", "intra_node", "inter_node", "sources",
-    "kernels", "constants", "host_link",
+    "schema_version", "name", "description", "device", *LINKS, "sources", "kernels", "constants",
+    "host_link",
 )  # fmt: skip
 _DEVICE = (
     "name", "memory_capacity_GiB", "memory_bandwidth_GBps", "launch_floor_us", "matmul_TFLOPs",
     "vector_TFLOPs", "efficiency",
 )  # fmt: skip
 _BY_CONSTANTS = ("launch_floor_us", "efficiency")
-_CURVE = ("root_us", "share", "send_us")
 _CONSTANT = ("value", "unit", "meaning", "source")
-_INTRA = ("name", "devices_per_node", "bandwidth_GBps", "latency_us", "setup_us", *_CURVE)
-_INTER = ("name", "nics_per_node", "bandwidth_per_nic_GBps", "latency_us", "setup_us")
-_HOST = ("name", "bandwidth_GBps", "latency_us")
 _PRICED = tuple(
     kernel_class
     for kernel_class in KERNEL_CLASSES
@@ -86,20 +83,22 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     """Pass the parts of a system in plain data to ``make``."""
-    optional = ("description", "sources", "kernels", "constants", "host_link")
+    optional = ("description", "sources", "kernels", "constants", "host_link", *LINKS)
     top = JsonValue(data, place, _wrong).object(_TOP, optional=optional)
     top["schema_version"].version(SCHEMA_VERSION)
     sources = top["sources"].object().fields() if "sources" in top else ()
     constants = _constants(top["constants"]) if "constants" in top else {}
+    links = read_links(top)
     return make(
         name=top["name"].text(),
         description=top["description"].text(empty=True) if "description" in top else "",
         kernels=top["kernels"].text() if "kernels" in top else "eager",
         constants=constants,
         device=_device(top["device"], constants),
-        intra_node=_intra(top["intra_node"]),
-        inter_node=_inter(top["inter_node"]),
-        host_link=_host(top["host_link"]) if "host_link" in top else None,
+        intra_node=links.intra_node,
+        inter_node=links.inter_node,
+        outer_tiers=links.outer_tiers,
+        host_link=read_host(top["host_link"]) if "host_link" in top else None,
         sources={key: source.text() for key, source in sources},
     )
 
@@ -144,36 +143,6 @@ def _constants(data: JsonValue) -> dict[str, Constant]:
             raise entry["value"].wrong(f"{value} times as long", "Give 1 or more.")
         out[name] = Constant(value, entry["source"].text())
     return out
-
-
-def _intra(data: JsonValue) -> IntraNode:
-    fields = data.object(_INTRA, optional=_CURVE)
-    curve = {key: fields[key].number(least=0.0) for key in _CURVE if key in fields}
-    return IntraNode(
-        name=fields["name"].text(),
-        devices_per_node=fields["devices_per_node"].integer(least=1),
-        bandwidth_GBps=fields["bandwidth_GBps"].number(),
-        latency_us=fields["latency_us"].number(least=0.0),
-        setup_us=fields["setup_us"].number(least=0.0),
-        **curve,
-    )
-
-
-def _inter(data: JsonValue) -> InterNode:
-    fields = data.object(_INTER)
-    return InterNode(
-        name=fields["name"].text(),
-        nics_per_node=fields["nics_per_node"].integer(least=1),
-        bandwidth_per_nic_GBps=fields["bandwidth_per_nic_GBps"].number(),
-        latency_us=fields["latency_us"].number(least=0.0),
-        setup_us=fields["setup_us"].number(least=0.0),
-    )
-
-
-def _host(data: JsonValue) -> HostLink:
-    fields = data.object(_HOST, optional=("latency_us",))
-    latency_us = fields["latency_us"].number(least=0.0) if "latency_us" in fields else 0.0
-    return HostLink(fields["name"].text(), fields["bandwidth_GBps"].number(), latency_us)
 
 
 def _efficiencies(data: JsonValue) -> dict[str, Efficiency]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from .constants import MEANINGS
@@ -33,9 +34,35 @@ def to_data(system: System) -> dict[str, Any]:
         del data["constants"]
     if system.host_link is None:
         del data["host_link"]
-    for name in ("price_per_device_hour_usd", "watts_per_device"):
-        if data[name] is None:
-            del data[name]
-    if data["intra_node"]["send_us"] is None:
-        del data["intra_node"]["send_us"]
+    near = data["intra_node"]
+    if near["send_us"] is None:
+        del near["send_us"]
+    curves = near.pop("curves")
+    if curves:
+        near["curves"] = {"chosen": list(curves)}
+    if data["inter_node"]["oversubscription"] == 1.0:
+        del data["inter_node"]["oversubscription"]
+    if outer := data.pop("outer_tiers"):
+        data["tiers"] = _tiers(data.pop("intra_node"), data.pop("inter_node"), outer)
     return data
+
+
+def _tiers(
+    near: dict[str, Any], far: dict[str, Any], outer: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Give the form of more than two tiers."""
+    first = {"name": near["name"], "devices": near["devices_per_node"]}
+    second = {
+        "name": far["name"],
+        "devices": outer[0]["devices"],
+        "bandwidth_GBps": far["bandwidth_per_nic_GBps"] * far["nics_per_node"] / first["devices"],
+        "rails": far["nics_per_node"],
+        "latency_us": far["latency_us"],
+        "oversubscription": far.get("oversubscription", 1.0),
+    }
+    rest = [dict(tier) for tier in outer]
+    for tier, beyond in zip(rest, [*rest[1:], {}], strict=True):
+        tier.pop("devices")
+        tier |= {"devices": beyond["devices"]} if beyond else {}
+    more = {key: near[key] for key in ("bandwidth_GBps", "curves")}
+    return [first | more, second, *rest]

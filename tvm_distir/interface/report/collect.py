@@ -240,8 +240,8 @@ def hardware_of(system: System, dtype: str) -> Hardware:
         facts=tuple(facts),
         dtype=dtype,
         numbers=sourced_numbers(system),
-        price_per_device_hour_usd=system.price_per_device_hour_usd,
-        watts_per_device=system.watts_per_device,
+        price_per_device_hour_usd=system.device.price_per_hour,
+        watts_per_device=system.device.watts,
     )
 
 

@@ -43,7 +43,7 @@ class Figures(NamedTuple):
     cost_per_step_usd: float | None = None
     cost_per_hour_usd: float | None = None
     cost_per_million_tokens_usd: float | None = None
-    energy_per_step_kWh: float | None = None  # noqa: N815
+    energy_per_step_kWh: float | None = None
 
 
 def figures(analysis: Analysis) -> Figures:
