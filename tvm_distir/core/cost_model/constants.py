@@ -183,6 +183,7 @@ FORMS: Mapping[str, KernelTimeForm] = {
     "batched": KernelTimeForm("matmul_efficiency", bursts=True),
     "attention": KernelTimeForm("attention_efficiency"),
     "attention_backward": KernelTimeForm("attention_efficiency"),
+    "attention_decode": KernelTimeForm("attention_efficiency"),
     "memory": KernelTimeForm(),
     "gather": KernelTimeForm(),
     "scores": KernelTimeForm(factor="scores_factor"),
