@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tvm_distir.support import NotNegative, Text
+
 
 @dataclass(frozen=True)
 class ConstantSpec:
@@ -134,8 +136,8 @@ LINKS: Mapping[str, ConstantSpec] = {
 class Constant:
     """A constant of a system and its source (``assumed`` if there is none)."""
 
-    value: float
-    source: str
+    value: NotNegative
+    source: Text
 
 
 def value_of(constants: Mapping[str, Constant], name: str) -> float:

@@ -6,7 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from tvm_distir.support import (
+    Check,
+    Fraction,
+    InvalidValue,
+    Keys,
+    NotNegative,
+    Positive,
+    PositiveCount,
+    Text,
+)
 
 from .constants import Constant
 
@@ -35,8 +46,20 @@ ASSUMED = "assumed"
 class Efficiency:
     """Fractions of the peaks that kernels of the same class reach."""
 
-    flops: float
-    bandwidth: float
+    flops: Fraction
+    bandwidth: Fraction
+
+
+def _check_peaks(peaks: Mapping[str, float]) -> Mapping[str, float]:
+    if "default" not in peaks:
+        remedy = "Add the peak of the dtypes that are not listed."
+        raise InvalidValue('there is no entry "default"', remedy)
+    return peaks
+
+
+Peaks = Annotated[Mapping[str, Positive], Check(_check_peaks)]
+_RATED = [name for name in KERNEL_CLASSES if name != VIEW and name not in LIKE]
+"""Kernel classes whose efficiencies a file of a system without constants lists."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +114,13 @@ class Device:
         The power limit.
     """
 
-    name: str
-    memory_capacity_GiB: float
-    memory_bandwidth_GBps: float
-    launch_floor_us: float
-    matmul_TFLOPs: Mapping[str, float]
-    vector_TFLOPs: Mapping[str, float]
-    efficiency: Mapping[str, Efficiency]
+    name: Text
+    memory_capacity_GiB: Positive
+    memory_bandwidth_GBps: Positive
+    launch_floor_us: NotNegative
+    matmul_TFLOPs: Peaks
+    vector_TFLOPs: Peaks
+    efficiency: Annotated[Mapping[str, Efficiency], Keys(dict.fromkeys(_RATED, Efficiency))]
     kernel_times: Mapping[str, Mapping[str, PowerForm]] = field(default_factory=dict)
     constants: Mapping[str, Constant] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -211,14 +234,14 @@ class IntraNode:
         gives the time (:mod:`.tiers`), and latency, setup, root and share are not used.
     """
 
-    name: str
-    devices_per_node: int
-    bandwidth_GBps: float
-    latency_us: float
-    setup_us: float
-    root_us: float = 0.0
-    share: float = 0.0
-    send_us: float | None = None
+    name: Text
+    devices_per_node: PositiveCount
+    bandwidth_GBps: Positive
+    latency_us: NotNegative
+    setup_us: NotNegative
+    root_us: NotNegative = 0.0
+    share: NotNegative = 0.0
+    send_us: NotNegative | None = None
     curves: tuple[Curve, ...] = ()
 
 
@@ -240,11 +263,11 @@ class InterNode:
         How many times less than the adapters of a node carry, leaves the node.
     """
 
-    name: str
-    nics_per_node: int
-    bandwidth_per_nic_GBps: float
-    latency_us: float
-    setup_us: float
+    name: Text
+    nics_per_node: PositiveCount
+    bandwidth_per_nic_GBps: Positive
+    latency_us: NotNegative
+    setup_us: NotNegative
     oversubscription: float = 1.0
 
 
@@ -261,6 +284,6 @@ class HostLink:
         The latency of each copy.
     """
 
-    name: str
-    bandwidth_GBps: float
-    latency_us: float = 0.0
+    name: Text
+    bandwidth_GBps: Positive
+    latency_us: NotNegative = 0.0

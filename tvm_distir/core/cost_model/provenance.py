@@ -8,12 +8,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .constants import MEANINGS
+from .constants import DEVICE_CONSTANTS, MEANINGS, Constant, ConstantSpec
+from .hardware import ASSUMED, Device
 
 if TYPE_CHECKING:
     from .system import System
 
 NO_SOURCE = "no source is stated"
+_LISTED_ELSEWHERE = ("kernel_times", "constants", "sources")
 _PARTS = ("device", "intra_node", "inter_node", "host_link")
 
 
@@ -24,8 +26,8 @@ class SourcedNumber(NamedTuple):
     ----------
     name : str
         Its key, as ``device.memory_bandwidth_GBps`` or ``constants.hop_us``.
-    value : float or dict of str to float
-        The number, or numbers by dtype.
+    value : float, dict or list
+        The number, numbers by dtype, or the numbers of a form or curves.
     unit, meaning : str
         Of the constants of the cost model; other keys state them themselves.
     source : str
@@ -39,8 +41,8 @@ class SourcedNumber(NamedTuple):
 
     @property
     def is_assumed(self) -> bool:
-        """Return whether the number is assumed: the source says so, or none is stated."""
-        return self.source == NO_SOURCE or self.source.lower().startswith("assumed")
+        """Return whether the source says that the number is assumed."""
+        return self.source.lower().startswith(ASSUMED)
 
 
 def sourced_numbers(system: System) -> tuple[SourcedNumber, ...]:
@@ -50,29 +52,55 @@ def sourced_numbers(system: System) -> tuple[SourcedNumber, ...]:
         for part in _PARTS
         for name, value in _numbers(part, getattr(system, part), bool(system.constants))
     ]
-    constants = [
-        SourcedNumber(
-            f"constants.{name}", c.value, MEANINGS[name].unit, MEANINGS[name].meaning, c.source
-        )
-        for name, c in system.constants.items()
-    ]
-    return (*numbers, *constants)
+    return (*numbers, *_forms(system.device), *_constants(system))
+
+
+def _forms(device: Device) -> Iterator[SourcedNumber]:
+    """Yield the forms of kernels of a device, each once."""
+    seen: set[int] = set()
+    for kernel_class, forms in device.kernel_times.items():
+        for dtype, form in forms.items():
+            if id(form) not in seen:
+                seen.add(id(form))
+                numbers = {k: v for k, v in dataclasses.asdict(form).items() if k != "source"}
+                yield SourcedNumber(f"kernels.{kernel_class}.{dtype}", numbers, "", "", form.source)
+
+
+def _constants(system: System) -> Iterator[SourcedNumber]:
+    rows: list[tuple[Mapping[str, Constant], Mapping[str, ConstantSpec]]] = [
+        (system.device.constants, DEVICE_CONSTANTS), (system.constants, MEANINGS)
+    ]  # fmt: skip
+    for constants, meanings in rows:
+        for name, constant in constants.items():
+            spec = meanings[name]
+            yield SourcedNumber(
+                f"constants.{name}", constant.value, spec.unit, spec.meaning, constant.source
+            )
 
 
 def _numbers(part: str, value: Any, has_constants: bool) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of a part of a system, without those that nobody stated."""
     if value is None:
         return
+    curved = bool(getattr(value, "curves", ()))
     for field in dataclasses.fields(value):
         number = getattr(value, field.name)
-        if isinstance(number, str) or number == field.default:
+        if isinstance(number, str) or number == field.default or field.name in _LISTED_ELSEWHERE:
+            continue
+        if not number and (curved or part == "inter_node"):
             continue
         if field.name == "efficiency":
             rows = () if has_constants else number.items()
             for name, fractions in rows:
                 yield f"{part}.efficiency.{name}", dataclasses.asdict(fractions)
         elif not (has_constants and field.name == "launch_floor_us"):
-            yield f"{part}.{field.name}", dict(number) if isinstance(number, Mapping) else number
+            yield f"{part}.{field.name}", _plain(number)
+
+
+def _plain(number: Any) -> Any:
+    if isinstance(number, tuple):
+        return [dataclasses.asdict(item) for item in number]
+    return dict(number) if isinstance(number, Mapping) else number
 
 
 def _source(sources: Mapping[str, str], name: str) -> str:

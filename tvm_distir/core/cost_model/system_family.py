@@ -116,15 +116,12 @@ def _device(data: JsonValue) -> Device:
     if not isinstance(data.data, Mapping):
         return load_device(data.text())
     content = {"schema_version": DEVICE_VERSION, **data.data}
-    peaks, sources = content.get("matmul_TFLOPs"), dict(content.get("sources", {}))
+    peaks, sources = content.get("matmul_TFLOPs"), _sources(data)
     if "vector_TFLOPs" not in content and isinstance(peaks, Mapping) and "default" in peaks:
-        JsonValue(peaks["default"], f"{data.place}/matmul_TFLOPs/default", _wrong).number()
-        content["vector_TFLOPs"] = {"default": peaks["default"] * VECTOR_SHARE}
-        content["sources"] = {
-            **sources,
-            "vector_TFLOPs": f"{ASSUMED} as 1/16 of the default peak of matrix units",
-        }
-    return parse_device(content, data.place)
+        peak = JsonValue(peaks["default"], f"{data.place}/matmul_TFLOPs/default", _wrong).number()
+        content["vector_TFLOPs"] = {"default": peak * VECTOR_SHARE}
+        sources["vector_TFLOPs"] = f"{ASSUMED} as 1/16 of the default peak of matrix units"
+    return parse_device({**content, "sources": sources}, data.place)
 
 
 def _network(data: JsonValue, library: str | None) -> Network:
@@ -132,16 +129,19 @@ def _network(data: JsonValue, library: str | None) -> Network:
     if not isinstance(data.data, Mapping):
         return load_network(data.text(), library)
     content = {"schema_version": NETWORK_VERSION, "name": "network", **data.data}
-    sources = dict(content.get("sources", {}))
-    near = content.get("intra_node")
+    sources, near = _sources(data), content.get("intra_node")
     if isinstance(near, Mapping) and not {"curves", "latency_us", "setup_us"} & set(near):
-        line_rate = JsonValue(near, f"{data.place}/intra_node", _wrong)["bandwidth_GBps"].number()
+        line_rate = data["intra_node"].object()["bandwidth_GBps"].number()
         content["intra_node"] = {**near, "curves": {"default": _curves(line_rate)}}
         sources["intra_node.curves"] = f"{ASSUMED}: {CURVE_SHARE:.0%} of the line rate"
     far = content.get("inter_node")
     if isinstance(far, Mapping):
         content["inter_node"] = {"latency_us": 0.0, "setup_us": 0.0, **far}
     return read_network(JsonValue({**content, "sources": sources}, data.place, _wrong), library)
+
+
+def _sources(data: JsonValue) -> dict[str, Any]:
+    return dict(data["sources"].object().data) if "sources" in data else {}
 
 
 def _curves(line_rate: float) -> list[dict[str, Any]]:

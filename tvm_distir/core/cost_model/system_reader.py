@@ -6,37 +6,98 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from tvm_distir.support import HardwareError, JsonValue, nearest, read_json
+from annotated_types import Ge
 
+from tvm_distir.support import (
+    Fraction,
+    HardwareError,
+    JsonValue,
+    Keys,
+    NotNegative,
+    Positive,
+    Text,
+    check_version,
+    nearest,
+    read_json,
+    read_model,
+)
+
+from . import system_family
 from .constants import DEFAULTS, FORMS, MEANINGS, Constant, value_of
-from .device_reader import fraction, peaks
-from .hardware import KERNEL_CLASSES, LIKE, VIEW, Device, Efficiency
+from .hardware import Device, Efficiency, Peaks
 from .network_reader import LINKS, read_host, read_links
 from .offered import offered, offered_names
 
 SCHEMA_VERSION = 1
 DATA = Path(__file__).parent / "data"
 
-_TOP = (
-    "schema_version", "name", "description", "device", *LINKS, "sources", "kernels", "constants",
-    "host_link",
-)  # fmt: skip
-_DEVICE = (
-    "name", "memory_capacity_GiB", "memory_bandwidth_GBps", "launch_floor_us", "matmul_TFLOPs",
-    "vector_TFLOPs", "efficiency",
-)  # fmt: skip
-_BY_CONSTANTS = ("launch_floor_us", "efficiency")
-_CONSTANT = ("value", "unit", "meaning", "source")
-_PRICED = tuple(
-    kernel_class
-    for kernel_class in KERNEL_CLASSES
-    if kernel_class != VIEW and kernel_class not in LIKE
-)
-
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class _ConstantEntry(Constant):
+    """A constant in a file, which repeats the unit and the meaning for people."""
+
+    unit: str = ""
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class _FractionEntry(_ConstantEntry):
+    """A constant that is a fraction of a peak."""
+
+    value: Fraction
+
+
+@dataclass(frozen=True)
+class _SlowdownEntry(_ConstantEntry):
+    """A constant by which times are multiplied, which does not shorten them."""
+
+    value: Annotated[NotNegative, Ge(1)]
+
+
+_CONSTANTS = {
+    name: _FractionEntry if meaning.unit.startswith("fraction") else _ConstantEntry
+    for name, meaning in MEANINGS.items()
+} | {"overlap_slowdown": _SlowdownEntry}
+
+
+@dataclass(frozen=True)
+class _RatedDevice:
+    """A device in a file with constants, which determine the other fields of :class:`Device`."""
+
+    name: Text
+    memory_capacity_GiB: Positive
+    memory_bandwidth_GBps: Positive
+    matmul_TFLOPs: Peaks
+    vector_TFLOPs: Peaks
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SystemFile:
+    """The content of a file without constants."""
+
+    name: Text
+    description: str = ""
+    device: Device
+    intra_node: Any = None
+    inter_node: Any = None
+    tiers: Any = None
+    host_link: Any = None
+    kernels: Text = "eager"
+    sources: Mapping[str, Text] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ConstantsFile(_SystemFile):
+    """The content of a file with constants."""
+
+    device: _RatedDevice  # type: ignore[assignment]
+    constants: Annotated[Mapping[str, _ConstantEntry], Keys(_CONSTANTS, optional=DEFAULTS)]
 
 
 def _wrong(place: str, what: str, remedy: str) -> HardwareError:
@@ -83,76 +144,25 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     """Pass the parts of a system in plain data to ``make``."""
-    optional = ("description", "sources", "kernels", "constants", "host_link", *LINKS)
-    top = JsonValue(data, place, _wrong).object(_TOP, optional=optional)
-    top["schema_version"].version(SCHEMA_VERSION)
-    sources = top["sources"].object().fields() if "sources" in top else ()
-    constants = _constants(top["constants"]) if "constants" in top else {}
-    links = read_links(top)
-    return make(
-        name=top["name"].text(),
-        description=top["description"].text(empty=True) if "description" in top else "",
-        kernels=top["kernels"].text() if "kernels" in top else "eager",
-        constants=constants,
-        device=_device(top["device"], constants),
-        intra_node=links.intra_node,
-        inter_node=links.inter_node,
-        outer_tiers=links.outer_tiers,
-        host_link=read_host(top["host_link"]) if "host_link" in top else None,
-        sources={key: source.text() for key, source in sources},
-    )
-
-
-def _device(data: JsonValue, constants: Mapping[str, Constant]) -> Device:
-    fields = data.object([k for k in _DEVICE if not (constants and k in _BY_CONSTANTS)])
-    floor = constants["kernel_gap_us"].value if constants else None
-    return Device(
-        name=fields["name"].text(),
-        memory_capacity_GiB=fields["memory_capacity_GiB"].number(),
-        memory_bandwidth_GBps=fields["memory_bandwidth_GBps"].number(),
-        launch_floor_us=fields["launch_floor_us"].number(least=0.0) if floor is None else floor,
-        matmul_TFLOPs=peaks(fields["matmul_TFLOPs"]),
-        vector_TFLOPs=peaks(fields["vector_TFLOPs"]),
-        efficiency=_by_constants(constants) if constants else _efficiencies(fields["efficiency"]),
-    )
-
-
-def _by_constants(constants: Mapping[str, Constant]) -> dict[str, Efficiency]:
-    """Return the fractions of the peaks that the constants determine."""
+    if isinstance(data, Mapping) and data.get("schema_version") == system_family.SCHEMA_VERSION:
+        return system_family.compose(data, place, make)
+    content = check_version(data, place, _wrong, SCHEMA_VERSION)
+    form = _ConstantsFile if "constants" in content else _SystemFile
+    parts = {**vars(read_model(form, content, place, _wrong))}
+    links = {key: parts.pop(key) for key in (*LINKS, "host_link")}
+    top = JsonValue({key: v for key, v in links.items() if v is not None}, place, _wrong)
+    parts |= vars(read_links(top))
+    parts["host_link"] = read_host(top["host_link"]) if "host_link" in top else None
+    if form is _SystemFile:
+        return make(**parts)
+    constants = {name: Constant(c.value, c.source) for name, c in parts["constants"].items()}
     memory = constants["memory_efficiency"].value
-    return {
+    efficiency = {
         name: Efficiency(
             value_of(constants, form.efficiency) if form.efficiency else memory, memory
         )
         for name, form in FORMS.items()
     }
-
-
-def _constants(data: JsonValue) -> dict[str, Constant]:
-    """Return all constants of the model, each within its bounds."""
-    fields = data.object(MEANINGS, optional=DEFAULTS)
-    out = {}
-    for name, meaning in MEANINGS.items():
-        if name not in fields:
-            continue
-        entry = fields[name].object(_CONSTANT, optional=("unit", "meaning"))
-        value = entry["value"].number(least=0.0)
-        if meaning.unit.startswith("fraction") and not 0 < value <= 1:
-            raise entry["value"].wrong(f"{value} of a peak", "Give a fraction up to 1.")
-        if name == "overlap_slowdown" and value < 1:
-            raise entry["value"].wrong(f"{value} times as long", "Give 1 or more.")
-        out[name] = Constant(value, entry["source"].text())
-    return out
-
-
-def _efficiencies(data: JsonValue) -> dict[str, Efficiency]:
-    fields = data.object(_PRICED)
-    return {
-        kernel_class: Efficiency(
-            *(fraction(fields[kernel_class].object(_FRACTIONS)[key]) for key in _FRACTIONS)
-        )
-        for kernel_class in _PRICED
-    }
-
-
-_FRACTIONS = ("flops", "bandwidth")
+    floor = constants["kernel_gap_us"].value
+    device = Device(**vars(parts["device"]), launch_floor_us=floor, efficiency=efficiency)
+    return make(**{**parts, "constants": constants, "device": device})

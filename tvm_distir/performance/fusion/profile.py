@@ -5,29 +5,26 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from tvm_distir.core import KERNEL_CLASSES
-from tvm_distir.support import HardwareError, JsonValue, nearest, read_json
+from tvm_distir.support import (
+    Count,
+    HardwareError,
+    PositiveCount,
+    Text,
+    check_version,
+    nearest,
+    one_of,
+    read_json,
+    read_model,
+)
 
 SCHEMA_VERSION = 1
 DATA = Path(__file__).parent / "data"
-ISSUERS = ("any", "python", "autograd")
-SUM_DTYPES = ("float32", "weight")
-
-_TOP = (
-    "schema_version", "name", "description", "casts", "absorb", "once", "bucket", "split_sends",
-    "blocking", "accumulates", "sums", "kernels",
-)  # fmt: skip
-_OPTIONAL = _TOP[2:]
-_RULE = (
-    "name", "anchors", "members", "issue", "batch_multiple", "launches_else", "extra_bytes",
-    "class",
-)  # fmt: skip
-_RULE_OPTIONAL = _RULE[2:]
 
 
 @dataclass(frozen=True)
@@ -54,14 +51,16 @@ class FusionRule:
         Class of the kernel; empty: by its ops.
     """
 
-    name: str
-    anchors: tuple[str, ...]
-    members: tuple[str, ...] = ()
-    issue: str = "any"
-    batch_multiple: int = 1
-    launches_else: int = 0
-    extra_bytes: int = 0
-    kernel_class: str = ""
+    name: Text
+    anchors: tuple[Text, ...]
+    members: tuple[Text, ...] = ()
+    issue: Literal["any", "python", "autograd"] = "any"
+    batch_multiple: PositiveCount = 1
+    launches_else: Count = 0
+    extra_bytes: Count = 0
+    kernel_class: Annotated[str, one_of(KERNEL_CLASSES)] = field(
+        default="", metadata={"alias": "class"}
+    )
 
     def begins(self, op: str) -> bool:
         """Return whether an op is an anchor."""
@@ -103,17 +102,17 @@ class Profile:
         The rules, in the order in which they are tried.
     """
 
-    name: str
+    name: Text
     description: str = ""
     casts: bool = False
-    absorb: tuple[str, ...] = ()
+    absorb: tuple[Text, ...] = ()
     once: bool = False
     bucket: bool = False
     split_sends: bool = False
     blocking: bool = False
     accumulates: bool = False
-    sums: str = "float32"
-    rules: tuple[FusionRule, ...] = ()
+    sums: Literal["float32", "weight"] = "float32"
+    rules: tuple[FusionRule, ...] = field(default=(), metadata={"alias": "kernels"})
 
     @property
     def changes_nothing(self) -> bool:
@@ -151,25 +150,8 @@ class Profile:
     @staticmethod
     def from_dict(data: Any, place: str = "kernels") -> Profile:
         """Make a profile of the content of its JSON file. Errors as in :meth:`load`."""
-        top = JsonValue(data, place, _wrong).object(_TOP, optional=_OPTIONAL)
-        top["schema_version"].version(SCHEMA_VERSION)
-
-        def flag(key: str) -> bool:
-            return key in top and top[key].flag()
-
-        return Profile(
-            name=top["name"].text(),
-            description=top["description"].text() if "description" in top else "",
-            casts=flag("casts"),
-            absorb=_texts(top, "absorb"),
-            once=flag("once"),
-            bucket=flag("bucket"),
-            split_sends=flag("split_sends"),
-            blocking=flag("blocking"),
-            accumulates=flag("accumulates"),
-            sums=top["sums"].word(SUM_DTYPES) if "sums" in top else "float32",
-            rules=tuple(map(_rule, top["kernels"].items())) if "kernels" in top else (),
-        )
+        content = check_version(data, place, _wrong, SCHEMA_VERSION)
+        return read_model(Profile, content, place, _wrong)
 
 
 def profile_names() -> tuple[str, ...]:
@@ -183,21 +165,3 @@ def _wrong(place: str, what: str, remedy: str) -> HardwareError:
 
 def _no_json(place: str, what: str, remedy: str) -> HardwareError:
     return HardwareError("DIST0702", what, place=place, remedy=remedy)
-
-
-def _texts(data: JsonValue, key: str) -> tuple[str, ...]:
-    return tuple(item.text() for item in data[key].items()) if key in data else ()
-
-
-def _rule(data: JsonValue) -> FusionRule:
-    fields = data.object(_RULE, optional=_RULE_OPTIONAL)
-    return FusionRule(
-        name=fields["name"].text(),
-        anchors=_texts(fields, "anchors"),
-        members=_texts(fields, "members"),
-        issue=fields["issue"].word(ISSUERS) if "issue" in fields else "any",
-        batch_multiple=fields["batch_multiple"].integer(1) if "batch_multiple" in fields else 1,
-        launches_else=fields["launches_else"].integer() if "launches_else" in fields else 0,
-        extra_bytes=fields["extra_bytes"].integer() if "extra_bytes" in fields else 0,
-        kernel_class=fields["class"].word(KERNEL_CLASSES) if "class" in fields else "",
-    )

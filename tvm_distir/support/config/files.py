@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from .json_value import Refuse
+from .models import Refuse
 
 _KINDS = (
     (stat.S_ISDIR, "it is a folder"),

@@ -9,22 +9,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tvm_distir.support.errors.tree import DistIRError
 from tvm_distir.support.errors.user_input import nearest, shortened
 
-LARGEST = 1 << 60
-"""Bound of integers: sums of a few still fit in 64 bits."""
-
-Refuse = Callable[[str, str, str], DistIRError]
-"""Makes the error of a wrong value from its place, what is wrong, and the remedy."""
-
-
-def shown(data: Any) -> str:
-    """Return a value as text for a message: strings quoted, long values shortened."""
-    return shortened(data) if isinstance(data, int) else shortened(repr(data))
+from .json_types import LARGEST
+from .models import Refuse, shown
 
 
 class JsonValue:

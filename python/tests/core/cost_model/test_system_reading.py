@@ -160,3 +160,55 @@ def test_wrong_values(data, path, value):
 @pytest.mark.parametrize("whole", [[], None, 3, "text"])
 def test_no_object(whole):
     refused(whole)
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-a100-megatron"])
+def test_all_faults_of_a_file_are_reported_with_their_places(name, tmp_path):
+    data = json.loads((DATA / f"{name}.json").read_text())
+    data["device"]["memory_bandwith_GBps"] = data["device"].pop("memory_bandwidth_GBps")
+    data["intra_node"]["latency_us"] = "3"
+    data["inter_node"]["nics_per_node"] = 0
+    data["sources"]["device.matmul_TFLOPs"] = 7
+    data["device"]["matmul_TFLOPs"] = {"float16": 312}
+    del data["intra_node"]["name"]
+    path = tmp_path / "faults.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(HardwareError, match="DIST0703") as caught:
+        System.load(path)
+    faults = {v.place.removeprefix(f"{path}/"): v for v in caught.value.violations}
+    assert set(faults) == {
+        "device/memory_bandwith_GBps",
+        "device/matmul_TFLOPs",
+        "intra_node/latency_us",
+        "intra_node/name",
+        "inter_node/nics_per_node",
+        "sources/device.matmul_TFLOPs",
+    }
+    assert {v.code for v in faults.values()} == {"DIST0703"}
+    assert "memory_bandwidth_GBps" in faults["device/memory_bandwith_GBps"].remedy
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("device/launch_floor_us", 3.0),
+        ("device/efficiency", {}),
+        ("constants/matmul_efficiency", ...),
+        ("constants/matmul_efficiency/value", 1.5),
+        ("constants/matmul_efficiency/source", ""),
+        ("constants/hop_us/value", -1),
+        ("constants/overlap_slowdown", {"value": 0.9, "source": "assumed"}),
+        ("constants/hopp_us", {"value": 1, "source": "assumed"}),
+    ],
+)
+def test_wrong_constants(path, value):
+    data = json.loads((DATA / "dgx-a100-megatron.json").read_text())
+    assert f"s.json/{path}" in refused(changed(data, path, value))
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.json"
+    text = (DATA / "dgx-a100.json").read_text()
+    path.write_text(text.replace('"name"', '"kernels": "eager", "kernels": "eager", "name"', 1))
+    with pytest.raises(HardwareError, match=r'DIST0703.*"kernels" occurs twice'):
+        System.load(path)

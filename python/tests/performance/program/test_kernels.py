@@ -85,6 +85,30 @@ def test_wrong_profile(data):
     assert caught.value.code == "DIST0703"
 
 
+def test_all_faults_of_a_profile_are_reported_with_their_places():
+    rules = [
+        {"name": "a", "anchors": ["relax.add"], "class": "memry"},
+        {"anchors": ["relax.add"], "issue": "C", "batch_multiple": 0},
+        {"name": "b", "anchors": "relax.add", "extra_byte": 4},
+    ]
+    data = {"schema_version": 1, "name": "x", "casts": 1, "kernels": rules}
+    with pytest.raises(HardwareError) as caught:
+        Profile.from_dict(data, "p.json")
+    faults = {v.place: v for v in caught.value.violations}
+    assert {v.code for v in faults.values()} == {"DIST0703"}
+    assert set(faults) == {
+        "p.json/casts",
+        "p.json/kernels/0/class",
+        "p.json/kernels/1/name",
+        "p.json/kernels/1/issue",
+        "p.json/kernels/1/batch_multiple",
+        "p.json/kernels/2/anchors",
+        "p.json/kernels/2/extra_byte",
+    }
+    assert faults["p.json/kernels/0/class"].remedy == 'Did you mean "memory"?'
+    assert faults["p.json/kernels/2/extra_byte"].remedy == 'Did you mean "extra_bytes"?'
+
+
 def test_eager_changes_nothing(step):
     assert grouped(step, "eager") is step
 
