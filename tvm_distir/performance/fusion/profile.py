@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -37,7 +38,8 @@ class FusionRule:
         The name of the kernel.
     anchors, members : tuple of str
         Names of ops, or patterns of them (``dropout_kernel*``). ``relax.add:scalar`` is an add in
-        which an operand has a single element.
+        which an operand has a single element, ``relax.add:vector`` one with an operand of fewer
+        dims, and ``relax.matmul:batched`` a product of two batches of matrices.
     issue : str
         The issuer of the anchor: ``python``, then of the members too; ``autograd``; ``any``.
     batch_multiple : int
@@ -49,6 +51,11 @@ class FusionRule:
         The bytes per element that other kernels beside this kernel read and write.
     kernel_class : str
         Class of the kernel; empty: by its ops.
+    needs : tuple of str
+        Ops of which the kernel has at least one; otherwise its ops are left to other rules.
+    siblings : tuple of str
+        Names of ops that are taken too where they read a value that the kernel reads, of the size
+        of their result.
     """
 
     name: Text
@@ -61,20 +68,24 @@ class FusionRule:
     kernel_class: Annotated[str, one_of(KERNEL_CLASSES)] = field(
         default="", metadata={"alias": "class"}
     )
+    needs: tuple[Text, ...] = ()
+    siblings: tuple[Text, ...] = ()
 
     def begins(self, op: str) -> bool:
         """Return whether an op is an anchor."""
         return any(fnmatchcase(op, pattern) for pattern in self.anchors)
 
-    def takes(self, op: str, scalar: bool) -> bool:
-        """Return whether an op is a member (``scalar``: an operand has a single element)."""
-        names = (op, f"{op}:scalar") if scalar else (op,)
+    def takes(self, op: str, qualifiers: Collection[str]) -> bool:
+        """Return whether an op is a member; ``qualifiers`` say what its operands are."""
+        names = (op, *(f"{op}:{qualifier}" for qualifier in qualifiers))
         return any(fnmatchcase(name, pattern) for pattern in self.members for name in names)
 
 
 @dataclass(frozen=True)
 class Profile:
     """Profile of how a backend groups ops into kernels.
+
+    In a file, ``"base": NAME`` takes what it does not state from a profile of the package.
 
     Attributes
     ----------
@@ -96,6 +107,8 @@ class Profile:
         Collectives that are not split into start and done stop the kernels behind them.
     accumulates : bool
         Gradients are added to their sums as they come, in backward passes.
+    graphs : bool
+        Kernels are replayed from CUDA graphs, so that the host issues none by itself.
     sums : str
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
     rules : tuple of FusionRule
@@ -111,6 +124,7 @@ class Profile:
     split_sends: bool = False
     blocking: bool = False
     accumulates: bool = False
+    graphs: bool = False
     sums: Literal["float32", "weight"] = "float32"
     rules: tuple[FusionRule, ...] = field(default=(), metadata={"alias": "kernels"})
 
@@ -151,7 +165,13 @@ class Profile:
     def from_dict(data: Any, place: str = "kernels") -> Profile:
         """Make a profile of the content of its JSON file. Errors as in :meth:`load`."""
         content = check_version(data, place, _wrong, SCHEMA_VERSION)
-        return read_model(Profile, content, place, _wrong)
+        base = content.pop("base", None)
+        if base is None:
+            return read_model(Profile, content, place, _wrong)
+        if base not in profile_names():
+            raise _wrong(f"{place}/base", f"there is no profile {base!r}", "Name one, or omit it.")
+        rest = read_json(DATA / f"{base}.json", _no_json, repeated=_wrong)
+        return Profile.from_dict({**rest, **content}, place)
 
 
 def profile_names() -> tuple[str, ...]:
