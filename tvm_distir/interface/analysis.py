@@ -154,7 +154,8 @@ def analyze(
         The function, of a module with several entry points.
     train : mapping or bool
         Whether a training step is made of the model, and with which keywords of
-        :func:`tvm_distir.train_step`, as ``{"optimizer": "adam"}``.
+        :func:`tvm_distir.train_step`, as ``{"optimizer": "adam"}``. ``master`` is True by default
+        on systems of schema version 2.
     recompute : str or mapping of str to str, optional
         What the backward pass recomputes. None: what the plan or the strategy says.
     bucket_bytes, ahead_bytes : int, optional
@@ -202,15 +203,24 @@ def analyze(
         "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
         "ahead_bytes": ahead_bytes, "kernels": kernels,
     }  # fmt: skip
-    if isinstance(train, bool):
-        given["train"] = {} if train else None
+    known = System.known(system)
+    if train is not False:
+        given["train"] = {"master": keeps_master(known), **({} if train is True else train)}
+    else:
+        given["train"] = None
     with gc_paused():
         study = Study(
-            model, plan, system=system, allocator=allocator,
+            model, plan, system=known, allocator=allocator,
             exporter=exporter(measure, allocator), **given,
         )  # fmt: skip
         name = "module" if isinstance(model, ir.IRModule) else str(model)
-        shown = {**given, "allocator": allocator, "measure": measure, "system": _name(system)}
+        shown = {
+            **given,
+            "train": train,
+            "allocator": allocator,
+            "measure": measure,
+            "system": _name(system),
+        }
         options = [
             f"{key}={value!r}" for key, value in shown.items() if value not in (None, *_DEFAULTS)
         ]
@@ -219,6 +229,14 @@ def analyze(
         first = name if isinstance(model, ir.IRModule) else repr(name)
         command = f"td.analyze({', '.join([first, *options])})"
         return analyze_study(study, name=name, command=command, forward=not measure)
+
+
+def keeps_master(system: System | None) -> bool:
+    """Return whether half-precision weights have float32 masters unless it is stated otherwise.
+
+    They have for systems of schema version 2, as in the trainers whose steps these describe.
+    """
+    return system is not None and bool(system.device.kernel_times)
 
 
 def _name(system: System | str) -> str:

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tvm_distir.support import JsonValue, SimulationError, read_json
 
 from . import model
+from .figures import Figures
 
 ANALYSIS = "analysis.json"
 """The result in the folder of ``analyze -o``."""
@@ -36,6 +37,8 @@ class Outcome:
         By kind of collective, of the mesh whose devices send most.
     bubble : float, optional
         The share of a pipelined step.
+    figures : mapping of str to float
+        The known figures of :class:`.figures.Figures`, by name.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Outcome:
     memory_capacity_bytes: int | None
     wire_bytes: Mapping[str, int]
     bubble: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bound_by(self) -> str:
@@ -71,6 +75,7 @@ class Outcome:
             **self.__dict__,
             "spent_s": dict(self.spent_s),
             "wire_bytes": dict(self.wire_bytes),
+            "figures": dict(self.figures),
             "bound_by": self.bound_by,
             "fits": self.fits,
         }
@@ -117,6 +122,11 @@ class Outcome:
             memory_capacity_bytes=None if capacity.data is None else capacity.integer(1),
             wire_bytes=cls.most_wire(map(_collective, whole["collectives"].items())),
             bubble=pipeline,
+            figures={
+                key: value.number(0)
+                for key, value in (whole["throughput"].fields() if "throughput" in whole else ())
+                if value.data is not None and key in Figures._fields
+            },
         )
 
 
