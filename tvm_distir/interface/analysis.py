@@ -26,7 +26,7 @@ from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.performance import Program, Result, export, step_flops
 from tvm_distir.planning import Study
-from tvm_distir.support import UsageError
+from tvm_distir.support import Stopwatch, UsageError
 
 from .report.collect import analysis_of, batch_of
 from .report.document import to_dict, to_json
@@ -203,14 +203,16 @@ def analyze(
         "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
         "ahead_bytes": ahead_bytes, "kernels": kernels,
     }  # fmt: skip
-    known = System.known(system)
+    watch = Stopwatch()
+    with watch.stage("load"):
+        known = System.known(system)
     if train is not False:
         given["train"] = {"master": keeps_master(known), **({} if train is True else train)}
     else:
         given["train"] = None
     with gc_paused():
         study = Study(
-            model, plan, system=known, allocator=allocator,
+            model, plan, system=known, allocator=allocator, watch=watch,
             exporter=exporter(measure, allocator), **given,
         )  # fmt: skip
         name = "module" if isinstance(model, ir.IRModule) else str(model)

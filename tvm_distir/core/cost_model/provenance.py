@@ -104,9 +104,14 @@ def _plain(number: Any) -> Any:
 
 
 def _source(sources: Mapping[str, str], name: str) -> str:
-    """Return the source of a key, or of what it is a part of."""
-    while name:
-        if name in sources:
-            return sources[name]
-        name = name.rpartition(".")[0]
-    return NO_SOURCE
+    """Return the source of a key, of what it is a part of, or of its parts."""
+    part, _, key = name.partition(".")
+    named = {
+        name,
+        part,
+        *((f"tiers.{key}", "tiers") if part in ("intra_node", "inter_node") else ()),
+    }
+    for known in sorted(named & set(sources), key=len, reverse=True):
+        return sources[known]
+    parts = [source for known, source in sources.items() if known.startswith(f"{name}.")]
+    return "; ".join(dict.fromkeys(parts)) or NO_SOURCE

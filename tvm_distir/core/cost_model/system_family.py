@@ -130,8 +130,9 @@ def _network(data: JsonValue, library: str | None) -> Network:
         return load_network(data.text(), library)
     content = {"schema_version": NETWORK_VERSION, "name": "network", **data.data}
     sources, near = _sources(data), content.get("intra_node")
-    if isinstance(near, Mapping) and not {"curves", "latency_us", "setup_us"} & set(near):
-        line_rate = data["intra_node"].object()["bandwidth_GBps"].number()
+    measured = {"curves", "latency_us", "setup_us"}
+    if isinstance(near, Mapping) and "bandwidth_GBps" in near and not measured & set(near):
+        line_rate = data["intra_node"]["bandwidth_GBps"].number()
         content["intra_node"] = {**near, "curves": {"default": _curves(line_rate)}}
         sources["intra_node.curves"] = f"{ASSUMED}: {CURVE_SHARE:.0%} of the line rate"
     far = content.get("inter_node")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -28,8 +28,8 @@ from tvm_distir.support import (
 
 from . import system_family
 from .constants import DEFAULTS, FORMS, MEANINGS, Constant, value_of
-from .hardware import Device, Efficiency, Peaks
-from .network_reader import LINKS, read_host, read_links
+from .hardware import Device, Efficiency, HostLink, InterNode, IntraNode, Peaks
+from .network_reader import LINKS, read_links
 from .offered import offered, offered_names
 
 SCHEMA_VERSION = 1
@@ -84,10 +84,9 @@ class _SystemFile:
     name: Text
     description: str = ""
     device: Device
-    intra_node: Any = None
-    inter_node: Any = None
-    tiers: Any = None
-    host_link: Any = None
+    intra_node: IntraNode
+    inter_node: InterNode
+    host_link: HostLink | None = None
     kernels: Text = "eager"
     sources: Mapping[str, Text] = field(default_factory=dict)
 
@@ -147,12 +146,16 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     if isinstance(data, Mapping) and data.get("schema_version") == system_family.SCHEMA_VERSION:
         return system_family.compose(data, place, make)
     content = check_version(data, place, _wrong, SCHEMA_VERSION)
+    near, outer_tiers = content.get("intra_node"), ()
+    if "tiers" in content or (isinstance(near, Mapping) and "curves" in near):
+        links = read_links(JsonValue(content, place, _wrong))
+        outer_tiers = links.outer_tiers
+        content = {key: value for key, value in content.items() if key not in LINKS}
+        content["intra_node"], content["inter_node"] = map(
+            asdict, (links.intra_node, links.inter_node)
+        )
     form = _ConstantsFile if "constants" in content else _SystemFile
-    parts = {**vars(read_model(form, content, place, _wrong))}
-    links = {key: parts.pop(key) for key in (*LINKS, "host_link")}
-    top = JsonValue({key: v for key, v in links.items() if v is not None}, place, _wrong)
-    parts |= vars(read_links(top))
-    parts["host_link"] = read_host(top["host_link"]) if "host_link" in top else None
+    parts = {**vars(read_model(form, content, place, _wrong)), "outer_tiers": outer_tiers}
     if form is _SystemFile:
         return make(**parts)
     constants = {name: Constant(c.value, c.source) for name, c in parts["constants"].items()}

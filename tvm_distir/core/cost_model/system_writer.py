@@ -10,11 +10,16 @@ from typing import Any
 
 from .constants import MEANINGS
 from .system import System
+from .system_family import SCHEMA_VERSION as FAMILY_VERSION
 from .system_reader import SCHEMA_VERSION
 
 
 def to_data(system: System) -> dict[str, Any]:
-    """Give the content of a system's file, which :meth:`System.from_dict` reads."""
+    """Give the content of a system's file, which :meth:`System.from_dict` reads.
+
+    A system whose device has forms of kernels has schema version 2, with the device and the
+    network written out.
+    """
     data = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(system)}
     for key in ("kernel_times", "constants", "sources", "price_per_hour", "watts"):
         if not data["device"][key]:
@@ -44,7 +49,28 @@ def to_data(system: System) -> dict[str, Any]:
         del data["inter_node"]["oversubscription"]
     if outer := data.pop("outer_tiers"):
         data["tiers"] = _tiers(data.pop("intra_node"), data.pop("inter_node"), outer)
-    return data
+    return _composed(data) if system.device.kernel_times else data
+
+
+def _composed(data: dict[str, Any]) -> dict[str, Any]:
+    """Give the form of schema version 2."""
+    keys = ("tiers", "intra_node", "inter_node", "host_link")
+    sources = data.pop("sources")
+    parts: dict[str, dict[str, str]] = {"device": {}, "network": {}}
+    for key, source in sources.items():
+        first, _, rest = key.partition(".")
+        of_device = first == "device"
+        parts["device" if of_device else "network"][rest if of_device else key] = source
+    return {
+        **{key: value for key, value in data.items() if key not in keys},
+        "schema_version": FAMILY_VERSION,
+        "device": {**data["device"], "sources": parts["device"]},
+        "network": {
+            "name": data["name"],
+            **{key: data[key] for key in keys if key in data},
+            "sources": parts["network"],
+        },
+    }
 
 
 def _tiers(
