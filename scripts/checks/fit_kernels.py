@@ -17,7 +17,6 @@ import csv
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +59,7 @@ class Kernel(NamedTuple):
     fits: bool = True
 
 
-@dataclass
-class Fit:
+class Fit(NamedTuple):
     """The kernels of a device, class and dtype, and their form."""
 
     kernels: list[Kernel]
