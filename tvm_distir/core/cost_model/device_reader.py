@@ -6,23 +6,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tvm_distir.support import HardwareError, JsonValue, nearest, read_json
+from tvm_distir.support import (
+    Fraction,
+    HardwareError,
+    Keys,
+    Positive,
+    Text,
+    check_version,
+    nearest,
+    read_json,
+    read_model,
+)
 
 from .constants import DEVICE_CONSTANTS, Constant
-from .hardware import ASSUMED, KERNEL_CLASSES, LIKE, VIEW, Device, Entry, PowerForm
+from .hardware import ASSUMED, KERNEL_CLASSES, LIKE, VIEW, Device, Forms, Peaks, PowerForm
 
 SCHEMA_VERSION = 1
 DEVICES = Path(__file__).parent / "data" / "devices"
 
-_TOP = (
-    "schema_version", "name", "memory_capacity_GiB", "memory_bandwidth_GBps", "matmul_TFLOPs",
-    "vector_TFLOPs", "kernel_times", "constants", "sources", "price_per_hour", "watts",
-)  # fmt: skip
-_OPTIONAL = ("kernel_times", "constants", "sources", "price_per_hour", "watts")
-_FORM = ("t0_us", "arithmetic", "traffic", "power", "source")
 _CLASSES = tuple(name for name in KERNEL_CLASSES if name != VIEW)
 _LIKE = {**LIKE, "conv": "matmul", "gather": "memory"}
 DEFAULT_FORMS: Mapping[str, PowerForm] = {
@@ -37,6 +42,39 @@ DEFAULT_CONSTANTS: Mapping[str, Constant] = {
     "burst_us": Constant(0.0, ASSUMED),
 }
 """Constants that the file of a device does not list."""
+
+
+@dataclass(frozen=True)
+class _FractionConstant(Constant):
+    """A constant that is a fraction."""
+
+    value: Fraction
+
+
+_CONSTANTS = {
+    name: _FractionConstant if spec.unit.startswith("fraction") else Constant
+    for name, spec in DEVICE_CONSTANTS.items()
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DeviceFile:
+    """The content of a file."""
+
+    name: Text
+    memory_capacity_GiB: Positive
+    memory_bandwidth_GBps: Positive
+    matmul_TFLOPs: Peaks
+    vector_TFLOPs: Peaks
+    kernel_times: Annotated[
+        Mapping[str, Forms], Keys(dict.fromkeys(_CLASSES, Forms), optional=_CLASSES)
+    ] = field(default_factory=dict)
+    constants: Annotated[Mapping[str, Constant], Keys(_CONSTANTS, optional=_CONSTANTS)] = field(
+        default_factory=dict
+    )
+    sources: Mapping[str, Text] = field(default_factory=dict)
+    price_per_hour: Positive | None = None
+    watts: Positive | None = None
 
 
 def device_names() -> tuple[str, ...]:
@@ -73,29 +111,13 @@ def parse_device(data: Any, place: str) -> Device:
     Kernel classes that it does not list are priced like those of :data:`.hardware.LIKE`, or by
     :data:`DEFAULT_FORMS`.
     """
-    top = JsonValue(data, place, _wrong).object(_TOP, optional=_OPTIONAL)
-    top["schema_version"].version(SCHEMA_VERSION)
-    given = {}
-    if "kernel_times" in top:
-        by_class = top["kernel_times"].object(_CLASSES, optional=_CLASSES)
-        given = {name: _forms(by_dtype) for name, by_dtype in by_class.fields()}
-    constants = dict(DEFAULT_CONSTANTS)
-    if "constants" in top:
-        constants.update(_constants(top["constants"]))
-    return Device(
-        name=top["name"].text(),
-        memory_capacity_GiB=top["memory_capacity_GiB"].number(),
-        memory_bandwidth_GBps=top["memory_bandwidth_GBps"].number(),
-        launch_floor_us=0.0,
-        matmul_TFLOPs=peaks(top["matmul_TFLOPs"]),
-        vector_TFLOPs=peaks(top["vector_TFLOPs"]),
-        efficiency={},
-        kernel_times={name: _complete(given, name) for name in _CLASSES},
-        constants=constants,
-        sources={k: v.text() for k, v in top["sources"].fields()} if "sources" in top else {},
-        price_per_hour=top["price_per_hour"].number() if "price_per_hour" in top else None,
-        watts=top["watts"].number() if "watts" in top else None,
-    )
+    content = check_version(data, place, _wrong, SCHEMA_VERSION)
+    parts = vars(read_model(_DeviceFile, content, place, _wrong))
+    given = parts["kernel_times"]
+    constants = {name: Constant(c.value, c.source) for name, c in parts["constants"].items()}
+    forms = {name: _complete(given, name) for name in _CLASSES}
+    completed = {"kernel_times": forms, "constants": {**DEFAULT_CONSTANTS, **constants}}
+    return Device(**{**parts, **completed}, launch_floor_us=0.0, efficiency={})
 
 
 def _complete(given: Mapping[str, Mapping[str, PowerForm]], name: str) -> Mapping[str, PowerForm]:
@@ -105,52 +127,6 @@ def _complete(given: Mapping[str, Mapping[str, PowerForm]], name: str) -> Mappin
     if name in DEFAULT_FORMS:
         return {"default": DEFAULT_FORMS[name]}
     return _complete(given, _LIKE[name])
-
-
-def _forms(data: JsonValue) -> dict[str, PowerForm]:
-    forms = {}
-    for dtype, entry in data.fields():
-        fields = entry.object(_FORM)
-        forms[dtype] = PowerForm(
-            t0_us=fields["t0_us"].number(least=0.0),
-            arithmetic=fraction(fields["arithmetic"]),
-            traffic=fraction(fields["traffic"]),
-            power=fields["power"].number(least=0.25),
-            source=fields["source"].text(),
-        )
-    return _with_default(forms, data)
-
-
-def _constants(data: JsonValue) -> dict[str, Constant]:
-    fields = data.object(DEVICE_CONSTANTS, optional=DEVICE_CONSTANTS)
-    constants = {}
-    for name, field in fields.fields():
-        entry = field.object(("value", "source"))
-        is_fraction = DEVICE_CONSTANTS[name].unit.startswith("fraction")
-        value = fraction(entry["value"]) if is_fraction else entry["value"].number(least=0.0)
-        constants[name] = Constant(value, entry["source"].text())
-    return constants
-
-
-def peaks(data: JsonValue) -> dict[str, float]:
-    """Read the peaks of a device by dtype."""
-    return _with_default({dtype: peak.number() for dtype, peak in data.fields()}, data)
-
-
-def fraction(data: JsonValue) -> float:
-    """Read a fraction of a peak."""
-    value = data.number()
-    if value > 1.0:
-        raise data.wrong(f"{value} of a peak", "Give a fraction up to 1.")
-    return value
-
-
-def _with_default(entries: dict[str, Entry], data: JsonValue) -> dict[str, Entry]:
-    if "default" not in entries:
-        raise data.wrong(
-            'there is no entry "default"', "Add the entry of the dtypes that are not listed."
-        )
-    return entries
 
 
 def _wrong(place: str, what: str, remedy: str) -> HardwareError:

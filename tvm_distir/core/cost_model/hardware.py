@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
+from annotated_types import Ge
+
 from tvm_distir.support import (
     Check,
     Fraction,
@@ -80,11 +82,21 @@ class PowerForm:
     source : str
     """
 
-    t0_us: float
-    arithmetic: float
-    traffic: float
-    power: float
-    source: str
+    t0_us: NotNegative
+    arithmetic: Fraction
+    traffic: Fraction
+    power: Annotated[Positive, Ge(0.25)]
+    source: Text
+
+
+def _check_forms(forms: Mapping[str, PowerForm]) -> Mapping[str, PowerForm]:
+    if "default" not in forms:
+        remedy = "Add the form of the dtypes that are not listed."
+        raise InvalidValue('there is no entry "default"', remedy)
+    return forms
+
+
+Forms = Annotated[Mapping[str, PowerForm], Check(_check_forms)]
 
 
 @dataclass(frozen=True)
@@ -121,7 +133,7 @@ class Device:
     matmul_TFLOPs: Peaks
     vector_TFLOPs: Peaks
     efficiency: Annotated[Mapping[str, Efficiency], Keys(dict.fromkeys(_RATED, Efficiency))]
-    kernel_times: Mapping[str, Mapping[str, PowerForm]] = field(default_factory=dict)
+    kernel_times: Mapping[str, Forms] = field(default_factory=dict)
     constants: Mapping[str, Constant] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     price_per_hour: float | None = None

@@ -65,7 +65,6 @@ class Dataflow:
                 continue
             for value in dict.fromkeys(self.source[value] for value in op.inputs):
                 self.readers.setdefault(value, []).append(number)
-        self._qualifiers: dict[int, tuple[str, ...]] = {}
         self.kept = {self.source[value] for value in fn.results}
 
     def is_cast(self, number: int) -> bool:
@@ -90,8 +89,6 @@ class Dataflow:
         ``scalar``: one of several has a single element. ``vector``: one of several has fewer dims
         than the result, and is no scalar. ``batched``: both are batches of matrices.
         """
-        if number in self._qualifiers:
-            return self._qualifiers[number]
         op = self.fn.ops[number]
         out = self.fn.values[op.outputs[0]].shape if op.outputs else ()
         sizes = [self.elements(value) for value in op.inputs] if len(op.inputs) > 1 else []
@@ -99,8 +96,7 @@ class Dataflow:
         thin = any(size > 1 and rank < len(out) for size, rank in zip(sizes, ranks, strict=False))
         batched = op.kernel_class == "matmul" and len(ranks) > 1 and min(ranks[:2]) > 2
         known = {"scalar": 1 in sizes, "vector": thin, "batched": batched}
-        self._qualifiers[number] = tuple(name for name, holds in known.items() if holds)
-        return self._qualifiers[number]
+        return tuple(name for name, holds in known.items() if holds)
 
     def neighbours(self, number: int) -> list[int]:
         """Return the neighbours of an op: producers and readers of its values, scalars aside."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from .dataflow import Dataflow
 from .profile import FusionRule, Profile
@@ -112,7 +113,7 @@ class Grouping:
             and not (group.rule.issue == "python" and number in self.late)
             and (
                 (self.flow.casts and self.flow.is_cast(number))
-                or group.rule.takes(op.op, self.flow.qualifiers(number))
+                or group.rule.takes(op.op, partial(self.flow.qualifiers, number))
             )
             and not self.flow.closes_circle(group.members, number)
         )
@@ -146,7 +147,9 @@ def plain(flow: Dataflow, profile: Profile) -> tuple[set[int], int]:
                 for number in flow.neighbours(todo.pop()):
                     other = flow.fn.ops[number]
                     sizes = {flow.elements(v) for v in (*other.inputs, *other.outputs)}
-                    fits = flow.is_cast(number) or rule.takes(other.op, flow.qualifiers(number))
+                    fits = flow.is_cast(number) or rule.takes(
+                        other.op, partial(flow.qualifiers, number)
+                    )
                     if number not in seen and size in sizes and fits:
                         seen.add(number)
                         todo.append(number)

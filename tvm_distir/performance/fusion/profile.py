@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -71,14 +72,22 @@ class FusionRule:
     needs: tuple[Text, ...] = ()
     siblings: tuple[Text, ...] = ()
 
+    @cached_property
+    def _qualified(self) -> tuple[tuple[str, str], ...]:
+        """Return the members as pairs of a pattern of names and a qualifier."""
+        parts = (member.partition(":") for member in self.members)
+        return tuple((name, qualifier) for name, _, qualifier in parts)
+
     def begins(self, op: str) -> bool:
         """Return whether an op is an anchor."""
         return any(fnmatchcase(op, pattern) for pattern in self.anchors)
 
-    def takes(self, op: str, qualifiers: Collection[str]) -> bool:
-        """Return whether an op is a member; ``qualifiers`` say what its operands are."""
-        names = (op, *(f"{op}:{qualifier}" for qualifier in qualifiers))
-        return any(fnmatchcase(name, pattern) for pattern in self.members for name in names)
+    def takes(self, op: str, qualifiers: Callable[[], Collection[str]]) -> bool:
+        """Return whether an op is a member; ``qualifiers`` returns what its operands are."""
+        for name, qualifier in self._qualified:
+            if fnmatchcase(op, name) and (not qualifier or qualifier in qualifiers()):
+                return True
+        return False
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def test_attention_takes_batched_products_only() -> None:
         (1, 4, 8), (1, 8, 4), (8, 8), (1, 4, 4), (1, 4, 4), (1, 4, 8), (4, 8), (4, 8),
     ]  # fmt: skip
     values = tuple(
-        Value(f"v{n}", "float16", shape, 2 * math.prod(shape)) for n, shape in enumerate(shapes)
+        Value(f"v{n}", shape, "float16", 2 * math.prod(shape)) for n, shape in enumerate(shapes)
     )
 
     def op(name: str, inputs: tuple[int, ...], output: int, kind: str, flops: int) -> Op:
@@ -183,3 +183,21 @@ def test_a_rule_leaves_what_it_needs(gpt: Program) -> None:
     assert count(grouped(gpt, Profile.from_dict(data)), "layer_forward")["a"] == 0
     data["kernels"] = [rule]
     assert count(grouped(gpt, Profile.from_dict(data)), "layer_forward")["a"] == 1
+
+
+@pytest.mark.parametrize(("queries", "kind"), [(1, "attention_decode"), (5, "attention")])
+def test_attention_of_one_query_decodes(queries: int, kind: str) -> None:
+    """Heads after positions, as in FlashAttention: (batch, positions, heads, width)."""
+    shapes = [(2, queries, 4, 8), (2, 9, 4, 8), (2, 9, 4, 8), (2, queries, 4, 8)]
+    values = tuple(
+        Value(f"v{n}", shape, "float16", 2 * math.prod(shape)) for n, shape in enumerate(shapes)
+    )
+    op = Op(
+        "o", "compute", "relax.dist.attention", (0, 1, 2), (3,), 1000, 1000, 100, True,
+        "attention", "float16",
+    )  # fmt: skip
+    fn = Function(0, (0, 1, 2), (op,), (3,), values)
+    program = Program((Mesh("mesh0", ("x",), (1,), (0,)),), {"main": fn}, (Entry(0, "main"),))
+    for profile in ("fused", "megatron"):
+        (kernel,) = kernels(grouped(program, profile), "main")
+        assert kernel.kernel_class == kind
