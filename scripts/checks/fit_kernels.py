@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +37,8 @@ DEVICE_NAMES = {
 }  # fmt: skip
 DTYPES = {"bfloat16": "default", "fp8": "float8", "nvfp4": "nvfp4"}
 """The dtypes of tables that have forms, and the keys of these."""
+ALIKE = {"float8": ("mxfp8",), "nvfp4": ("float4_e2m1fn",)}
+"""Dtypes that are not measured, and are taken to be like others."""
 BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
 FOLDS = 5
 LEAST, MOST = (0.0, 0.02, 0.02, 1.0), (20.0, 1.0, 1.0, 8.0)
@@ -241,7 +244,9 @@ def write(name: str, kernel_class: str, dtype: str, form: PowerForm) -> None:
     path = DEVICES / f"{name}.json"
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     by_dtype = data.setdefault("kernel_times", {}).setdefault(kernel_class, {})
-    by_dtype[dtype] = form.__dict__
+    by_dtype[dtype] = dataclasses.asdict(form)
+    for like in ALIKE.get(dtype, ()):
+        by_dtype[like] = {**by_dtype[dtype], "source": f"assumed as {dtype}"}
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
