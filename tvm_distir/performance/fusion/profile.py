@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tvm_distir.core import KERNEL_CLASSES
+from tvm_distir.core import KERNEL_CLASSES, PROFILES, offered, offered_names
 from tvm_distir.support import (
     Count,
     HardwareError,
@@ -146,15 +146,25 @@ class Profile:
     def load(name_or_path: str | Path) -> Profile:
         """Read a profile by its name, or from a JSON file.
 
+        Names are those of the package, and those that other packages offer by the entry point
+        group ``tvm_distir.kernels``.
+
         Raises
         ------
         HardwareError
             DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
             unknown, missing or wrong value.
+        DependencyError
+            DIST0114 where another package offers the name and has no such profile.
         """
         path = Path(name_or_path)
-        if str(name_or_path) in profile_names():
+        if str(name_or_path) in _own_names():
             path = DATA / f"{name_or_path}.json"
+        elif str(name_or_path) in offered_names(PROFILES):
+            source = offered(str(name_or_path), PROFILES)
+            if not isinstance(source, Path):
+                return Profile.from_dict(*source)
+            path = source
         elif not os.path.exists(path):
             known = profile_names()
             raise HardwareError(
@@ -177,14 +187,19 @@ class Profile:
         base = content.pop("base", None)
         if base is None:
             return read_model(Profile, content, place, _wrong)
-        if base not in profile_names():
+        if base not in _own_names():
             raise _wrong(f"{place}/base", f"there is no profile {base!r}", "Name one, or omit it.")
         rest = read_json(DATA / f"{base}.json", _no_json, repeated=_wrong)
         return Profile.from_dict({**rest, **content}, place)
 
 
 def profile_names() -> tuple[str, ...]:
-    """Return the names of the profiles that come with the package."""
+    """Return the names of the profiles of the package, then of those of other packages."""
+    own_names = _own_names()
+    return (*own_names, *(name for name in offered_names(PROFILES) if name not in own_names))
+
+
+def _own_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in DATA.glob("*.json")))
 
 
