@@ -31,7 +31,7 @@ from .network_reader import SCHEMA_VERSION as NETWORK_VERSION
 from .network_reader import Network, load_network, read_network
 
 SCHEMA_VERSION = 2
-KERNELS = "flash"
+KERNELS = "fused"
 """The kernel profile of a system that names none."""
 
 _REQUIRED = ("schema_version", "name", "device", "network")
