@@ -3,9 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of predicted times against published ones, as a table.
 
-``python scripts/checks/accuracy.py [steps] [products] [perceptrons]``, none: all. Constants are
-fitted to
-``benchmarks/measured`` and tested out of fold; those of vTrain's steps also on the tables of two
+``python scripts/checks/accuracy.py [steps] [family] [products] [perceptrons]``, none: all. Constants
+are fitted to ``benchmarks/measured`` and tested out of fold; those of vTrain's steps also on the tables of two
 papers that nothing is fitted to. The first run makes 178 programs, which are kept on disk.
 """
 
@@ -21,6 +20,7 @@ import numpy as np
 import tvm_distir as td
 from tvm_distir.planning.calibration.calibrate import Calibration, calibrate
 from tvm_distir.planning.calibration.measured_rows import StepTimeModel
+from tvm_distir.planning.calibration.programs import program_of
 from tvm_distir.planning.calibration.row_files import read_rows
 from tvm_distir.planning.calibration.rows import MeasuredStep
 from tvm_distir.planning.calibration.step_times import with_constants
@@ -70,6 +70,22 @@ def steps() -> None:
         print(f"| {name} | {tested(read_rows(MEASURED / f'{name}.csv'), joint)} |")
 
 
+def family(*names: str) -> None:
+    """Steps of GPTs on the system ``a100``, to which no step is fitted, as markdown."""
+    system = td.System.load("a100")
+    print("| rows | measured, s | predicted, s | error, % |\n|--|--:|--:|--:|")
+    for name in names or ("korthikanti_table5", "sc21_table1", "vtrain_multi_node"):
+        errors = []
+        for row in read_rows(MEASURED / f"{name}.csv"):
+            time_s = td.simulate(program_of(row), system).time_s
+            errors.append(100 * (time_s / row.time_s - 1))
+            text = f"{row.layers} x {row.hidden}, tp {row.tp}, pp {row.pp}, dp {row.dp}"
+            text += f", {row.recompute}"
+            print(f"| {text} | {row.time_s:.2f} | {time_s:.2f} | {errors[-1]:+.1f} |", flush=True)
+        mean, bias = np.abs(errors).mean(), np.mean(errors)
+        print(f"| {name}: mean {mean:.1f}, bias {bias:+.1f} | | | |", flush=True)
+
+
 def products() -> None:
     """Matrix products, timed one by one."""
     for name, system in (("a100_pcie", "dgx-a100-megatron"), ("b200", "dgx-b200-megatron")):
@@ -88,7 +104,7 @@ def perceptrons() -> None:
 
 def main() -> None:
     """Fit and print."""
-    parts = {"steps": steps, "products": products, "perceptrons": perceptrons}
+    parts = {"steps": steps, "family": family, "products": products, "perceptrons": perceptrons}
     for name in sys.argv[1:] or parts:
         parts[name]()
 

@@ -31,6 +31,11 @@ from .cost_model.network import GroupTopology as GroupTopology
 from .cost_model.network import pair_up as pair_up
 from .cost_model.network import wire_bytes as wire_bytes
 from .cost_model.network import wire_share as wire_share
+from .cost_model.offered import PROFILES as PROFILES
+from .cost_model.offered import offered as offered
+from .cost_model.offered import offered_names as offered_names
+from .cost_model.provenance import SourcedNumber as SourcedNumber
+from .cost_model.provenance import sourced_numbers as sourced_numbers
 from .cost_model.system import System as System
 from .cost_model.system_reader import system_names as system_names
 from .cost_model.system_writer import to_data as to_data

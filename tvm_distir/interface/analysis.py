@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,21 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Plan, PlanLike, System, gc_paused
+from tvm_distir.core import (
+    Pipeline,
+    Plan,
+    PlanLike,
+    System,
+    data_positions,
+    entry_of,
+    gc_paused,
+    known_shape,
+)
 from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
-from tvm_distir.performance import Program, Result, export
+from tvm_distir.performance import Program, Result, export, step_flops
 from tvm_distir.planning import Study
-from tvm_distir.support import UsageError
+from tvm_distir.support import Stopwatch, UsageError
 
 from .report.collect import analysis_of, batch_of
 from .report.document import to_dict, to_json
@@ -145,7 +155,8 @@ def analyze(
         The function, of a module with several entry points.
     train : mapping or bool
         Whether a training step is made of the model, and with which keywords of
-        :func:`tvm_distir.train_step`, as ``{"optimizer": "adam"}``.
+        :func:`tvm_distir.train_step`, as ``{"optimizer": "adam"}``. ``master`` is True by default
+        on systems of schema version 2.
     recompute : str or mapping of str to str, optional
         What the backward pass recomputes. None: what the plan or the strategy says.
     bucket_bytes, ahead_bytes : int, optional
@@ -196,15 +207,26 @@ def analyze(
         "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
         "ahead_bytes": ahead_bytes, "kernels": kernels, "attention": attention,
     }  # fmt: skip
-    if isinstance(train, bool):
-        given["train"] = {} if train else None
+    watch = Stopwatch()
+    with watch.stage("load"):
+        known = System.known(system)
+    if train is not False:
+        given["train"] = {"master": keeps_master(known), **({} if train is True else train)}
+    else:
+        given["train"] = None
     with gc_paused():
         study = Study(
-            model, plan, system=system, allocator=allocator,
+            model, plan, system=known, allocator=allocator, watch=watch,
             exporter=exporter(measure, allocator), **given,
         )  # fmt: skip
         name = "module" if isinstance(model, ir.IRModule) else str(model)
-        shown = {**given, "allocator": allocator, "measure": measure, "system": _name(system)}
+        shown = {
+            **given,
+            "train": train,
+            "allocator": allocator,
+            "measure": measure,
+            "system": _name(system),
+        }
         options = [
             f"{key}={value!r}" for key, value in shown.items() if value not in (None, *_DEFAULTS)
         ]
@@ -213,6 +235,14 @@ def analyze(
         first = name if isinstance(model, ir.IRModule) else repr(name)
         command = f"td.analyze({', '.join([first, *options])})"
         return analyze_study(study, name=name, command=command, forward=not measure)
+
+
+def keeps_master(system: System | None) -> bool:
+    """Return whether half-precision weights have float32 masters unless it is stated otherwise.
+
+    They have for systems of schema version 2, as in the trainers whose steps these describe.
+    """
+    return system is not None and bool(system.device.kernel_times)
 
 
 def _name(system: System | str) -> str:
@@ -248,6 +278,7 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
             warnings += one_device(study, result)
     system = study.known_system
     assert system is not None
+    kernels = study.kernels
     report = analysis_of(
         result,
         study.program,
@@ -256,11 +287,29 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         command=command,
         strategy=study.strategy,
         batch=None if study.source.is_text else batch_of(study.program),
+        tokens=tokens_of(study),
+        flops=step_flops(study.forward, study.step),
+        kernels=kernels if isinstance(kernels, str) or kernels is None else kernels.name,
         plan=study.step_plan.to_dict(),
         warnings=warnings,
         timings_s=study.watch.timings_s,
     )
     return AnalysisResult(study, report)
+
+
+def tokens_of(study: Study) -> int | None:
+    """Return the tokens of a step: of the first input of integers with dims (samples, length).
+
+    None for a model without such an input, and for one whose sizes are symbolic.
+    """
+    main = study.forward[entry_of(study.forward)]
+    pipeline = Pipeline.of(study.step)
+    for position in data_positions(main):
+        ty = main.params[position].ty
+        shape = known_shape(ty)
+        if shape is not None and len(shape) == 2 and str(ty.dtype).startswith(("int", "uint")):
+            return math.prod(shape) * (1 if pipeline is None else pipeline.schedule.micro_batches)
+    return None
 
 
 def one_device(study: Study, result: Result) -> tuple[str, ...]:

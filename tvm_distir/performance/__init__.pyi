@@ -12,6 +12,8 @@ from .memory.planned import place_number as place_number
 from .memory.remedies import Verdict as Verdict
 from .memory.remedies import verdict as verdict
 from .program.exporter import export as export
+from .program.model_flops import StepFlops as StepFlops
+from .program.model_flops import step_flops as step_flops
 from .program.numbers import Numbers as Numbers
 from .program.numbers import numbers_of as numbers_of
 from .program.parts import Entry as Entry

@@ -47,8 +47,9 @@ def test_a_command_can_be_read(page, command):
     given = getattr(arguments, "strategy", None)
     for text in given if isinstance(given, list) else [given] if given else []:
         strategy.parse(text)
-    if getattr(arguments, "system", None):
-        System.load(arguments.system)
+    systems = getattr(arguments, "system", None) or []
+    for system in systems if isinstance(systems, list) else [systems]:
+        System.load(system)
 
 
 def test_files_that_commands_read_have_stand_ins(tmp_path):

@@ -96,11 +96,25 @@ MEANINGS: Mapping[str, ConstantSpec] = {
 MOST = 14
 DEFAULTS: Mapping[str, float | str] = {
     "burst_us": 0.0,
+    "collective_factor": 1.0,
+    "nic_efficiency_gradients": "nic_efficiency",
     "overlap_slowdown": 1.0,
     "vocabulary_efficiency": "matmul_efficiency",
     "unaligned_efficiency": "vocabulary_efficiency",
 }
 """Default of each constant that a system may omit: a value, or the name of another constant."""
+DEVICE_CONSTANTS: Mapping[str, ConstantSpec] = {
+    "sustained": ConstantSpec(
+        "fraction of the rate",
+        "arithmetic of products in a step, whose power is limited, to that of a product by itself",
+        0.3,
+        1.0,
+        0.1,
+    ),
+    "burst_us": MEANINGS["burst_us"],
+}
+"""Constants of a device with forms of kernels. Products of a step run at the rate of their form for
+``burst_us``, then at ``sustained`` times this rate."""
 LINKS: Mapping[str, ConstantSpec] = {
     "intra_node.bandwidth_GBps": ConstantSpec(
         "GB/s", "bandwidth of a ring inside a node", 0.05, 5e3, 1
@@ -170,6 +184,8 @@ FORMS: Mapping[str, KernelTimeForm] = {
     "unaligned": KernelTimeForm("unaligned_efficiency", 0.5),
     "batched": KernelTimeForm("matmul_efficiency", bursts=True),
     "attention": KernelTimeForm("attention_efficiency"),
+    "attention_backward": KernelTimeForm("attention_efficiency"),
+    "attention_decode": KernelTimeForm("attention_efficiency"),
     "memory": KernelTimeForm(),
     "gather": KernelTimeForm(),
     "scores": KernelTimeForm(factor="scores_factor"),

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+from annotated_types import Ge
 
 from tvm_distir.support import (
     Check,
@@ -19,22 +21,27 @@ from tvm_distir.support import (
     Text,
 )
 
+from .constants import Constant
+
 KERNEL_CLASSES = (
     "matmul", "conv", "attention", "memory", "gather", "view", "batched", "vocabulary", "scores",
-    "logits", "unaligned", "attention_backward",
+    "logits", "unaligned", "attention_backward", "attention_decode",
 )  # fmt: skip
 """Kernel classes, which differ in the fractions of the peaks that they reach."""
 LIKE = {
     "batched": "matmul", "vocabulary": "matmul", "unaligned": "matmul", "scores": "memory",
-    "logits": "memory", "attention_backward": "attention",
+    "logits": "memory", "attention_backward": "attention", "attention_decode": "attention",
 }  # fmt: skip
 """Kernel classes that default to another class where a system does not list them."""
 VIEW = "view"
 """The kernel class that costs nothing: the result is the operand's memory."""
 TENSOR_CLASSES = (
-    "matmul", "conv", "attention", "attention_backward", "batched", "vocabulary", "unaligned",
+    "matmul", "conv", "attention", "batched", "vocabulary", "unaligned", "attention_backward",
+    "attention_decode",
 )  # fmt: skip
 """Kernel classes that run at the peak of the matrix units."""
+ASSUMED = "assumed"
+"""The word with which the source of a number begins that was not measured."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,66 @@ _RATED = [name for name in KERNEL_CLASSES if name != VIEW and name not in LIKE]
 
 
 @dataclass(frozen=True)
+class PowerForm:
+    """The time of kernels of a class and dtype, in four constants.
+
+    ``t0 + ((flops / (arithmetic peak))^power + (bytes / (traffic bandwidth))^power)^(1/power)``:
+    the sum of both at a power of 1, and their maximum at a large power. As both fractions are at
+    most 1, no kernel takes less than its arithmetic at the peak or its bytes at the bandwidth.
+
+    Attributes
+    ----------
+    t0_us : float
+        What a kernel takes that does nothing.
+    arithmetic, traffic : float
+        Fractions of the peak and of the bandwidth.
+    power : float
+    source : str
+    """
+
+    t0_us: NotNegative
+    arithmetic: Fraction
+    traffic: Fraction
+    power: Annotated[Positive, Ge(0.25)]
+    source: Text
+
+
+def _check_forms(forms: Mapping[str, PowerForm]) -> Mapping[str, PowerForm]:
+    if "default" not in forms:
+        remedy = "Add the form of the dtypes that are not listed."
+        raise InvalidValue('there is no entry "default"', remedy)
+    return forms
+
+
+Forms = Annotated[Mapping[str, PowerForm], Check(_check_forms)]
+
+
+@dataclass(frozen=True)
 class Device:
-    """An accelerator, with fields in the units of their names and peaks by dtype."""
+    """An accelerator, with fields in the units of their names and peaks by dtype.
+
+    Attributes
+    ----------
+    name : str
+    memory_capacity_GiB, memory_bandwidth_GBps : float
+    launch_floor_us : float
+        The least time of a kernel; 0 for a device with ``kernel_times``.
+    matmul_TFLOPs, vector_TFLOPs : mapping of str to float
+        Peaks by dtype, or family of dtypes (``float8``), with an entry ``default``.
+    efficiency : mapping of str to Efficiency
+        By kernel class; empty for a device with ``kernel_times``.
+    kernel_times : mapping of str to mapping of str to PowerForm
+        The form of each kernel class but views, by dtype, with an entry ``default``. Empty for a
+        device inside a system's file, whose constants or efficiencies price kernels.
+    constants : mapping of str to Constant
+        Of :data:`.constants.DEVICE_CONSTANTS`; only with ``kernel_times``.
+    sources : mapping of str to str
+        The source of each number of the data sheet, by its key.
+    price_per_hour : float, optional
+        The price of a device for an hour.
+    watts : float, optional
+        The power limit.
+    """
 
     name: Text
     memory_capacity_GiB: Positive
@@ -68,6 +133,91 @@ class Device:
     matmul_TFLOPs: Peaks
     vector_TFLOPs: Peaks
     efficiency: Annotated[Mapping[str, Efficiency], Keys(dict.fromkeys(_RATED, Efficiency))]
+    kernel_times: Mapping[str, Forms] = field(default_factory=dict)
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    price_per_hour: float | None = None
+    watts: float | None = None
+
+    def form(self, kernel_class: str, dtype: str) -> PowerForm:
+        """Return the form of a kernel class: of the dtype, of its family, or the default."""
+        return of_dtype(self.kernel_times[kernel_class], dtype)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Return the kernel classes and constants of the device that nothing was measured for."""
+        forms = (
+            f"{kernel_class} {dtype}"
+            for kernel_class, by_dtype in self.kernel_times.items()
+            for dtype, form in by_dtype.items()
+            if form.source.startswith(ASSUMED)
+        )
+        constants = (n for n, c in self.constants.items() if c.source.startswith(ASSUMED))
+        return (*forms, *constants)
+
+
+Entry = TypeVar("Entry")
+
+
+def of_dtype(entries: Mapping[str, Entry], dtype: str) -> Entry:
+    """Return the entry of a dtype, else of its family (``float8``), else ``default``."""
+    for name in (dtype, dtype.split("_")[0]):
+        if name in entries:
+            return entries[name]
+    return entries["default"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The time of an algorithm of a collective inside a node.
+
+    ``setup + steps hop + sent bytes / bandwidth``, with the steps and bytes of the algorithm. The
+    collective takes the time of the fastest of the curves of its kind.
+
+    Attributes
+    ----------
+    algorithm : str
+        A name of :data:`.collective_algorithms.ALGORITHMS`.
+    kind : str
+        The collective.
+    setup_us, hop_us : float
+        The time of a launch, and of each step.
+    bandwidth_GBps : float
+        The bandwidth that a device reaches per direction, at most the line rate of the node.
+    copied : float
+        The share, 0 to 1, of a device's own block that passes its links like the others.
+    """
+
+    algorithm: str
+    kind: str
+    setup_us: float
+    hop_us: float
+    bandwidth_GBps: float
+    copied: float = 0.0
+
+
+@dataclass(frozen=True)
+class OuterTier:
+    """A tier of the network beyond the nodes and the pods that ``inter_node`` connects.
+
+    Attributes
+    ----------
+    name : str
+    devices : int
+        Devices ``k * devices`` and following form a domain; the tier connects the domains.
+    bandwidth_GBps : float
+        The line rate of a device per direction into the tier, before oversubscription.
+    latency_us : float
+        What the tier adds to the latency of a message (``hop_us``) that passes it.
+    oversubscription : float
+        How many times less than all the devices of a domain together send, leaves the domain.
+    """
+
+    name: str
+    devices: int
+    bandwidth_GBps: float
+    latency_us: float = 0.0
+    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +241,9 @@ class IntraNode:
         The fraction, divided by the number of ranks, by which small groups are slower per byte.
     send_us : float, optional
         The time of a message; None: messages are timed as collectives.
+    curves : tuple of Curve
+        Where there are any, ``bandwidth_GBps`` is the line rate of a device, the fastest curve
+        gives the time (:mod:`.tiers`), and latency, setup, root and share are not used.
     """
 
     name: Text
@@ -101,6 +254,7 @@ class IntraNode:
     root_us: NotNegative = 0.0
     share: NotNegative = 0.0
     send_us: NotNegative | None = None
+    curves: tuple[Curve, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +271,8 @@ class InterNode:
         The latency of each step of a ring.
     setup_us : float
         The setup time of each collective, added to that inside the node.
+    oversubscription : float
+        How many times less than the adapters of a node carry, leaves the node.
     """
 
     name: Text
@@ -124,6 +280,7 @@ class InterNode:
     bandwidth_per_nic_GBps: Positive
     latency_us: NotNegative
     setup_us: NotNegative
+    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True)

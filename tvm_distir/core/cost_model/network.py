@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -124,20 +125,30 @@ class GroupTopology:
         Nodes it touches.
     per_node : int
         Members on the fullest of them.
+    outer : tuple of (int, int)
+        The domains that it touches of each outer tier, and its members in the fullest of them.
     """
 
     ranks: int
     nodes: int
     per_node: int
+    outer: tuple[tuple[int, int], ...] = ()
 
 
-def spread(ranks: Sequence[int], devices_per_node: int) -> GroupTopology:
-    """Return how a group of device ids is distributed over nodes of consecutive devices."""
-    members: dict[int, int] = {}
-    for rank in ranks:
-        node = rank // devices_per_node
-        members[node] = members.get(node, 0) + 1
-    return GroupTopology(len(ranks), len(members), max(members.values(), default=0))
+def spread(
+    ranks: Sequence[int], devices_per_node: int, domains: Sequence[int] = ()
+) -> GroupTopology:
+    """Return how a group of device ids is distributed over nodes of consecutive devices.
+
+    ``domains``: the sizes of the domains that outer tiers connect.
+    """
+    outer = tuple(_touched(ranks, size) for size in domains)
+    return GroupTopology(len(ranks), *_touched(ranks, devices_per_node), outer)
+
+
+def _touched(ranks: Sequence[int], size: int) -> tuple[int, int]:
+    members = Counter(rank // size for rank in ranks)
+    return len(members), max(members.values(), default=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,16 +175,22 @@ _FEW = 16
 
 
 def layout_of(
-    groups: Sequence[Sequence[int]] | npt.NDArray[np.int64], devices_per_node: int
+    groups: Sequence[Sequence[int]] | npt.NDArray[np.int64],
+    devices_per_node: int,
+    domains: Sequence[int] = (),
 ) -> GroupLayout:
-    """Return how groups of device ids are distributed over nodes of consecutive devices."""
+    """Return how groups of device ids are distributed over nodes of consecutive devices.
+
+    ``domains`` as in :func:`spread`.
+    """
     if isinstance(groups, np.ndarray):
-        if len(groups) > _FEW:
+        if len(groups) > _FEW and not domains:
             return _layout_of_equal(groups // devices_per_node)
-        return layout_of(groups.tolist(), devices_per_node)
-    if len(groups) > _FEW and len(sizes := {len(group) for group in groups}) == 1 and all(sizes):
+        return layout_of(groups.tolist(), devices_per_node, domains)
+    equal = len(groups) > _FEW and not domains and len({len(group) for group in groups}) == 1
+    if equal and len(groups[0]):
         return _layout_of_equal(np.array(groups, np.int64) // devices_per_node)
-    spreads = tuple(spread(group, devices_per_node) for group in groups)
+    spreads = tuple(spread(group, devices_per_node, domains) for group in groups)
     return GroupLayout(spreads, nic_sharing(groups, devices_per_node), frozenset(spreads))
 
 

@@ -13,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .constants import FORMS, Constant, value_of
+from .hardware import Device
 
+POWER_LIMITED = tuple(kernel_class for kernel_class, form in FORMS.items() if form.bursts)
+"""Kernel classes whose arithmetic slows down in a step."""
 Amount = TypeVar("Amount", float, npt.NDArray[np.float64])
 """An amount of FLOPs, bytes or seconds: a number, or an array of numbers."""
 
@@ -46,6 +49,8 @@ class Rate(NamedTuple):
         The least a kernel takes.
     exposed : float
         Share of the traffic that arithmetic does not hide.
+    power : float
+        Of :class:`.hardware.PowerForm`; 0 where arithmetic and traffic are not added by powers.
     """
 
     flops_per_s: float
@@ -55,16 +60,23 @@ class Rate(NamedTuple):
     gap_s: float
     floor_s: float
     exposed: float
+    power: float = 0.0
 
     def spent_s(self, flops: Amount, moved_bytes: Amount) -> RooflineTime[Amount]:
         """Return the seconds of a kernel, or of an array of kernels.
 
-        Arithmetic is at the peak until the burst is over, then at the rate.
+        Arithmetic is at the peak until the burst is over, then at the rate. The result is never
+        less than either arithmetic or traffic alone.
         """
         compute: Any = flops / self.flops_per_s
         if self.saved_s:
             compute = np.maximum(flops / self.peak_flops_per_s, compute - self.saved_s)
         memory: Any = moved_bytes / self.bytes_per_s
+        if self.power:
+            most = np.maximum(compute, memory)
+            ratio = np.minimum(compute, memory) / np.where(most > 0, most, 1.0)
+            busy = most * (1.0 + ratio**self.power) ** (1.0 / self.power)
+            return RooflineTime(compute - memory, busy, busy + self.gap_s)
         both: Any = compute + self.exposed * memory
         busy = np.maximum(both, memory)
         return RooflineTime(both - memory, busy, np.maximum(busy + self.gap_s, self.floor_s))
@@ -89,4 +101,29 @@ def rate(
         of("kernel_gap_us") * of(form.gap_factor) * 1e-6,
         0.0,
         form.exposed,
+    )
+
+
+def form_rate(
+    device: Device, kernel_class: str, dtype: str, peak_flops: float, sustained: bool
+) -> Rate:
+    """Return the rate of a kernel class by the form of a device.
+
+    ``sustained``: of a kernel in a step, where power is limited; otherwise of one by itself.
+    """
+    form = device.form(kernel_class, dtype)
+    alone = form.arithmetic * peak_flops
+    slower, burst_s = 1.0, 0.0
+    if sustained and kernel_class in POWER_LIMITED:
+        slower = device.constants["sustained"].value
+        burst_s = device.constants["burst_us"].value * 1e-6
+    return Rate(
+        alone * slower,
+        form.traffic * device.memory_bandwidth_GBps * 1e9,
+        alone,
+        burst_s * (1.0 / slower - 1.0),
+        form.t0_us * 1e-6,
+        0.0,
+        0.0,
+        form.power,
     )

@@ -16,11 +16,22 @@ import numpy.typing as npt
 from tvm_distir.support import HardwareError
 
 from .constants import Constant, value_of
-from .hardware import LIKE, TENSOR_CLASSES, VIEW, Device, HostLink, InterNode, IntraNode
+from .hardware import (
+    LIKE,
+    TENSOR_CLASSES,
+    VIEW,
+    Device,
+    HostLink,
+    InterNode,
+    IntraNode,
+    OuterTier,
+    of_dtype,
+)
 from .links import far_time_s, near_time_s
 from .network import GroupLayout, GroupTopology, check_kind, layout_of, nic_sharing, spread
-from .rates import Rate, rate
+from .rates import Rate, form_rate, rate
 from .system_reader import load, parse
+from .tiers import Crossing, curve_time_s, tiered_time_s
 
 Ints = npt.NDArray[np.int64]
 
@@ -66,6 +77,8 @@ class System:
         network; where there are none, each op is timed by a roofline.
     host_link : HostLink, optional
         None: what waits in the host's memory cannot be priced.
+    outer_tiers : tuple of OuterTier
+        The tiers beyond ``inter_node``, from the inside to the outside.
     """
 
     name: str
@@ -77,6 +90,7 @@ class System:
     kernels: str = "eager"
     constants: Mapping[str, Constant] = field(default_factory=dict)
     host_link: HostLink | None = None
+    outer_tiers: tuple[OuterTier, ...] = ()
 
     @staticmethod
     def load(name_or_path: str | Path) -> System:
@@ -123,14 +137,17 @@ class System:
         """
         device = self.device
         peaks = device.matmul_TFLOPs if kernel_class in TENSOR_CLASSES else device.vector_TFLOPs
-        for name in (dtype, dtype.split("_")[0]):
-            if name in peaks:
-                return peaks[name] * 1e12
-        return peaks["default"] * 1e12
+        return of_dtype(peaks, dtype) * 1e12
 
-    def rate(self, kernel_class: str, dtype: str) -> Rate:
-        """Return the rate of the FLOPs and bytes of a kernel class, and its launch overhead."""
+    def rate(self, kernel_class: str, dtype: str, sustained: bool = True) -> Rate:
+        """Return the rate of the FLOPs and bytes of a kernel class, and its launch overhead.
+
+        ``sustained``: of a kernel in a step, whose power is limited. False: of one by itself, as
+        tables of measured kernels have it; only devices with ``kernel_times`` make a difference.
+        """
         peak = self.peak_flops_per_s(dtype, kernel_class)
+        if self.device.kernel_times:
+            return form_rate(self.device, kernel_class, dtype, peak, sustained)
         if self.constants:
             return rate(self.constants, kernel_class, peak, self.memory_bandwidth_bytes_per_s)
         known = self.device.efficiency
@@ -147,7 +164,8 @@ class System:
         """Return the time of a kernel.
 
         ``max(flops / (e_f peak), bytes / (e_b bandwidth), launch floor)``; a view costs nothing.
-        With constants as :class:`.constants.KernelTimeForm` says.
+        With constants as :class:`.constants.KernelTimeForm` says, and on a device with
+        ``kernel_times`` as :class:`.hardware.PowerForm` does.
 
         Notes
         -----
@@ -177,7 +195,11 @@ class System:
 
     def layout(self, groups: Sequence[Sequence[int]] | npt.NDArray[np.int64]) -> GroupLayout:
         """Return how groups that run a collective concurrently are distributed over the nodes."""
-        return layout_of(groups, self.intra_node.devices_per_node)
+        return layout_of(groups, self.intra_node.devices_per_node, self._domains)
+
+    @property
+    def _domains(self) -> tuple[int, ...]:
+        return tuple(tier.devices for tier in self.outer_tiers)
 
     def nic_sharing(self, groups: Sequence[Sequence[int]]) -> int:
         """Return how many concurrent groups share a node's network adapters (1: no sharing)."""
@@ -194,9 +216,14 @@ class System:
         net = self.inter_node
         per_device = math.ceil(net.nics_per_node / self.intra_node.devices_per_node) * per_node
         adapters = min(net.nics_per_node / sharing, per_device)
-        name = "nic_efficiency_gradients" if gradients else "nic_efficiency"
-        reached = self.constant(name) if self.constants else 1.0
-        return adapters * net.bandwidth_per_nic_GBps * 1e9 * reached
+        rate = adapters * net.bandwidth_per_nic_GBps * 1e9 * self._reached(gradients)
+        return rate / net.oversubscription
+
+    def _reached(self, gradients: bool) -> float:
+        """Return the fraction of the line rate between nodes that collectives reach."""
+        if not self.constants:
+            return 1.0
+        return self.constant("nic_efficiency_gradients" if gradients else "nic_efficiency")
 
     def host_copy_time_s(self, size_bytes: int) -> float:
         """Return the seconds of a copy between a device and host memory, in either direction.
@@ -235,7 +262,7 @@ class System:
             The number of groups, this group included, that leave a node at the same time
             (:meth:`nic_sharing`).
         """
-        where = spread(ranks, self.intra_node.devices_per_node)
+        where = spread(ranks, self.intra_node.devices_per_node, self._domains)
         return self.spread_time_s(kind, payload_bytes, where, sharing)
 
     @overload
@@ -266,17 +293,44 @@ class System:
     ) -> Any:
         """Return the seconds of a collective over a group with the topology ``where``.
 
-        See :mod:`.links`; ``gradients`` as in :meth:`node_bandwidth_bytes_per_s`. Of an array of
-        payloads the seconds of each, as of the numbers alone.
+        See :mod:`.tiers` for nodes with curves, :mod:`.links` for others; ``gradients`` as in
+        :meth:`node_bandwidth_bytes_per_s`. Of an array of payloads the seconds of each, as of the
+        numbers alone.
         """
         check_kind(kind)
         if where.ranks <= 1:
             return 0.0 * payload_bytes
+        near = self.intra_node
         if where.nodes == 1:
             factor = self.constant("collective_factor") if self.constants else 1.0
-            return factor * near_time_s(self.intra_node, kind, payload_bytes, where.ranks)
+            inside_s = curve_time_s if near.curves else near_time_s
+            return factor * inside_s(near, kind, payload_bytes, where.ranks)
         bandwidth = self.node_bandwidth_bytes_per_s(where.per_node, sharing, gradients)
+        if near.curves:
+            crossings = self._crossings(where, bandwidth, gradients)
+            return tiered_time_s(near, kind, payload_bytes, where, crossings)
         hop_us = self.constant("hop_us") if self.constants else None
-        return far_time_s(
-            self.intra_node, self.inter_node, kind, payload_bytes, where, bandwidth, hop_us
+        return far_time_s(near, self.inter_node, kind, payload_bytes, where, bandwidth, hop_us)
+
+    def _crossings(
+        self, where: GroupTopology, node_bandwidth: float, gradients: bool
+    ) -> list[Crossing]:
+        """Return the tiers that a group crosses, given what it sends out of a node."""
+        hop_us = self.constant("hop_us")
+        reached = self._reached(gradients)
+        first = Crossing(
+            where.nodes, where.per_node, node_bandwidth, hop_us + self.inter_node.latency_us
         )
+        return [
+            first,
+            *(
+                Crossing(
+                    domains,
+                    members,
+                    members * tier.bandwidth_GBps * 1e9 * reached / tier.oversubscription,
+                    hop_us + tier.latency_us,
+                )
+                for tier, (domains, members) in zip(self.outer_tiers, where.outer, strict=True)
+                if domains > 1
+            ),
+        ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,6 +15,7 @@ from annotated_types import Ge
 from tvm_distir.support import (
     Fraction,
     HardwareError,
+    JsonValue,
     Keys,
     NotNegative,
     Positive,
@@ -25,8 +26,10 @@ from tvm_distir.support import (
     read_model,
 )
 
+from . import system_family
 from .constants import DEFAULTS, FORMS, MEANINGS, Constant, value_of
 from .hardware import Device, Efficiency, HostLink, InterNode, IntraNode, Peaks
+from .network_reader import LINKS, read_links
 from .offered import offered, offered_names
 
 SCHEMA_VERSION = 1
@@ -140,10 +143,21 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     """Pass the parts of a system in plain data to ``make``."""
+    if isinstance(data, Mapping) and data.get("schema_version") == system_family.SCHEMA_VERSION:
+        return system_family.compose(data, place, make)
     content = check_version(data, place, _wrong, SCHEMA_VERSION)
-    if "constants" not in content:
-        return make(**vars(read_model(_SystemFile, content, place, _wrong)))
-    parts = vars(read_model(_ConstantsFile, content, place, _wrong))
+    near, outer_tiers = content.get("intra_node"), ()
+    if "tiers" in content or (isinstance(near, Mapping) and "curves" in near):
+        links = read_links(JsonValue(content, place, _wrong))
+        outer_tiers = links.outer_tiers
+        content = {key: value for key, value in content.items() if key not in LINKS}
+        content["intra_node"], content["inter_node"] = map(
+            asdict, (links.intra_node, links.inter_node)
+        )
+    form = _ConstantsFile if "constants" in content else _SystemFile
+    parts = {**vars(read_model(form, content, place, _wrong)), "outer_tiers": outer_tiers}
+    if form is _SystemFile:
+        return make(**parts)
     constants = {name: Constant(c.value, c.source) for name, c in parts["constants"].items()}
     memory = constants["memory_efficiency"].value
     efficiency = {

@@ -5,16 +5,25 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from .constants import MEANINGS
 from .system import System
+from .system_family import SCHEMA_VERSION as FAMILY_VERSION
 from .system_reader import SCHEMA_VERSION
 
 
 def to_data(system: System) -> dict[str, Any]:
-    """Give the content of a system's file, which :meth:`System.from_dict` reads."""
+    """Give the content of a system's file, which :meth:`System.from_dict` reads.
+
+    A system whose device has forms of kernels has schema version 2, with the device and the
+    network written out.
+    """
     data = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(system)}
+    for key in ("kernel_times", "constants", "sources", "price_per_hour", "watts"):
+        if not data["device"][key]:
+            del data["device"][key]
     if system.constants:
         del data["device"]["launch_floor_us"], data["device"]["efficiency"]
         data["constants"] = {
@@ -30,6 +39,56 @@ def to_data(system: System) -> dict[str, Any]:
         del data["constants"]
     if system.host_link is None:
         del data["host_link"]
-    if data["intra_node"]["send_us"] is None:
-        del data["intra_node"]["send_us"]
-    return data
+    near = data["intra_node"]
+    if near["send_us"] is None:
+        del near["send_us"]
+    curves = near.pop("curves")
+    if curves:
+        near["curves"] = {"chosen": list(curves)}
+    if data["inter_node"]["oversubscription"] == 1.0:
+        del data["inter_node"]["oversubscription"]
+    if outer := data.pop("outer_tiers"):
+        data["tiers"] = _tiers(data.pop("intra_node"), data.pop("inter_node"), outer)
+    return _composed(data) if system.device.kernel_times else data
+
+
+def _composed(data: dict[str, Any]) -> dict[str, Any]:
+    """Give the form of schema version 2."""
+    keys = ("tiers", "intra_node", "inter_node", "host_link")
+    sources = data.pop("sources")
+    parts: dict[str, dict[str, str]] = {"device": {}, "network": {}}
+    for key, source in sources.items():
+        first, _, rest = key.partition(".")
+        of_device = first == "device"
+        parts["device" if of_device else "network"][rest if of_device else key] = source
+    return {
+        **{key: value for key, value in data.items() if key not in keys},
+        "schema_version": FAMILY_VERSION,
+        "device": {**data["device"], "sources": parts["device"]},
+        "network": {
+            "name": data["name"],
+            **{key: data[key] for key in keys if key in data},
+            "sources": parts["network"],
+        },
+    }
+
+
+def _tiers(
+    near: dict[str, Any], far: dict[str, Any], outer: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Give the form of more than two tiers."""
+    first = {"name": near["name"], "devices": near["devices_per_node"]}
+    second = {
+        "name": far["name"],
+        "devices": outer[0]["devices"],
+        "bandwidth_GBps": far["bandwidth_per_nic_GBps"] * far["nics_per_node"] / first["devices"],
+        "rails": far["nics_per_node"],
+        "latency_us": far["latency_us"],
+        "oversubscription": far.get("oversubscription", 1.0),
+    }
+    rest = [dict(tier) for tier in outer]
+    for tier, beyond in zip(rest, [*rest[1:], {}], strict=True):
+        tier.pop("devices")
+        tier |= {"devices": beyond["devices"]} if beyond else {}
+    more = {key: near[key] for key in ("bandwidth_GBps", "curves")}
+    return [first | more, second, *rest]

@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
         description="Compare steps: results of `analyze --json` or `analyze -o`, or a MODEL under "
         "several plans and strategies, followed by results.",
         usage="tvm-distir compare RESULT...\n"
-        "       tvm-distir compare MODEL [RESULT...] --system S [--plan P.json]... "
+        "       tvm-distir compare MODEL [RESULT...] --system S... [--plan P.json]... "
         "[--strategy S --mesh M]...",
         allow_abbrev=False,
     )
@@ -79,7 +79,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--batch", metavar="N", help="Set the global batch size in samples.")
     add_dim_option(parser)
     add_entry_option(parser)
-    add_system(parser, False)
+    add_system(parser, False, repeated=True)
     add_training(parser)
     add_recompute(parser)
     add_overlap(parser)
@@ -90,7 +90,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Analyze the plans and strategies, read the results, print the comparison."""
     tasks = _tasks(arguments) if arguments.ways else []
-    if not tasks and arguments.system is not None:
+    if not tasks and arguments.system:
         raise _fault(
             "--system needs plans or strategies", "Add --plan or --strategy, or omit --system."
         )
@@ -105,7 +105,10 @@ def run(arguments: argparse.Namespace) -> int:
             operands.append(analyze_step(task, mesh).to_dict())
     results = arguments.operands[1 if tasks else 0 :]
     table = compare(*operands, *results)
-    first = [step.named(_name(task)) for step, task in zip(table.outcomes, tasks, strict=False)]
+    several = len(arguments.system or ()) > 1
+    first = [
+        step.named(_name(task, several)) for step, task in zip(table.outcomes, tasks, strict=False)
+    ]
     table = replace(table, outcomes=(*first, *table.outcomes[len(first) :]))
     put(to_json(table.to_dict()) if arguments.json else table.to_text())
     return 0
@@ -115,14 +118,15 @@ def _fault(what: str, remedy: str) -> UsageError:
     return UsageError("DIST0151", what, place="tvm-distir compare", remedy=remedy)
 
 
-def _name(task: argparse.Namespace) -> str:
-    """Return the path of a plan or the text of a strategy."""
-    return str(task.plan or task.strategy)
+def _name(task: argparse.Namespace, several: bool) -> str:
+    """Return the path of a plan or the text of a strategy, and the system if there are several."""
+    name = str(task.plan or task.strategy)
+    return f"{name} on {task.system}" if several else name
 
 
 def _tasks(arguments: argparse.Namespace) -> list[argparse.Namespace]:
-    """Return the options of the analysis of each plan and strategy."""
-    if arguments.system is None:
+    """Return the options of the analysis of each plan and strategy on each system."""
+    if not arguments.system:
         raise _fault("plans and strategies need a system", "Add --system S.")
     strategies = sum(option == "strategy" for option, _ in arguments.ways)
     meshes = _meshes(arguments.mesh, strategies)
@@ -132,7 +136,9 @@ def _tasks(arguments: argparse.Namespace) -> list[argparse.Namespace]:
         chosen = {"plan": None, "strategy": None, "mesh": None, option: value}
         if option == "strategy":
             chosen["mesh"] = meshes.pop(0)
-        tasks.append(argparse.Namespace(**{**vars(arguments), "model": model, **chosen}))
+        for system in arguments.system:
+            chosen["system"] = system
+            tasks.append(argparse.Namespace(**{**vars(arguments), "model": model, **chosen}))
     return tasks
 
 

@@ -57,6 +57,16 @@ class LateHelp(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class LateHelps(LateHelp):
+    """Collects the values of a repeated option in a list."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
+    ) -> None:
+        """Add the value."""
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), values])
+
+
 class _Listing(argparse.Action):
     """Prints a text and ends the command."""
 

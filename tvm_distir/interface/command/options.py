@@ -13,6 +13,7 @@ from tvm_distir.support import DistIRError, UsageError
 from .help import (
     HelpStrategies,
     LateHelp,
+    LateHelps,
     get_to_work,
     optimizer_names,
     strategy_names,
@@ -103,15 +104,16 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add_dim_option(parser)
 
 
-def add_system(parser: argparse.ArgumentParser, required: bool) -> None:
-    """Add ``--system``."""
+def add_system(parser: argparse.ArgumentParser, required: bool, repeated: bool = False) -> None:
+    """Add ``--system``, which is a list if it may be ``repeated``."""
     parser.add_argument(
         "--system",
-        action=LateHelp,
+        action=LateHelps if repeated else LateHelp,
         required=required,
         metavar="S",
         late=lambda: (
             f"{system_help()} Its times determine the placements that the plan leaves open."
+            + (" Repeat it to compare systems." if repeated else "")
         ),
     )
 
@@ -144,9 +146,10 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--master",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         default=None,
-        help="Keep float32 master copies of half-precision weights; needs --train.",
+        help="Keep float32 master copies of half-precision weights (default: on for systems of "
+        "schema version 2, as trainers do); needs --train.",
     )
     parser.add_argument(
         "--freeze",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,12 @@ def begin(arguments: argparse.Namespace, option: str, strategy: str | None) -> A
     """Import TVM, load the system, and check the strategy of an option, if any."""
     get_to_work()
     system = load_system(arguments, stopwatch())
+    if arguments.kernels is not None:
+        from tvm_distir.performance import Profile
+
+        with asked_by("--kernels", "DIST0701"):
+            Profile.load(arguments.kernels)
+        system = replace(system, kernels=arguments.kernels)
     if strategy:
         from tvm_distir.planning import parse
 

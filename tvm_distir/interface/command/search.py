@@ -12,7 +12,7 @@ from typing import Any
 from tvm_distir.support import UsageError, shortened
 
 from .option_values import parse_batch, parse_count, parse_dims, parse_mesh
-from .options import add_model, add_system, add_training, check_training
+from .options import add_kernels, add_model, add_system, add_training, check_training
 from .outputs import add_force
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .search_text import search_text
@@ -34,6 +34,7 @@ def add_parser(commands: Any) -> None:
     add_model(parser)
     parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
     add_system(parser, required=True)
+    add_kernels(parser)
     add_training(parser)
     parser.add_argument(
         "--memory",
@@ -213,7 +214,7 @@ def run(arguments: argparse.Namespace) -> int:
         devices,
         system,
         batch=batch,
-        train=training_keywords(arguments) if arguments.train else None,
+        train=training_keywords(arguments, system) if arguments.train else None,
         memory_bytes=memory,
         gap=gap,
         margin=margin,

@@ -66,7 +66,7 @@ def study_of(
         strategy=arguments.strategy,
         mesh=axes,
         system=system,
-        train=training_keywords(arguments) if arguments.train else None,
+        train=training_keywords(arguments, system) if arguments.train else None,
         recompute=arguments.recompute,
         batch=arguments.batch,
         dims=arguments.dims,
@@ -86,8 +86,9 @@ def study_of(
     return study
 
 
-def training_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
+def training_keywords(arguments: argparse.Namespace, system: Any) -> dict[str, Any]:
     """Return the keywords of ``train_step`` for the options (UsageError DIST0152)."""
+    from tvm_distir.interface.analysis import keeps_master
     from tvm_distir.transforms import optimizer_named, read_optimizer
 
     name, numbers = read_optimizer(arguments.optimizer or "sgd", "--optimizer")
@@ -98,7 +99,7 @@ def training_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
         "optimizer": name,
         "clip": 0.0 if arguments.clip is None else parse_number(arguments.clip, "--clip"),
         "loss_scale": 1.0 if arguments.loss_scale is None else arguments.loss_scale,
-        "master": bool(arguments.master),
+        "master": keeps_master(system) if arguments.master is None else arguments.master,
         "frozen": arguments.freeze or (),
         **numbers,
     }

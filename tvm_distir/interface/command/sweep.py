@@ -13,6 +13,7 @@ from .option_values import parse_dims
 from .options import (
     TRAINING,
     add_dim_option,
+    add_kernels,
     add_system,
     add_training,
     asked_by,
@@ -51,6 +52,7 @@ def add_parser(commands: Any) -> None:
     )
     add_dim_option(parser)
     add_system(parser, required=True)
+    add_kernels(parser)
     add_training(parser)
     parser.add_argument(
         "--tensor",
@@ -136,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.model,
             grid or arguments.rows,
             system,
-            train=training_keywords(arguments) if arguments.train else None,
+            train=training_keywords(arguments, system) if arguments.train else None,
             tensor=arguments.tensor,
             cuts=arguments.cuts,
             decide=arguments.decide,

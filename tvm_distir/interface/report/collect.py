@@ -9,13 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm_distir.core import System
+from tvm_distir.core import System, sourced_numbers
 from tvm_distir.performance import (
     DeviceGroupResult,
     Event,
     Op,
     Program,
     Result,
+    StepFlops,
     Verdict,
     critical_path,
     place_number,
@@ -56,6 +57,9 @@ def analysis_of(
     command: str,
     strategy: str | None = None,
     batch: int | None = None,
+    tokens: int | None = None,
+    flops: StepFlops | None = None,
+    kernels: str | None = None,
     plan: Mapping[str, Any] | None = None,
     timings_s: Mapping[str, float] | None = None,
     warnings: tuple[str, ...] = (),
@@ -74,6 +78,12 @@ def analysis_of(
         The text that made the plan.
     batch : int, optional
         Samples per step, over all devices.
+    tokens : int, optional
+        Tokens per step, over all devices.
+    flops : StepFlops, optional
+        Of the module before it was distributed.
+    kernels : str, optional
+        Name of the kernel profile; None: that of the system.
     plan : mapping, optional
         As ``Plan.to_dict`` gives it.
     timings_s : mapping of str to float, optional
@@ -108,6 +118,9 @@ def analysis_of(
         plan=plan,
         strategy=strategy,
         batch=batch,
+        tokens=tokens,
+        flops=flops,
+        kernels=kernels or system.kernels,
         assumptions=ASSUMPTIONS if result.pipeline is None else (*ASSUMPTIONS, PIPELINE_ASSUMPTION),
         pipeline=result.pipeline,
         timings_s=dict(timings_s or {}),
@@ -225,6 +238,10 @@ def hardware_of(system: System, dtype: str) -> Hardware:
         peak_flops=peak,
         memory_bandwidth_bytes_per_s=bandwidth,
         facts=tuple(facts),
+        dtype=dtype,
+        numbers=sourced_numbers(system),
+        price_per_device_hour_usd=system.device.price_per_hour,
+        watts_per_device=system.device.watts,
     )
 
 

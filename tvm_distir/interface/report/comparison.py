@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,17 @@ from .saved_results import Outcome, read_outcomes
 from .text_table import table
 
 SCHEMA_VERSION = 1
+_FIGURES: Sequence[tuple[str, str, Callable[[float], str]]] = (
+    ("samples/s", "samples_per_s", units.count),
+    ("tokens/s", "tokens_per_s", units.count),
+    ("tokens/s per device", "tokens_per_s_per_device", units.count),
+    ("MFU", "mfu", lambda value: units.share(value, 1)),
+    ("HFU", "hfu", lambda value: units.share(value, 1)),
+    ("$ per hour", "cost_per_hour_usd", "{:,.2f}".format),
+    ("$ per million tokens", "cost_per_million_tokens_usd", "{:.4g}".format),
+    ("kWh per step", "energy_per_step_kWh", "{:.3g}".format),
+)
+"""Columns of the figures of steps: head, field of :class:`.figures.Figures`, text."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class Comparison:
     def to_text(self) -> str:
         """Write the tables, ending with a newline: time, memory, and traffic by collective."""
         lines = [*self._about(), *table(*self._times()), "", *table(*self._memory())]
-        return "\n".join([*lines, *self._traffic()]) + "\n"
+        return "\n".join([*lines, *self._figures(), *self._traffic()]) + "\n"
 
     def __str__(self) -> str:
         return self.to_text()
@@ -95,6 +106,28 @@ class Comparison:
                 ]
             )
         return ["", "peak memory", "capacity", "fits", "wire bytes"], rows, "lrrlr"
+
+    def _figures(self) -> list[str]:
+        """Return throughput, utilisation and cost, as far as a step has them."""
+        columns = [
+            (head, key, words)
+            for head, key, words in _FIGURES
+            if any(key in outcome.figures for outcome in self.outcomes)
+        ]
+        if not columns:
+            return []
+        rows = [
+            [
+                outcome.name,
+                *(
+                    words(outcome.figures[key]) if key in outcome.figures else "-"
+                    for _, key, words in columns
+                ),
+            ]
+            for outcome in self.outcomes
+        ]
+        head = ["", *(head for head, _, _ in columns)]
+        return ["", *table(head, rows, "l" + "r" * len(columns))]
 
     def _traffic(self) -> list[str]:
         """Return the wire bytes by collective, if there are any."""

@@ -11,6 +11,7 @@ from typing import Any
 from tvm_distir.support import InternalError
 
 from .advice import advice
+from .figures import basis, figures
 from .model import SCHEMA_VERSION, Analysis
 
 
@@ -20,7 +21,9 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
     Returns
     -------
     data : dict
-        ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
+        ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``throughput`` (also
+        utilisation and cost), ``flops`` before distribution, ``basis`` (system, kernel profile,
+        and all numbers of the system with their sources), ``bound_by``,
         ``spent_s`` by what it goes to, ``devices``, ``collectives`` and ``ops`` with their times,
         ``memory``, ``out_of_memory``, ``advice``, ``links``, ``warnings``, ``unmodelled_ops``,
         ``branches``, ``timings_s``, ``meshes``, of a pipelined step ``pipeline``, and
@@ -36,6 +39,9 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "peak_memory_bytes": analysis.peak_memory_bytes,
         "memory_capacity_bytes": analysis.capacity_bytes,
         "fits": analysis.fits,
+        "throughput": {"tokens": analysis.tokens, **figures(analysis)._asdict()},
+        "flops": None if analysis.flops is None else analysis.flops._asdict(),
+        "basis": basis(analysis),
         "bound_by": analysis.bound_by,
         "spent_s": analysis.spent_s,
         "meshes": [

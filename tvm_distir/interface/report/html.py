@@ -9,6 +9,7 @@ from typing import Any
 
 from .advice import advice_lines
 from .events import lane_data
+from .figures import basis_words, cost_parts, figures, throughput_words
 from .insights import ParameterGroup, findings, parameter_groups
 from .links import LINK_HEAD, link_cells
 from .memory import account_sentences, fullest, holder_cells, verdict_words
@@ -39,6 +40,10 @@ def to_html(analysis: Analysis) -> str:
         "report.html.j2",
         analysis=analysis,
         mesh_words=mesh_words(analysis),
+        figures=figures(analysis),
+        throughput_words=throughput_words(figures(analysis)),
+        cost_parts=cost_parts(figures(analysis)),
+        basis_words=basis_words(analysis),
         findings=findings(analysis),
         advice=advice_lines(analysis),
         path=analysis.path(),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tvm_distir.core import SourcedNumber
 from tvm_distir.performance import (
     Branch,
     CollectiveTotal,
@@ -17,6 +18,7 @@ from tvm_distir.performance import (
     OpTime,
     PathPart,
     PipelineResult,
+    StepFlops,
     Verdict,
 )
 
@@ -105,13 +107,21 @@ class LinkUse:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The few facts of the system that a reader compares the result with."""
+    """The few facts of the system that a reader compares the result with.
+
+    ``peak_flops`` is that of ``dtype``; ``numbers`` are all numbers of the system with their
+    sources.
+    """
 
     name: str
     memory_capacity_bytes: int | None
     peak_flops: float | None = None
     memory_bandwidth_bytes_per_s: float | None = None
     facts: tuple[tuple[str, str], ...] = ()
+    dtype: str = ""
+    numbers: tuple[SourcedNumber, ...] = ()
+    price_per_device_hour_usd: float | None = None
+    watts_per_device: float | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +159,9 @@ class Analysis:
     """A simulated step with all data of a report.
 
     ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
-    that were simulated, ``untried`` parts of the step and changes that may lessen them.
+    that were simulated, ``untried`` parts of the step and changes that may lessen them. ``tokens``
+    are those of a step, where the model has a token input; ``flops`` those of the module before it
+    is distributed. ``kernels`` is the name of the kernel profile.
     """
 
     model: str
@@ -170,6 +182,9 @@ class Analysis:
     plan: Mapping[str, Any] | None = None
     strategy: str | None = None
     batch: int | None = None
+    tokens: int | None = None
+    flops: StepFlops | None = None
+    kernels: str = "eager"
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     timings_s: Mapping[str, float] = field(default_factory=dict)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ from tvm_distir.support import (
 )
 
 from . import model
+from .figures import Figures
 
 ANALYSIS = "analysis.json"
 """The result in the folder of ``analyze -o``."""
@@ -47,6 +48,8 @@ class Outcome:
         By kind of collective, of the mesh whose devices send most.
     bubble : float, optional
         The share of a pipelined step.
+    figures : mapping of str to float
+        The known figures of :class:`.figures.Figures`, by name.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Outcome:
     memory_capacity_bytes: int | None
     wire_bytes: Mapping[str, int]
     bubble: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bound_by(self) -> str:
@@ -82,6 +86,7 @@ class Outcome:
             **self.__dict__,
             "spent_s": dict(self.spent_s),
             "wire_bytes": dict(self.wire_bytes),
+            "figures": dict(self.figures),
             "bound_by": self.bound_by,
             "fits": self.fits,
         }
@@ -119,6 +124,11 @@ class Outcome:
             memory_capacity_bytes=result.memory_capacity_bytes,
             wire_bytes=cls.most_wire(rows),
             bubble=None if result.pipeline is None else result.pipeline.bubble,
+            figures={
+                key: value
+                for key, value in result.throughput.items()
+                if value is not None and key in Figures._fields
+            },
         )
 
 
@@ -175,6 +185,7 @@ class _ResultFile:
     model: str | None = None
     strategy: str | None = None
     pipeline: _Pipeline | None = None
+    throughput: dict[str, NotNegative | None] = field(default_factory=dict)
 
 
 def _refuse(place: str, what: str, remedy: str) -> SimulationError:

@@ -1,12 +1,13 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Summarize an analysis in a few lines: time, bound, memory."""
+"""Summarize an analysis in a few lines: time, throughput, memory, and what they are based on."""
 
 from __future__ import annotations
 
 from tvm_distir.support import InfeasibleError, printable
 
 from . import units
+from .figures import basis_words, figure_lines
 from .model import Analysis
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
@@ -95,7 +96,9 @@ def verdict_lines(analysis: Analysis, paint: Painter) -> list[str]:
         f"  {mesh_words(analysis)}, {printable(plan)}",
         f"  {paint('bold', units.duration(analysis.time_s))} per step, bound by "
         f"{analysis.bound_by} ({units.share(analysis.bound_share, 1.0)}); {fit}",
+        *(f"  {line}" for line in figure_lines(analysis)),
         *([f"  {staged}"] if staged else []),
+        f"  Based on {basis_words(analysis)}.",
     ]
 
 

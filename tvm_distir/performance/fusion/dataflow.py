@@ -83,10 +83,20 @@ class Dataflow:
         """Number of elements."""
         return math.prod(self.fn.values[value].shape)
 
-    def has_scalar(self, number: int) -> bool:
-        """Return whether one of several operands of an op has a single element."""
-        inputs = self.fn.ops[number].inputs
-        return len(inputs) > 1 and any(self.elements(value) == 1 for value in inputs)
+    def qualifiers(self, number: int) -> tuple[str, ...]:
+        """Return what the operands of an op are, as members of rules may ask for.
+
+        ``scalar``: one of several has a single element. ``vector``: one of several has fewer dims
+        than the result, and is no scalar. ``batched``: both are batches of matrices.
+        """
+        op = self.fn.ops[number]
+        out = self.fn.values[op.outputs[0]].shape if op.outputs else ()
+        sizes = [self.elements(value) for value in op.inputs] if len(op.inputs) > 1 else []
+        ranks = [len(self.fn.values[value].shape) for value in op.inputs]
+        thin = any(size > 1 and rank < len(out) for size, rank in zip(sizes, ranks, strict=False))
+        batched = op.kernel_class == "matmul" and len(ranks) > 1 and min(ranks[:2]) > 2
+        known = {"scalar": 1 in sizes, "vector": thin, "batched": batched}
+        return tuple(name for name, holds in known.items() if holds)
 
     def neighbours(self, number: int) -> list[int]:
         """Return the neighbours of an op: producers and readers of its values, scalars aside."""

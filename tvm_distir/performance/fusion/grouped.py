@@ -52,7 +52,7 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     program = dataclasses.replace(program, functions=functions)
     if known.accumulates:
         program = accumulated(program)
-    return with_hosts(program, besides)
+    return with_hosts(program, {} if known.graphs else besides, known.graphs)
 
 
 def _function(fn: Function, profile: Profile) -> tuple[Function, int]:

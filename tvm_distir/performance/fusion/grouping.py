@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from .dataflow import Dataflow
 from .profile import FusionRule, Profile
@@ -82,8 +83,28 @@ class Grouping:
                     refused.clear()
                 else:
                     refused.add(number)
-        self._taken.update(group.members)
-        self.groups.append(group)
+        for number in self._siblings(group):
+            if number not in self._taken and not self.flow.closes_circle(group.members, number):
+                group.members.add(number)
+        if self._has_what_it_needs(group):
+            self._taken.update(group.members)
+            self.groups.append(group)
+
+    def _siblings(self, group: Group) -> list[int]:
+        """Return the ops that a rule takes because they read what the group reads."""
+        flow, names = self.flow, group.rule.siblings
+        values = {value for n in group.members for value in flow.reads(n)} if names else ()
+        return [
+            number
+            for value in sorted(values)
+            for number in flow.readers[value]
+            if flow.fn.ops[number].op in names
+            and flow.elements(value) == flow.elements(flow.fn.ops[number].outputs[0])
+        ]
+
+    def _has_what_it_needs(self, group: Group) -> bool:
+        ops = (self.flow.fn.ops[number].op for number in group.members)
+        return not group.rule.needs or any(op in group.rule.needs for op in ops)
 
     def _fits(self, group: Group, anchor: int, number: int) -> bool:
         op = self.flow.fn.ops[number]
@@ -92,7 +113,7 @@ class Grouping:
             and not (group.rule.issue == "python" and number in self.late)
             and (
                 (self.flow.casts and self.flow.is_cast(number))
-                or group.rule.takes(op.op, self.flow.has_scalar(number))
+                or group.rule.takes(op.op, partial(self.flow.qualifiers, number))
             )
             and not self.flow.closes_circle(group.members, number)
         )
@@ -126,7 +147,9 @@ def plain(flow: Dataflow, profile: Profile) -> tuple[set[int], int]:
                 for number in flow.neighbours(todo.pop()):
                     other = flow.fn.ops[number]
                     sizes = {flow.elements(v) for v in (*other.inputs, *other.outputs)}
-                    fits = flow.is_cast(number) or rule.takes(other.op, flow.has_scalar(number))
+                    fits = flow.is_cast(number) or rule.takes(
+                        other.op, partial(flow.qualifiers, number)
+                    )
                     if number not in seen and size in sizes and fits:
                         seen.add(number)
                         todo.append(number)

@@ -18,10 +18,11 @@ HOST, UNIT, STEP = "host", "unit", "step"
 does for a forward or backward pass of a micro-batch; what it does for a step."""
 
 
-def with_hosts(program: Program, besides: Mapping[str, int]) -> Program:
+def with_hosts(program: Program, besides: Mapping[str, int], graphs: bool = False) -> Program:
     """Add the work of the host to each function that issues kernels from Python.
 
-    ``besides`` says what it does in a function beyond its kernels, in launches.
+    ``besides`` says what it does in a function beyond its kernels, in launches; ``graphs``, that
+    kernels are replayed from graphs, so that none is issued.
 
     Kernels that wait for a gradient are issued by the automatic gradient, without Python; so are
     sums and updates. A function begins with what its kernels wait for the host, all of it at once.
@@ -41,7 +42,7 @@ def with_hosts(program: Program, besides: Mapping[str, int]) -> Program:
                     marks.setdefault(phase.function, []).append(STEP)
         reachable = reached(functions, roots)
     for name, fn in functions.items():
-        count = _issued(fn) + besides[name] if name in reachable else 0
+        count = _issued(fn) + besides[name] if name in reachable and not graphs else 0
         counts = [(mark, 1) for mark in marks.get(name, ())] + ([(HOST, count)] if count else [])
         if counts:
             added = [Op(k, "compute", k, fn.params, flops=n, kernel_class=k) for k, n in counts]

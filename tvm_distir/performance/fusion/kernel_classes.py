@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from tvm_distir.performance.program.parts import Function, Op
 
 BATCHED, VOCABULARY, SCORES, LOGITS = "batched", "vocabulary", "scores", "logits"
-UNALIGNED = "unaligned"
+UNALIGNED, ATTENTION, DECODE = "unaligned", "attention", "attention_decode"
 _HALF = ("float16", "bfloat16")
 ALIGNED = 8
 """Rows of matrices of so many elements of 16 bits, or multiples, are 16 bytes: what tensor cores
 load at once (NVIDIA, *Matrix Multiplication Background User's Guide*, on tensor cores)."""
+_ATTENTION = ("relax.dist.attention", "fused_attention")
 _PRODUCTS = ("relax.matmul", "relax.einsum", "product_with_bias")
-_OVER_CLASSES = ("relax.exp", "relax.nn.log_softmax", "cross_entropy_backward")
+_OVER_CLASSES = ("relax.exp", "relax.nn.log_softmax", "cross_entropy")
 
 
 def classified(fn: Function) -> Function:
@@ -27,7 +28,8 @@ def classified(fn: Function) -> Function:
     operand; such products are ``batched``, and other kernels that read or write something of that
     shape ``scores``. *Logits* are what an exponential over classes reads, as cross entropies do:
     ``logits``, and ``vocabulary`` for the products that make or read them; ``unaligned`` where
-    these are of 16 bits and so many on a device that rows of logits are not aligned.
+    these are of 16 bits and so many on a device that rows of logits are not aligned. Attention of
+    a single query per sequence *decodes*: ``attention_decode``.
     """
     batched = {number for number, op in enumerate(fn.ops) if _is_batched(fn, op)}
     scores = {
@@ -50,6 +52,9 @@ def classified(fn: Function) -> Function:
             classes = {shape[-1] for shape in shapes if shape and _flat(shape) in logits}
             if number in batched:
                 op = op._replace(kernel_class=BATCHED)
+            elif op.kernel_class == ATTENTION and op.op in _ATTENTION:
+                query = fn.values[op.inputs[0]].shape
+                op = op._replace(kernel_class=DECODE if query[1] == 1 else ATTENTION)
             elif op.kernel_class == "matmul" and classes:
                 aligned = op.dtype not in _HALF or not any(n % ALIGNED for n in classes)
                 op = op._replace(kernel_class=VOCABULARY if aligned else UNALIGNED)

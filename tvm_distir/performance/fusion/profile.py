@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tvm_distir.core import KERNEL_CLASSES
+from tvm_distir.core import KERNEL_CLASSES, PROFILES, offered, offered_names
 from tvm_distir.support import (
     Count,
     HardwareError,
@@ -37,7 +39,8 @@ class FusionRule:
         The name of the kernel.
     anchors, members : tuple of str
         Names of ops, or patterns of them (``dropout_kernel*``). ``relax.add:scalar`` is an add in
-        which an operand has a single element.
+        which an operand has a single element, ``relax.add:vector`` one with an operand of fewer
+        dims, and ``relax.matmul:batched`` a product of two batches of matrices.
     issue : str
         The issuer of the anchor: ``python``, then of the members too; ``autograd``; ``any``.
     batch_multiple : int
@@ -49,6 +52,11 @@ class FusionRule:
         The bytes per element that other kernels beside this kernel read and write.
     kernel_class : str
         Class of the kernel; empty: by its ops.
+    needs : tuple of str
+        Ops of which the kernel has at least one; otherwise its ops are left to other rules.
+    siblings : tuple of str
+        Names of ops that are taken too where they read a value that the kernel reads, of the size
+        of their result.
     """
 
     name: Text
@@ -61,20 +69,32 @@ class FusionRule:
     kernel_class: Annotated[str, one_of(KERNEL_CLASSES)] = field(
         default="", metadata={"alias": "class"}
     )
+    needs: tuple[Text, ...] = ()
+    siblings: tuple[Text, ...] = ()
+
+    @cached_property
+    def _qualified(self) -> tuple[tuple[str, str], ...]:
+        """Return the members as pairs of a pattern of names and a qualifier."""
+        parts = (member.partition(":") for member in self.members)
+        return tuple((name, qualifier) for name, _, qualifier in parts)
 
     def begins(self, op: str) -> bool:
         """Return whether an op is an anchor."""
         return any(fnmatchcase(op, pattern) for pattern in self.anchors)
 
-    def takes(self, op: str, scalar: bool) -> bool:
-        """Return whether an op is a member (``scalar``: an operand has a single element)."""
-        names = (op, f"{op}:scalar") if scalar else (op,)
-        return any(fnmatchcase(name, pattern) for pattern in self.members for name in names)
+    def takes(self, op: str, qualifiers: Callable[[], Collection[str]]) -> bool:
+        """Return whether an op is a member; ``qualifiers`` returns what its operands are."""
+        for name, qualifier in self._qualified:
+            if fnmatchcase(op, name) and (not qualifier or qualifier in qualifiers()):
+                return True
+        return False
 
 
 @dataclass(frozen=True)
 class Profile:
     """Profile of how a backend groups ops into kernels.
+
+    In a file, ``"base": NAME`` takes what it does not state from a profile of the package.
 
     Attributes
     ----------
@@ -96,6 +116,8 @@ class Profile:
         Collectives that are not split into start and done stop the kernels behind them.
     accumulates : bool
         Gradients are added to their sums as they come, in backward passes.
+    graphs : bool
+        Kernels are replayed from CUDA graphs, so that the host issues none by itself.
     sums : str
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
     rules : tuple of FusionRule
@@ -113,6 +135,7 @@ class Profile:
     split_sends: bool = False
     blocking: bool = False
     accumulates: bool = False
+    graphs: bool = False
     sums: Literal["float32", "weight"] = "float32"
     rules: tuple[FusionRule, ...] = field(default=(), metadata={"alias": "kernels"})
     attention: Literal["written", "fused"] = "written"
@@ -126,15 +149,25 @@ class Profile:
     def load(name_or_path: str | Path) -> Profile:
         """Read a profile by its name, or from a JSON file.
 
+        Names are those of the package, and those that other packages offer by the entry point
+        group ``tvm_distir.kernels``.
+
         Raises
         ------
         HardwareError
             DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
             unknown, missing or wrong value.
+        DependencyError
+            DIST0114 where another package offers the name and has no such profile.
         """
         path = Path(name_or_path)
-        if str(name_or_path) in profile_names():
+        if str(name_or_path) in _own_names():
             path = DATA / f"{name_or_path}.json"
+        elif str(name_or_path) in offered_names(PROFILES):
+            source = offered(str(name_or_path), PROFILES)
+            if not isinstance(source, Path):
+                return Profile.from_dict(*source)
+            path = source
         elif not os.path.exists(path):
             known = profile_names()
             raise HardwareError(
@@ -154,11 +187,22 @@ class Profile:
     def from_dict(data: Any, place: str = "kernels") -> Profile:
         """Make a profile of the content of its JSON file. Errors as in :meth:`load`."""
         content = check_version(data, place, _wrong, SCHEMA_VERSION)
-        return read_model(Profile, content, place, _wrong)
+        base = content.pop("base", None)
+        if base is None:
+            return read_model(Profile, content, place, _wrong)
+        if base not in _own_names():
+            raise _wrong(f"{place}/base", f"there is no profile {base!r}", "Name one, or omit it.")
+        rest = read_json(DATA / f"{base}.json", _no_json, repeated=_wrong)
+        return Profile.from_dict({**rest, **content}, place)
 
 
 def profile_names() -> tuple[str, ...]:
-    """Return the names of the profiles that come with the package."""
+    """Return the names of the profiles of the package, then of those of other packages."""
+    own_names = _own_names()
+    return (*own_names, *(name for name in offered_names(PROFILES) if name not in own_names))
+
+
+def _own_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in DATA.glob("*.json")))
 
 

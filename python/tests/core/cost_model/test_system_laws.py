@@ -27,6 +27,7 @@ LINE_GBPS = {
     "NVLink 5 through NVSwitch": 900.0,
     "Infinity Fabric, all to all": 448.0,
     "inter-chip interconnect, 3-D torus": 300.0,
+    "PCIe gen 4 x16": 32.0,
     "shared memory": 40.0,
 }
 """What a device sends inside a node at most, per direction, by data sheets; of shared memory what
@@ -152,7 +153,7 @@ def test_equal_work_takes_equally_long(system: System) -> None:
         ids, kind = groups(system, rng), rng.choice(list(COLLECTIVES))
         payload = rng.randint(0, 10**9)
         time_s = system.collective_time_s(kind, payload, ids)
-        nodes = rng.sample(range(1000), 40)
+        nodes = range(40) if system.outer_tiers else rng.sample(range(1000), 40)
         renamed = [per_node * nodes[one // per_node] + one % per_node for one in ids]
         rng.shuffle(renamed)
         assert system.collective_time_s(kind, payload, renamed) == time_s

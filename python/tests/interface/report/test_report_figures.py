@@ -159,7 +159,8 @@ def test_no_rate_is_above_what_the_links_carry(name, pipeline):
             largest[use.per] = max(largest[use.per], share)
     line = system.inter_node.nics_per_node * system.inter_node.bandwidth_per_nic_GBps * 1e9
     assert all(use.rate_bytes_per_s <= line for use in uses if use.per == "node")
-    assert largest["device"] > 0.9 and largest["node"] > 0.6
+    reached = 0.3 if system.intra_node.curves else 0.9  # of the line rate, or of what is reached
+    assert largest["device"] > reached and largest["node"] > 0.6
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Systems of schema version 2: a device and a network, by name or from a data sheet."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+import tvm_distir as td
+from tvm_distir.core import sourced_numbers, system_names, to_data
+from tvm_distir.support import HardwareError
+
+DATA = Path(td.__file__).parent / "core" / "cost_model" / "data"
+FAMILY = [
+    name
+    for name in system_names()
+    if json.loads((DATA / f"{name}.json").read_text())["schema_version"] == 2
+]
+SHEET = {
+    "schema_version": 2,
+    "name": "sheet",
+    "device": {
+        "name": "accelerator",
+        "memory_capacity_GiB": 64,
+        "memory_bandwidth_GBps": 1600,
+        "matmul_TFLOPs": {"bfloat16": 200, "default": 25},
+    },
+    "network": {
+        "intra_node": {"name": "link", "devices_per_node": 4, "bandwidth_GBps": 150},
+        "inter_node": {"name": "fabric", "nics_per_node": 4, "bandwidth_per_nic_GBps": 25},
+    },
+}
+
+
+def test_the_names_that_people_say_are_systems() -> None:
+    people_say = {"a100", "a100-40gb", "h100", "h200", "b200", "gb200-nvl72", "mi300x", "l40s"}
+    assert people_say | {"tpu-v5p"} <= set(FAMILY)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_no_kernel_beats_its_arithmetic_or_its_bytes(name: str) -> None:
+    system = td.System.load(name)
+    for kernel_class, dtype, flops, moved in itertools.product(
+        ("matmul", "attention", "memory", "vocabulary"), ("bfloat16", "float32"),
+        (0, 10**6, 10**9, 10**13), (10**3, 10**6, 10**9),
+    ):  # fmt: skip
+        least = max(
+            flops / system.peak_flops_per_s(dtype, kernel_class),
+            moved / system.memory_bandwidth_bytes_per_s,
+        )
+        assert system.roofline(flops, moved, kernel_class, dtype).time_s >= least
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_every_number_that_ships_has_a_source(name: str) -> None:
+    numbers = sourced_numbers(td.System.load(name))
+    assert [number.name for number in numbers if number.source == "no source is stated"] == []
+    assert len({number.name for number in numbers}) == len(numbers)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_system_reads_back_as_it_was_written(name: str) -> None:
+    system = td.System.load(name)
+    again = td.System.from_dict(json.loads(json.dumps(to_data(system))))
+    assert again.device == system.device
+    assert again.intra_node == system.intra_node
+    assert again.constants == system.constants
+    ranks = range(2 * system.intra_node.devices_per_node)
+    for kind in ("all_reduce", "all_gather", "all_to_all"):
+        times = [one.collective_time_s(kind, 10**7, ranks) for one in (system, again)]
+        assert times[1] == pytest.approx(times[0])
+
+
+def test_a_data_sheet_alone_makes_a_system_that_says_what_it_assumes() -> None:
+    system = td.System.from_dict(SHEET)
+    assumed = {number.name for number in sourced_numbers(system) if number.is_assumed}
+    assert {"intra_node.curves", "constants.hop_us", "kernels.matmul.default"} <= assumed
+    assert "device.memory_bandwidth_GBps" not in assumed
+    wire = 2 * 3 / 4 * 10**9
+    took = system.collective_time_s("all_reduce", 10**9, range(4))
+    assert wire / 150e9 < took < 2 * wire / 150e9
+
+
+def test_the_price_and_power_of_the_system_replace_those_of_the_device() -> None:
+    system = td.System.from_dict(
+        {**SHEET, "device": "h100-sxm", "price_per_device_hour_usd": 2.5, "watts_per_device": 650}
+    )
+    assert (system.device.price_per_hour, system.device.watts) == (2.5, 650)
+    assert td.System.load("h100").device.price_per_hour is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("device",), "h100-sxn", "there is no device"),
+        (("network",), "hgx-h101", "there is no network"),
+        (("device", "memory_bandwith_GBps"), 3, "memory_bandwith_GBps"),
+        (("device", "matmul_TFLOPs"), {"default": "fast"}, "fast"),
+        (("network", "intra_node"), {"name": "link"}, "devices_per_node"),
+        (("network", "sources"), 3, "is not an object"),
+        (("constants",), {"hop_us": {"value": -1, "source": "x"}}, "-1"),
+        (("constants",), {"nic_efficiency": {"value": 2, "source": "x"}}, "2.0 of a peak"),
+        (("kernles",), "flash", "kernles"),
+    ],
+)
+def test_wrong_content_is_refused_by_name(path: tuple[str, ...], value: object, words: str) -> None:
+    data = copy.deepcopy(SHEET)
+    inner: dict[str, object] = data
+    for key in path[:-1]:
+        inner = inner[key]  # type: ignore[assignment]
+    inner[path[-1]] = value
+    with pytest.raises(HardwareError, match=words) as caught:
+        td.System.from_dict(data)
+    assert caught.value.code in ("DIST0701", "DIST0703")

@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Options on systems and kernels of the commands, and what they say of their numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import tvm_distir as td
+from tvm_distir.interface.command import main
+
+MODEL = "zoo:gpt?size=tiny,dtype=bfloat16"
+WAY = ["--strategy", "data_parallel", "--mesh", "dp=2"]
+TRAIN = ["--train", "--optimizer", "adam"]
+
+
+def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must succeed, and return what it printed."""
+    code = main(words)
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out
+
+
+def test_compare_gives_each_system_what_analyze_does(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["a100", "b200"]
+    systems = [word for name in names for word in ("--system", name)]
+    rows = json.loads(run(["compare", MODEL, *WAY, *systems, "--json"], capsys))["results"]
+    assert [row["system"] for row in rows] == names
+    assert [row["name"] for row in rows] == [f"data_parallel on {name}" for name in names]
+    for name, row in zip(names, rows, strict=True):
+        one = json.loads(run(["analyze", MODEL, *WAY, "--system", name, "--json"], capsys))
+        assert row["time_s"] == one["time_s"]
+        assert row["figures"]["mfu"] == one["throughput"]["mfu"]
+    text = run(["compare", MODEL, *WAY, *systems], capsys)
+    assert "tokens/s per device" in text and "MFU" in text
+
+
+def test_the_kernels_of_a_sweep_are_those_of_the_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def time_s(*options: str) -> float:
+        words = ["sweep", MODEL, "--grid", "dp=2", "--system", "h100", *TRAIN, *options]
+        rows = list(csv.DictReader(io.StringIO(run(words, capsys))))
+        return float(rows[0]["time_s"])
+
+    assert time_s("--kernels", "eager") > time_s()
+    assert main(["sweep", MODEL, "--grid", "dp=2", "--system", "h100", "--kernels", "none"]) == 2
+
+
+def test_a_search_says_which_kernels_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["search", MODEL, "--devices", "2", "--system", "h100", "--kernels", "none"]
+    assert main(words) == 2
+    assert "--kernels" in capsys.readouterr().err
+
+
+def test_masters_are_kept_by_default_on_systems_that_describe_trainers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def peak_bytes(*options: str) -> int:
+        words = ["analyze", MODEL, *WAY, *TRAIN, "--advice", "bounds", "--json", *options]
+        return int(json.loads(run(words, capsys))["peak_memory_bytes"])
+
+    kept = peak_bytes("--system", "h100", "--master")
+    without = peak_bytes("--system", "h100", "--no-master")
+    assert kept > without
+    assert peak_bytes("--system", "h100") == kept
+    by_hand = {"strategy": "data_parallel", "mesh": {"dp": 2}, "train": {"optimizer": "adam"}}
+    assert td.analyze(MODEL, system="h100", **by_hand).peak_memory_bytes == kept
+    plain = [peak_bytes("--system", "dgx-h100", *more) for more in ((), ("--no-master",))]
+    assert plain[0] == plain[1]
+
+
+def test_the_head_of_an_answer_states_rate_cost_and_basis(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "priced.json"
+    path.write_text(
+        json.dumps(
+            {
+                "schema_version": 2, "name": "priced", "device": "h100-sxm", "network": "hgx-h100",
+                "price_per_device_hour_usd": 3.0, "watts_per_device": 500,
+            }
+        )
+    )  # fmt: skip
+    words = ["analyze", MODEL, *WAY, "--system", str(path), "--advice", "bounds"]
+    data = json.loads(run([*words, "--json"], capsys))
+    given, time_s = data["throughput"], data["time_s"]
+    assert given["cost_per_hour_usd"] == 6.0
+    assert math.isclose(given["cost_per_step_usd"], 6.0 * time_s / 3600)
+    assert math.isclose(given["energy_per_step_kWh"], 2 * 500 * time_s / 3.6e6)
+    assert math.isclose(given["tokens_per_s"], given["tokens"] / time_s)
+    assumed = [number["name"] for number in data["basis"]["numbers"] if number["assumed"]]
+    assert assumed == data["basis"]["assumed"] != []
+    head = run(words, capsys).splitlines()[:7]
+    assert "tokens/s" in head[3] and "MFU" in head[3]
+    assert "$6.00 per hour" in head[4]
+    count = f"{len(assumed)} of {len(data['basis']['numbers'])} numbers"
+    assert "system priced, kernel profile" in head[5] and count in head[5]
+
+
+def test_an_image_model_has_samples_and_no_tokens() -> None:
+    result = td.analyze(
+        "zoo:resnet?size=tiny", strategy="data_parallel", mesh={"dp": 2}, system="h100"
+    )
+    given = result.to_dict()["throughput"]
+    assert given["tokens_per_s"] is None and given["samples_per_s"] > 0
+    assert "samples/s" in result.summary

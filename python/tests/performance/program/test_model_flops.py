@@ -1,0 +1,73 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""FLOPs of a step before distribution, against a closed formula and the training step itself."""
+
+from __future__ import annotations
+
+import pytest
+
+import tvm_distir as td
+from tvm_distir.performance import step_flops
+from tvm_distir.performance.program.model_flops import product_flops
+from tvm_distir.planning import Study
+
+LAYERS, HIDDEN, SEQ, VOCAB, BATCH = 3, 64, 32, 512, 8
+MODEL = f"zoo:gpt?layers={LAYERS},hidden={HIDDEN},heads=4,seq={SEQ},positions={SEQ},vocab={VOCAB}"
+
+
+def _formula() -> int:
+    """Return the FLOPs of a GPT's forward pass: Narayanan et al. (2021), appendix."""
+    per_layer = 24 * BATCH * SEQ * HIDDEN**2 + 4 * BATCH * SEQ**2 * HIDDEN
+    return LAYERS * per_layer + 2 * BATCH * SEQ * HIDDEN * VOCAB
+
+
+def _study(strategy: str, mesh: dict[str, int], recompute: str, train: bool = True) -> Study:
+    return Study(
+        MODEL, strategy=strategy, mesh=mesh, batch=BATCH, recompute=recompute if train else None,
+        train={"optimizer": "adam"} if train else None,
+    )  # fmt: skip
+
+
+def test_the_forward_pass_has_the_flops_of_the_formula() -> None:
+    study = _study("data_parallel", {"dp": 2}, "none", train=False)
+    assert step_flops(study.forward, study.step) == (_formula(), 0)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "core"])
+@pytest.mark.parametrize(
+    ("strategy", "mesh"),
+    [("data_parallel", {"dp": 2}), ("pipeline:micro_batches=4+data_parallel", {"pp": 3, "dp": 2})],
+)
+def test_model_flops_are_three_forward_passes_whatever_is_recomputed(
+    strategy: str, mesh: dict[str, int], recompute: str
+) -> None:
+    study = _study(strategy, mesh, recompute)
+    flops = step_flops(study.forward, study.step)
+    assert flops.model == 3 * _formula()
+    assert flops.model + flops.recomputed == product_flops(study.step).forward
+    assert (flops.recomputed > 0) == (recompute == "full")
+
+
+def test_frozen_weights_need_no_product_for_their_gradient() -> None:
+    whole = _study("data_parallel", {"dp": 2}, "none")
+    frozen = Study(
+        MODEL, strategy="data_parallel", mesh={"dp": 2}, batch=BATCH,
+        train={"optimizer": "adam", "frozen": ("h.*.mlp.up_proj.weight",)},
+    )  # fmt: skip
+    saved = LAYERS * 8 * BATCH * SEQ * HIDDEN**2
+    assert step_flops(whole.forward, whole.step).model == (
+        step_flops(frozen.forward, frozen.step).model + saved
+    )
+
+
+def test_utilisation_follows_from_time_and_peak() -> None:
+    result = td.analyze(
+        MODEL, strategy="data_parallel", mesh={"dp": 2}, batch=BATCH, system="h100",
+        train={"optimizer": "adam"}, recompute="full",
+    )  # fmt: skip
+    figures = result.to_dict()["throughput"]
+    peak = td.System.load("h100").peak_flops_per_s("float32")
+    assert figures["mfu"] == pytest.approx(3 * _formula() / (result.time_s * 2 * peak))
+    assert figures["hfu"] > figures["mfu"]
+    assert figures["tokens"] == BATCH * SEQ
+    assert figures["tokens_per_s_per_device"] == pytest.approx(BATCH * SEQ / result.time_s / 2)

@@ -1,0 +1,137 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Read devices from JSON: the numbers of a data sheet, and the times of kernels by class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from tvm_distir.support import (
+    Fraction,
+    HardwareError,
+    Keys,
+    Positive,
+    Text,
+    check_version,
+    nearest,
+    read_json,
+    read_model,
+)
+
+from .constants import DEVICE_CONSTANTS, Constant
+from .hardware import ASSUMED, KERNEL_CLASSES, LIKE, VIEW, Device, Forms, Peaks, PowerForm
+
+SCHEMA_VERSION = 1
+DEVICES = Path(__file__).parent / "data" / "devices"
+
+_CLASSES = tuple(name for name in KERNEL_CLASSES if name != VIEW)
+_LIKE = {**LIKE, "conv": "matmul", "gather": "memory"}
+DEFAULT_FORMS: Mapping[str, PowerForm] = {
+    "matmul": PowerForm(3.0, 0.75, 0.8, 2.7, f"{ASSUMED}: near h100-sxm"),
+    "attention": PowerForm(15.0, 0.55, 0.5, 1.0, f"{ASSUMED}: near h100-sxm"),
+    "attention_backward": PowerForm(15.0, 0.45, 0.5, 1.0, f"{ASSUMED}: near a100-pcie and b200"),
+    "memory": PowerForm(2.0, 0.85, 0.85, 8.0, ASSUMED),
+}
+"""Forms of kernel classes that the file of a device does not list: a data sheet makes a device."""
+DEFAULT_CONSTANTS: Mapping[str, Constant] = {
+    "sustained": Constant(0.93, f"{ASSUMED} as h100-sxm"),
+    "burst_us": Constant(0.0, ASSUMED),
+}
+"""Constants that the file of a device does not list."""
+
+
+@dataclass(frozen=True)
+class _FractionConstant(Constant):
+    """A constant that is a fraction."""
+
+    value: Fraction
+
+
+_CONSTANTS = {
+    name: _FractionConstant if spec.unit.startswith("fraction") else Constant
+    for name, spec in DEVICE_CONSTANTS.items()
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DeviceFile:
+    """The content of a file."""
+
+    name: Text
+    memory_capacity_GiB: Positive
+    memory_bandwidth_GBps: Positive
+    matmul_TFLOPs: Peaks
+    vector_TFLOPs: Peaks
+    kernel_times: Annotated[
+        Mapping[str, Forms], Keys(dict.fromkeys(_CLASSES, Forms), optional=_CLASSES)
+    ] = field(default_factory=dict)
+    constants: Annotated[Mapping[str, Constant], Keys(_CONSTANTS, optional=_CONSTANTS)] = field(
+        default_factory=dict
+    )
+    sources: Mapping[str, Text] = field(default_factory=dict)
+    price_per_hour: Positive | None = None
+    watts: Positive | None = None
+
+
+def device_names() -> tuple[str, ...]:
+    """Return the names of the devices that come with the package."""
+    return tuple(sorted(path.stem for path in DEVICES.glob("*.json")))
+
+
+def load_device(name_or_path: str | Path) -> Device:
+    """Read a device by its name, or from a JSON file.
+
+    Raises
+    ------
+    HardwareError
+        DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
+        unknown, missing or wrong value.
+    """
+    path = Path(name_or_path)
+    if str(name_or_path) in device_names():
+        path = DEVICES / f"{name_or_path}.json"
+    elif not os.path.exists(path):
+        known = device_names()
+        raise HardwareError(
+            "DIST0701",
+            f"there is no device {str(name_or_path)!r}, nor a file of that name",
+            place="device",
+            remedy=f"{nearest(str(name_or_path), known)} Available: {', '.join(known)}.",
+        )
+    return parse_device(read_json(path, _no_json, repeated=_wrong), str(path))
+
+
+def parse_device(data: Any, place: str) -> Device:
+    """Make a device of the content of its JSON file; errors as in :func:`load_device`.
+
+    Kernel classes that it does not list are priced like those of :data:`.hardware.LIKE`, or by
+    :data:`DEFAULT_FORMS`.
+    """
+    content = check_version(data, place, _wrong, SCHEMA_VERSION)
+    parts = vars(read_model(_DeviceFile, content, place, _wrong))
+    given = parts["kernel_times"]
+    constants = {name: Constant(c.value, c.source) for name, c in parts["constants"].items()}
+    forms = {name: _complete(given, name) for name in _CLASSES}
+    completed = {"kernel_times": forms, "constants": {**DEFAULT_CONSTANTS, **constants}}
+    return Device(**{**parts, **completed}, launch_floor_us=0.0, efficiency={})
+
+
+def _complete(given: Mapping[str, Mapping[str, PowerForm]], name: str) -> Mapping[str, PowerForm]:
+    """Return the forms of a kernel class: its own, those of a like class, or the default."""
+    if name in given:
+        return given[name]
+    if name in DEFAULT_FORMS:
+        return {"default": DEFAULT_FORMS[name]}
+    return _complete(given, _LIKE[name])
+
+
+def _wrong(place: str, what: str, remedy: str) -> HardwareError:
+    return HardwareError("DIST0703", what, place=place, remedy=remedy)
+
+
+def _no_json(place: str, what: str, remedy: str) -> HardwareError:
+    return HardwareError("DIST0702", what, place=place, remedy=remedy)

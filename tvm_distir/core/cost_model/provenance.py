@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""List the numbers of a system with their sources, and which of them are assumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .constants import DEVICE_CONSTANTS, MEANINGS, Constant, ConstantSpec
+from .hardware import ASSUMED, Device
+
+if TYPE_CHECKING:
+    from .system import System
+
+NO_SOURCE = "no source is stated"
+_LISTED_ELSEWHERE = ("kernel_times", "constants", "sources")
+_PARTS = ("device", "intra_node", "inter_node", "host_link")
+
+
+class SourcedNumber(NamedTuple):
+    """A number of a system.
+
+    Attributes
+    ----------
+    name : str
+        Its key, as ``device.memory_bandwidth_GBps`` or ``constants.hop_us``.
+    value : float, dict or list
+        The number, numbers by dtype, or the numbers of a form or curves.
+    unit, meaning : str
+        Of the constants of the cost model; other keys state them themselves.
+    source : str
+    """
+
+    name: str
+    value: Any
+    unit: str
+    meaning: str
+    source: str
+
+    @property
+    def is_assumed(self) -> bool:
+        """Return whether the source says that the number is assumed."""
+        return self.source.lower().startswith(ASSUMED)
+
+
+def sourced_numbers(system: System) -> tuple[SourcedNumber, ...]:
+    """Return all numbers of a system with their sources."""
+    numbers = [
+        SourcedNumber(name, value, "", "", _source(system.sources, name))
+        for part in _PARTS
+        for name, value in _numbers(part, getattr(system, part), bool(system.constants))
+    ]
+    return (*numbers, *_forms(system.device), *_constants(system))
+
+
+def _forms(device: Device) -> Iterator[SourcedNumber]:
+    """Yield the forms of kernels of a device, each once."""
+    seen: set[int] = set()
+    for kernel_class, forms in device.kernel_times.items():
+        for dtype, form in forms.items():
+            if id(form) not in seen:
+                seen.add(id(form))
+                numbers = {k: v for k, v in dataclasses.asdict(form).items() if k != "source"}
+                yield SourcedNumber(f"kernels.{kernel_class}.{dtype}", numbers, "", "", form.source)
+
+
+def _constants(system: System) -> Iterator[SourcedNumber]:
+    rows: list[tuple[Mapping[str, Constant], Mapping[str, ConstantSpec]]] = [
+        (system.device.constants, DEVICE_CONSTANTS), (system.constants, MEANINGS)
+    ]  # fmt: skip
+    for constants, meanings in rows:
+        for name, constant in constants.items():
+            spec = meanings[name]
+            yield SourcedNumber(
+                f"constants.{name}", constant.value, spec.unit, spec.meaning, constant.source
+            )
+
+
+def _numbers(part: str, value: Any, has_constants: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of a part of a system, without those that nobody stated."""
+    if value is None:
+        return
+    curved = bool(getattr(value, "curves", ()))
+    for field in dataclasses.fields(value):
+        number = getattr(value, field.name)
+        if isinstance(number, str) or number == field.default or field.name in _LISTED_ELSEWHERE:
+            continue
+        if not number and (curved or part == "inter_node"):
+            continue
+        if field.name == "efficiency":
+            rows = () if has_constants else number.items()
+            for name, fractions in rows:
+                yield f"{part}.efficiency.{name}", dataclasses.asdict(fractions)
+        elif not (has_constants and field.name == "launch_floor_us"):
+            yield f"{part}.{field.name}", _plain(number)
+
+
+def _plain(number: Any) -> Any:
+    if isinstance(number, tuple):
+        return [dataclasses.asdict(item) for item in number]
+    return dict(number) if isinstance(number, Mapping) else number
+
+
+def _source(sources: Mapping[str, str], name: str) -> str:
+    """Return the source of a key, of what it is a part of, or of its parts."""
+    part, _, key = name.partition(".")
+    named = {
+        name,
+        part,
+        *((f"tiers.{key}", "tiers") if part in ("intra_node", "inter_node") else ()),
+    }
+    for known in sorted(named & set(sources), key=len, reverse=True):
+        return sources[known]
+    parts = [source for known, source in sources.items() if known.startswith(f"{name}.")]
+    return "; ".join(dict.fromkeys(parts)) or NO_SOURCE

@@ -1,0 +1,142 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Compute the figures by which people compare steps: throughput, utilisation and cost."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tvm_distir.support import printable
+
+from . import units
+from .model import Analysis
+
+_SHOWN = 4
+"""Most assumed numbers that the head of a report names."""
+
+
+class Figures(NamedTuple):
+    """Figures of a step; each is None where it is unknown.
+
+    Attributes
+    ----------
+    samples_per_s, tokens_per_s : float, optional
+        Of all devices together.
+    samples_per_s_per_device, tokens_per_s_per_device : float, optional
+    mfu : float, optional
+        Model FLOP utilisation: the FLOPs that the model needs over those of all devices at the
+        peak of ``dtype`` during the step.
+    hfu : float, optional
+        The same with recomputed FLOPs; None where nothing is recomputed.
+    cost_per_step_usd, cost_per_hour_usd, cost_per_million_tokens_usd : float, optional
+        Where the system states a price.
+    energy_per_step_kWh : float, optional
+        Where the system states the power of a device.
+    """
+
+    samples_per_s: float | None = None
+    samples_per_s_per_device: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_device: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    cost_per_step_usd: float | None = None
+    cost_per_hour_usd: float | None = None
+    cost_per_million_tokens_usd: float | None = None
+    energy_per_step_kWh: float | None = None
+
+
+def figures(analysis: Analysis) -> Figures:
+    """Return the figures of a step."""
+    time_s, count, hardware = analysis.time_s, len(analysis.devices), analysis.hardware
+    if time_s <= 0 or not count:
+        return Figures()
+    samples, tokens, flops = analysis.batch, analysis.tokens, analysis.flops
+    samples_per_s = None if samples is None else samples / time_s
+    tokens_per_s = None if tokens is None else tokens / time_s
+    mfu = hfu = None
+    if flops is not None and flops.model and hardware.peak_flops:
+        peak = count * time_s * hardware.peak_flops
+        mfu = flops.model / peak
+        hfu = (flops.model + flops.recomputed) / peak if flops.recomputed else None
+    price, watts = hardware.price_per_device_hour_usd, hardware.watts_per_device
+    hourly = None if price is None else price * count
+    return Figures(
+        samples_per_s,
+        None if samples_per_s is None else samples_per_s / count,
+        tokens_per_s,
+        None if tokens_per_s is None else tokens_per_s / count,
+        mfu,
+        hfu,
+        None if hourly is None else hourly * time_s / 3600,
+        hourly,
+        None if hourly is None or not tokens_per_s else hourly / 3600 / tokens_per_s * 1e6,
+        None if watts is None else watts * count * time_s / 3.6e6,
+    )
+
+
+def throughput_words(given: Figures) -> str:
+    """Return tokens (without a token input, samples) per second; empty where unknown."""
+    if given.tokens_per_s is not None and given.tokens_per_s_per_device is not None:
+        total, each, unit = given.tokens_per_s, given.tokens_per_s_per_device, "tokens/s"
+    elif given.samples_per_s is not None and given.samples_per_s_per_device is not None:
+        total, each, unit = given.samples_per_s, given.samples_per_s_per_device, "samples/s"
+    else:
+        return ""
+    return f"{units.count(total)} {unit}, {units.count(each)} per device"
+
+
+def utilisation_words(analysis: Analysis, given: Figures) -> str:
+    """Return MFU, and HFU of a step with recomputation; empty where unknown."""
+    if given.mfu is None:
+        return ""
+    peak = f"of {units.count(analysis.hardware.peak_flops or 0, 'FLOP/s')}"
+    hfu = "" if given.hfu is None else f", HFU {units.share(given.hfu, 1)}"
+    return f"MFU {units.share(given.mfu, 1)}{hfu} {peak} {analysis.hardware.dtype}".rstrip()
+
+
+def cost_parts(given: Figures) -> list[str]:
+    """Return the cost of a step, an hour and a million tokens, and the energy of a step."""
+    words = []
+    if given.cost_per_step_usd is not None:
+        words.append(f"${given.cost_per_step_usd:.4g} per step")
+        words.append(f"${given.cost_per_hour_usd:,.2f} per hour")
+    if given.cost_per_million_tokens_usd is not None:
+        words.append(f"${given.cost_per_million_tokens_usd:.4g} per million tokens")
+    if given.energy_per_step_kWh is not None:
+        words.append(f"{given.energy_per_step_kWh:.3g} kWh per step")
+    return words
+
+
+def figure_lines(analysis: Analysis) -> list[str]:
+    """Return throughput and utilisation in a line, and the cost in another."""
+    given = figures(analysis)
+    rates = [throughput_words(given), utilisation_words(analysis, given)]
+    lines = ["; ".join(word for word in rates if word), ", ".join(cost_parts(given))]
+    return [line for line in lines if line]
+
+
+def basis_words(analysis: Analysis) -> str:
+    """Return what the times are based on: system, kernel profile, assumed numbers."""
+    hardware = analysis.hardware
+    words = f"system {printable(hardware.name)}, kernel profile {printable(analysis.kernels)}"
+    if not hardware.numbers:
+        return words
+    assumed = [number.name for number in hardware.numbers if number.is_assumed]
+    words += f"; {len(assumed)} of {len(hardware.numbers)} numbers of the system are assumed"
+    if not assumed:
+        return words
+    shown = ", ".join(name.removeprefix("constants.") for name in assumed[:_SHOWN])
+    more = f" and {len(assumed) - _SHOWN} more (--json)" if len(assumed) > _SHOWN else ""
+    return f"{words}: {printable(shown)}{more}"
+
+
+def basis(analysis: Analysis) -> dict[str, Any]:
+    """Return what the times are based on as plain data, with all numbers of the system."""
+    numbers = analysis.hardware.numbers
+    return {
+        "system": analysis.hardware.name,
+        "kernels": analysis.kernels,
+        "assumed": [number.name for number in numbers if number.is_assumed],
+        "numbers": [{**number._asdict(), "assumed": number.is_assumed} for number in numbers],
+    }
