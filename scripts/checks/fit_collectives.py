@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from tvm_distir.core.cost_model.collective_algorithms import RINGED, algorithm_named
+from tvm_distir.core.cost_model.collective_algorithms import RINGED
 from tvm_distir.core.cost_model.hardware import Curve, IntraNode
 from tvm_distir.core.cost_model.network_reader import NETWORKS as FOLDER
 from tvm_distir.core.cost_model.tiers import curve_time_s
