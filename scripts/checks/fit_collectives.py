@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from tvm_distir.core.cost_model.collective_algorithms import RINGED, algorithm_named
+from tvm_distir.core.cost_model.collective_algorithms import RINGED
 from tvm_distir.core.cost_model.hardware import Curve, IntraNode
 from tvm_distir.core.cost_model.network_reader import NETWORKS as FOLDER
 from tvm_distir.core.cost_model.tiers import curve_time_s
@@ -85,7 +85,11 @@ def read() -> dict[tuple[str, str, str], Rows]:
     refused = 0
     with ROWS.open() as file:
         for row in csv.DictReader(file):
-            ranks, whole, time_us = int(row["ranks"]), int(row["whole_bytes"]), float(row["time_us"])
+            ranks, whole, time_us = (
+                int(row["ranks"]),
+                int(row["whole_bytes"]),
+                float(row["time_us"]),
+            )
             least_us = whole * (ranks - 1) / ranks / LINE_GBPS[row["device"]] / 1e3
             if time_us < least_us:
                 refused += 1
@@ -168,7 +172,9 @@ def main() -> None:
     curves: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
     print("| device | library | kind | rows | median error out of fold | mean |")
     print("|--|--|--|--|--|--|")
-    for (device, library, kind), rows in sorted(read().items(), key=lambda pair: pair[0][1] != "nccl"):
+    for (device, library, kind), rows in sorted(
+        read().items(), key=lambda pair: pair[0][1] != "nccl"
+    ):
         starts = starts_of(device, library, kind)
         others = [c for c in curves[device]["nccl"] if c.kind == kind] if library != "nccl" else []
         fold = np.random.default_rng(1).integers(0, FOLDS, rows.time_us.size)

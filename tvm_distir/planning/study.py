@@ -79,7 +79,7 @@ class Study:
     decide : str
         ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
         without a system too.
-    bucket_bytes, ahead_bytes : int, optional
+    bucket_bytes, ahead_bytes : int, optional; ``bucket_bytes`` may be ``"unit"``
         The options, as :func:`tvm_distir.distribute` takes them.
     exporter : callable
         Makes the program of the distributed module.
@@ -108,7 +108,7 @@ class Study:
     dims: Mapping[str, int] | None = None
     entry: str | None = None
     decide: str = "times"
-    bucket_bytes: int | None = None
+    bucket_bytes: int | str | None = None
     ahead_bytes: int | None = None
     exporter: Callable[[ir.IRModule], Program] = export
     kernels: Profile | str | None = None

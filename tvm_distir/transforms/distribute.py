@@ -26,6 +26,11 @@ from .spec import PassSpec
 BUCKET_BYTES = 25 * 2**20
 """Buckets of gradients that a training step gets where nothing else is asked for."""
 
+UNIT = "unit"
+"""In the place of the bytes of a bucket: one bucket of gathers, and one of reductions, for each
+call of a private function, as FSDP treats a block; the next unit is gathered ahead."""
+_UNBOUNDED = 1 << 60
+
 Named = tuple[str, dict[str, Any]]
 """A pass by name, with options."""
 
@@ -34,7 +39,7 @@ def communication_passes(
     mod: ir.IRModule,
     system: System | str | None = None,
     *,
-    bucket_bytes: int | None = None,
+    bucket_bytes: int | str | None = None,
     overlap: System | str | None = None,
     ahead_bytes: int | None = None,
 ) -> tuple[Named, ...]:
@@ -53,11 +58,13 @@ def communication_passes(
     if bucket_bytes is None:
         passes += [("bucket", {"bucket_bytes": BUCKET_BYTES})] if usual else []
     elif bucket_bytes:
-        passes += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
+        most_bytes = _UNBOUNDED if bucket_bytes == UNIT else bucket_bytes
+        passes += [(name, {"bucket_bytes": most_bytes}) for name in ("bucket", "bucket-gathers")]
     clock = system if overlap is None and usual else overlap
     if clock is not None and ahead_bytes != 0:
         options = {"system": clock, "ahead_bytes": ahead_bytes}
-        passes += [("split", {}), ("schedule", options), ("prefetch", options)]
+        ahead = {"ahead_bytes": _UNBOUNDED} if (bucket_bytes, ahead_bytes) == (UNIT, None) else {}
+        passes += [("split", {}), ("schedule", options), ("prefetch", {**options, **ahead})]
     return tuple(passes)
 
 
@@ -95,7 +102,7 @@ def distribute(
     plan: PlanLike = None,
     *,
     system: System | str | None = None,
-    bucket_bytes: int | None = None,
+    bucket_bytes: int | str | None = None,
     overlap: System | str | None = None,
     ahead_bytes: int | None = None,
 ) -> ir.IRModule:
@@ -110,10 +117,12 @@ def distribute(
     system : System or str, optional
         Whose times decide what the plan leaves open, and by which collectives values move. None:
         bytes and operations count, by fixed weights.
-    bucket_bytes : int, optional
+    bucket_bytes : int or "unit", optional
         Join small reductions, and small gathers, to buckets of at most so many bytes. None: leave
         them single, which takes no copies; but reductions of a training step for a system are
-        joined to buckets of 25 MiB. 0: leave them single.
+        joined to buckets of 25 MiB. 0: leave them single. ``"unit"``: join those of a private
+        function whatever their size, as FSDP gathers and reduces a block by one flat buffer, and
+        gather the next block while one computes, whatever bytes that takes.
     overlap : System or str, optional
         Split collectives into a start and a done and order other work between them, by the times
         of this system. None: leave the order as it is, which takes least memory; but a training

@@ -163,7 +163,7 @@ def _intra(data: JsonValue, library: str | None) -> IntraNode:
         name=fields["name"].text(),
         devices_per_node=fields["devices_per_node"].integer(least=1),
         bandwidth_GBps=line_rate,
-        **{"latency_us": 0.0, "setup_us": 0.0, **numbers},  # type: ignore[arg-type]
+        **{"latency_us": 0.0, "setup_us": 0.0, **numbers},
         curves=_curves(fields, line_rate, library),
     )
 

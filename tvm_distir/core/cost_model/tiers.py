@@ -121,7 +121,7 @@ def tiered_time_s(
     rounds = 2 if kind == SUM else 1
     whole = payload_bytes * where.ranks if kind == "reduce_scatter" else payload_bytes
     hops_us, doublings_us = _latencies_us(where, crossings)
-    passed = rounds * whole * (where.ranks - 1) / where.ranks
+    passed = whole * (rounds * (where.ranks - 1) / where.ranks)
     times = []
     for curve in of_kind(near, kind):
         if curve.algorithm != "ring":
@@ -132,7 +132,7 @@ def tiered_time_s(
         if kind == SUM:
             times.append(1e-6 * (start_us + 2 * doublings_us) + 2 * whole / pace)
     if kind == SUM and where.per_node > 1 and where.ranks == where.per_node * where.nodes:
-        between = 2 * whole * (where.nodes - 1) / where.nodes / slowest
+        between = whole * (2 * (where.nodes - 1) / where.nodes) / slowest
         times.append(inside_s + 2e-6 * hops_us + between)
         times.append(inside_s + 2e-6 * doublings_us + 2 * whole / slowest)
     return most(inside_s, least(*times))

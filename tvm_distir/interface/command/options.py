@@ -175,7 +175,8 @@ def add_overlap(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bucket-bytes",
         metavar="N",
-        help="Set the bucket size of small collectives in bytes; 0 disables bucketing (default: "
+        help="Set the bucket size of small collectives in bytes; 0 disables bucketing, and "
+        "unit makes one of each block, as FSDP does (default: "
         "26214400 for gradient reductions of training steps with a system, otherwise 0).",
     )
     parser.add_argument(

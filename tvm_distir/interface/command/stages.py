@@ -71,7 +71,9 @@ def study_of(
         batch=arguments.batch,
         dims=arguments.dims,
         entry=arguments.entry,
-        bucket_bytes=parse_bytes(arguments.bucket_bytes, "--bucket-bytes"),
+        bucket_bytes="unit"
+        if arguments.bucket_bytes == "unit"
+        else parse_bytes(arguments.bucket_bytes, "--bucket-bytes"),
         ahead_bytes=parse_bytes(arguments.ahead_bytes, "--ahead-bytes"),
         watch=watch,
         **settings,

@@ -16,6 +16,8 @@ import tvm_distir as td
 from tests.interface.report.report_samples import GIB, sample
 from tests.performance.simulation.hand_programs import SYSTEM, Build, program, random_program
 from tests.performance.simulation.hand_stages import Sizes, stages
+from tvm_distir.core.cost_model.constants import Constant
+from tvm_distir.core.cost_model.network_reader import load_network, network_names
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.cost_model.system_reader import system_names
 from tvm_distir.core.plan.schedules.schedule import Schedule
@@ -140,10 +142,22 @@ def _on_nodes(made, members: int):
     return replace(made, meshes=(first, replace(second, device_ids=ids)))
 
 
-@pytest.mark.parametrize("name", system_names())
+def _system(name: str) -> System:
+    """A system by its name, or one of H100 on the network of that name."""
+    if name in system_names():
+        return System.load(name)
+    base, network = System.load("dgx-h100-megatron"), load_network(name)
+    reached = network.constants["nic_efficiency"]["value"]
+    constants = {**base.constants, "nic_efficiency": Constant(reached, "test")}
+    del constants["nic_efficiency_gradients"]
+    links = vars(network.links)
+    return replace(base, **links, host_link=network.host_link, constants=constants)
+
+
+@pytest.mark.parametrize("name", [*system_names(), *network_names()])
 def test_no_rate_is_above_what_the_links_carry(name, pipeline):
     """Over large values rates come near the capacity, and never exceed it."""
-    system = System.load(name)
+    system = _system(name)
     members = system.intra_node.devices_per_node
     programs = [_message(members), _on_nodes(pipeline, members)]
     for kind in KINDS:

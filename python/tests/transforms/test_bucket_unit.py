@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Buckets of a unit: a block gathers its weights by one buffer, whatever their size."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import tvm_distir as td
+from tvm_distir.transforms.distribute import communication_passes
+
+
+@pytest.fixture(scope="module")
+def step_and_plan():
+    """A training step of three blocks whose weights are sharded over two devices."""
+    step = td.train_step(td.load_model("zoo:llama?size=tiny,layers=3").mod, optimizer="adamw")
+    return step, td.strategy.make_plan(step, "zero:stage=3", {"dp": 2})
+
+
+def test_a_block_gathers_by_fewer_collectives_and_as_many_bytes(step_and_plan):
+    step, plan = step_and_plan
+    sums = {}
+    for bucket_bytes in (0, 1, "unit"):
+        mod = td.distribute(step, plan, system="dgx-a100", bucket_bytes=bucket_bytes)
+        program = td.export(mod)
+        result = td.simulate(program, "dgx-a100")
+        rows = {c.kind: (c.count, c.bytes_per_device) for c in result.collectives}
+        early = program.functions["layer_forward_gathers"]
+        ahead = Counter(op.collective for op in early.ops if op.kind == "collective")
+        sums[bucket_bytes] = rows, ahead["all_gather"], result.time_s
+    single, unit = sums[0], sums["unit"]
+    assert {kind: size for kind, (_, size) in single[0].items()} == {
+        kind: size for kind, (_, size) in unit[0].items()
+    }
+    assert unit[0]["all_gather"][0] < single[0]["all_gather"][0]
+    assert single[1] > unit[1] == 1  # one flat buffer of the next block is ahead
+    assert unit[2] < single[2]
+    assert sums[1] == single  # a bucket of a byte holds nothing
+
+
+def test_bytes_that_run_ahead_may_still_be_bounded(step_and_plan):
+    step, _ = step_and_plan
+    passes = dict(communication_passes(step, "dgx-a100", bucket_bytes="unit"))
+    assert passes["schedule"]["ahead_bytes"] is None
+    assert passes["prefetch"]["ahead_bytes"] >= 1 << 40
+    bounded = dict(communication_passes(step, "dgx-a100", bucket_bytes="unit", ahead_bytes=7))
+    assert bounded["prefetch"]["ahead_bytes"] == 7
+    assert "prefetch" not in dict(
+        communication_passes(step, "dgx-a100", bucket_bytes="unit", ahead_bytes=0)
+    )
