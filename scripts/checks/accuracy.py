@@ -5,8 +5,8 @@
 
 ``python scripts/checks/accuracy.py [steps] [family] [products] [perceptrons]``, none: all.
 Constants are fitted to ``benchmarks/measured`` and tested out of fold; those of vTrain's steps
-also on the tables of two papers that nothing is fitted to. The system of ``family`` is fitted to no step. The
-first run makes 178 programs, which are kept on disk.
+also on the tables of two papers that nothing is fitted to. The system of ``family`` is fitted to
+no step. The first run makes 178 programs, which are kept on disk.
 """
 
 from __future__ import annotations
