@@ -28,7 +28,7 @@ from tvm_distir.support import (
 
 from . import system_family
 from .constants import DEFAULTS, FORMS, MEANINGS, Constant, value_of
-from .hardware import Device, Efficiency, HostLink, InterNode, IntraNode, Peaks
+from .hardware import Device, Efficiency, HostLink, InterNode, IntraNode, OuterTier, Peaks
 from .network_reader import LINKS, read_links
 from .offered import offered, offered_names
 
@@ -146,14 +146,14 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     if isinstance(data, Mapping) and data.get("schema_version") == system_family.SCHEMA_VERSION:
         return system_family.compose(data, place, make)
     content = check_version(data, place, _wrong, SCHEMA_VERSION)
-    near, outer_tiers = content.get("intra_node"), ()
+    near = content.get("intra_node")
+    outer_tiers: tuple[OuterTier, ...] = ()
     if "tiers" in content or (isinstance(near, Mapping) and "curves" in near):
         links = read_links(JsonValue(content, place, _wrong))
         outer_tiers = links.outer_tiers
         content = {key: value for key, value in content.items() if key not in LINKS}
-        content["intra_node"], content["inter_node"] = map(
-            asdict, (links.intra_node, links.inter_node)
-        )
+        content["intra_node"] = asdict(links.intra_node)
+        content["inter_node"] = asdict(links.inter_node)
     form = _ConstantsFile if "constants" in content else _SystemFile
     parts = {**vars(read_model(form, content, place, _wrong)), "outer_tiers": outer_tiers}
     if form is _SystemFile:

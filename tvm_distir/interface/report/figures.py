@@ -96,11 +96,16 @@ def utilisation_words(analysis: Analysis, given: Figures) -> str:
 
 
 def cost_parts(given: Figures) -> list[str]:
-    """Return the cost of a step, an hour and a million tokens, and the energy of a step."""
-    words = []
-    if given.cost_per_step_usd is not None:
-        words.append(f"${given.cost_per_step_usd:.4g} per step")
-        words.append(f"${given.cost_per_hour_usd:,.2f} per hour")
+    """Return the cost of a step, an hour and a million tokens, and the energy of a step.
+
+    They are empty without a price: the energy alone is in :class:`Figures`.
+    """
+    if given.cost_per_step_usd is None:
+        return []
+    words = [
+        f"${given.cost_per_step_usd:.4g} per step",
+        f"${given.cost_per_hour_usd:,.2f} per hour",
+    ]
     if given.cost_per_million_tokens_usd is not None:
         words.append(f"${given.cost_per_million_tokens_usd:.4g} per million tokens")
     if given.energy_per_step_kWh is not None:
