@@ -91,12 +91,17 @@ class MemoryLevel:
 
 
 class Shape(NamedTuple):
-    """Buffers as a use has them: bytes, roles, parameters that may be freed, ends by step."""
+    """Buffers as a use has them.
+
+    They have bytes and roles; parameters that may be freed, ends by step, and the results of calls
+    that the callee frees as nobody reads them.
+    """
 
     sizes: list[int]
     roles: list[int]
     owned: set[int]
     ends: Sequence[tuple[int, ...]]
+    dropped: set[int]
 
 
 class NestedCall(NamedTuple):
@@ -195,10 +200,15 @@ class CachingAllocator:
                 roles[buffer] = role
         if donated:
             self._mark_gradients(lives, donated, roles, sizes)
-        ends = list(lives.ends) if dropped else lives.ends
+        ends, inside = list(lives.ends) if dropped else lives.ends, set[int]()
         for buffer in dropped:
-            ends[lives.last[buffer]] += (buffer,)
-        return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends)
+            maker = lives.makers[buffer]
+            if lives.last[buffer] > maker or len(lives.steps[maker].op.callees) != 1:
+                ends[lives.last[buffer]] += (buffer,)
+            else:
+                sizes[buffer] = 0
+                inside.add(buffer)
+        return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends, inside)
 
     def inner(self, lives: FunctionBuffers, number: int, shape: Shape) -> list[NestedCall]:
         """Return the calls of a step, with the buffers that each passes as last uses."""
@@ -217,6 +227,8 @@ class CachingAllocator:
             roles = tuple(
                 OWN
                 if buffer < lives.params or buffer not in step.new
+                else DROPPED
+                if buffer in shape.dropped
                 else shape.roles[buffer]
                 if shape.sizes[buffer] or not lives.sizes[buffer]
                 else DONATED

@@ -4,8 +4,16 @@
 
 from __future__ import annotations
 
-from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
-from tvm_distir.performance.program.pipeline_program import PipelineProgram, StageKind
+from collections.abc import Iterator
+
+from tvm_distir.performance.fusion.accumulation import added_in_place
+from tvm_distir.performance.program.pipeline_program import (
+    ACCUMULATE,
+    NEXT,
+    Edge,
+    PipelineProgram,
+    StageKind,
+)
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_phases
 
@@ -56,7 +64,7 @@ class Stages:
         if key not in self._known:
             role = self.staged.roles[stage_info.role]
             donated, codes = self._donated(stage), self.roles[stage_info.role]
-            dropped = self._dropped(stage)
+            dropped, (terms, sums) = self._dropped(stage), self._added(stage)
             self._known[key] = {
                 name: make_unit(
                     name,
@@ -64,7 +72,8 @@ class Stages:
                     self.framework,
                     codes,
                     donated,
-                    dropped,
+                    dropped | terms if NEXT in phases else dropped,
+                    sums,
                 )
                 for name, phases in unit_phases(role, self.staged.schedule).items()
             }
@@ -88,6 +97,23 @@ class Stages:
             return carried
         return carried | {result for _, result in role.updated if result in returned}
 
+    def _added(self, stage: int) -> tuple[set[int], set[int]]:
+        """Return the slots of gradients that are added where they are made, and of their sums."""
+        role = self.staged.role_of(stage)
+        added = added_in_place(self.program, role)
+        read = {*role.results, *(edge.source[1] for edge in self._edges_from(stage))}
+        for phase in role.phases:
+            if phase.name not in (ACCUMULATE, NEXT):
+                read.update(phase.inputs)
+        added = {term: total for term, total in added.items() if term not in read}
+        return set(added), set(added.values())
+
+    def _edges_from(self, stage: int) -> Iterator[Edge]:
+        """Yield the edges that leave the stages of the same kind."""
+        for edge in (*self.staged.edges, *(e for s in self.staged.sums for e in s.edges)):
+            if self.staged.stages[edge.source[0]].role == self.staged.stages[stage].role:
+                yield edge
+
     def _dropped(self, stage: int) -> set[int]:
         """Return the slots of results that the stage does not give, and that nobody reads.
 
@@ -102,11 +128,7 @@ class Stages:
         read = {slot for phase in role.phases for slot in phase.inputs}
         read.update(slot for pair in role.sums for slot in pair)
         read.update(written for _, written in role.carried)
-        edges = [*self.staged.edges, *(edge for s in self.staged.sums for edge in s.edges)]
-        alike = [
-            edge for edge in edges if self.staged.stages[edge.source[0]].role == stage_info.role
-        ]
-        read.update(edge.source[1] for edge in alike)
+        read.update(edge.source[1] for edge in self._edges_from(stage))
         return set(role.results) - returned - read
 
 
@@ -132,6 +154,3 @@ def _slot_roles(role: StageKind, arriving: set[int]) -> dict[int, int]:
     for _, total in role.sums:
         slot_roles[total] = GRADIENTS
     return slot_roles
-
-
-__all__ = ["BACKWARD", "FORWARD", "WEIGHT", "Stages"]
