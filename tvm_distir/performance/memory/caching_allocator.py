@@ -8,6 +8,7 @@ only the bytes that it takes above those at its entry, and the bytes that it lea
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tvm_distir.performance.program.program import Program
 
 from .account import GRADIENTS, ROLES, Label, LiveBuffer
 from .buffer_lifetimes import FunctionBuffers, MemoryStep, ProgramBuffers
+from .buffer_names import BufferNames, CallPath
 
 BLOCK_BYTES = 512
 """Sizes are multiples of it."""
@@ -128,7 +130,7 @@ class CachingAllocator:
         block_bytes: int = BLOCK_BYTES,
         level: Callable[[], MemoryLevel] = MemoryLevel,
     ) -> None:
-        self.new = level
+        self.new, self._program = level, program
         self.lives = ProgramBuffers(program, block_bytes)
         self.values = {name: fn.values for name, fn in program.functions.items()}
         self._known: dict[CallVariant, MemoryLevel] = {}
@@ -241,8 +243,16 @@ class CachingAllocator:
             calls.append(NestedCall(CallVariant(callee.name, owned, roles), handed))
         return calls
 
+    @functools.cached_property
+    def names(self) -> BufferNames:
+        """Return the names of the values of the program."""
+        return BufferNames(self._program)
+
     def held(
-        self, use: CallVariant, labels: Mapping[int, Label] | None = None
+        self,
+        use: CallVariant,
+        labels: Mapping[int, Label] | None = None,
+        path: CallPath | None = None,
     ) -> Iterator[LiveBuffer]:
         """Yield the buffers of a call at its peak, with owned parameters, named by ``labels``."""
         lives, shape, at = self.lives[use.function], self.shape(use), self.level(use).at
@@ -258,7 +268,7 @@ class CachingAllocator:
             mine = buffer in shape.owned if buffer < lives.params else lives.makers[buffer] <= at
             if not mine or buffer in gone or not size:
                 continue
-            named[buffer] = (labels or {}).get(buffer) or self.label(lives, buffer)
+            named[buffer] = (labels or {}).get(buffer) or self.label(lives, buffer, path)
             if any(buffer in call.handed for call in inner):
                 continue
             if not (inner and lives.makers[buffer] == at):
@@ -268,7 +278,8 @@ class CachingAllocator:
             below = {
                 param: named[buffer] for buffer, param in call.handed.items() if buffer in named
             }
-            yield from self.held(call.use, below)
+            within = CallPath(lives.name, lives.steps[at].op, path)
+            yield from self.held(call.use, below, within)
 
     def moment(self, use: CallVariant) -> str:
         """Return where the peak of a use is: functions and op, joined by ``/``."""
@@ -282,11 +293,11 @@ class CachingAllocator:
         dearest = max(inner, key=lambda call: self.level(call.use).peak)
         return f"{use.function}/{self.moment(dearest.use)}"
 
-    def label(self, lives: FunctionBuffers, buffer: int) -> Label:
+    def label(self, lives: FunctionBuffers, buffer: int, path: CallPath | None = None) -> Label:
         """Return the name of a buffer that a function makes."""
         maker = lives.makers[buffer]
         op = lives.steps[maker].op if maker >= 0 else None
-        what = self.values[lives.name][lives.values[buffer]].name
+        what = self.names.value(lives.name, lives.values[buffer], path)
         return Label(what, "" if op is None else op.callee or op.op, lives.name)
 
     def _mark_gradients(

@@ -211,11 +211,12 @@ class RankMemories:
     def _named(self, event: RankEvent, buffer: int) -> Label:
         """Return the name of a buffer of an event, or of a value that it passes in a slot."""
         role = self.staged.role_of(event.stage)
+        names = self.framework.names
         if event.unit is None:
-            return Label(role.slots[buffer].name, event.name, role.name, self._word(event))
+            return Label(names.slot(role, buffer), event.name, role.name, self._word(event))
         slot = event.unit.slots[buffer]
         part = next(part for part in event.unit.parts if buffer in part.makes)
-        return Label(role.slots[slot].name, "", part.function, self._word(event))
+        return Label(names.slot(role, slot), "", part.function, self._word(event))
 
     def _word(self, event: RankEvent) -> str:
         """Return the name of a unit, with its stage where the rank has several."""
