@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,14 +102,19 @@ def test_peak_is_reserved_memory_and_overhead(case: str, allocator: str) -> None
         assert (one.account.peak_bytes + unused) % (2 << 20) == 0
 
 
-def test_fits_is_decided_by_reserved_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fits_is_decided_by_reserved_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = "zoo:llama?layers=2,batch=2,seq=64,hidden=128,heads=4,kv_heads=2,ffn=256,dtype=bfloat16"
     words = ["--train", "--strategy", "megatron", "--mesh", "tp=2", "--advice", "bounds"]
     peaks = {}
     for allocator in ("framework", "pytorch"):
+        page = tmp_path / f"{allocator}.html"
         given = ["--system", "dgx-h100-megatron", "--allocator", allocator, "--json"]
+        given += ["--report", str(page)]
         assert main(["analyze", model, *words, *given]) == 0
         data = json.loads(capsys.readouterr().out)
         peaks[allocator] = data["devices"][0]["peak_memory_bytes"]
         assert data["memory"][0]["peak_bytes"] == peaks[allocator]
+        assert ("The CUDA context (512 MiB)" in page.read_text()) == (allocator == "pytorch")
     assert peaks["pytorch"] > peaks["framework"] + (512 << 20)
