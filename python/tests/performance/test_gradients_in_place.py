@@ -46,8 +46,8 @@ def exported(case: str) -> Program:
     return td.export(td.distribute(step, plan))
 
 
-def measured(case: str, profile: str) -> Iterator[tuple[MemoryAccount, list[int]]]:
-    """The account of each rank, and the elements of its sums."""
+def measured(case: str, profile: str) -> Iterator[tuple[MemoryAccount, list[int], int]]:
+    """The account of each rank, the elements of its sums, and the bytes that are always there."""
     program = grouped(exported(case), profile)
     staged = program.staged
     assert staged is not None
@@ -58,24 +58,27 @@ def measured(case: str, profile: str) -> Iterator[tuple[MemoryAccount, list[int]
         assert phase is not None
         shapes = (role.slots[slot].shape for slot in phase.outputs)
         sizes = [math.prod(shape) for shape in shapes if shape]  # not the loss
-        yield memories.of(rank, steps).account, sizes
+        memory = memories.of(rank, steps)
+        yield memory.account, sizes, memory.resident_bytes
 
 
 @pytest.mark.parametrize("profile", SUM_BYTES)
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_take_the_memory_of_their_sums(case: str, profile: str) -> None:
     """Beside the sums lies one gradient at most, and a reduction works in their memory."""
-    for account, counts in measured(case, profile):
+    for account, counts, resident in measured(case, profile):
         sums = [-(-count * SUM_BYTES[profile] // BLOCK) * BLOCK for count in counts]
         scalars = BLOCK * 8  # the loss and what depends on it
         assert sum(sums) <= account.most["gradients"] <= sum(sums) + max(sums) + scalars
         assert sum(account.at_peak.values()) == account.peak_bytes
+        # Weights in half precision, and in float32 the master copy, both moments and the sum.
+        assert resident >= sum(counts) * (2 + 12 + SUM_BYTES[profile])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_of_other_profiles_wait_for_their_sums(case: str) -> None:
     """Where sums are kernels of their own, the memory is that of the program as written."""
-    for account, counts in measured(case, "eager"):
+    for account, counts, _ in measured(case, "eager"):
         assert account.most["gradients"] >= sum(counts) * (4 + 2)
 
 

@@ -73,7 +73,6 @@ def make_unit(
     codes: Mapping[int, int],
     donated: Collection[int],
     dropped: Collection[int],
-    in_place: Collection[int] = (),
 ) -> StageAction:
     """Read a unit.
 
@@ -89,8 +88,6 @@ def make_unit(
         Slots of results that take the memory of what they replace.
     dropped : collection of int
         Slots that nobody reads, behind no unit.
-    in_place : collection of int
-        Slots that a phase reads and writes in the same memory.
     """
     written: set[int] = set()
     inputs: list[int] = []
@@ -110,8 +107,6 @@ def make_unit(
             result_roles.append(OWN)
             if buffer < lives.params:
                 at[slot] = reads[buffer] if buffer >= 0 else RESIDENT
-            elif slot in in_place and slot in phase.inputs:
-                result_roles[-1] = DONATED
             elif slot in donated:
                 at[slot], result_roles[-1] = RESIDENT, DONATED
             elif slot in dropped and lives.results.count(buffer) == 1:

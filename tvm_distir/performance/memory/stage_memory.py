@@ -63,8 +63,9 @@ class Stages:
         key = stage_info.role, tuple(bool(name) for name in stage_info.results)
         if key not in self._known:
             role = self.staged.roles[stage_info.role]
-            donated, codes = self._donated(stage), self.roles[stage_info.role]
-            dropped, (terms, sums) = self._dropped(stage), self._added(stage)
+            added, codes = self.added(stage), self.roles[stage_info.role]
+            donated = self._donated(stage) | set(added.values())
+            dropped = self._dropped(stage) | set(added)
             self._known[key] = {
                 name: make_unit(
                     name,
@@ -72,8 +73,7 @@ class Stages:
                     self.framework,
                     codes,
                     donated,
-                    dropped | terms if NEXT in phases else dropped,
-                    sums,
+                    dropped,
                 )
                 for name, phases in unit_phases(role, self.staged.schedule).items()
             }
@@ -97,16 +97,19 @@ class Stages:
             return carried
         return carried | {result for _, result in role.updated if result in returned}
 
-    def _added(self, stage: int) -> tuple[set[int], set[int]]:
-        """Return the slots of gradients that are added where they are made, and of their sums."""
+    def added(self, stage: int) -> dict[int, int]:
+        """Return the slot of the sum of each gradient that is added where it is made, by its slot.
+
+        These sums are buffers that are there from the beginning to the end, with zeros before the
+        first micro-batch.
+        """
         role = self.staged.role_of(stage)
         added = added_in_place(self.program, role)
         read = {*role.results, *(edge.source[1] for edge in self._edges_from(stage))}
         for phase in role.phases:
             if phase.name not in (ACCUMULATE, NEXT):
                 read.update(phase.inputs)
-        added = {term: total for term, total in added.items() if term not in read}
-        return set(added), set(added.values())
+        return {term: total for term, total in added.items() if term not in read}
 
     def _edges_from(self, stage: int) -> Iterator[Edge]:
         """Yield the edges that leave the stages of the same kind."""
