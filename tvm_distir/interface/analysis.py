@@ -162,7 +162,8 @@ def analyze(
     bucket_bytes, ahead_bytes : int, optional
         As :func:`tvm_distir.distribute` takes them.
     allocator : str
-        ``framework``, or ``tvm``, whose storage plan :func:`tvm_distir.run` takes.
+        ``framework``, ``pytorch``, ``pytorch-expandable``, or ``tvm``, whose storage plan
+        :func:`tvm_distir.run` takes.
     measure : bool
         Whether kernels have the times that they take on this machine.
     kernels : str, optional

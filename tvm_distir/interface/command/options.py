@@ -187,7 +187,11 @@ def add_overlap(parser: argparse.ArgumentParser) -> None:
     )
 
 
-ALLOCATORS_HELP = "Set the memory model: framework (default) or tvm, the storage plan of `run`."
+ALLOCATORS_HELP = (
+    "Set the memory model: framework (default), the live tensors; pytorch or pytorch-expandable, "
+    "what PyTorch reserves for them with the CUDA context and NCCL; or tvm, the storage plan of "
+    "`run`."
+)
 
 
 def add_exporting(parser: argparse.ArgumentParser) -> None:

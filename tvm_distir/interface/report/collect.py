@@ -42,6 +42,11 @@ ASSUMPTIONS = (
     "All devices are identical and start at the same time.",
 )
 
+RESERVED_ASSUMPTION = (
+    "Reserved memory is that of the segments of PyTorch's caching allocator after a step. The CUDA "
+    "context (512 MiB) and the NCCL buffers (128 MiB per group) are assumed."
+)
+
 PIPELINE_ASSUMPTION = (
     "Pipeline stages run their phases in the order of the schedule. A device sends its messages "
     "one at a time, each as soon as its value is available, concurrently with compute."
@@ -121,7 +126,7 @@ def analysis_of(
         tokens=tokens,
         flops=flops,
         kernels=kernels or system.kernels,
-        assumptions=ASSUMPTIONS if result.pipeline is None else (*ASSUMPTIONS, PIPELINE_ASSUMPTION),
+        assumptions=_assumptions(result),
         pipeline=result.pipeline,
         timings_s=dict(timings_s or {}),
         verdict=_verdict(result, program),
@@ -129,6 +134,14 @@ def analysis_of(
         path=functools.partial(critical_path, result.lanes),
         warnings=warnings,
     )
+
+
+def _assumptions(result: Result) -> tuple[str, ...]:
+    """Return the assumptions behind a result."""
+    allocators = {lane.account.allocator for lane in result.lanes}
+    reserved = (RESERVED_ASSUMPTION,) if "pytorch" in allocators else ()
+    pipeline = (PIPELINE_ASSUMPTION,) if result.pipeline is not None else ()
+    return (*ASSUMPTIONS, *reserved, *pipeline)
 
 
 def _verdict(result: Result, program: Program) -> Verdict | None:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tvm_distir.performance.program.parts import Function, Op, reached
-from tvm_distir.performance.program.pipeline_program import BACKWARD, NEXT
+from tvm_distir.performance.program.pipeline_program import BACKWARD, END, NEXT, StageKind
 from tvm_distir.performance.program.program import Program
 
 ADD = "accumulate"
@@ -39,7 +39,7 @@ def accumulated(program: Program) -> Program:
         readers = {name: _readers(known[name]) for name in names}
         results = dict(zip(back.outputs, known[back.function].results, strict=True))
         for slot, param in zip(following.inputs, known[following.function].params, strict=True):
-            op = _reader(known, readers, (following.function, param)) if slot in results else None
+            op = _kernel(known, readers, (following.function, param)) if slot in results else None
             if op is not None:
                 maker = _maker(known, outputs, (back.function, results[slot]))
                 added.setdefault(maker, op)
@@ -53,6 +53,56 @@ def accumulated(program: Program) -> Program:
     return dataclasses.replace(program, functions=functions)
 
 
+def added_in_place(program: Program, role: StageKind) -> dict[int, int]:
+    """Return the slot of the sum of each gradient that its backward pass adds, by its slot.
+
+    These are the gradients whose kernels in the phase of sums :func:`accumulated` has moved to
+    where they are made: no memory holds them behind the function that makes them.
+    """
+    back, following = role.phase(BACKWARD), role.phase(NEXT)
+    if back is None or following is None:
+        return {}
+    known, fn = program.functions, program.functions[following.function]
+    names = reached(known, [following.function])
+    readers = {name: _readers(known[name]) for name in names}
+    outputs = {name: {v: op for op in known[name].ops for v in op.outputs} for name in names}
+    sums: dict[int, int] = {}
+    for slot, result in zip(following.outputs, fn.results, strict=True):
+        name, value = _maker(known, outputs, (following.function, result))
+        if slot in following.inputs and value in outputs[name]:
+            sums[id(outputs[name][value])] = slot
+    added = {}
+    for slot, param in zip(following.inputs, fn.params, strict=True):
+        op = _kernel(known, readers, (following.function, param), moved=True)
+        if slot in back.outputs and op is not None and id(op) in sums:
+            added[slot] = sums[id(op)]
+    return added
+
+
+def reduced_in_place(program: Program) -> dict[str, frozenset[int]]:
+    """Return the numbers of the ops that reduce sums of gradients in their memory, by function.
+
+    Frameworks that add gradients in place keep the sums in buffers, which a collective reads and
+    writes.
+    """
+    places: dict[str, frozenset[int]] = {}
+    for role in program.staged.roles if program.staged is not None else ():
+        end, sums = role.phase(END), set(added_in_place(program, role).values())
+        if end is None or not sums:
+            continue
+        fn = program.functions[end.function]
+        params = {p for slot, p in zip(end.inputs, fn.params, strict=True) if slot in sums}
+        readers = _readers(fn)
+        places[end.function] = frozenset(
+            number
+            for number, op in enumerate(fn.ops)
+            if op.collective == "all_reduce"
+            and len(op.inputs) == len(op.outputs)
+            and all(v in params and len(readers[v]) == 1 for v in op.inputs)
+        )
+    return places
+
+
 def _readers(fn: Function) -> dict[int, list[Op]]:
     """Return the ops that read each value."""
     readers: dict[int, list[Op]] = {}
@@ -62,18 +112,26 @@ def _readers(fn: Function) -> dict[int, list[Op]]:
     return readers
 
 
-def _reader(
-    functions: Mapping[str, Function], readers: Mapping[str, Mapping[int, list[Op]]], place: Place
+def _kernel(
+    functions: Mapping[str, Function],
+    readers: Mapping[str, Mapping[int, list[Op]]],
+    place: Place,
+    moved: bool = False,
 ) -> Op | None:
-    """Return the kernel that reads a value in its function, looking through views."""
+    """Return the kernel that reads a value in its function, looking through views.
+
+    With ``moved``, it is a kernel whose work was moved elsewhere.
+    """
     name, value = place
     for op in readers[name].get(value, ()):
         reader: Op | None = op
-        if op.kind == "view" or op.kernel_class == "view":
-            reader = _reader(functions, readers, (name, op.outputs[0]))
-        elif op.kind == "call":
+        if op.kind == "call":
             param = functions[op.callee].params[op.inputs.index(value)]
-            reader = _reader(functions, readers, (op.callee, param))
+            reader = _kernel(functions, readers, (op.callee, param), moved)
+        elif op.kind == "view" or (op.kernel_class == "view" and not moved):
+            reader = _kernel(functions, readers, (name, op.outputs[0]), moved)
+        elif moved and op.kernel_class != "view":
+            reader = None
         if reader is not None:
             return reader
     return None

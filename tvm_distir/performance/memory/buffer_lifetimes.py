@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm_distir.core import last_reads
+from tvm_distir.performance.fusion.accumulation import reduced_in_place
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 
@@ -92,6 +93,7 @@ class ProgramBuffers:
     """
 
     def __init__(self, program: Program, block_bytes: int) -> None:
+        self._in_place = reduced_in_place(program)
         self.functions: Mapping[str, Function] = program.functions
         self.block_bytes = block_bytes
         self._known: dict[str, FunctionBuffers] = {}
@@ -130,7 +132,8 @@ class ProgramBuffers:
 
         for value in fn.params:
             at[value] = make(value, TEMPORARIES, -1)
-        for op in fn.ops:
+        in_place = self._in_place.get(name, frozenset())
+        for index, op in enumerate(fn.ops):
             if op.kind == "view":
                 at[op.outputs[0]] = at[op.inputs[0]]
                 continue
@@ -154,6 +157,9 @@ class ProgramBuffers:
                     held[at[value]] = (*held.get(at[value], ()), more)
             elif op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
                 at[op.outputs[0]] = reads[0]  # the result is the operand
+            elif index in in_place:
+                for value, buffer in zip(op.outputs, reads, strict=True):
+                    at[value] = buffer
             else:
                 for value in op.outputs:
                     role = TEMPORARIES if op.kind == "compute" else COMMUNICATION

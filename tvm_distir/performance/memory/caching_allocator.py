@@ -8,6 +8,7 @@ only the bytes that it takes above those at its entry, and the bytes that it lea
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tvm_distir.performance.program.program import Program
 
 from .account import GRADIENTS, ROLES, Label, LiveBuffer
 from .buffer_lifetimes import FunctionBuffers, MemoryStep, ProgramBuffers
+from .buffer_names import BufferNames, CallPath
 
 BLOCK_BYTES = 512
 """Sizes are multiples of it."""
@@ -91,12 +93,17 @@ class MemoryLevel:
 
 
 class Shape(NamedTuple):
-    """Buffers as a use has them: bytes, roles, parameters that may be freed, ends by step."""
+    """Buffers as a use has them.
+
+    They have bytes and roles; parameters that may be freed, ends by step, and the results of calls
+    that the callee frees as nobody reads them.
+    """
 
     sizes: list[int]
     roles: list[int]
     owned: set[int]
     ends: Sequence[tuple[int, ...]]
+    dropped: set[int]
 
 
 class NestedCall(NamedTuple):
@@ -123,7 +130,7 @@ class CachingAllocator:
         block_bytes: int = BLOCK_BYTES,
         level: Callable[[], MemoryLevel] = MemoryLevel,
     ) -> None:
-        self.new = level
+        self.new, self._program = level, program
         self.lives = ProgramBuffers(program, block_bytes)
         self.values = {name: fn.values for name, fn in program.functions.items()}
         self._known: dict[CallVariant, MemoryLevel] = {}
@@ -195,10 +202,15 @@ class CachingAllocator:
                 roles[buffer] = role
         if donated:
             self._mark_gradients(lives, donated, roles, sizes)
-        ends = list(lives.ends) if dropped else lives.ends
+        ends, inside = list(lives.ends) if dropped else lives.ends, set[int]()
         for buffer in dropped:
-            ends[lives.last[buffer]] += (buffer,)
-        return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends)
+            maker = lives.makers[buffer]
+            if lives.last[buffer] > maker or len(lives.steps[maker].op.callees) != 1:
+                ends[lives.last[buffer]] += (buffer,)
+            else:
+                sizes[buffer] = 0
+                inside.add(buffer)
+        return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends, inside)
 
     def inner(self, lives: FunctionBuffers, number: int, shape: Shape) -> list[NestedCall]:
         """Return the calls of a step, with the buffers that each passes as last uses."""
@@ -217,6 +229,8 @@ class CachingAllocator:
             roles = tuple(
                 OWN
                 if buffer < lives.params or buffer not in step.new
+                else DROPPED
+                if buffer in shape.dropped
                 else shape.roles[buffer]
                 if shape.sizes[buffer] or not lives.sizes[buffer]
                 else DONATED
@@ -229,8 +243,16 @@ class CachingAllocator:
             calls.append(NestedCall(CallVariant(callee.name, owned, roles), handed))
         return calls
 
+    @functools.cached_property
+    def names(self) -> BufferNames:
+        """Return the names of the values of the program."""
+        return BufferNames(self._program)
+
     def held(
-        self, use: CallVariant, labels: Mapping[int, Label] | None = None
+        self,
+        use: CallVariant,
+        labels: Mapping[int, Label] | None = None,
+        path: CallPath | None = None,
     ) -> Iterator[LiveBuffer]:
         """Yield the buffers of a call at its peak, with owned parameters, named by ``labels``."""
         lives, shape, at = self.lives[use.function], self.shape(use), self.level(use).at
@@ -246,7 +268,7 @@ class CachingAllocator:
             mine = buffer in shape.owned if buffer < lives.params else lives.makers[buffer] <= at
             if not mine or buffer in gone or not size:
                 continue
-            named[buffer] = (labels or {}).get(buffer) or self.label(lives, buffer)
+            named[buffer] = (labels or {}).get(buffer) or self.label(lives, buffer, path)
             if any(buffer in call.handed for call in inner):
                 continue
             if not (inner and lives.makers[buffer] == at):
@@ -256,7 +278,8 @@ class CachingAllocator:
             below = {
                 param: named[buffer] for buffer, param in call.handed.items() if buffer in named
             }
-            yield from self.held(call.use, below)
+            within = CallPath(lives.name, lives.steps[at].op, path)
+            yield from self.held(call.use, below, within)
 
     def moment(self, use: CallVariant) -> str:
         """Return where the peak of a use is: functions and op, joined by ``/``."""
@@ -270,11 +293,11 @@ class CachingAllocator:
         dearest = max(inner, key=lambda call: self.level(call.use).peak)
         return f"{use.function}/{self.moment(dearest.use)}"
 
-    def label(self, lives: FunctionBuffers, buffer: int) -> Label:
+    def label(self, lives: FunctionBuffers, buffer: int, path: CallPath | None = None) -> Label:
         """Return the name of a buffer that a function makes."""
         maker = lives.makers[buffer]
         op = lives.steps[maker].op if maker >= 0 else None
-        what = self.values[lives.name][lives.values[buffer]].name
+        what = self.names.value(lives.name, lives.values[buffer], path)
         return Label(what, "" if op is None else op.callee or op.op, lives.name)
 
     def _mark_gradients(

@@ -29,6 +29,7 @@ from .account import (
 )
 from .best_fit import Arenas
 from .buffer_lifetimes import FunctionBuffers
+from .buffer_names import described
 from .caching_allocator import DONATED, CachingAllocator, CallVariant
 from .memory_timeline import LiveBytes
 
@@ -96,7 +97,7 @@ def residents(framework: CachingAllocator, values: Iterable[Value]) -> list[Live
     """Return the buffers that are live from the beginning."""
     return [
         LiveBuffer(
-            Label(value.name, "", ""),
+            Label(framework.names.resident(value.name, value.dtype), "", ""),
             VALUE_ROLES.get(value.role, INPUTS),
             framework.lives.rounded(value.bytes),
         )
@@ -109,7 +110,11 @@ def constants(
 ) -> list[LiveBuffer]:
     """Return the constants of functions and of all that they call."""
     return [
-        LiveBuffer(Label(value.name, "", name), WEIGHTS, framework.lives.rounded(value.bytes))
+        LiveBuffer(
+            Label(described("constant", value), "", name),
+            WEIGHTS,
+            framework.lives.rounded(value.bytes),
+        )
         for name in reached(program.functions, roots)
         for value in program.functions[name].values
         if value.role == "constant"

@@ -11,8 +11,10 @@ from .account import TEMPORARIES, Label, LiveBuffer, MemoryAccount, by_role, hol
 from .caching_allocator import CachingAllocator
 from .entries import constants, residents, role_sums
 
-ALLOCATORS = ("framework", "tvm")
-"""The allocators whose memory is predicted: that of a framework, or TVM's storage plan."""
+ALLOCATORS = ("framework", "tvm", "pytorch", "pytorch-expandable")
+"""The allocators whose memory is predicted: live blocks, as a framework frees them; TVM's storage
+plan; what PyTorch reserves for these blocks, the CUDA context included, also with expandable
+segments."""
 
 
 def place_number(program: Program, device: int) -> int:

@@ -16,7 +16,7 @@ from tvm_distir.core import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, RankStep, ab
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 
-from .account import Label, LiveBuffer, MemoryAccount, by_role, holders
+from .account import GRADIENTS, Label, LiveBuffer, MemoryAccount, by_role, holders
 from .best_fit import Arenas
 from .caching_allocator import CachingAllocator, MemoryLevel
 from .entries import constants, residents, role_sums
@@ -157,13 +157,21 @@ class RankMemories:
         return int(live.max(initial=0))
 
     def resident(self, walk: RankEvents) -> list[LiveBuffer]:
-        """Return the inputs of the step, and the constants of the rank's functions."""
+        """Return inputs of the step, buffers of sums, and constants of the rank's functions."""
         inputs = self.staged.inputs(walk.rank)
         roots = {p.function for k in walk.rank_stages for p in self.staged.role_of(k).phases}
         return [
             *residents(self.framework, (value._replace(name=name) for _, name, value in inputs)),
             *constants(self.program, self.framework, sorted(roots)),
+            *(buffer for stage in walk.rank_stages for buffer in self._sums(stage)),
         ]
+
+    def _sums(self, stage: int) -> Iterator[LiveBuffer]:
+        """Yield the buffers of sums that backward passes add to."""
+        role = self.staged.role_of(stage)
+        for slot in self.stages.added(stage).values():
+            size = self.framework.lives.rounded(role.slots[slot].bytes)
+            yield LiveBuffer(Label(self.framework.names.slot(role, slot), "", ""), GRADIENTS, size)
 
     def level(self, walk: RankEvents, number: int, death: LastUse) -> tuple[MemoryLevel, int]:
         """Return the level of an event, which equal events share, and the bytes of best fit."""
@@ -211,11 +219,12 @@ class RankMemories:
     def _named(self, event: RankEvent, buffer: int) -> Label:
         """Return the name of a buffer of an event, or of a value that it passes in a slot."""
         role = self.staged.role_of(event.stage)
+        names = self.framework.names
         if event.unit is None:
-            return Label(role.slots[buffer].name, event.name, role.name, self._word(event))
+            return Label(names.slot(role, buffer), event.name, role.name, self._word(event))
         slot = event.unit.slots[buffer]
         part = next(part for part in event.unit.parts if buffer in part.makes)
-        return Label(role.slots[slot].name, "", part.function, self._word(event))
+        return Label(names.slot(role, slot), "", part.function, self._word(event))
 
     def _word(self, event: RankEvent) -> str:
         """Return the name of a unit, with its stage where the rank has several."""

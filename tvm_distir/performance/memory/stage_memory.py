@@ -4,8 +4,16 @@
 
 from __future__ import annotations
 
-from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
-from tvm_distir.performance.program.pipeline_program import PipelineProgram, StageKind
+from collections.abc import Iterator
+
+from tvm_distir.performance.fusion.accumulation import added_in_place
+from tvm_distir.performance.program.pipeline_program import (
+    ACCUMULATE,
+    NEXT,
+    Edge,
+    PipelineProgram,
+    StageKind,
+)
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_phases
 
@@ -55,8 +63,9 @@ class Stages:
         key = stage_info.role, tuple(bool(name) for name in stage_info.results)
         if key not in self._known:
             role = self.staged.roles[stage_info.role]
-            donated, codes = self._donated(stage), self.roles[stage_info.role]
-            dropped = self._dropped(stage)
+            added, codes = self.added(stage), self.roles[stage_info.role]
+            donated = self._donated(stage) | set(added.values())
+            dropped = self._dropped(stage) | set(added)
             self._known[key] = {
                 name: make_unit(
                     name,
@@ -88,6 +97,26 @@ class Stages:
             return carried
         return carried | {result for _, result in role.updated if result in returned}
 
+    def added(self, stage: int) -> dict[int, int]:
+        """Return the slot of the sum of each gradient that is added where it is made, by its slot.
+
+        These sums are buffers that are there from the beginning to the end, with zeros before the
+        first micro-batch.
+        """
+        role = self.staged.role_of(stage)
+        added = added_in_place(self.program, role)
+        read = {*role.results, *(edge.source[1] for edge in self._edges_from(stage))}
+        for phase in role.phases:
+            if phase.name not in (ACCUMULATE, NEXT):
+                read.update(phase.inputs)
+        return {term: total for term, total in added.items() if term not in read}
+
+    def _edges_from(self, stage: int) -> Iterator[Edge]:
+        """Yield the edges that leave the stages of the same kind."""
+        for edge in (*self.staged.edges, *(e for s in self.staged.sums for e in s.edges)):
+            if self.staged.stages[edge.source[0]].role == self.staged.stages[stage].role:
+                yield edge
+
     def _dropped(self, stage: int) -> set[int]:
         """Return the slots of results that the stage does not give, and that nobody reads.
 
@@ -102,11 +131,7 @@ class Stages:
         read = {slot for phase in role.phases for slot in phase.inputs}
         read.update(slot for pair in role.sums for slot in pair)
         read.update(written for _, written in role.carried)
-        edges = [*self.staged.edges, *(edge for s in self.staged.sums for edge in s.edges)]
-        alike = [
-            edge for edge in edges if self.staged.stages[edge.source[0]].role == stage_info.role
-        ]
-        read.update(edge.source[1] for edge in alike)
+        read.update(edge.source[1] for edge in self._edges_from(stage))
         return set(role.results) - returned - read
 
 
@@ -132,6 +157,3 @@ def _slot_roles(role: StageKind, arriving: set[int]) -> dict[int, int]:
     for _, total in role.sums:
         slot_roles[total] = GRADIENTS
     return slot_roles
-
-
-__all__ = ["BACKWARD", "FORWARD", "WEIGHT", "Stages"]

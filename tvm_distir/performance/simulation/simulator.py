@@ -17,7 +17,7 @@ from tvm_distir.support import SimulationError, UsageError, nearest
 from .flat import simulate_flat
 from .result import Result
 from .stopwatch import StageTimes
-from .tvm_storage_plan import with_plan
+from .tvm_storage_plan import with_allocator
 
 
 def simulate(
@@ -57,9 +57,10 @@ def simulate(
         The profile by which ops are grouped into kernels, see
         :func:`tvm_distir.performance.fusion.grouped`. None: that of the system.
     allocator : str
-        The allocator whose memory is predicted: ``framework``, or ``tvm``, the storage plan that
+        The allocator whose memory is predicted: ``framework``; ``tvm``, the storage plan that
         the program carries (see :func:`tvm_distir.plan_storage`), as :func:`tvm_distir.run` uses
-        it; live memory over time then is a line at the peak.
+        it; ``pytorch`` or ``pytorch-expandable``, what PyTorch reserves on the device. Live memory
+        over time is a line at the peak for all but ``framework``.
     contention : bool
         Let messages and collectives of a pipelined step share the links on which they meet,
         max-min fair, and slow kernels beside them by the system's ``overlap_slowdown``. Without,
@@ -104,7 +105,7 @@ def simulate(
         from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
 
         result = simulate_stages(program, program.staged, system, blocking, contention, laps)
-        return result if allocator == "framework" else with_plan(result, program)
+        return result if allocator == "framework" else with_allocator(result, program, allocator)
     if contention:
         raise SimulationError(
             "DIST0724",
@@ -114,4 +115,4 @@ def simulate(
             remedy="Remove contention, or create the step with a schedule.",
         )
     result = simulate_flat(program, system, fold_devices, blocking, laps)
-    return result if allocator == "framework" else with_plan(result, program)
+    return result if allocator == "framework" else with_allocator(result, program, allocator)

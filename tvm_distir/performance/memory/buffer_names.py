@@ -1,0 +1,220 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Name buffers by the module that makes them and by what they are.
+
+``layers.3.mlp.up_proj output`` is made by a kernel that reads the weight
+``layers.3.mlp.up_proj.weight``. A function that several layers share calls the weight
+``mlp.up_proj.weight``; the path of the layer is known from the arguments of its call.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+from tvm.ir import Op as TvmOp
+
+from tvm_distir.core import plain_name
+from tvm_distir.performance.program.parts import Function, Op, Value
+from tvm_distir.performance.program.pipeline_program import StageKind
+from tvm_distir.performance.program.program import Program
+
+_SAME = ("relax.astype", "relax.reshape", "relax.permute_dims", "relax.dist.annotate_sharding")
+"""Ops whose result is their operand in another type or order."""
+
+_PRODUCTS = ("matmul", "einsum", "product", "linear")
+_GRADIENT = re.compile(r"(.+)_grad\d*")
+_DEPTH = 32
+"""Most calls and casts that a name is looked for through."""
+
+
+class CallPath(NamedTuple):
+    """Call of a function, within the calls around it."""
+
+    caller: str
+    op: Op
+    outer: CallPath | None
+
+
+class BufferNames:
+    """Names of the values of a program.
+
+    Parameters
+    ----------
+    program : Program
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.functions, self.staged = program.functions, program.staged
+        self._makers: dict[str, dict[int, Op]] = {}
+        self._slots: dict[tuple[str, int], tuple[StageKind, int]] = {}
+        names = {value.name for fn in program.functions.values() for value in _params(fn)}
+        self.dotted = {plain_name(name): name for name in sorted(names) if "." in name}
+        for role in program.staged.roles if program.staged is not None else ():
+            for phase in role.phases:
+                params = program.functions[phase.function].params
+                for slot, param in zip(phase.inputs, params, strict=True):
+                    self._slots[phase.function, param] = role, slot
+
+    def path(self, function: str, op: Op) -> str:
+        """Return the path of the module that a call runs, with a dot behind it, or nothing."""
+        values, callee = self.functions[function].values, self.functions[op.callee]
+        for arg, param in zip(op.inputs, _params(callee), strict=False):
+            whole = self.parameter(values[arg].name)
+            if "." in param.name and whole.endswith(f".{param.name}"):
+                return whole.removesuffix(param.name)
+        return ""
+
+    def parameter(self, name: str) -> str:
+        """Return the name of a parameter of the step as the model writes it.
+
+        What belongs to a weight stands behind its name: ``fc.weight master``.
+        """
+        if name in self.dotted:
+            return self.dotted[name]
+        stem = name
+        while "_" in stem:
+            stem, _, _ = stem.rpartition("_")
+            if stem in self.dotted:
+                return f"{self.dotted[stem]} {name.removeprefix(stem).lstrip('_')}"
+        return name
+
+    def resident(self, name: str, dtype: str) -> str:
+        """Return the name of what is there from the beginning."""
+        whole = self.parameter(name)
+        return f"{whole} ({dtype})" if " " in whole else whole
+
+    def slot(self, role: StageKind, slot: int) -> str:
+        """Return the name of a value that phases of a stage pass to each other."""
+        value = role.slots[slot]
+        for phase in role.phases:
+            if slot in phase.outputs:
+                fn = self.functions[phase.function]
+                result = fn.results[phase.outputs.index(slot)]
+                return self.value(phase.function, result)
+        return self.parameter(value.name)
+
+    def value(self, function: str, index: int, path: CallPath | None = None) -> str:
+        """Return the name of a value of a function, which a call may have run."""
+        value = self.functions[function].values[index]
+        name, dtype = self._base(function, index, path, _DEPTH)
+        is_gradient = name.endswith(".grad")
+        return f"{name} ({value.dtype})" if is_gradient or dtype not in ("", value.dtype) else name
+
+    def _base(
+        self, function: str, index: int, path: CallPath | None, depth: int
+    ) -> tuple[str, str]:
+        """Return the name of what a value holds, and the type that it is known in."""
+        fn = self.functions[function]
+        value, op = fn.values[index], self._maker(function, index)
+        prefix = self._prefix(path)
+        if op is None:
+            return self._parameter(function, index, path, depth)
+        if depth and op.kind == "call":
+            result = self.functions[op.callee].results[op.outputs.index(index)]
+            return self._base(op.callee, result, CallPath(function, op, path), depth - 1)
+        gradient = _GRADIENT.fullmatch(value.name)
+        if gradient is not None:
+            name = self._forward(function, gradient[1])
+            if name.endswith(")") or " (" in name:  # a shape, no name
+                return f"gradient of {name}", ""
+            return f"{prefix}{name}.grad", value.dtype
+        if depth and op.inputs and (op.kind in ("view", "wait") or op.op in _SAME):
+            return self._base(function, op.inputs[0], path, depth - 1)
+        if depth and op.kind == "collective" and len(op.inputs) == len(op.outputs):
+            operand = op.inputs[op.outputs.index(index)]
+            name, dtype = self._base(function, operand, path, depth - 1)
+            return f"{name} {op.collective}", dtype
+        module = self._module(function, op)
+        if module:
+            if "backward" not in function:
+                return f"{prefix}{module} output", value.dtype
+            if any(word in op.op for word in _PRODUCTS):
+                return f"{prefix}{module} input.grad", value.dtype
+        if _is_generated(value.name):
+            module = f"{prefix[:-1]} " if prefix else ""
+            return described(f"{module}{op.op.rpartition('.')[2] or op.kind} output", value), ""
+        return f"{prefix}{value.name}", ""
+
+    def _parameter(
+        self, function: str, index: int, path: CallPath | None, depth: int
+    ) -> tuple[str, str]:
+        """Return the name of a parameter: that of the argument, or of the slot it is read from."""
+        fn = self.functions[function]
+        value = fn.values[index]
+        if path is not None and depth and index in fn.params:
+            argument = path.op.inputs[fn.params.index(index)]
+            return self._base(path.caller, argument, path.outer, depth - 1)
+        if (function, index) in self._slots and depth:
+            role, slot = self._slots[function, index]
+            for phase in role.phases:
+                if slot in phase.outputs and phase.function != function:
+                    result = self.functions[phase.function].results[phase.outputs.index(slot)]
+                    return self._base(phase.function, result, None, depth - 1)
+        return self.parameter(value.name), value.dtype
+
+    def _forward(self, function: str, name: str) -> str:
+        """Return the name of the forward value of which a backward pass makes the gradient."""
+        if name in self.dotted:
+            return self.dotted[name]
+        for other in (function.replace("_backward", "_forward"), function):
+            if other != function or "backward" not in function:
+                for index, value in enumerate(self._values(other)):
+                    if value == name:
+                        return self._base(other, index, None, _DEPTH)[0]
+        return name
+
+    def _values(self, function: str) -> tuple[str, ...]:
+        fn = self.functions.get(function)
+        return () if fn is None else tuple(value.name for value in fn.values)
+
+    def _prefix(self, path: CallPath | None) -> str:
+        while path is not None:
+            prefix = self.path(path.caller, path.op)
+            if prefix:
+                return prefix
+            path = path.outer
+        return ""
+
+    def _maker(self, function: str, index: int) -> Op | None:
+        if function not in self._makers:
+            ops = self.functions[function].ops
+            self._makers[function] = {value: op for op in ops for value in op.outputs}
+        return self._makers[function].get(index)
+
+    def _module(self, function: str, op: Op) -> str:
+        """Return the module whose weight an op reads, or an empty string."""
+        values = self.functions[function].values
+        for index in op.inputs:
+            maker = self._maker(function, index)
+            for _ in range(_DEPTH):
+                if maker is None or not (maker.kind == "view" or maker.op in _SAME):
+                    break
+                index = maker.inputs[0]
+                maker = self._maker(function, index)
+            if maker is None:
+                module, _, last = self.parameter(values[index].name).rpartition(".")
+                if module and last in ("weight", "bias"):
+                    return module
+        return ""
+
+
+def described(what: str, value: Value) -> str:
+    """Return the name of a value of which no more than its shape is known."""
+    return f"{what} ({', '.join(map(str, value.shape))}) {value.dtype}"
+
+
+def _params(fn: Function) -> list[Value]:
+    return [fn.values[index] for index in fn.params]
+
+
+@functools.cache
+def _op_names() -> frozenset[str]:
+    return frozenset(name.rpartition(".")[2] for name in TvmOp.list_op_names())
+
+
+def _is_generated(name: str) -> bool:
+    """Return whether a builder made up a name: a number, or that of an op."""
+    stem = name.rstrip("0123456789.")
+    return stem in ("", "lv", "gv", "mul", "sub", "div") or stem in _op_names()

@@ -1,0 +1,172 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Count the memory that PyTorch takes from a device: segments, the CUDA context and NCCL."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from tvm_distir.core import FETCH, RECV, programs
+from tvm_distir.performance.program.parts import reached
+from tvm_distir.performance.program.program import Program
+
+from .account import MemoryAccount
+from .caching_allocator import CachingAllocator, CallVariant
+from .entries import constants, entry_memory, residents
+from .rank_events import RankEvents
+from .ranks import RankMemories, deaths_of
+from .segments import MIB, SegmentAllocator
+from .steady_state import cut
+
+CONTEXT_BYTES = 512 * MIB
+"""Assumed: what ``nvidia-smi`` shows of a process with PyTorch's kernels and no tensors, which is
+300 to 600 MiB by device and version."""
+
+COMMUNICATOR_BYTES = 2 * 16 * 4 * MIB
+"""Assumed: buffers of ``NCCL_BUFFSIZE`` (4 MiB by default, see NCCL's documentation of environment
+variables) to both neighbours of a ring, on 16 channels, per group of devices."""
+
+
+class Replay:
+    """Replay of the calls of a program with a block for each buffer.
+
+    Parameters
+    ----------
+    framework : CachingAllocator
+        The lifetimes of the buffers.
+    segments : SegmentAllocator
+        Where the blocks are.
+    """
+
+    def __init__(self, framework: CachingAllocator, segments: SegmentAllocator) -> None:
+        self.framework, self.segments = framework, segments
+
+    def call(self, use: CallVariant, owned: dict[int, int]) -> dict[int, int]:
+        """Run a call that owns the blocks of some parameters; return what is left, by buffer."""
+        framework, segments = self.framework, self.segments
+        lives, shape, at = framework.lives[use.function], framework.shape(use), dict(owned)
+        for param in shape.owned & lives.unread:
+            self._free(at, param)
+        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
+            gone: set[int] = set()
+            if step.op.callees:
+                inner = framework.inner(lives, number, shape)
+                taken = max(inner, key=lambda call: framework.level(call.use).peak)
+                gone = {buffer for call in inner for buffer in call.handed}
+                for buffer in gone - set(taken.handed):
+                    self._free(at, buffer)
+                given = {p: at.pop(buffer) for buffer, p in taken.handed.items() if buffer in at}
+                left = self.call(taken.use, given)
+                callee = framework.lives[taken.use.function]
+                written = (*step.writes, *step.new[len(step.new) - len(callee.lent) :])
+                for buffer, result in zip(written, callee.results, strict=False):
+                    if buffer in step.new and buffer not in at and result in left:
+                        at[buffer] = left.pop(result)
+                for place in left.values():
+                    segments.give(place)
+            for buffer in step.new:
+                if shape.sizes[buffer] and buffer not in at:
+                    at[buffer] = segments.take(shape.sizes[buffer])
+            for buffer in ends:
+                if buffer not in gone:
+                    self._free(at, buffer)
+        return at
+
+    def _free(self, at: dict[int, int], buffer: int) -> None:
+        if buffer in at:
+            self.segments.give(at.pop(buffer))
+
+    def rank(self, memories: RankMemories, walk: RankEvents) -> None:
+        """Run the events of a rank of a pipelined step."""
+        at: dict[int, int] = {}
+        for event, death in zip(walk.events, deaths_of(walk), strict=True):
+            ids = event.ids.tolist()
+            if event.unit is None:
+                for number in ids if event.name in (RECV, FETCH) else ():
+                    if walk.sizes[number]:
+                        at[number] = self.segments.take(walk.sizes[number])
+                for buffer in death.buffers:
+                    self._free(at, ids[buffer])
+                continue
+            for number, use, rest in memories.levels.uses(event.unit, death):
+                part = event.unit.parts[number]
+                numbers = {p: ids[death.same[part.reads[p]]] for p, _, _ in use.owned}
+                owned = {p: at.pop(n) for p, n in numbers.items() if n in at}
+                left = self.call(use, owned)
+                results = self.framework.lives[use.function].results
+                for buffer, result in zip(part.makes, results, strict=False):
+                    if buffer >= 0 and result in left:
+                        at[ids[buffer]] = left.pop(result)
+                for place in left.values():
+                    self.segments.give(place)
+                for buffer in rest:
+                    self._free(at, ids[buffer])
+
+
+def reserved_account(program: Program, number: int, expandable: bool) -> MemoryAccount:
+    """Return the memory of the devices of an entry, or of a rank, as PyTorch reserves it.
+
+    The peak is what the device has to have: segments, context and buffers of communicators. The
+    step is run once, behind what is there from the beginning.
+
+    Parameters
+    ----------
+    program : Program
+    number : int
+        The number of the entry, or of the rank.
+    expandable : bool
+        Whether segments are expandable.
+    """
+    framework, segments = CachingAllocator(program), SegmentAllocator(expandable)
+    if program.staged is None:
+        entry = program.entries[number]
+        memory = entry_memory(program, entry, framework)
+        account, fn = memory.account, program.functions[entry.function]
+        values = [fn.values[index] for index in fn.params]
+        roots = [entry.function]
+        resident = [*residents(framework, values), *constants(program, framework, roots)]
+        _take(segments, (buffer.bytes for buffer in resident))
+        Replay(framework, segments).call(memory.use, {})
+    else:
+        staged, memories = program.staged, RankMemories(program, program.staged, framework)
+        steps = programs(staged.schedule)[number]
+        account = memories.of(number, steps).account
+        shorter = cut(steps, staged.schedule)
+        roles = {
+            staged.stages[k].role for k, r in enumerate(staged.schedule.rank_of) if r == number
+        }
+        roots = [phase.function for role in roles for phase in staged.roles[role].phases]
+        for shown in (shorter.steps if shorter else steps, steps):
+            if segments.most_allocated < account.peak_bytes:  # not all of it is in the cut steps
+                segments = SegmentAllocator(expandable)
+                walk = RankEvents(staged, memories.stages, number, shown)
+                _take(segments, (buffer.bytes for buffer in memories.resident(walk)))
+                Replay(framework, segments).rank(memories, walk)
+    overhead = CONTEXT_BYTES + _communicators(program, roots) * COMMUNICATOR_BYTES
+    unused = segments.reserved - account.peak_bytes
+    return dataclasses.replace(
+        account,
+        allocator="pytorch",
+        peak_bytes=segments.reserved + overhead,
+        fragmentation_bytes=0,
+        at_peak={**account.at_peak, "unused": unused, "context": overhead},
+    )
+
+
+def _take(segments: SegmentAllocator, sizes: Iterable[int]) -> None:
+    for size in sizes:
+        if size:
+            segments.take(size)
+
+
+def _communicators(program: Program, roots: Iterable[str]) -> int:
+    """Return the number of groups that the functions of a device communicate in."""
+    return len(
+        {
+            (op.mesh, op.mesh_axes)
+            for name in reached(program.functions, roots)
+            for op in program.functions[name].ops
+            if op.kind == "collective"
+        }
+    )

@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Simulate the segments of PyTorch's caching allocator of CUDA memory.
+
+The constants and rules are those of ``c10/core/AllocatorConfig.h`` and of "Memory management" in
+PyTorch's notes on CUDA semantics: memory comes from the driver in segments, which blocks are split
+from and merged in, and which are not given back. Blocks of at most 1 MiB and larger ones do not
+share segments. With ``expandable_segments:True`` either kind has a single segment, which grows.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+MIB = 1 << 20
+BLOCK_BYTES = 512
+"""Sizes are multiples of it, and no block is split into a smaller rest."""
+SMALL_BYTES = MIB
+"""Blocks of at most so many bytes are in segments of small blocks."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+LARGE_SEGMENT_BYTES = 20 * MIB
+"""The segment of a large block that is smaller than :data:`SOLE_BYTES`."""
+SOLE_BYTES = 10 * MIB
+"""Blocks of at least so many bytes get a segment of their size."""
+SOLE_MULTIPLE = 2 * MIB
+"""The sizes of these segments are multiples of it."""
+
+
+@dataclass
+class _Pool:
+    """Free blocks of segments: sizes and places in order, and the ends of free blocks."""
+
+    small: bool
+    free: list[tuple[int, int]] = field(default_factory=list)
+    size_at: dict[int, int] = field(default_factory=dict)
+    begin_of_end: dict[int, int] = field(default_factory=dict)
+
+    def open(self, place: int, size: int) -> None:
+        """Add a free block."""
+        bisect.insort(self.free, (size, place))
+        self.size_at[place], self.begin_of_end[place + size] = size, place
+
+    def close(self, place: int) -> int:
+        """Remove a free block, and return its size."""
+        size = self.size_at.pop(place)
+        del self.free[bisect.bisect_left(self.free, (size, place))]
+        del self.begin_of_end[place + size]
+        return size
+
+
+class SegmentAllocator:
+    """Allocator of blocks in segments.
+
+    Parameters
+    ----------
+    expandable : bool
+        Whether segments grow, as with ``expandable_segments:True``.
+
+    Attributes
+    ----------
+    allocated, reserved : int
+        The bytes of blocks in use, and of segments.
+    most_allocated : int
+        Most bytes of blocks that were in use at once; segments only become more.
+    blocks : dict of int to (int, bool)
+        The size of each block in use, and whether it is small, by its place.
+    segments : dict of int to int
+        The size of each segment, by its place.
+    """
+
+    def __init__(self, expandable: bool = False) -> None:
+        self.expandable = expandable
+        self.allocated = self.reserved = self.most_allocated = 0
+        self.blocks: dict[int, tuple[int, bool]] = {}
+        self.segments: dict[int, int] = {}
+        self._pools = {True: _Pool(True), False: _Pool(False)}
+        self._end = 0
+
+    def take(self, size: int) -> int:
+        """Allocate a block, and return its place."""
+        size = -(-max(size, 1) // BLOCK_BYTES) * BLOCK_BYTES
+        pool = self._pools[size <= SMALL_BYTES]
+        number = bisect.bisect_left(pool.free, (size, -1))
+        if number < len(pool.free):
+            place = pool.free[number][1]
+        elif self.expandable:
+            place = self._expand(pool, size)
+        else:
+            place = self._segment(pool, size)
+        whole = pool.close(place)
+        rest = whole - size
+        fine = pool.small or self.expandable
+        if rest >= BLOCK_BYTES if fine else rest > SMALL_BYTES:
+            pool.open(place + size, rest)
+            whole = size
+        self.blocks[place] = whole, pool.small
+        self.allocated += whole
+        self.most_allocated = max(self.most_allocated, self.allocated)
+        return place
+
+    def give(self, place: int) -> None:
+        """Free a block, and merge it with the free blocks beside it in its segment."""
+        size, small = self.blocks.pop(place)
+        self.allocated -= size
+        pool = self._pools[small]
+        if place not in self.segments and place in pool.begin_of_end:
+            before = pool.begin_of_end[place]
+            size += pool.close(before)
+            place = before
+        if place + size in pool.size_at and place + size not in self.segments:
+            size += pool.close(place + size)
+        pool.open(place, size)
+
+    def _segment(self, pool: _Pool, size: int) -> int:
+        """Take a segment from the driver."""
+        if pool.small:
+            whole = SMALL_SEGMENT_BYTES
+        elif size < SOLE_BYTES:
+            whole = LARGE_SEGMENT_BYTES
+        else:
+            whole = -(-size // SOLE_MULTIPLE) * SOLE_MULTIPLE
+        place, self._end = self._end, self._end + whole
+        self.segments[place] = whole
+        self.reserved += whole
+        pool.open(place, whole)
+        return place
+
+    def _expand(self, pool: _Pool, size: int) -> int:
+        """Map pages behind the segment of a pool, of which a free end is part of the block."""
+        start = 0 if pool.small else 1 << 60
+        end = start + self.segments.setdefault(start, 0)
+        place = pool.begin_of_end.get(end, end)
+        had = pool.close(place) if place < end else 0
+        page = SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES
+        more = -(-(size - had) // page) * page
+        self.segments[start] += more
+        self.reserved += more
+        pool.open(place, had + more)
+        return place
