@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run independent tasks on worker processes, ahead of a caller that takes them in order.
 
-The caller decides one result after the other, as without workers, so that its result does not
+The caller takes the results in order, as without workers, so that its result does not
 depend on their number. Tasks whose results it does not ask for are canceled.
 """
 
@@ -80,7 +80,7 @@ class Workers:
         self._pool = self.executor = None
 
     def drop(self) -> None:
-        """Cancel the tasks that are not begun, and wait for the others."""
+        """Cancel the tasks that have not started, and wait for the others."""
         wait([future for future in self._futures if not future.cancel()])
 
     @property
@@ -154,7 +154,7 @@ def _run(function: Callable[[Any, Task], Value], name: str, context: Any, task: 
 
 
 ONE_AT_A_TIME = threading.RLock()
-"""The lock of tasks of one process, for executors of threads: TVM's block builder is a global of
+"""The lock of the tasks of a process, for executors of threads: TVM's block builder is a global of
 the process."""
 
 _context: tuple[str, Any] | None = None
@@ -162,7 +162,7 @@ _context: tuple[str, Any] | None = None
 
 
 def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which a terminal sends to all processes of a command, to the first one."""
+    """Leave Ctrl-C, which a terminal sends to all processes of a command, to the first process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

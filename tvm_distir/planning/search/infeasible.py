@@ -35,12 +35,14 @@ def contradiction(enumeration: Enumeration) -> tuple[str, ...]:
 
 def _micro_batches_text(enumeration: Enumeration, chosen: Iterable[Part]) -> tuple[str, ...]:
     """Return the micro-batches in words, if other sizes would leave a candidate."""
-    given = enumeration.constraints
-    rules = replace(_only(given, chosen), micro_batches=(1,), counts=())
+    constraints = enumeration.constraints
+    rules = replace(_only(constraints, chosen), micro_batches=(1,), counts=())
     if enumeration.batch is None or not _has_candidate(enumeration, rules, any_batch=True):
         return ()
-    numbers = ",".join(map(str, given.counts or given.micro_batches))
-    micro_batches = f"{numbers} micro-batches" if given.counts else f"micro-batches of {numbers}"
+    numbers = ",".join(map(str, constraints.counts or constraints.micro_batches))
+    micro_batches = (
+        f"{numbers} micro-batches" if constraints.counts else f"micro-batches of {numbers}"
+    )
     return (f"{micro_batches} in a batch of {enumeration.batch}",)
 
 

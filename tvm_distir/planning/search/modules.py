@@ -63,8 +63,8 @@ class Source:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without modules that can be made again, for workers."""
-        given = {None: self._known[None]} if self.batch is None else {}
-        return {**self.__dict__, "_known": given}
+        modules = {None: self._known[None]} if self.batch is None else {}
+        return {**self.__dict__, "_known": modules}
 
     def forward(self, micro_batches: int) -> ir.IRModule:
         """Return the model with the samples of a micro-batch."""

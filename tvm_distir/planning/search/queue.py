@@ -112,7 +112,7 @@ class Queue:
         """Record the outcome of a candidate, and add the candidates that follow from it.
 
         A candidate that does not fit is followed by those that need less memory; a number of
-        micro-batches that is among the best by the next larger one.
+        micro-batches that is among the best by the next larger number.
         """
         if queued.estimate is not None and row.time_s is not None and row.peak_bytes is not None:
             so = Estimate(row.time_s, row.peak_bytes)

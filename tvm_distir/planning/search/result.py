@@ -52,7 +52,8 @@ class CandidateRow:
     hidden : float
         Share of what can be sent beside the work that its labels take to be hidden.
     parts : str
-        Into how many parts the plan divides data, weights and states: :func:`.parts.parts_text`.
+        Into how many parts the plan divides data, weights and states
+        (:func:`.divided_parts.parts_text`).
     compute_s, exposed_comm_s : float, optional
         The parts of ``time_s`` on the device with most of both: work, and communication that does
         not overlap with work. In the rest of the step the device waits.

@@ -30,9 +30,9 @@ from tvm_distir.support import DistIRError, InternalError, UsageError
 
 from .auto_sharding import labeller_of
 from .candidates import BATCH, Candidate, Constraints, kept_rules
+from .divided_parts import parts_text
 from .min_marginals import MinMarginal, min_marginals
 from .modules import Source
-from .parts import parts_text
 from .result import MEMORY, REFUSED, SOLVED, CandidateRow, FoundPlan
 
 Make = Callable[[ir.IRModule, Mapping[str, int], System], Plan]

@@ -120,9 +120,9 @@ def in_micro_batches(specs: Sequence[StrategySpec], count: int) -> list[Strategy
     result = []
     for spec in specs:
         if spec.name == PIPELINE:
-            given = spec.options.get("micro_batches")
-            if given is not None:
-                check_micro_batches(count, int(given), "strategy")
+            stated = spec.options.get("micro_batches")
+            if stated is not None:
+                check_micro_batches(count, int(stated), "strategy")
             spec = replace(spec, options={**spec.options, "micro_batches": count})
         result.append(spec)
     return result
@@ -135,7 +135,7 @@ def check_micro_batches(count: int, other: int, what: str) -> None:
             "DIST0151",
             f"{count} micro-batches are given, and the {what} has {other}",
             place="micro_batches",
-            remedy="Remove one of them.",
+            remedy="Remove either of them.",
         )
 
 
