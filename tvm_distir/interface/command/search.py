@@ -288,7 +288,7 @@ class _Maker:
 def _comparison(text: str | None, is_plan: bool, counts: tuple[int, ...]) -> Any:
     """Return the plan to compare with, or a builder of a strategy's plan."""
     from tvm_distir.core import Plan
-    from tvm_distir.planning.search import StrategyMaker
+    from tvm_distir.planning import StrategyMaker
 
     if text is None:
         return None

@@ -13,7 +13,7 @@ def search_text(result: Any) -> str:
     from tvm_distir.interface.report.search_page import seconds
 
     head = ("#", "plan", "divides", "step", "compute", "comm", "cost", "gap", "peak")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for number, plan in enumerate(result.plans, 1):
         row = plan.row
         rows.append(

@@ -7,4 +7,3 @@ from .candidates import Constraints as Constraints
 from .driver import search as search
 from .folder import Folder as Folder
 from .result import SearchResult as SearchResult
-from .trials import StrategyMaker as StrategyMaker

@@ -49,7 +49,7 @@ def parts_text(module: ir.IRModule, plan: Plan) -> str:
             if placement is None:
                 continue
             kind = "data" if position in data else "states" if text in states else "weights"
-            size = size_bytes(static_shape(var.ty), str(var.ty.dtype))
+            size = size_bytes(static_shape(var.ty) or (), str(var.ty.dtype))
             form: Any = [-1 if label is None else label for label in placement]
             totals[kind][0] += size
             totals[kind][1] += shard_bytes(size, sizes, form)
