@@ -245,6 +245,7 @@ from .plan.schema import faults_of_plan as faults_of_plan
 from .plan.schema import labels_text as labels_text
 from .propagation.auto_sharding.decisions import plan_of as plan_of
 from .propagation.auto_sharding.in_flight import on_stages as on_stages
+from .propagation.auto_sharding.kernel_costs import StepKernels as StepKernels
 from .propagation.auto_sharding.kernel_costs import work_of_step as work_of_step
 from .propagation.auto_sharding.memory_bound import TooLargeError as TooLargeError
 from .propagation.auto_sharding.mesh_costs import MeshPrices as MeshPrices

@@ -5,6 +5,7 @@ from .calibration.calibrate import calibrate as calibrate
 from .search.candidates import Constraints as Constraints
 from .search.result import CandidateRow as CandidateRow
 from .search.result import SearchResult as SearchResult
+from .search.trials import StrategyMaker as StrategyMaker
 from .strategies.composition import make_plan as make_plan
 from .strategies.registry import find_strategy as find_strategy
 from .strategies.registry import parse as parse

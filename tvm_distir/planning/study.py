@@ -38,7 +38,7 @@ from tvm_distir.transforms import (
 from .strategies.composition import compose
 from .strategies.context_parallelism import recompute_of
 from .strategies.memory_fit import REFERENCE_SYSTEM, evenly_cut, fitted
-from .strategies.pipelining import schedule_of
+from .strategies.pipelining import check_micro_batches, in_micro_batches, schedule_of
 from .strategies.registry import StrategySpec, parse
 from .strategies.training_parts import with_updates
 
@@ -74,6 +74,9 @@ class Study:
         The recomputation of the backward pass; None: as the plan or the strategy says.
     schedule : Schedule or mapping, optional
         Schedule of the training step; None: that of the strategy or of the plan.
+    micro_batches : int, optional
+        The number of micro-batches of the training step, whose gradients are accumulated; None: as
+        the schedule, the strategy or the plan says.
     batch, dims, entry
         Samples of the whole step, sizes of symbolic dims, and the function of several entry points.
     decide : str
@@ -104,6 +107,7 @@ class Study:
     train: Mapping[str, Any] | None = None
     recompute: Recompute | None = None
     schedule: Schedule | Mapping[str, Any] | None = None
+    micro_batches: int | None = None
     batch: int | None = None
     dims: Mapping[str, int] | None = None
     entry: str | None = None
@@ -212,7 +216,9 @@ class Study:
         if self.strategy is None:
             return []
         with self.watch.stage("plan"):
-            return list(parse(self.strategy))
+            specs = list(parse(self.strategy))
+            count = self.micro_batches
+            return specs if count is None else in_micro_batches(specs, count)
 
     @cached_property
     def _given_plan(self) -> Plan | None:
@@ -244,7 +250,13 @@ class Study:
             return Schedule.known(self.schedule)
         if self.strategy is not None:
             return schedule_of(self._specs, self.mesh)
-        return None if self._given_plan is None else self._given_plan.schedule
+        schedule = None if self._given_plan is None else self._given_plan.schedule
+        if self.micro_batches is None:
+            return schedule
+        if schedule is None:
+            return Schedule("1f1b", 1, self.micro_batches)
+        check_micro_batches(self.micro_batches, schedule.micro_batches, "plan")
+        return schedule
 
     @cached_property
     def step(self) -> ir.IRModule:

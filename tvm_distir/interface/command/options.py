@@ -19,7 +19,7 @@ from .help import (
     strategy_names,
     system_help,
 )
-from .option_values import MESH_REMEDY, parse_batch, parse_dims, parse_mesh
+from .option_values import MESH_REMEDY, parse_batch, parse_count, parse_dims, parse_mesh
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def named_by_options(*keywords: str) -> Iterator[None]:
     except UsageError as error:
         if error.place not in keywords:
             raise
-        raise error.placed(lambda place: f"--{place}") from error
+        raise error.placed(lambda place: f"--{place.replace('_', '-')}") from error
 
 
 def add_dim_option(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +152,12 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "schema version 2, as trainers do); needs --train.",
     )
     parser.add_argument(
+        "--micro-batches",
+        metavar="M",
+        help="Accumulate gradients over M micro-batches, with or without a pipeline; needs "
+        "--train.",
+    )
+    parser.add_argument(
         "--freeze",
         metavar="PATTERN",
         action="append",
@@ -219,7 +225,23 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
     )
 
 
-TRAINING = ("loss", "optimizer", "clip", "loss_scale", "master", "freeze", "recompute")
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Add ``--jobs``."""
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        help="Use N processes (default: 1); the results do not depend on N.",
+    )
+
+
+def jobs_of(arguments: argparse.Namespace) -> int | None:
+    """Return the number of ``--jobs``; None without the option."""
+    return None if arguments.jobs is None else parse_count(arguments.jobs, "--jobs")
+
+
+TRAINING = (
+    *("loss", "optimizer", "clip", "loss_scale", "master", "micro_batches", "freeze", "recompute"),
+)
 """Options of a training step."""
 
 

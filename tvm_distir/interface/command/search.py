@@ -7,12 +7,21 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from tvm_distir.support import UsageError, shortened
 
 from .option_values import parse_batch, parse_count, parse_dims, parse_mesh
-from .options import add_kernels, add_model, add_system, add_training, check_training
+from .options import (
+    add_jobs,
+    add_kernels,
+    add_model,
+    add_system,
+    add_training,
+    check_training,
+    jobs_of,
+)
 from .outputs import add_force
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .search_text import search_text
@@ -114,6 +123,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--report", metavar="r.html", help="Write the Pareto front and the tables as an HTML page."
     )
+    add_jobs(parser)
     add_force(parser)
     parser.add_argument("--resume", action="store_true", help="Resume the search in -o DIR.")
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
@@ -171,6 +181,9 @@ def constraints_of(arguments: argparse.Namespace) -> Any:
         micro_batches=tuple(
             parse_count(word, "--micro-batch") for word in _names(arguments.micro_batch)
         ),
+        counts=tuple(
+            parse_count(word, "--micro-batches") for word in _names(arguments.micro_batches or "")
+        ),
         chunks=tuple(parse_count(word, "--chunks") for word in _names(arguments.chunks)),
         recompute=_names(arguments.recompute),
         stage_devices=arguments.stage_devices,
@@ -180,6 +193,7 @@ def constraints_of(arguments: argparse.Namespace) -> Any:
 _SETTINGS = (
     *("model", "devices", "batch", "dim", "train", "loss", "optimizer", "clip", "loss_scale"),
     *("master", "freeze", "memory", "axes", "max", "fix", "inside_node", "micro_batch"),
+    "micro_batches",
     *("chunks", "stage_devices", "recompute", "gap", "margin"),
 )
 """Options that determine the costs, which a resumed search must repeat."""
@@ -222,9 +236,10 @@ def run(arguments: argparse.Namespace) -> int:
         top=top,
         time_limit_s=limit_s,
         why=arguments.why,
-        compare=_comparison(arguments.compare, is_plan),
+        compare=_comparison(arguments.compare, is_plan, constraints.counts),
         folder=folder,
         on_progress=_progress,
+        jobs=jobs_of(arguments),
     )
     if folder is not None:
         for file in folder.finish(result):
@@ -246,32 +261,49 @@ def run(arguments: argparse.Namespace) -> int:
 def _model(arguments: argparse.Namespace) -> tuple[Any, int | None]:
     """Return a builder of modules by batch and the batch, or a module with a fixed batch."""
     from tvm_distir.core import data_positions
-    from tvm_distir.models import load_model
+    from tvm_distir.planning import Study
 
-    model = load_model(arguments.model, batch=arguments.batch, dims=arguments.dims)
-    if model.is_text:
-        return model.mod, None
-    main = model.mod["main"]
+    study = Study(arguments.model, batch=arguments.batch, dims=arguments.dims)
+    module = study.forward
+    if study.source.is_text:
+        return module, None
+    main = module["main"]
     batch = arguments.batch or int(main.params[data_positions(main)[0]].ty.shape[0])
 
-    def make(size: int) -> Any:
-        if size == batch:
-            return model.mod
-        return load_model(arguments.model, batch=size, dims=arguments.dims).mod
-
-    return make, batch
+    return _Maker(arguments.model, arguments.dims, (batch, module)), batch
 
 
-def _comparison(text: str | None, is_plan: bool) -> Any:
+@dataclass
+class _Maker:
+    """Maker of the model at any batch, which workers can receive."""
+
+    model: str
+    dims: dict[str, int] | None
+    known: tuple[int, Any] | None
+
+    def __call__(self, size: int) -> Any:
+        """Return the model of so many samples."""
+        from tvm_distir.planning import Study
+
+        if self.known is not None and size == self.known[0]:
+            return self.known[1]
+        return Study(self.model, batch=size, dims=self.dims).forward
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without the module, which a worker makes again."""
+        return {**self.__dict__, "known": None}
+
+
+def _comparison(text: str | None, is_plan: bool, counts: tuple[int, ...]) -> Any:
     """Return the plan to compare with, or a builder of a strategy's plan."""
     from tvm_distir.core import Plan
-    from tvm_distir.planning import make_plan
+    from tvm_distir.planning import StrategyMaker
 
     if text is None:
         return None
     if is_plan:
         return text, Plan.load(text)
-    return text, lambda mod, mesh, system: make_plan(mod, text, mesh, system)
+    return text, StrategyMaker(text, counts[0] if counts else None)
 
 
 def _progress(space: Any, best: Any) -> None:

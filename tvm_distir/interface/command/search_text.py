@@ -12,14 +12,15 @@ def search_text(result: Any) -> str:
     from tvm_distir.interface.report import units
     from tvm_distir.interface.report.search_page import seconds
 
-    head = ("#", "plan", "step", "compute", "comm", "cost", "gap", "peak")
-    rows = [head]
+    head = ("#", "plan", "divides", "step", "compute", "comm", "cost", "gap", "peak")
+    rows: list[tuple[str, ...]] = [head]
     for number, plan in enumerate(result.plans, 1):
         row = plan.row
         rows.append(
             (
                 str(number),
-                row.candidate.key + (f" ({row.why})" if row.why else ""),
+                " = ".join([row.candidate.key, *plan.also]) + (f" ({row.why})" if row.why else ""),
+                row.parts or "-",
                 units.duration(plan.time_s),
                 *("-" if share is None else units.share(share, 1.0) for share in row.shares),
                 units.duration(row.price_s) if row.price_s is not None else "-",
@@ -30,7 +31,7 @@ def search_text(result: Any) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = [
         "  ".join(
-            cell.ljust(width) if i == 1 else cell.rjust(width)
+            cell.ljust(width) if i in (1, 2) else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm_distir.support import Stopwatch
 
-from .option_values import parse_bytes, parse_number
+from .option_values import parse_bytes, parse_count, parse_number
 from .options import asked_by, named_by_options
 from .progress import enter_stage
 
@@ -68,6 +68,7 @@ def study_of(
         system=system,
         train=training_keywords(arguments, system) if arguments.train else None,
         recompute=arguments.recompute,
+        micro_batches=micro_batches_of(arguments),
         batch=arguments.batch,
         dims=arguments.dims,
         entry=arguments.entry,
@@ -82,10 +83,16 @@ def study_of(
         asked_by("--strategy", *STRATEGY_FAULTS),
         asked_by("--plan", "DIST0238"),
         asked_by("--entry", "DIST0341"),
-        named_by_options("batch", "mesh", "recompute", "train"),
+        named_by_options("batch", "mesh", "micro_batches", "recompute", "train"),
     ):
         _ = study.step if planless and not study.is_planned else study.step_plan
     return study
+
+
+def micro_batches_of(arguments: argparse.Namespace) -> int | None:
+    """Return the number of ``--micro-batches``; None without the option."""
+    text = arguments.micro_batches
+    return None if text is None else parse_count(text, "--micro-batches")
 
 
 def training_keywords(arguments: argparse.Namespace, system: Any) -> dict[str, Any]:

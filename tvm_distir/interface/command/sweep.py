@@ -13,15 +13,17 @@ from .option_values import parse_dims
 from .options import (
     TRAINING,
     add_dim_option,
+    add_jobs,
     add_kernels,
     add_system,
     add_training,
     asked_by,
     check_training,
+    jobs_of,
     named_by_options,
 )
 from .resumable import begin, check_resume, outputs_of, settings_of
-from .stages import training_keywords
+from .stages import micro_batches_of, training_keywords
 from .terminal import put, say
 
 
@@ -78,6 +80,7 @@ def add_parser(commands: Any) -> None:
         help="Run every row through the full pipeline, without sharing between similar rows.",
     )
     parser.add_argument("--cache", metavar="DIR", help="Cache the programs of sampled rows in DIR.")
+    add_jobs(parser)
     parser.add_argument("--resume", action="store_true", help="Resume from the rows in -o FILE.")
     parser.add_argument(
         "-o", dest="output", metavar="FILE.csv", help="Write the rows as they are computed."
@@ -139,6 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
             grid or arguments.rows,
             system,
             train=training_keywords(arguments, system) if arguments.train else None,
+            micro_batches=micro_batches_of(arguments) or 1,
             tensor=arguments.tensor,
             cuts=arguments.cuts,
             decide=arguments.decide,
@@ -149,6 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
             structures=not arguments.row_by_row,
             cache=arguments.cache,
             on_progress=_progress,
+            jobs=jobs_of(arguments),
         )
     if result.checked:
         say(_checks(result.checked))

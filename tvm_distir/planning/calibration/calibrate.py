@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import LINKS, MEANINGS, System
+from tvm_distir.planning.workers import Workers
 from tvm_distir.support import SimulationError
 
 from .least_squares import Fit, fit
@@ -94,6 +96,8 @@ def calibrate(
     folds: int = 5,
     seed: int = 0,
     source: str = "calibrated",
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> Calibration:
     """Fit the constants of a system to measured steps of models, or to matrix products.
 
@@ -117,6 +121,11 @@ def calibrate(
         The seed of the folds.
     source : str
         The text that is written as the source of the constants.
+    jobs : int, optional
+        The number of programs that are made at once, by as many processes; the result does not
+        depend on it.
+    executor : concurrent.futures.Executor, optional
+        The executor that makes programs instead of processes of this machine.
 
     Returns
     -------
@@ -141,7 +150,8 @@ def calibrate(
             "DIST0730", f"{unknown[0]!r} cannot be fitted", place="calibrate",
             remedy=f"Known: {', '.join([*FIXED, *LINKS])}.",
         )  # fmt: skip
-    work = _Work(known, measured, tolerance, fit_also)
+    with Workers(jobs, executor) as workers:
+        work = _Work(known, measured, tolerance, workers, fit_also)
     for _ in range(2):
         result = work.fit(range(len(work.rows)))
         times = work.model.walk(work.values(result.point))
@@ -170,9 +180,14 @@ class _Work:
     """Rows with their programs, and the constants that are fitted."""
 
     def __init__(
-        self, system: System, rows: Sequence[AnyRow], tolerance: float, also: Sequence[str] = ()
+        self,
+        system: System,
+        rows: Sequence[AnyRow],
+        tolerance: float,
+        workers: Workers,
+        also: Sequence[str] = (),
     ) -> None:
-        self.model = StepTimeModel(rows, system)
+        self.model = StepTimeModel(rows, system, workers)
         possible = self.model.possible()
         if not possible:
             raise SimulationError(

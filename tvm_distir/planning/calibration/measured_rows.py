@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tvm_distir.core import System
 from tvm_distir.performance import PipelineProgram, grouped
+from tvm_distir.planning.workers import Lookahead, Workers
 
 from .cost_terms import CostTerms, KernelBatch, KernelTerm, StepCostTerms
 from .critical_path import longest_path
@@ -30,11 +31,20 @@ class StepTimeModel:
     rows : sequence of Row, StepRow or ProductRow
     system : System
         The system, for its nodes, its kernel profile, and constants that are not given otherwise.
+    workers : Workers, optional
+        The workers that make the programs of rows.
     """
 
-    def __init__(self, rows: Sequence[AnyRow], system: System) -> None:
+    def __init__(
+        self, rows: Sequence[AnyRow], system: System, workers: Workers | None = None
+    ) -> None:
         self.system, self._rows = system, rows
-        self._steps = [_parts(row, system) for row in rows]
+        workers = workers or Workers()
+        lookahead = Lookahead(workers, step_terms, system)
+        self._steps = [
+            lookahead.get(row, rows[number : number + workers.jobs])
+            for number, row in enumerate(rows, 1)
+        ]
         self._ways: list[CostTerms] = []
         self.steps = StepSums([])
         self.walk({})
@@ -93,7 +103,8 @@ class _Pricer:
         return self.times[id(parts)]
 
 
-def _parts(row: AnyRow, system: System) -> StepCostTerms | CostTerms:
+def step_terms(system: System, row: AnyRow) -> StepCostTerms | CostTerms:
+    """Return the cost terms of a row on a system."""
     if isinstance(row, ProductRow):
         kernel = KernelTerm("matmul", row.dtype, row.flops, row.bytes)
         return CostTerms(Counter({KernelBatch(((kernel, 1),), 0): 1}))

@@ -43,6 +43,9 @@ class Constraints:
         Rules that hold; their placements go by the names of axes, others are open.
     micro_batches : tuple of int
         Samples of a micro-batch on each part of ``dp``, where there are stages.
+    counts : tuple of int
+        Numbers of micro-batches of a step, with or without stages; empty: by ``micro_batches``
+        where there are stages, else as many as the memory requires.
     chunks : tuple of int
         Stages per rank (1: schedule ``1f1b``, more: ``interleaved``).
     recompute : tuple of str
@@ -58,6 +61,7 @@ class Constraints:
     inside_node: tuple[str, ...] = ()
     keep: Plan | None = None
     micro_batches: tuple[int, ...] = (1, 2, 4)
+    counts: tuple[int, ...] = ()
     chunks: tuple[int, ...] = (1,)
     recompute: tuple[str, ...] = ("none",)
     stage_devices: str = EQUAL
@@ -261,20 +265,45 @@ class Enumeration:
         axes = tuple((name, n) for name, n in chosen.items() if n > 1 and name != STAGES)
         axes = axes or ((BATCH, 1),)
         stages = chosen.get(STAGES, 1)
-        if stages == 1:
+        if stages == 1 and not (self.stages and rules.counts):
             yield Candidate(axes, recompute=rules.recompute[0])
             return
-        parts = chosen.get(BATCH, 1)
-        for size in rules.micro_batches:
-            if self.batch is None or self.batch % (parts * size):
-                self.excluded["divisibility"] += 1
-                continue
-            count = self.batch // (parts * size)
-            for chunks in rules.chunks:
+        for count in self._counts(chosen.get(BATCH, 1)):
+            for chunks in rules.chunks if stages > 1 else (1,):
                 if chunks > 1 and count % stages:
                     self.excluded["divisibility"] += 1
                     continue
                 yield Candidate(axes, stages, count, chunks, rules.recompute[0])
+
+    def _counts(self, parts: int) -> Iterator[int]:
+        """Yield the numbers of micro-batches that constraints name for so many parts of a batch."""
+        rules = self.constraints
+        for number in rules.counts or rules.micro_batches:
+            if self.batch is None or self.batch % (parts * number):
+                self.excluded["divisibility"] += 1
+            else:
+                yield number if rules.counts else self.batch // (parts * number)
+
+    def is_open(self, candidate: Candidate) -> bool:
+        """Return whether the memory decides the number of a candidate's micro-batches."""
+        return candidate.stages == 1 and self.stages and not self.constraints.counts
+
+    def with_more_micro_batches(self, candidate: Candidate, factor: float) -> Candidate | None:
+        """Return a candidate without stages with the next larger number of micro-batches, if any.
+
+        Parameters
+        ----------
+        candidate : Candidate
+        factor : float
+            The number of micro-batches grows by this factor at least.
+        """
+        if not self.is_open(candidate) or not self.batch:
+            return None
+        samples = self.batch // dict(candidate.axes).get(BATCH, 1)
+        least = max(candidate.micro_batches + 1, candidate.micro_batches * factor)
+        counts = (n for n in range(math.ceil(least), samples + 1) if samples % n == 0)
+        count = next(counts, None)
+        return None if count is None else replace(candidate, micro_batches=count)
 
 
 def factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:

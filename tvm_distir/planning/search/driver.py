@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
 from tvm import ir
 
 from tvm_distir.core import Plan, System, gc_paused
-from tvm_distir.support import InfeasibleError
+from tvm_distir.planning.workers import ONE_AT_A_TIME, Lookahead, Workers
+from tvm_distir.support import InfeasibleError, UsageError
 
 from .candidates import Candidate, Constraints, Enumeration
 from .folder import Folder
 from .modules import Make, Source
 from .queue import Queue, QueuedCandidate
-from .result import LEFT, MEMORY, SOLVED, CandidateRow, FoundPlan, SearchResult
-from .trials import Compare, Trials
+from .result import LEFT, SOLVED, CandidateRow, FoundPlan, SearchResult
+from .trials import Compare, Task, Trials, try_candidate
 
 OnProgress = Callable[[Mapping[str, int], "FoundPlan | None"], None]
 
@@ -45,6 +47,8 @@ def search(
     why: bool = False,
     folder: Folder | None = None,
     on_progress: OnProgress | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> SearchResult:
     """Find the fastest plans of a model on a cluster.
 
@@ -91,13 +95,20 @@ def search(
         A folder that stores rows and plans as they arise, and has those of an earlier search.
     on_progress : callable, optional
         Told how many candidates have come to which end, and the best plan so far.
+    jobs : int, optional
+        The number of candidates that are tried at once, by as many processes; the result does not
+        depend on it, except that plans have no ``simulated``.
+    executor : concurrent.futures.Executor, optional
+        The executor that tries candidates instead of processes of this machine. ``model`` must be
+        a module or a function of a module, so that processes can import it.
 
     Raises
     ------
     InfeasibleError
         DIST0802 where the constraints leave nothing; DIST0801 where no candidate fits.
     UsageError
-        DIST0151 where the plan to compare with is for another number of devices.
+        DIST0151 where the plan to compare with is for another number of devices, and for numbers
+        of micro-batches of a step that cannot be divided.
     """
     known = System.known(system)
     assert known is not None
@@ -105,15 +116,23 @@ def search(
     limit = known.memory_capacity_bytes if memory_bytes is None else memory_bytes
     rules = constraints or Constraints()
     enumeration = Enumeration(rules, devices, known, source.batch, stages=train is not None)
+    if rules.counts and (train is None or source.batch is None):
+        raise UsageError(
+            "DIST0151",
+            "micro-batches require a training step of a model whose batch can be divided",
+            place="micro_batches",
+            remedy="Pass train= (--train) and a model of any batch, or remove them.",
+        )
     in_stages = enumeration.in_stages
     trials = Trials(source, known, limit, gap, rules, margin, in_stages=in_stages)
-    search_run = _Search(trials, enumeration, top, folder)
-    with gc_paused():
+    with gc_paused(), Workers(jobs, executor) as workers:
+        search_run = _Search(trials, enumeration, top, folder, workers)
         baseline = None
         if compare is not None and isinstance(compare[1], Plan):
             baseline = trials.given(compare[0], compare[1], devices)
         search_run.begin_with(trials.known(enumeration.meshes()))
         result = search_run.run(time_limit_s, on_progress or (lambda *_: None))
+        workers.drop()
         if compare is not None and not result.interrupted:
             name, what = compare
             if not isinstance(what, Plan):
@@ -143,10 +162,13 @@ class _Search:
         enumeration: Enumeration,
         top: int,
         folder: Folder | None,
+        workers: Workers,
     ) -> None:
         self.trials, self.enumeration = trials, enumeration
         self.top, self.folder = top, folder
-        self.queue = Queue(trials)
+        self.queue = Queue(trials, enumeration)
+        self.workers = workers
+        self.lookahead = Lookahead(workers, try_candidate, trials)
         self.rows: list[CandidateRow] = []
         self.plans: list[FoundPlan] = []
         self.interrupted = False
@@ -158,11 +180,12 @@ class _Search:
 
     def run(self, time_limit_s: float | None, on_progress: OnProgress) -> SearchResult:
         began = time.monotonic()
-        self.queue.fill(self.enumeration)
+        self.queue.fill()
         complete = True
         while self.queue:
             queued = self.queue.pop()
-            row = self.queue.cut(queued, self._worst_s)
+            with ONE_AT_A_TIME:
+                row = self.queue.cut(queued, self._worst_s)
             if row is None and time_limit_s is not None and time.monotonic() - began > time_limit_s:
                 complete = False
                 row = CandidateRow(queued.candidate, LEFT, queued.least_s)
@@ -176,9 +199,8 @@ class _Search:
                 self.rows.append(CandidateRow(queued.candidate, LEFT, queued.least_s))
                 continue
             self.rows.append(row)
-            self.queue.saw(queued, row)
-            if row.state == MEMORY:
-                self.queue.with_more_recomputed(row.candidate, row.least_s)
+            with ONE_AT_A_TIME:
+                self.queue.saw(queued, row, self._worst_s)
             on_progress(self._result(complete).space, self.plans[0] if self.plans else None)
         result = self._result(complete)
         if not result.plans and complete:
@@ -204,16 +226,32 @@ class _Search:
 
     def _tried(self, queued: QueuedCandidate) -> CandidateRow:
         """Auto-shard a candidate and simulate its plan."""
-        row, plan, result = self.trials.of(queued.candidate, queued.least_s, queued.likely_s)
+        result = None
+        if self.workers.present:
+            row, plan = self.lookahead.get(queued.task, self._following())
+        else:
+            row, plan, result = self.trials.of(*queued.task)
         if plan is not None:
             self._keep(FoundPlan(row, plan, result))
         if self.folder is not None:
             self.folder.add(row, plan)
         return row
 
+    def _following(self) -> Iterator[Task]:
+        """Yield the trials that are likely to be next."""
+        for queued in self.queue.first(self.workers.jobs):
+            known = self.folder is not None and self.folder.known(queued.candidate) is not None
+            if queued.least_s < self._worst_s and not known:
+                yield queued.task
+
     def _keep(self, plan: FoundPlan) -> None:
         if plan.row.state != SOLVED:
             return
+        for number, other in enumerate(self.plans):
+            if other.is_same(plan):
+                also = (*other.also, plan.row.candidate.key)
+                self.plans[number] = replace(other, also=also)
+                return
         self.plans.append(plan)
         self.plans.sort(key=lambda plan: (plan.time_s, plan.row.candidate.key))
 

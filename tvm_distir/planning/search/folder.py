@@ -123,6 +123,7 @@ class Folder:
             "likely_s",
             "needs_bytes",
             "hidden",
+            "parts",
             "compute_s",
             "exposed_comm_s",
         )

@@ -35,11 +35,15 @@ def contradiction(enumeration: Enumeration) -> tuple[str, ...]:
 
 def _micro_batches_text(enumeration: Enumeration, chosen: Iterable[Part]) -> tuple[str, ...]:
     """Return the micro-batches in words, if other sizes would leave a candidate."""
-    rules = replace(_only(enumeration.constraints, chosen), micro_batches=(1,))
+    constraints = enumeration.constraints
+    rules = replace(_only(constraints, chosen), micro_batches=(1,), counts=())
     if enumeration.batch is None or not _has_candidate(enumeration, rules, any_batch=True):
         return ()
-    sizes = ",".join(map(str, enumeration.constraints.micro_batches))
-    return (f"micro-batches of {sizes} in a batch of {enumeration.batch}",)
+    numbers = ",".join(map(str, constraints.counts or constraints.micro_batches))
+    micro_batches = (
+        f"{numbers} micro-batches" if constraints.counts else f"micro-batches of {numbers}"
+    )
+    return (f"{micro_batches} in a batch of {enumeration.batch}",)
 
 
 def _only(rules: Constraints, parts: Iterable[Part]) -> Constraints:

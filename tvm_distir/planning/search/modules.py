@@ -61,6 +61,11 @@ class Source:
         else:
             self.batch = batch
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without modules that can be made again, for workers."""
+        modules = {None: self._known[None]} if self.batch is None else {}
+        return {**self.__dict__, "_known": modules}
+
     def forward(self, micro_batches: int) -> ir.IRModule:
         """Return the model with the samples of a micro-batch."""
         key = None if self.batch is None else self.batch // micro_batches

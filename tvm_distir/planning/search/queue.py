@@ -5,18 +5,20 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from tvm_distir.core import Clock, work_of_step
+from tvm_distir.core import TENSOR_CLASSES, Clock, StepKernels, System, work_of_step
+from tvm_distir.performance import Profile
 from tvm_distir.support import InfeasibleError
 
 from .candidates import ANY, Candidate, Enumeration
 from .estimates import SURE, Estimate, Estimator
 from .infeasible import contradiction
 from .layers import LayerTables
-from .result import BOUND, ESTIMATE, CandidateRow
-from .trials import Trials
+from .result import BOUND, ESTIMATE, MEMORY, SOLVED, CandidateRow
+from .trials import Task, Trials
 from .uneven_stages import Uneven
 
 
@@ -28,6 +30,11 @@ class QueuedCandidate(NamedTuple):
     least_s: float
     candidate: Candidate
     estimate: Estimate | None
+
+    @property
+    def task(self) -> Task:
+        """Return the trial of the candidate."""
+        return self.candidate, self.least_s, self.likely_s
 
     @property
     def likely_s(self) -> float | None:
@@ -44,10 +51,14 @@ class Queue:
     ----------
     trials : Trials
         The trials of the candidates.
+    enumeration : Enumeration
+        The space of candidates.
     """
 
-    def __init__(self, trials: Trials) -> None:
-        self.trials = trials
+    def __init__(self, trials: Trials, enumeration: Enumeration) -> None:
+        self.trials, self.enumeration = trials, enumeration
+        self._work: StepKernels | None = None
+        self._clock = Clock(trials.system)
         self._tables: LayerTables | None = None
         self._outlooks = Estimator(trials.system, trials.limit)
         self._waiting: list[QueuedCandidate] = []
@@ -56,7 +67,7 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def fill(self, enumeration: Enumeration) -> None:
+    def fill(self) -> None:
         """Add all candidates.
 
         Raises
@@ -64,20 +75,21 @@ class Queue:
         InfeasibleError
             DIST0802 where there are none.
         """
-        candidates, trials = list(enumeration), self.trials
+        enumeration, trials = self.enumeration, self.trials
+        candidates = list(enumeration)
         uneven = enumeration.constraints.stage_devices == ANY and enumeration.stages
-        work, clock = work_of_step(trials.source.module(None, "none")), Clock(trials.system)
+        work = _lasting(work_of_step(trials.source.module(None, "none")), trials.system)
+        self._work = work
         if uneven or any(candidate.schedule is not None for candidate in candidates):
             self._tables = LayerTables(trials.source, trials.system)
         for candidate in candidates:
-            sizes = candidate.stages, candidate.micro_batches, candidate.chunks
-            self._push(candidate, work.least_s(clock, enumeration.devices, *sizes))
+            self._push(candidate)
         if uneven and self._tables is not None:
             for candidate, outlook in Uneven(
                 enumeration, self._tables, self._outlooks
             ).candidates():
                 # of the devices' time together, each kernel takes what it takes on one of them
-                alone_s = work.least_s(clock, 1, 1, candidate.micro_batches)
+                alone_s = work.least_s(self._clock, 1, 1, candidate.micro_batches)
                 self._wait(candidate, alone_s / enumeration.devices, outlook)
         if not self._waiting:
             said = " and ".join(contradiction(enumeration))
@@ -92,17 +104,39 @@ class Queue:
         """Return the next candidate."""
         return heapq.heappop(self._waiting)
 
-    def saw(self, queued: QueuedCandidate, row: CandidateRow) -> None:
-        """Record the outcome of a candidate, which corrects estimates of its kind."""
+    def first(self, count: int) -> list[QueuedCandidate]:
+        """Return the next candidates, which stay in the queue."""
+        return heapq.nsmallest(count, self._waiting)
+
+    def saw(self, queued: QueuedCandidate, row: CandidateRow, worst_s: float) -> None:
+        """Record the outcome of a candidate, and add the candidates that follow from it.
+
+        A candidate that does not fit is followed by those that need less memory; a number of
+        micro-batches that is among the best by the next larger number.
+        """
         if queued.estimate is not None and row.time_s is not None and row.peak_bytes is not None:
             so = Estimate(row.time_s, row.peak_bytes)
             self._seen.append((queued.candidate, queued.estimate, so))
+        if row.state == MEMORY:
+            self._add_smaller(row.candidate, row.least_s, row.needs_bytes or row.peak_bytes or 0)
+        elif row.state == SOLVED and row.candidate.micro_batches > 1 and row.time_s is not None:
+            more = self.enumeration.with_more_micro_batches(row.candidate, 1.0)
+            if more is not None and row.time_s <= worst_s:
+                self._push(more)
 
-    def with_more_recomputed(self, candidate: Candidate, least_s: float) -> None:
-        """Add a candidate that does not fit with the next policy of recomputation."""
+    def _add_smaller(self, candidate: Candidate, least_s: float, needs_bytes: int) -> None:
+        """Add a candidate that does not fit with more micro-batches, or more recomputation.
+
+        What a step of more micro-batches stores shrinks by their number at most.
+        """
+        is_open = self.enumeration.is_open(candidate)
+        more = self.enumeration.with_more_micro_batches(candidate, needs_bytes / self.trials.limit)
+        if more is not None:
+            self._push(more)
         policies = self.trials.constraints.recompute
         number = policies.index(candidate.recompute) + 1
-        if self.trials.source.train is not None and number < len(policies):
+        first = candidate.micro_batches == 1 or not is_open
+        if self.trials.source.train is not None and number < len(policies) and first:
             self._push(replace(candidate, recompute=policies[number]), least_s)
 
     def cut(self, queued: QueuedCandidate, worst_s: float) -> CandidateRow | None:
@@ -128,7 +162,7 @@ class Queue:
             )
         if expected.peak_bytes <= self.trials.limit:
             return None
-        self.with_more_recomputed(queued.candidate, queued.least_s)
+        self._add_smaller(queued.candidate, queued.least_s, expected.peak_bytes)
         kept = f"its layers store about {expected.peak_bytes / 2**30:.2f} GiB"
         return CandidateRow(
             queued.candidate,
@@ -139,7 +173,12 @@ class Queue:
             needs_bytes=expected.peak_bytes,
         )
 
-    def _push(self, candidate: Candidate, least_s: float) -> None:
+    def _push(self, candidate: Candidate, least_s: float | None = None) -> None:
+        """Add a candidate, with its lower bound where that is not known."""
+        if least_s is None:
+            assert self._work is not None
+            sizes = candidate.stages, candidate.micro_batches, candidate.chunks
+            least_s = self._work.least_s(self._clock, self.enumeration.devices, *sizes)
         known = self._tables is not None and not candidate.ranks
         table = self._tables.of(candidate) if known and self._tables else None
         outlook = None if table is None else self._outlooks.of(candidate, table)
@@ -150,6 +189,21 @@ class Queue:
         heapq.heappush(
             self._waiting, QueuedCandidate(order_s, candidate.key, least_s, candidate, outlook)
         )
+
+
+def _lasting(work: StepKernels, system: System) -> StepKernels:
+    """Return the part of a step's kernels that no kernel profile of a system removes.
+
+    Where kernels are fused, values need not be stored; the arithmetic of products remains.
+    """
+    if not Profile.known(system.kernels).rules:
+        return work
+    lasting = StepKernels(Counter(), Counter())
+    for all_kernels, products in zip(work, lasting, strict=True):
+        for kernel, count in all_kernels.items():
+            if kernel.kernel_class in TENSOR_CLASSES:
+                products[kernel._replace(moved_bytes=0)] += count
+    return lasting
 
 
 def _kind(candidate: Candidate) -> str:

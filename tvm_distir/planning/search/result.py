@@ -51,6 +51,9 @@ class CandidateRow:
         its placements; or the likely bytes, by its layers.
     hidden : float
         Share of what can be sent beside the work that its labels take to be hidden.
+    parts : str
+        Into how many parts the plan divides data, weights and states
+        (:func:`.divided_parts.parts_text`).
     compute_s, exposed_comm_s : float, optional
         The parts of ``time_s`` on the device with most of both: work, and communication that does
         not overlap with work. In the rest of the step the device waits.
@@ -67,6 +70,7 @@ class CandidateRow:
     likely_s: float | None = None
     needs_bytes: int | None = None
     hidden: float = 0.0
+    parts: str = ""
     compute_s: float | None = None
     exposed_comm_s: float | None = None
 
@@ -118,12 +122,29 @@ class FoundPlan:
     plan : Plan
         Complete: ``analyze --plan``, ``verify --plan`` and ``deploy --plan`` take it.
     simulated : Result, optional
-        None where it was taken from a search before.
+        None where it was taken from a search before, or made by a worker.
+    also : tuple of str
+        The names of candidates whose plans are the same program with other names of axes.
     """
 
     row: CandidateRow
     plan: Plan
     simulated: Result | None = None
+    also: tuple[str, ...] = ()
+
+    def is_same(self, other: FoundPlan) -> bool:
+        """Return whether another plan is the same program with other names of axes.
+
+        Programs with the same times of all work and communication, to the picosecond, and the same
+        memory, to the byte, that divide everything into equally many parts, are taken to be.
+        """
+        here, there = self.row, other.row
+        numbers = [
+            (row.time_s, row.peak_bytes, row.compute_s, row.exposed_comm_s, row.parts, row.why)
+            for row in (here, there)
+        ]
+        choices = [replace(row.candidate, axes=()) for row in (here, there)]
+        return bool(here.parts) and numbers[0] == numbers[1] and choices[0] == choices[1]
 
     @property
     def time_s(self) -> float:
@@ -190,7 +211,10 @@ class SearchResult:
         """Give the content of ``search.json``."""
         return {
             "schema_version": 1,
-            "plans": [plan.row.to_dict() for plan in self.plans],
+            "plans": [
+                {**plan.row.to_dict(), **({"also": list(plan.also)} if plan.also else {})}
+                for plan in self.plans
+            ],
             "front": [row.candidate.key for row in self.front],
             "space": self.space,
             "complete": self.complete,

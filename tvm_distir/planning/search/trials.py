@@ -4,21 +4,33 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from tvm import ir
 
-from tvm_distir.core import Plan, System, TooLargeError, relax_functions, training_notes
+from tvm_distir.core import (
+    DEFAULT_MESH,
+    MeshSpec,
+    Plan,
+    Schedule,
+    System,
+    TooLargeError,
+    relax_functions,
+    training_notes,
+)
 from tvm_distir.performance import Result
-from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.planning.strategies.composition import compose
+from tvm_distir.planning.strategies.pipelining import in_micro_batches, schedule_of
+from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
 from .auto_sharding import labeller_of
 from .candidates import BATCH, Candidate, Constraints, kept_rules
+from .divided_parts import parts_text
 from .min_marginals import MinMarginal, min_marginals
 from .modules import Source
 from .result import MEMORY, REFUSED, SOLVED, CandidateRow, FoundPlan
@@ -28,6 +40,9 @@ Make = Callable[[ir.IRModule, Mapping[str, int], System], Plan]
 
 Compare = tuple[str, Make | Plan]
 """Name of what to compare with; what makes its plan of a module on a mesh, or the plan."""
+
+Task = tuple[Candidate, float, float | None]
+"""A candidate to try, the lower bound of its time, and its likely time."""
 
 TOO_LARGE = ("DIST0801", "DIST0803")
 """Errors of what does not fit into memory."""
@@ -41,6 +56,37 @@ where there are stages, the first alone."""
 
 KNOWN = ("zero:stage=3",)
 """Strategies that send more than labels would and hide it, tried as they are."""
+
+
+@dataclass(frozen=True)
+class StrategyMaker:
+    """Maker of the plans of strategies without stages.
+
+    Attributes
+    ----------
+    text : str
+        The strategies, as the command line takes them.
+    micro_batches : int, optional
+        The number of micro-batches; None: as the strategies say.
+    """
+
+    text: str
+    micro_batches: int | None = None
+
+    @property
+    def specs(self) -> list[StrategySpec]:
+        """Return the strategies."""
+        specs = list(parse(self.text))
+        count = self.micro_batches
+        return specs if count is None else in_micro_batches(specs, count)
+
+    def schedule(self, mesh: Mapping[str, int]) -> Schedule | None:
+        """Return the schedule that the strategies ask for."""
+        return schedule_of(self.specs, mesh)
+
+    def __call__(self, mod: ir.IRModule, mesh: Mapping[str, int], system: System) -> Plan:
+        """Return the plan of a module on a mesh."""
+        return compose(mod, MeshSpec(DEFAULT_MESH, dict(mesh)), self.specs, system)
 
 
 class Trials:
@@ -106,7 +152,9 @@ class Trials:
         module = self.source.module(candidate.schedule, candidate.recompute)
         row = CandidateRow(candidate, SOLVED, least_s, likely_s=likely_s)
         tried = [self._simulated(module, *labelled) for labelled in self._labelled(module, row)]
-        return min(tried, key=lambda trial: _order(trial[0]))
+        row, plan, result = min(tried, key=lambda trial: _order(trial[0]))
+        parts = "" if candidate.ranks else parts_text(module, plan)
+        return replace(row, parts=parts), plan, result
 
     def _labelled(self, module: ir.IRModule, row: CandidateRow) -> list[tuple[CandidateRow, Plan]]:
         """Return the different plans of a candidate, from labels with different prices."""
@@ -165,13 +213,14 @@ class Trials:
         """
         if self.in_stages or self.constraints.keep is not None:
             return
-        module = self.source.module(None, self.constraints.recompute[0])
+        rules = self.constraints
+        module = self.source.module(None, rules.recompute[0])
         if not any(training_notes(fn, "updated") for _, fn in relax_functions(module)):
             return
         alone = [mesh for mesh in meshes if list(mesh) == [BATCH]]
-        for text in KNOWN:
+        for text, count in itertools.product(KNOWN, rules.counts or (None,)):
             try:
-                plan = self.compared(text, partial(_strategy, text), alone)
+                plan = self.compared(text, StrategyMaker(text, count), alone)
             except InternalError:
                 raise
             except DistIRError:  # it is not for this model, or not for so many devices
@@ -213,16 +262,17 @@ class Trials:
     def compared(
         self, name: str, make: Make, meshes: Iterable[Mapping[str, int]]
     ) -> FoundPlan | None:
-        """Return the fastest plan of another maker, without stages; None where none fits.
+        """Return the fastest plan of another maker, on whole meshes; None where none fits.
 
         Meshes that it refuses are left out; where it refuses all of them, its error is raised.
         """
         policy = self.constraints.recompute[0]
-        module = self.source.module(None, policy)
         best: FoundPlan | None = None
         refusals, took = [], False
         for mesh in meshes:
             try:
+                schedule = make.schedule(mesh) if isinstance(make, StrategyMaker) else None
+                module = self.source.module(schedule, policy)
                 plan = make(module, mesh, self.system)
                 result = Study(module, plan, system=self.system).result
             except InternalError:
@@ -231,7 +281,8 @@ class Trials:
                 refusals.append(error)
                 continue
             took = True
-            candidate = Candidate(tuple(mesh.items()), recompute=policy)
+            count = 1 if schedule is None else schedule.micro_batches
+            candidate = Candidate(tuple(mesh.items()), micro_batches=count, recompute=policy)
             row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
             if row.state == SOLVED and (best is None or result.time_s < best.time_s):
                 best = FoundPlan(row, candidate.completed(plan), result)
@@ -240,9 +291,10 @@ class Trials:
         return best
 
 
-def _strategy(text: str, mod: ir.IRModule, mesh: Mapping[str, int], system: System) -> Plan:
-    """Return the plan of a strategy."""
-    return make_plan(mod, text, mesh, system)
+def try_candidate(trials: Trials, task: Task) -> tuple[CandidateRow, Plan | None]:
+    """Return the row and plan of a candidate, as a worker gives them to another process."""
+    row, plan, _ = trials.of(*task)
+    return row, plan
 
 
 def _order(row: CandidateRow) -> tuple[bool, float]:

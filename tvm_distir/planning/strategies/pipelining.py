@@ -12,7 +12,7 @@ import numpy as np
 from tvm import ir
 
 from tvm_distir.core import MeshSpec, Pipeline, Plan, Schedule, mesh_devices
-from tvm_distir.support import PlanError, shortened
+from tvm_distir.support import PlanError, UsageError, shortened
 
 from .model_info import MeshLike, as_mesh_spec, mesh_axis
 from .registry import StrategySpec, checked, plan_maker
@@ -105,6 +105,38 @@ def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -
             remedy="Give the number of chunks with chunks=.",
         )
     return _schedule(axes or {}, **checked(pipelines[0]).options)
+
+
+def in_micro_batches(specs: Sequence[StrategySpec], count: int) -> list[StrategySpec]:
+    """Return strategies whose step has so many micro-batches, with or without stages.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 where a pipeline has another number of micro-batches.
+    """
+    if all(spec.name != PIPELINE for spec in specs):
+        return [StrategySpec(PIPELINE, {"stages": 1, "micro_batches": count}), *specs]
+    result = []
+    for spec in specs:
+        if spec.name == PIPELINE:
+            stated = spec.options.get("micro_batches")
+            if stated is not None:
+                check_micro_batches(count, int(stated), "strategy")
+            spec = replace(spec, options={**spec.options, "micro_batches": count})
+        result.append(spec)
+    return result
+
+
+def check_micro_batches(count: int, other: int, what: str) -> None:
+    """Refuse (UsageError DIST0151) two different numbers of micro-batches."""
+    if count != other:
+        raise UsageError(
+            "DIST0151",
+            f"{count} micro-batches are given, and the {what} has {other}",
+            place="micro_batches",
+            remedy="Remove either of them.",
+        )
 
 
 def _schedule(
@@ -205,4 +237,11 @@ def _stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, .
     return MeshSpec(mesh.name, axes or {axis: 1}, **start), () if in_order else tuple(rows)
 
 
-__all__ = ["PIPELINE", "on_stages", "pipeline", "schedule_of"]
+__all__ = [
+    "PIPELINE",
+    "check_micro_batches",
+    "in_micro_batches",
+    "on_stages",
+    "pipeline",
+    "schedule_of",
+]

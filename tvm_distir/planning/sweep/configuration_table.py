@@ -59,6 +59,13 @@ class Table:
         sizes = tuple((name, column[number]) for name, column in self.sizes.items())
         return Configuration(sizes, **values)
 
+    def some(self, rows: Ints) -> Table:
+        """Return the configurations of some rows, without other columns."""
+        numbers = {name: column[rows] for name, column in self.numbers.items()}
+        words = {name: [column[row] for row in rows] for name, column in self.words.items()}
+        sizes = {name: [column[row] for row in rows] for name, column in self.sizes.items()}
+        return Table(rows.size, numbers, words, sizes)
+
     @property
     def global_batch(self) -> Ints:
         """Samples of each step."""
@@ -86,7 +93,7 @@ class Table:
         return columns | {name: list(c) for name, c in self.others.items()}
 
 
-def read_table(path: str | Path, keys: Collection[str]) -> Table:
+def read_table(path: str | Path, keys: Collection[str], micro_batches: int = 1) -> Table:
     """Read configurations from a CSV file, a configuration per row.
 
     Parameters
@@ -97,6 +104,8 @@ def read_table(path: str | Path, keys: Collection[str]) -> Table:
         symbolic dim. Others are handed on.
     keys : collection of str
         Keys of the model.
+    micro_batches : int
+        Micro-batches of a step where no column determines them.
 
     Raises
     ------
@@ -127,10 +136,13 @@ def read_table(path: str | Path, keys: Collection[str]) -> Table:
             raise wrong(f"{path}:{number}", what, "Give each column a value.")
     columns = zip(*(row for _, row in lines[1:]), strict=True)
     cells = {name: list(map(str.strip, c)) for name, c in zip(names, columns, strict=True)}
-    return _table(cells, keys, [f"{path}:{number}" for number, _ in lines[1:]])
+    places = [f"{path}:{number}" for number, _ in lines[1:]]
+    return _table(cells, keys, places, micro_batches)
 
 
-def grid_table(axes: Mapping[str, Sequence[str]], keys: Collection[str]) -> Table:
+def grid_table(
+    axes: Mapping[str, Sequence[str]], keys: Collection[str], micro_batches: int = 1
+) -> Table:
     """Return all combinations of values, the last column changing first.
 
     Parameters
@@ -139,6 +151,8 @@ def grid_table(axes: Mapping[str, Sequence[str]], keys: Collection[str]) -> Tabl
         Values by column, see :func:`read_table`.
     keys : collection of str
         Keys of the model.
+    micro_batches : int
+        Micro-batches of a step where no column determines them.
 
     Raises
     ------
@@ -162,11 +176,15 @@ def grid_table(axes: Mapping[str, Sequence[str]], keys: Collection[str]) -> Tabl
             raise wrong("--grid", f'the column "{name}" occurs twice', "Give each column once.")
     columns = zip(*itertools.product(*axes.values()), strict=True)
     cells = {name: list(c) for name, c in zip(names, columns, strict=True)}
-    return _table(cells, keys, ["--grid"] * size)
+    return _table(cells, keys, ["--grid"] * size, micro_batches)
 
 
-def _table(cells: dict[str, list[str]], keys: Collection[str], places: Sequence[str]) -> Table:
+def _table(
+    cells: dict[str, list[str]], keys: Collection[str], places: Sequence[str], micro_batches: int
+) -> Table:
     size = len(places)
+    if GLOBAL_BATCH not in cells:
+        cells.setdefault("micro_batches", [str(micro_batches)] * size)
     numbers = {
         name: _numbers(name, cells.pop(name), least, places)
         if name in cells

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.performance import Result
+from tvm_distir.performance import Result, simulate
 from tvm_distir.support import DistIRError, InternalError
 
 from .configuration import Configuration
@@ -55,7 +55,7 @@ class RowOutcome:
 def through_pipeline(pipeline: ProgramPipeline, row: Configuration) -> RowOutcome:
     """Take a row through the full pipeline, and simulate it."""
     try:
-        result = pipeline.study(row).result
+        result = simulate(pipeline.program(row), pipeline.system)
         return RowOutcome(OK, ROW, result.time_s, result.peak_memory_bytes, bound_by(result))
     except InternalError:
         raise

@@ -15,9 +15,11 @@ from tvm import ir
 
 from tvm_distir.core import System, all_bindings
 from tvm_distir.models import model_file, model_keys, zoo
+from tvm_distir.performance import Program
 from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError, parse_int
 
+from .cache import kept_program
 from .configuration import DIM, Configuration, refused
 
 TRANSFORMERS = ("gpt", "llama", "bert", "vit", "moe")
@@ -51,6 +53,8 @@ class ProgramPipeline:
         The costs that decide what strategies leave open: ``bytes``, or ``times`` of the system.
     dims : mapping of str to int
         Sizes of symbolic dims for all rows.
+    cache : Path, optional
+        The folder in which programs are stored; None: the default folder.
     """
 
     model: str
@@ -60,6 +64,7 @@ class ProgramPipeline:
     cuts: str = "layers"
     decide: str = "bytes"
     dims: Mapping[str, int] = field(default_factory=dict)
+    cache: Path | None = None
 
     @cached_property
     def zoo(self) -> tuple[str, dict[str, str]] | None:
@@ -155,6 +160,16 @@ class ProgramPipeline:
             schedule=self._schedule(row, model) if training else None, decide=self.decide,
             bucket_bytes=0, ahead_bytes=0,
         )  # fmt: skip
+
+    def program(self, row: Configuration) -> Program:
+        """Return the program of a row, read from disk where it was made before.
+
+        Raises
+        ------
+        DistIRError
+            As :meth:`study`.
+        """
+        return kept_program((self.identity, row), lambda: self.study(row).program, self.cache)
 
     def _schedule(self, row: Configuration, model: ir.IRModule) -> dict[str, Any]:
         """Return the schedule of a row, with the cuts between equally many layers."""

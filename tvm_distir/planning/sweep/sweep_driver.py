@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from tvm_distir.core import System, gc_paused
 from tvm_distir.planning.strategies.memory_fit import is_auto
+from tvm_distir.planning.workers import Lookahead, Workers
 from tvm_distir.support import UsageError, nearest
 
 from .configuration import Configuration
@@ -44,6 +46,7 @@ def sweep(
     system: System | str,
     *,
     train: Mapping[str, Any] | None = None,
+    micro_batches: int = 1,
     tensor: str = "",
     cuts: str = "layers",
     decide: str = "bytes",
@@ -54,6 +57,8 @@ def sweep(
     structures: bool = True,
     cache: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    jobs: int | None = None,
+    executor: Executor | None = None,
 ) -> SweepResult:
     """Predict the step of a model in many configurations.
 
@@ -70,6 +75,8 @@ def sweep(
     system : System or str
     train : mapping, optional
         Keywords of ``td.train_step``; None: forward steps.
+    micro_batches : int
+        Micro-batches of the steps of rows without ``micro_batches`` and ``global_batch``.
     tensor : str
         Strategy of ``tp``: ``megatron`` for transformers of the zoo, else ``tensor_parallel``.
     cuts : str
@@ -90,9 +97,14 @@ def sweep(
         Predict training steps from structures, where there are enough rows alike; False: take
         every row through the whole pipeline.
     cache : path, optional
-        Folder in which programs of samples are kept; that of the user by default.
+        Folder in which programs of samples and rows are kept; that of the user by default.
     on_progress : callable, optional
         Told now and then how far the sweep is.
+    jobs : int, optional
+        The number of programs that are made at once, by as many processes; the result does not
+        depend on it.
+    executor : concurrent.futures.Executor, optional
+        The executor that makes programs instead of processes of this machine.
 
     Raises
     ------
@@ -110,17 +122,18 @@ def sweep(
     known = System.known(system)
     assert known is not None
     check_model_given(model)
-    pipeline = ProgramPipeline(model, known, train, tensor, cuts, decide, dims or {})
-    with gc_paused():
+    folder = None if cache is None else Path(cache)
+    pipeline = ProgramPipeline(model, known, train, tensor, cuts, decide, dims or {}, folder)
+    with gc_paused(), Workers(jobs, executor) as workers:
         if isinstance(rows, Mapping):
             axes = {name: [str(value) for value in values] for name, values in rows.items()}
-            table = grid_table(axes, pipeline.keys)
+            table = grid_table(axes, pipeline.keys, micro_batches)
         else:
-            table = read_table(rows, pipeline.keys)
+            table = read_table(rows, pipeline.keys, micro_batches)
         table.show(pipeline.usual)
         work = _Sweep(
-            pipeline, table, output, resume, settings or {}, structures, cache, on_progress
-        )
+            pipeline, table, output, resume, settings or {}, structures, on_progress, workers,
+        )  # fmt: skip
         return work.run()
 
 
@@ -135,17 +148,19 @@ class _Sweep:
         resume: bool,
         settings: Mapping[str, Any],
         structures: bool,
-        cache: str | Path | None,
         on_progress: OnProgress | None,
+        workers: Workers,
     ) -> None:
         self.pipeline, self.table, self.on_progress = pipeline, table, on_progress
+        self.workers = workers
+        self.lookahead = Lookahead(workers, through_pipeline, pipeline)
         columns = table.columns()
         self.keys = len(columns)
         self.header = (*columns, *COLUMNS)
         self.configurations = list(zip(*columns.values(), strict=True))
         self.outcomes: list[tuple[Any, ...] | None] = [None] * table.size
         self.progress = Progress(table.size)
-        self.structures, self.cache = structures, None if cache is None else Path(cache)
+        self.structures = structures
         self._known: dict[Configuration, RowOutcome] = {}
         self._refused: Refusals | None = None
         self._unwritten: list[int] = []
@@ -161,8 +176,9 @@ class _Sweep:
             self._refuse()
             if self.structures and self.pipeline.train is not None:
                 differences = self._by_structures()
-            for row in self._open().tolist():
-                self._done(row, self._outcome(row))
+            rows = self._open().tolist()
+            for number, row in enumerate(rows, 1):
+                self._done(row, self._outcome(row, rows[number : number + self.workers.jobs]))
         except KeyboardInterrupt:
             interrupted = True
         self._write()
@@ -196,10 +212,10 @@ class _Sweep:
         rows = self._alike(self._open())
         if rows.size < LEAST_ROWS:
             return []
-        work = StructureSweep(self.pipeline, self.table, self.cache)
+        work = StructureSweep(self.pipeline, self.table)
         predicted: list[int] = []
         capacity = self.pipeline.system.memory_capacity_bytes
-        for difference in work.run(rows):
+        for difference in work.run(rows, self.workers):
             for row, cells in zip(
                 difference.rows.tolist(), difference.cells(capacity), strict=True
             ):
@@ -217,10 +233,12 @@ class _Sweep:
         """Take a row in :data:`CHECKED`, at least a single row, through the full pipeline."""
         result = []
         count = -(-len(rows) // CHECKED)
-        for row in random.Random(len(rows)).sample(rows, count):
+        chosen = random.Random(len(rows)).sample(rows, count)
+        for number, row in enumerate(chosen, 1):
             cells = self.outcomes[row]
             assert cells is not None
-            whole = through_pipeline(self.pipeline, self.table.row(row))
+            following = map(self.table.row, chosen[number:])
+            whole = self.lookahead.get(self.table.row(row), following)
             difference = Difference(row, float(cells[0]), int(cells[1]), whole)
             result.append(difference)
             self.progress.checked = len(result)
@@ -239,17 +257,24 @@ class _Sweep:
                 self.progress.done += 1
                 self.progress.impossible += cells[-1] != OK
 
-    def _outcome(self, row: int) -> RowOutcome:
+    def _outcome(self, row: int, later: Sequence[int]) -> RowOutcome:
+        """Return the outcome of a row, while workers begin with later ones."""
         why = None if self._refused is None else self._refused.known(row)
         if why is not None:
             return RowOutcome(why)
         configuration = self.table.row(row)
         if configuration not in self._known:
-            self._known[configuration] = through_pipeline(self.pipeline, configuration)
+            following = (self.table.row(other) for other in later if self._is_unknown(other))
+            self._known[configuration] = self.lookahead.get(configuration, following)
         outcome = self._known[configuration]
         if self._refused is not None and outcome.status != OK:
             self._refused.learn(row, outcome.status)
         return outcome
+
+    def _is_unknown(self, row: int) -> bool:
+        """Return whether the outcome of a row is not known from another row."""
+        refused = self._refused is not None and self._refused.known(row) is not None
+        return not refused and self.table.row(row) not in self._known
 
     def _done(self, row: int, outcome: RowOutcome) -> None:
         self.outcomes[row] = outcome.cells(self.pipeline.system.memory_capacity_bytes)

@@ -88,6 +88,14 @@ class Symbols:
             uneven,
         )
 
+    def some(self, rows: Ints) -> Symbols:
+        """Return the symbols of some rows, which are the same for these."""
+        uneven = {name: (sizes[rows], parts[rows]) for name, (sizes, parts) in self.uneven.items()}
+        return Symbols(
+            self.names, self.values[:, rows], self.hints[:, rows],
+            [self.keys[row] for row in rows], uneven,
+        )  # fmt: skip
+
     def culprits(self, row: int) -> Hashable:
         """Return the sizes of a row that its axes do not divide."""
         return tuple(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ import numpy.typing as npt
 
 from tvm_distir.core import PICOSECONDS
 from tvm_distir.performance import Profile, Program, grouped
+from tvm_distir.planning.workers import Lookahead, Workers
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
-from .cache import kept_program
 from .configuration_table import Table
 from .outcome import BOUNDS, OK, STRUCTURE, RowOutcome, reason
-from .partition import TemplateLearner
+from .partition import RowGroup, TemplateLearner
 from .pipeline import ProgramPipeline
 from .predictor import Predictor
 from .symbols import Symbols
@@ -136,8 +135,6 @@ class StructureSweep:
     pipeline : ProgramPipeline
         The pipeline of training steps.
     table : Table
-    cache : Path, optional
-        The folder in which programs are stored; None: the default folder.
 
     Attributes
     ----------
@@ -148,22 +145,35 @@ class StructureSweep:
         The reasons why rows have no structure.
     """
 
-    def __init__(self, pipeline: ProgramPipeline, table: Table, cache: Path | None) -> None:
-        self.pipeline, self.table, self.cache = pipeline, table, cache
+    def __init__(self, pipeline: ProgramPipeline, table: Table) -> None:
+        self.pipeline, self.table = pipeline, table
         self.symbols = Symbols.of(pipeline, table)
         self.refused = Refusals(self.symbols)
-        self.profile = Profile.known(pipeline.system.kernels)
         self.structures = 0
         self.notes: list[str] = []
 
-    def run(self, rows: Ints) -> Iterator[TemplateMatch]:
+    def run(self, rows: Ints, workers: Workers) -> Iterator[TemplateMatch]:
         """Predict rows; the remaining rows have no structure, or are impossible."""
-        learner = TemplateLearner(self.symbols, self._sample)
         by_key: dict[Hashable, list[int]] = {}
         for row in rows.tolist():
             by_key.setdefault(self.symbols.keys[row], []).append(row)
-        for members in by_key.values():
-            for part in learner.parts(np.array(members, np.int64)):
+        groups = [np.array(members, np.int64) for members in by_key.values()]
+        lookahead = Lookahead(workers, learn, self.pipeline)
+        tasks: dict[int, LearningTask] = {}
+
+        def task(number: int) -> LearningTask:
+            if number not in tasks:
+                members = groups[number]
+                tasks[number] = LearningTask(self.symbols.some(members), self.table.some(members))
+            return tasks[number]
+
+        for number, members in enumerate(groups):
+            following = (task(later) for later in range(number + 1, len(groups)))
+            parts, refusals = lookahead.get(task(number), following)
+            del tasks[number]
+            for row, why in refusals:
+                self.refused.learn(int(members[row]), why)
+            for part in parts:
                 if part.why:
                     self.notes.append(f"{part.rows.size} rows one by one: {part.why}")
                 if part.structure is None:
@@ -172,21 +182,43 @@ class StructureSweep:
                 predictor = Predictor(
                     self.table, self.symbols, part.structure, self.pipeline.system
                 )
-                for match in predictor.predict(part.rows):
+                for match in predictor.predict(members[part.rows]):
                     yield TemplateMatch(*match)
 
-    def _sample(self, row: int) -> Program | None:
+
+@dataclass(eq=False)
+class LearningTask:
+    """Rows that may have the same structure, whose programs are sampled.
+
+    Attributes
+    ----------
+    symbols : Symbols
+    table : Table
+    """
+
+    symbols: Symbols
+    table: Table
+
+
+Learned = tuple[list[RowGroup], list[tuple[int, str]]]
+"""The groups of the rows of a task, and the samples that are impossible with the reasons."""
+
+
+def learn(pipeline: ProgramPipeline, task: LearningTask) -> Learned:
+    """Partition the rows of a task into structures."""
+    profile = Profile.known(pipeline.system.kernels)
+    refusals: list[tuple[int, str]] = []
+
+    def sample(row: int) -> Program | None:
         """Return the program of a row, grouped into kernels; None where it is impossible."""
-        configuration = self.table.row(row)
         try:
-            program = kept_program(
-                (self.pipeline.identity, configuration),
-                lambda: self.pipeline.study(configuration).program,
-                self.cache,
-            )
+            program = pipeline.program(task.table.row(row))
         except InternalError:
             raise
         except DistIRError as error:
-            self.refused.learn(row, reason(error))
+            refusals.append((row, reason(error)))
             return None
-        return grouped(program, self.profile)
+        return grouped(program, profile)
+
+    rows = np.arange(task.table.size, dtype=np.int64)
+    return list(TemplateLearner(task.symbols, sample).parts(rows)), refusals

@@ -26,6 +26,7 @@ from tvm_distir.planning.search.candidates import (
 from tvm_distir.planning.search.driver import search
 from tvm_distir.planning.search.folder import Folder
 from tvm_distir.planning.search.uneven_stages import Uneven
+from tvm_distir.planning.study import Study
 from tvm_distir.support.errors.tree import (
     InfeasibleError,
     InternalError,
@@ -223,6 +224,73 @@ class TestPlans:
         for time_s, peak in solved:
             beaten = any(t <= time_s and p <= peak and (t, p) != (time_s, peak) for t, p in solved)
             assert beaten or (time_s, peak) in front
+
+
+class TestMicroBatches:
+    """Gradient accumulation without stages."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def whole(cls):
+        return search(_gpt, 4, QUICK, batch=32, train=ADAM, top=99)
+
+    def test_they_are_found_where_the_whole_step_does_not_fit(self, whole):
+        limit = int(0.6 * min(row.peak_bytes for row in whole.rows))
+        found = search(_gpt, 4, QUICK, batch=32, train=ADAM, top=99, memory_bytes=limit)
+        assert found.plans and all(one.row.peak_bytes <= limit for one in found.plans)
+        assert {one.row.candidate.stages for one in found.plans} == {1}
+        assert min(one.row.candidate.micro_batches for one in found.plans) > 1
+        best = found.plans[0]
+        step = td.train_step(
+            _gpt(32 // best.plan.schedule.micro_batches), schedule=best.plan.schedule, **ADAM
+        )
+        plan = td.strategy.with_updates(step, Plan.from_dict(best.plan.to_dict()))
+        program = td.export(td.distribute(step, plan, system=QUICK))
+        assert td.simulate(program, QUICK).time_s == best.time_s
+        assert td.verify(step, plan, engine="virtual").equal
+
+    def test_they_are_no_worse_than_by_hand(self, whole):
+        """Where the whole step does not fit, of all numbers on the mesh of the strategy."""
+        text = "pipeline:stages=1,micro_batches={}+zero:stage=2"
+        limit = int(0.6 * min(row.peak_bytes for row in whole.rows))
+        found = search(_gpt, 4, QUICK, batch=32, train=ADAM, memory_bytes=limit).plans[0]
+        for count in (2, 4, 8):
+            result = Study(
+                _gpt(32 // count), strategy=text.format(count), mesh={"dp": 4}, system=QUICK,
+                train=ADAM,
+            ).result  # fmt: skip
+            assert result.peak_memory_bytes > limit or found.time_s <= result.time_s
+
+    def test_numbers_that_are_given_are_the_only_ones(self):
+        rules = Constraints(counts=(2, 8))
+        found = search(_gpt, 4, QUICK, batch=16, train=ADAM, top=99, constraints=rules)
+        assert {one.row.candidate.micro_batches for one in found.plans} == {2, 8}
+        assert {one.row.why for one in found.plans} == {"", "zero:stage=3"}
+
+    def test_a_batch_that_is_fixed_is_refused(self):
+        with pytest.raises(UsageError, match="DIST0151 micro_batches"):
+            search(_gpt(8), 4, QUICK, train=ADAM, constraints=Constraints(counts=(2,)))
+
+    def test_a_strategy_with_micro_batches_is_compared_with(self):
+        text = "pipeline:stages=1,micro_batches=4+zero:stage=1"
+        found = search(
+            _gpt, 4, QUICK, batch=16, train=ADAM, compare=(text, trials.StrategyMaker(text)),
+            constraints=Constraints(("dp",)),
+        )  # fmt: skip
+        study = Study(
+            _gpt(4), strategy=text, mesh={"dp": 4}, system=QUICK, train=ADAM
+        )  # fmt: skip
+        assert found.baseline.time_s == study.result.time_s
+        assert found.baseline.candidate.micro_batches == 4
+
+
+def test_no_bound_of_a_system_with_fused_kernels_is_above_a_time():
+    """Kernels that a profile fuses do not store what is between them."""
+    found = search(_gpt, 4, "dgx-a100-megatron", batch=16, train=ADAM, top=99)
+    wide = td.zoo.gpt(size="gpt2", layers=1, batch=8)
+    assert all(0 < row.least_s <= row.time_s for row in found.rows)
+    found = search(wide, 4, "dgx-h100-megatron", train=ADAM, top=99)
+    assert all(0 < row.least_s <= row.time_s for row in found.rows)
 
 
 class TestStages:

@@ -62,7 +62,7 @@ def test_auto_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, *_: object) -> None:
             pass
 
-        def run(self, rows: Any) -> list[Any]:
+        def run(self, rows: Any, workers: Any) -> list[Any]:
             asked.extend(rows.tolist())
             return []
 

@@ -1,0 +1,57 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Describe a plan by what it divides, and into how many parts, whatever its axes are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import (
+    Plan,
+    data_positions,
+    param_names,
+    relax_functions,
+    shard_bytes,
+    size_bytes,
+    static_shape,
+    training_notes,
+)
+
+
+def parts_text(module: ir.IRModule, plan: Plan) -> str:
+    """Return into how many parts a plan divides data, weights and states, as ``data/64 states/8``.
+
+    Parts of weights and states are those of their bytes on average. What is not divided is left
+    out; a plan that divides nothing is ``replicated``.
+
+    Parameters
+    ----------
+    module : IRModule
+        The module that is distributed.
+    plan : Plan
+        The plan, whose rules give each parameter its placement, on a single mesh.
+    """
+    sizes = tuple(plan.meshes[0].axes.values())
+    placements = {
+        (rule.function, rule.name): rule.placement for rule in plan.rules if rule.kind == "param"
+    }
+    totals: dict[str, list[int]] = {"data": [0, 0], "weights": [0, 0], "states": [0, 0]}
+    functions = {function for function, _ in placements}
+    for name, fn in relax_functions(module):
+        if name not in functions and not (name == "main" and None in functions):
+            continue
+        data = set(data_positions(fn, name))
+        states = {str(s) for names in training_notes(fn, "states").values() for s in names}
+        for position, (text, var) in enumerate(zip(param_names(fn), fn.params, strict=True)):
+            placement = placements.get((name, text), placements.get((None, text)))
+            if placement is None:
+                continue
+            kind = "data" if position in data else "states" if text in states else "weights"
+            size = size_bytes(static_shape(var.ty) or (), str(var.ty.dtype))
+            form: Any = [-1 if label is None else label for label in placement]
+            totals[kind][0] += size
+            totals[kind][1] += shard_bytes(size, sizes, form)
+    counts = {kind: round(whole / part) for kind, (whole, part) in totals.items() if part}
+    return " ".join(f"{kind}/{n}" for kind, n in counts.items() if n > 1) or "replicated"
