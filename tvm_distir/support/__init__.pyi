@@ -23,7 +23,6 @@ from .config.json_types import Positive as Positive
 from .config.json_types import PositiveCount as PositiveCount
 from .config.json_types import Text as Text
 from .config.json_types import one_of as one_of
-from .config.json_value import JsonValue as JsonValue
 from .config.models import Refuse as Refuse
 from .config.models import check_version as check_version
 from .config.models import read_model as read_model

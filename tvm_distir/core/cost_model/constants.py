@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from tvm_distir.support import NotNegative, Text
+from annotated_types import Ge
+
+from tvm_distir.support import Check, Fraction, Keys, NotNegative, Text
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,49 @@ class Constant:
 
     value: NotNegative
     source: Text
+
+
+@dataclass(frozen=True)
+class _ConstantEntry(Constant):
+    """A constant in a file, which may repeat the unit and the meaning for people."""
+
+    unit: str = ""
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class _FractionEntry(_ConstantEntry):
+    """A constant that is a fraction of a peak."""
+
+    value: Fraction
+
+
+@dataclass(frozen=True)
+class _SlowdownEntry(_ConstantEntry):
+    """A constant by which times are multiplied, which does not shorten them."""
+
+    value: Annotated[NotNegative, Ge(1)]
+
+
+def _keys(specs: Mapping[str, ConstantSpec], optional: Collection[str]) -> Keys:
+    entries: dict[str, type[_ConstantEntry]] = {
+        name: _FractionEntry if spec.unit.startswith("fraction") else _ConstantEntry
+        for name, spec in specs.items()
+    }
+    if "overlap_slowdown" in entries:
+        entries["overlap_slowdown"] = _SlowdownEntry
+    return Keys(entries, optional)
+
+
+_VALUES = Check(lambda entries: {name: Constant(e.value, e.source) for name, e in entries.items()})
+Constants = Annotated[Mapping[str, Constant], _keys(MEANINGS, MEANINGS), _VALUES]
+"""Type of some constants of :data:`MEANINGS` in a file."""
+AllConstants = Annotated[Mapping[str, Constant], _keys(MEANINGS, DEFAULTS), _VALUES]
+"""Type of all constants of :data:`MEANINGS` that have no default."""
+DeviceConstants = Annotated[
+    Mapping[str, Constant], _keys(DEVICE_CONSTANTS, DEVICE_CONSTANTS), _VALUES
+]
+"""Type of some constants of :data:`DEVICE_CONSTANTS` in a file."""
 
 
 def value_of(constants: Mapping[str, Constant], name: str) -> float:

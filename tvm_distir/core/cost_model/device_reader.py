@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tvm_distir.support import (
-    Fraction,
     HardwareError,
     Keys,
     Positive,
@@ -22,7 +21,8 @@ from tvm_distir.support import (
     read_model,
 )
 
-from .constants import DEVICE_CONSTANTS, Constant
+from .constants import Constant, DeviceConstants
+from .faults import no_json, wrong
 from .hardware import ASSUMED, KERNEL_CLASSES, LIKE, VIEW, Device, Forms, Peaks, PowerForm
 
 SCHEMA_VERSION = 1
@@ -42,19 +42,8 @@ DEFAULT_CONSTANTS: Mapping[str, Constant] = {
     "burst_us": Constant(0.0, ASSUMED),
 }
 """Constants that the file of a device does not list."""
-
-
-@dataclass(frozen=True)
-class _FractionConstant(Constant):
-    """A constant that is a fraction."""
-
-    value: Fraction
-
-
-_CONSTANTS = {
-    name: _FractionConstant if spec.unit.startswith("fraction") else Constant
-    for name, spec in DEVICE_CONSTANTS.items()
-}
+VECTOR_SHARE = 1 / 16
+"""Share of the default peak of matrix units that ``vector_TFLOPs`` default to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +54,11 @@ class _DeviceFile:
     memory_capacity_GiB: Positive
     memory_bandwidth_GBps: Positive
     matmul_TFLOPs: Peaks
-    vector_TFLOPs: Peaks
+    vector_TFLOPs: Peaks | None = None
     kernel_times: Annotated[
         Mapping[str, Forms], Keys(dict.fromkeys(_CLASSES, Forms), optional=_CLASSES)
     ] = field(default_factory=dict)
-    constants: Annotated[Mapping[str, Constant], Keys(_CONSTANTS, optional=_CONSTANTS)] = field(
-        default_factory=dict
-    )
+    constants: DeviceConstants = field(default_factory=dict)
     sources: Mapping[str, Text] = field(default_factory=dict)
     price_per_hour: Positive | None = None
     watts: Positive | None = None
@@ -102,22 +89,24 @@ def load_device(name_or_path: str | Path) -> Device:
             place="device",
             remedy=f"{nearest(str(name_or_path), known)} Available: {', '.join(known)}.",
         )
-    return parse_device(read_json(path, _no_json, repeated=_wrong), str(path))
+    return parse_device(read_json(path, no_json, repeated=wrong), str(path))
 
 
 def parse_device(data: Any, place: str) -> Device:
     """Make a device of the content of its JSON file; errors as in :func:`load_device`.
 
     Kernel classes that it does not list are priced like those of :data:`.hardware.LIKE`, or by
-    :data:`DEFAULT_FORMS`.
+    :data:`DEFAULT_FORMS`; ``vector_TFLOPs`` have a default, too.
     """
-    content = check_version(data, place, _wrong, SCHEMA_VERSION)
-    parts = vars(read_model(_DeviceFile, content, place, _wrong))
-    given = parts["kernel_times"]
-    constants = {name: Constant(c.value, c.source) for name, c in parts["constants"].items()}
-    forms = {name: _complete(given, name) for name in _CLASSES}
-    completed = {"kernel_times": forms, "constants": {**DEFAULT_CONSTANTS, **constants}}
-    return Device(**{**parts, **completed}, launch_floor_us=0.0, efficiency={})
+    content = check_version(data, place, wrong, SCHEMA_VERSION)
+    file = read_model(_DeviceFile, content, place, wrong)
+    parts = {**vars(file), "constants": {**DEFAULT_CONSTANTS, **file.constants}}
+    if file.vector_TFLOPs is None:
+        parts["vector_TFLOPs"] = {"default": file.matmul_TFLOPs["default"] * VECTOR_SHARE}
+        source = f"{ASSUMED} as 1/16 of the default peak of matrix units"
+        parts["sources"] = {**file.sources, "vector_TFLOPs": source}
+    parts["kernel_times"] = {name: _complete(file.kernel_times, name) for name in _CLASSES}
+    return Device(**parts, launch_floor_us=0.0, efficiency={})
 
 
 def _complete(given: Mapping[str, Mapping[str, PowerForm]], name: str) -> Mapping[str, PowerForm]:
@@ -127,11 +116,3 @@ def _complete(given: Mapping[str, Mapping[str, PowerForm]], name: str) -> Mappin
     if name in DEFAULT_FORMS:
         return {"default": DEFAULT_FORMS[name]}
     return _complete(given, _LIKE[name])
-
-
-def _wrong(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", what, place=place, remedy=remedy)
-
-
-def _no_json(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0702", what, place=place, remedy=remedy)

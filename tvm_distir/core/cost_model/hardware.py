@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
-from annotated_types import Ge
+from annotated_types import Ge, Interval
 
 from tvm_distir.support import (
     Check,
@@ -19,8 +19,10 @@ from tvm_distir.support import (
     Positive,
     PositiveCount,
     Text,
+    one_of,
 )
 
+from .collective_algorithms import ALGORITHMS, TIMED
 from .constants import Constant
 
 KERNEL_CLASSES = (
@@ -167,6 +169,15 @@ def of_dtype(entries: Mapping[str, Entry], dtype: str) -> Entry:
     return entries["default"]
 
 
+def _check_algorithm(name: str) -> str:
+    if name not in ALGORITHMS:
+        one_of(ALGORITHMS.names()).function(name)
+    return name
+
+
+Oversubscription = Annotated[NotNegative, Ge(1)]
+
+
 @dataclass(frozen=True)
 class Curve:
     """The time of an algorithm of a collective inside a node.
@@ -188,12 +199,12 @@ class Curve:
         The share, 0 to 1, of a device's own block that passes its links like the others.
     """
 
-    algorithm: str
-    kind: str
-    setup_us: float
-    hop_us: float
-    bandwidth_GBps: float
-    copied: float = 0.0
+    algorithm: Annotated[str, Check(_check_algorithm)]
+    kind: Annotated[str, one_of(TIMED)]
+    setup_us: NotNegative
+    hop_us: NotNegative
+    bandwidth_GBps: Positive
+    copied: Annotated[float, Interval(ge=0, le=1)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -280,7 +291,7 @@ class InterNode:
     bandwidth_per_nic_GBps: Positive
     latency_us: NotNegative
     setup_us: NotNegative
-    oversubscription: float = 1.0
+    oversubscription: Oversubscription = 1.0
 
 
 @dataclass(frozen=True)

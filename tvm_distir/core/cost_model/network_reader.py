@@ -32,34 +32,102 @@ same keys itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
-from tvm_distir.support import HardwareError, JsonValue, nearest, read_json
+from annotated_types import MinLen
 
-from .collective_algorithms import ALGORITHMS, RINGED, TIMED, algorithm_named
-from .hardware import Curve, HostLink, InterNode, IntraNode, OuterTier
+from tvm_distir.support import (
+    Faults,
+    HardwareError,
+    NotNegative,
+    Positive,
+    PositiveCount,
+    Text,
+    check_version,
+    nearest,
+    read_json,
+    read_model,
+)
+
+from .collective_algorithms import RINGED, TIMED, algorithm_named
+from .constants import Constant, Constants
+from .faults import faults_of, no_json, wrong
+from .hardware import Curve, HostLink, InterNode, IntraNode, OuterTier, Oversubscription
 
 NETWORKS = Path(__file__).parent / "data" / "networks"
 SCHEMA_VERSION = 1
-LINKS = ("intra_node", "inter_node", "tiers")
-"""Keys of a system or network that :func:`read_links` reads."""
 
-_TOP = (
-    "schema_version", "name", "description", *LINKS, "host_link", "constants", "sources",
-)  # fmt: skip
-_CURVE = ("algorithm", "kind", "setup_us", "hop_us", "bandwidth_GBps", "copied")
-_ALPHA_BETA = ("latency_us", "setup_us", "root_us", "share", "send_us")
-_INTRA = ("name", "devices_per_node", "bandwidth_GBps", *_ALPHA_BETA, "curves", "library")
-_INTER = (
-    "name", "nics_per_node", "bandwidth_per_nic_GBps", "latency_us", "setup_us", "oversubscription",
-)  # fmt: skip
-_TIER = (
-    "name", "devices", "bandwidth_GBps", "latency_us", "oversubscription", "rails", "curves",
-    "library",
-)  # fmt: skip
-_HOST = ("name", "bandwidth_GBps", "latency_us")
+File = TypeVar("File")
+Libraries = Annotated[Mapping[str, tuple[Curve, ...]], MinLen(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkKeys:
+    """The keys of a system or network that :func:`read_links` reads."""
+
+    intra_node: Any = None
+    inter_node: Any = None
+    tiers: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NetworkFile(LinkKeys):
+    """The content of a file."""
+
+    name: Text
+    description: str = ""
+    host_link: HostLink | None = None
+    constants: Constants = field(default_factory=dict)
+    sources: Mapping[str, Text] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CurvedNode(IntraNode):
+    """The network inside a node, with the curves of several libraries."""
+
+    curves: Libraries = field(default_factory=dict)  # type: ignore[assignment]
+    library: Text | None = None
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """The links of a file without tiers."""
+
+    intra_node: _CurvedNode
+    inter_node: InterNode
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InnerTier:
+    """The tier inside a node."""
+
+    name: Text
+    devices: PositiveCount
+    bandwidth_GBps: Positive
+    curves: Libraries
+    library: Text | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tier:
+    """A tier beyond; the last need not state its size."""
+
+    name: Text
+    devices: PositiveCount | None = None
+    bandwidth_GBps: Positive
+    latency_us: NotNegative = 0.0
+    oversubscription: Oversubscription = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NodeTier(_Tier):
+    """The tier that connects nodes."""
+
+    rails: PositiveCount | None = None
 
 
 @dataclass(frozen=True)
@@ -80,8 +148,8 @@ class Network:
     name, description : str
     links : Links
     host_link : HostLink, optional
-    constants : mapping of str to mapping
-        Entries of a system's ``constants`` that describe the network, as in the file.
+    constants : mapping of str to Constant
+        Entries of a system's ``constants`` that describe the network.
     sources : mapping of str to str
         Entries of a system's ``sources``.
     """
@@ -90,16 +158,8 @@ class Network:
     description: str
     links: Links
     host_link: HostLink | None
-    constants: Mapping[str, Mapping[str, object]]
+    constants: Mapping[str, Constant]
     sources: Mapping[str, str]
-
-
-def _wrong(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", what, place=place, remedy=remedy)
-
-
-def _no_json(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0702", what, place=place, remedy=remedy)
 
 
 def network_names() -> tuple[str, ...]:
@@ -123,175 +183,120 @@ def load_network(name: str, library: str | None = None) -> Network:
             remedy=f"{nearest(name, network_names())} Available: {', '.join(network_names())}.",
         )
     path = NETWORKS / f"{name}.json"
-    data = JsonValue(read_json(path, _no_json, repeated=_wrong), str(path), _wrong)
-    return read_network(data, library)
+    return read_network(read_json(path, no_json, repeated=wrong), str(path), library)
 
 
-def read_network(data: JsonValue, library: str | None = None) -> Network:
+def read_network(data: Any, place: str, library: str | None = None) -> Network:
     """Read the content of a network's file."""
-    optional = ("description", *LINKS, "host_link", "constants", "sources")
-    top = data.object(_TOP, optional=optional)
-    top["schema_version"].version(SCHEMA_VERSION)
-    sources = top["sources"].object().fields() if "sources" in top else ()
-    constants = top["constants"].object().fields() if "constants" in top else ()
-    return Network(
-        top["name"].text(),
-        top["description"].text(empty=True) if "description" in top else "",
-        read_links(top, library),
-        read_host(top["host_link"]) if "host_link" in top else None,
-        {name: dict(entry.data) for name, entry in constants},
-        {key: source.text() for key, source in sources},
-    )
+    content = check_version(data, place, wrong, SCHEMA_VERSION)
+    file, links = read_linked(_NetworkFile, content, place, library)
+    return Network(file.name, file.description, links, file.host_link, file.constants, file.sources)
 
 
-def read_links(top: JsonValue, library: str | None = None) -> Links:
+def read_linked(
+    model: Callable[..., File], content: Mapping[str, Any], place: str, library: str | None = None
+) -> tuple[File, Links]:
+    """Read a file by a model with :class:`LinkKeys`, and its links; all faults are one error."""
+    faults = faults_of(place)
+    with faults.gathered():
+        links = read_links(content, place, library)
+    rest = {**content, **dict.fromkeys(vars(LinkKeys()).keys() & content.keys())}
+    file = read_model(model, rest, place, wrong, faults)
+    faults.raise_all()
+    return file, links
+
+
+def read_links(content: Mapping[str, Any], place: str, library: str | None = None) -> Links:
     """Read ``intra_node`` and ``inter_node``, or ``tiers``, of a system or network."""
-    if "tiers" in top:
-        return _tiers(top["tiers"], library)
-    for key in ("intra_node", "inter_node"):
-        if key not in top:
-            raise top.wrong(f'there is no entry "{key}"', 'Add it, or "tiers".')
-    return Links(_intra(top["intra_node"], library), _inter(top["inter_node"]))
+    if "tiers" in content:
+        return _tiers(content["tiers"], f"{place}/tiers", library)
+    data = {key: content[key] for key in ("intra_node", "inter_node") if key in content}
+    if isinstance(near := data.get("intra_node"), Mapping) and "curves" in near:
+        data["intra_node"] = {"latency_us": 0.0, "setup_us": 0.0, **near}
+    nodes = read_model(_Nodes, data, place, wrong, faults_of(place))
+    curves = _curves(nodes.intra_node, f"{place}/intra_node", library)
+    parts = {**vars(nodes.intra_node), "curves": curves}
+    del parts["library"]
+    return Links(IntraNode(**parts), nodes.inter_node)
 
 
-def _intra(data: JsonValue, library: str | None) -> IntraNode:
-    optional = _INTRA[3:] if isinstance(data.data, dict) and "curves" in data.data else _INTRA[5:]
-    fields = data.object(_INTRA, optional=optional)
-    line_rate = fields["bandwidth_GBps"].number()
-    numbers = {key: fields[key].number(least=0.0) for key in _ALPHA_BETA if key in fields}
-    return IntraNode(
-        name=fields["name"].text(),
-        devices_per_node=fields["devices_per_node"].integer(least=1),
-        bandwidth_GBps=line_rate,
-        **{"latency_us": 0.0, "setup_us": 0.0, **numbers},
-        curves=_curves(fields, line_rate, library),
-    )
-
-
-def _curves(fields: JsonValue, line_rate: float, library: str | None) -> tuple[Curve, ...]:
+def _curves(near: _CurvedNode | _InnerTier, place: str, library: str | None) -> tuple[Curve, ...]:
     """Return the curves of the first library, and of the one that is chosen."""
-    if "curves" not in fields:
-        return ()
-    lists = dict(fields["curves"].object().fields())
+    lists, chosen = near.curves, library or near.library
+    if chosen is not None and chosen not in lists:
+        raise wrong(f"{place}/curves", f"there are no curves of {chosen!r}", nearest(chosen, lists))
     if not lists:
-        raise fields["curves"].wrong("there is no library", "List the curves of a library.")
-    chosen = next(iter(lists))
-    names = [chosen]
-    if library is not None:
-        chosen = library
-        if library not in lists:
-            raise fields["curves"].wrong(
-                f"there are no curves of {library!r}", nearest(library, lists)
-            )
-    elif "library" in fields:
-        chosen = fields["library"].word(tuple(lists))
-    names += [chosen] if chosen not in names else []
-    curves = tuple(_curve(item, line_rate) for name in names for item in lists[name].items())
+        return ()
+    faults, first = faults_of(place), next(iter(lists))
+    curves: list[Curve] = []
+    for name in dict.fromkeys((first, chosen or first)):
+        for number, curve in enumerate(lists[name]):
+            _check_curve(curve, near.bandwidth_GBps, f"{place}/curves/{name}/{number}", faults)
+        curves += lists[name]
     for kind in TIMED:
         wanted = "ring" if kind in RINGED else "direct"
         if not any(curve.kind == kind and curve.algorithm == wanted for curve in curves):
-            raise lists[names[0]].wrong(
-                f"there is no curve of {kind} by the algorithm {wanted}", "Add one."
-            )
-    return curves
+            what = f"there is no curve of {kind} by the algorithm {wanted}"
+            faults.add(wrong(f"{place}/curves/{first}", what, "Add one."))
+    faults.raise_all()
+    return tuple(curves)
 
 
-def _curve(data: JsonValue, line_rate: float) -> Curve:
-    fields = data.object(_CURVE, optional=("copied",))
-    name, kind = fields["algorithm"].word(ALGORITHMS.names()), fields["kind"].word(TIMED)
-    if kind not in algorithm_named(name).kinds:
-        raise fields["kind"].wrong(
-            f"the algorithm {name} does not compute {kind}",
-            f"It computes {', '.join(algorithm_named(name).kinds)}.",
-        )
-    bandwidth = fields["bandwidth_GBps"].number()
-    if bandwidth > line_rate:
-        raise fields["bandwidth_GBps"].wrong(
-            f"{bandwidth:g} GB/s over links of {line_rate:g} GB/s",
-            "Give what the algorithm reaches, at most the line rate.",
-        )
-    copied = fields["copied"].number(least=0.0) if "copied" in fields else 0.0
-    if copied > 1:
-        raise fields["copied"].wrong(f"{copied} of a block", "Give a fraction up to 1.")
-    return Curve(
-        name,
-        kind,
-        fields["setup_us"].number(least=0.0),
-        fields["hop_us"].number(least=0.0),
-        bandwidth,
-        copied,
-    )
+def _check_curve(curve: Curve, line_rate: float, place: str, faults: Faults) -> None:
+    with faults.gathered():
+        kinds = algorithm_named(curve.algorithm).kinds
+        if curve.kind not in kinds:
+            what = f"the algorithm {curve.algorithm} does not compute {curve.kind}"
+            raise wrong(f"{place}/kind", what, f"It computes {', '.join(kinds)}.")
+    if curve.bandwidth_GBps > line_rate:
+        what = f"{curve.bandwidth_GBps:g} GB/s over links of {line_rate:g} GB/s"
+        remedy = "Give what the algorithm reaches, at most the line rate."
+        faults.add(wrong(f"{place}/bandwidth_GBps", what, remedy))
 
 
-def _inter(data: JsonValue) -> InterNode:
-    fields = data.object(_INTER, optional=("oversubscription",))
-    return InterNode(
-        name=fields["name"].text(),
-        nics_per_node=fields["nics_per_node"].integer(least=1),
-        bandwidth_per_nic_GBps=fields["bandwidth_per_nic_GBps"].number(),
-        latency_us=fields["latency_us"].number(least=0.0),
-        setup_us=fields["setup_us"].number(least=0.0),
-        oversubscription=_oversubscription(fields),
-    )
-
-
-def _oversubscription(fields: JsonValue) -> float:
-    return fields["oversubscription"].number(least=1.0) if "oversubscription" in fields else 1.0
-
-
-def _tiers(data: JsonValue, library: str | None) -> Links:
+def _tiers(data: Any, place: str, library: str | None) -> Links:
     """Return the links of two or more tiers."""
-    items = data.items()
-    if len(items) < 2:
-        raise data.wrong("there are fewer than two tiers", "List the node and what connects nodes.")
-    first = items[0].object(_TIER[:3] + _TIER[6:], optional=("library",))
-    sizes = [first["devices"].integer(least=1)]
-    line_rate = first["bandwidth_GBps"].number()
-    near = IntraNode(
-        first["name"].text(), sizes[0], line_rate, 0.0, 0.0,
-        curves=_curves(first, line_rate, library),
-    )  # fmt: skip
-    others = []
-    for number, item in enumerate(items[1:], 1):
-        last = number == len(items) - 1
-        optional = ("latency_us", "oversubscription", *(("devices",) if last else ()))
-        keys = [key for key in _TIER[:6] if key != "rails" or number == 1]
-        tier = item.object(keys, optional=(*optional, "rails") if number == 1 else optional)
-        others.append(tier)
-        if "devices" in tier:
-            sizes.append(tier["devices"].integer(least=1))
-            if sizes[-1] % sizes[-2] or sizes[-1] == sizes[-2]:
-                raise tier["devices"].wrong(
-                    f"{sizes[-1]} devices are not several domains of {sizes[-2]}",
-                    "Give a larger multiple.",
-                )
-    rails = others[0]["rails"].integer(least=1) if "rails" in others[0] else sizes[0]
-    far = InterNode(
-        others[0]["name"].text(),
-        rails,
-        others[0]["bandwidth_GBps"].number() * sizes[0] / rails,
-        _latency(others[0]),
-        0.0,
-        _oversubscription(others[0]),
+    if not isinstance(data, list | tuple) or len(data) < 2:
+        remedy = "List the node and what connects nodes."
+        raise wrong(place, "there are fewer than two tiers", remedy)
+    faults, tiers = faults_of(place), []
+    models: list[Callable[..., Any]] = [_InnerTier, _NodeTier, *[_Tier] * (len(data) - 2)]
+    for number, (model, entry) in enumerate(zip(models, data, strict=True)):
+        at = f"{place}/{number}"
+        with faults.gathered():
+            tiers.append(read_model(model, entry, at, wrong, faults_of(at)))
+    faults.raise_all()
+    node, second, *_ = tiers
+    with faults.gathered():
+        curves = _curves(node, f"{place}/0", library)
+    for number, (inner, tier) in enumerate(pairwise(tiers), 1):
+        at = f"{place}/{number}/devices"
+        if tier.devices is None:
+            if tier is not tiers[-1]:
+                faults.add(wrong(at, "a key is missing", 'Give "devices".'))
+        elif inner.devices and (tier.devices % inner.devices or tier.devices == inner.devices):
+            what = f"{tier.devices} devices are not several domains of {inner.devices}"
+            faults.add(wrong(at, what, "Give a larger multiple."))
+    faults.raise_all()
+    rails = second.rails or node.devices
+    return Links(
+        IntraNode(node.name, node.devices, node.bandwidth_GBps, 0.0, 0.0, curves=curves),
+        InterNode(
+            second.name,
+            rails,
+            second.bandwidth_GBps * node.devices / rails,
+            second.latency_us,
+            0.0,
+            second.oversubscription,
+        ),
+        tuple(
+            OuterTier(
+                tier.name,
+                inner.devices,
+                tier.bandwidth_GBps,
+                tier.latency_us,
+                tier.oversubscription,
+            )
+            for inner, tier in pairwise(tiers[1:])
+        ),
     )
-    outer = tuple(
-        OuterTier(
-            tier["name"].text(),
-            sizes[number],
-            tier["bandwidth_GBps"].number(),
-            _latency(tier),
-            _oversubscription(tier),
-        )
-        for number, tier in enumerate(others[1:], 1)
-    )
-    return Links(near, far, outer)
-
-
-def _latency(fields: JsonValue) -> float:
-    return fields["latency_us"].number(least=0.0) if "latency_us" in fields else 0.0
-
-
-def read_host(data: JsonValue) -> HostLink:
-    """Read the link between devices and hosts."""
-    fields = data.object(_HOST, optional=("latency_us",))
-    return HostLink(fields["name"].text(), fields["bandwidth_GBps"].number(), _latency(fields))

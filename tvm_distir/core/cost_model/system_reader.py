@@ -6,64 +6,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-from annotated_types import Ge
+from typing import Any, TypeVar
 
 from tvm_distir.support import (
-    Fraction,
     HardwareError,
-    JsonValue,
-    Keys,
-    NotNegative,
     Positive,
     Text,
     check_version,
     nearest,
     read_json,
-    read_model,
 )
 
 from . import system_family
-from .constants import DEFAULTS, FORMS, MEANINGS, Constant, value_of
-from .hardware import Device, Efficiency, HostLink, InterNode, IntraNode, OuterTier, Peaks
-from .network_reader import LINKS, read_links
+from .constants import FORMS, AllConstants, value_of
+from .faults import no_json, wrong
+from .hardware import Device, Efficiency, HostLink, Peaks
+from .network_reader import LinkKeys, read_linked
 from .offered import offered, offered_names
 
 SCHEMA_VERSION = 1
 DATA = Path(__file__).parent / "data"
 
 Made = TypeVar("Made")
-
-
-@dataclass(frozen=True)
-class _ConstantEntry(Constant):
-    """A constant in a file, which repeats the unit and the meaning for people."""
-
-    unit: str = ""
-    meaning: str = ""
-
-
-@dataclass(frozen=True)
-class _FractionEntry(_ConstantEntry):
-    """A constant that is a fraction of a peak."""
-
-    value: Fraction
-
-
-@dataclass(frozen=True)
-class _SlowdownEntry(_ConstantEntry):
-    """A constant by which times are multiplied, which does not shorten them."""
-
-    value: Annotated[NotNegative, Ge(1)]
-
-
-_CONSTANTS = {
-    name: _FractionEntry if meaning.unit.startswith("fraction") else _ConstantEntry
-    for name, meaning in MEANINGS.items()
-} | {"overlap_slowdown": _SlowdownEntry}
 
 
 @dataclass(frozen=True)
@@ -78,14 +44,12 @@ class _RatedDevice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _SystemFile:
+class _SystemFile(LinkKeys):
     """The content of a file without constants."""
 
     name: Text
     description: str = ""
     device: Device
-    intra_node: IntraNode
-    inter_node: InterNode
     host_link: HostLink | None = None
     kernels: Text = "eager"
     sources: Mapping[str, Text] = field(default_factory=dict)
@@ -96,15 +60,7 @@ class _ConstantsFile(_SystemFile):
     """The content of a file with constants."""
 
     device: _RatedDevice  # type: ignore[assignment]
-    constants: Annotated[Mapping[str, _ConstantEntry], Keys(_CONSTANTS, optional=DEFAULTS)]
-
-
-def _wrong(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", what, place=place, remedy=remedy)
-
-
-def _no_json(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0702", what, place=place, remedy=remedy)
+    constants: AllConstants
 
 
 def system_names() -> tuple[str, ...]:
@@ -138,27 +94,21 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
             remedy=f"{nearest(text, known)} Available: {', '.join(known)}. "
             "Or give the path of a JSON file.",
         )
-    return parse(read_json(path, _no_json, repeated=_wrong), str(path), make)
+    return parse(read_json(path, no_json, repeated=wrong), str(path), make)
 
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     """Pass the parts of a system in plain data to ``make``."""
     if isinstance(data, Mapping) and data.get("schema_version") == system_family.SCHEMA_VERSION:
         return system_family.compose(data, place, make)
-    content = check_version(data, place, _wrong, SCHEMA_VERSION)
-    near = content.get("intra_node")
-    outer_tiers: tuple[OuterTier, ...] = ()
-    if "tiers" in content or (isinstance(near, Mapping) and "curves" in near):
-        links = read_links(JsonValue(content, place, _wrong))
-        outer_tiers = links.outer_tiers
-        content = {key: value for key, value in content.items() if key not in LINKS}
-        content["intra_node"] = asdict(links.intra_node)
-        content["inter_node"] = asdict(links.inter_node)
+    content = check_version(data, place, wrong, SCHEMA_VERSION, system_family.SCHEMA_VERSION)
     form = _ConstantsFile if "constants" in content else _SystemFile
-    parts = {**vars(read_model(form, content, place, _wrong)), "outer_tiers": outer_tiers}
-    if form is _SystemFile:
+    file, links = read_linked(form, content, place)
+    parts = {**vars(file), **vars(links)}
+    del parts["tiers"]
+    if not isinstance(file, _ConstantsFile):
         return make(**parts)
-    constants = {name: Constant(c.value, c.source) for name, c in parts["constants"].items()}
+    constants = file.constants
     memory = constants["memory_efficiency"].value
     efficiency = {
         name: Efficiency(
@@ -167,5 +117,5 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
         for name, form in FORMS.items()
     }
     floor = constants["kernel_gap_us"].value
-    device = Device(**vars(parts["device"]), launch_floor_us=floor, efficiency=efficiency)
-    return make(**{**parts, "constants": constants, "device": device})
+    device = Device(**vars(file.device), launch_floor_us=floor, efficiency=efficiency)
+    return make(**{**parts, "device": device})

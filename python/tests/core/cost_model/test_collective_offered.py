@@ -106,3 +106,9 @@ def test_a_package_without_the_algorithm_is_named(package: Path, name: str, said
 def test_an_unknown_algorithm_has_the_nearest_name() -> None:
     with pytest.raises(HardwareError, match='"ring"'):
         algorithm_named("rin")
+
+
+def test_a_curve_of_a_broken_algorithm_keeps_the_code_of_its_package(package: Path) -> None:
+    with pytest.raises(DependencyError, match="planted") as caught:
+        system({**CURVE, "algorithm": "broken"})
+    assert caught.value.code == "DIST0114"

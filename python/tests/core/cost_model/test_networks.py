@@ -20,7 +20,7 @@ from tvm_distir.core.cost_model.network_reader import load_network, network_name
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.cost_model.system_writer import to_data
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
-from tvm_distir.support import HardwareError, JsonValue
+from tvm_distir.support import HardwareError
 
 NAMES = network_names()
 MEASURED = Path(__file__).parents[4] / "benchmarks" / "measured" / "collectives_one_node.csv"
@@ -48,25 +48,21 @@ def joined(links: Any, constants: dict[str, float] | None = None) -> System:
 def system_on(name: str, library: str | None = None) -> System:
     """A system of H100 on a network that ships, with its constants."""
     network = load_network(name, library)
-    return joined(network.links, {key: entry["value"] for key, entry in network.constants.items()})
+    return joined(network.links, {key: entry.value for key, entry in network.constants.items()})
 
 
 SYSTEMS = [system_on(name) for name in NAMES]
 
 
-def wrong(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", what, place=place, remedy=remedy)
-
-
 def links_of(data: dict[str, Any]) -> Any:
-    return read_links(JsonValue(data, "test", wrong))
+    return read_links(data, "test")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_of_a_network_have_sources(name: str) -> None:
     network = load_network(name)
     assert network.name == name and network.description
-    assert all(entry["source"] for entry in network.constants.values())
+    assert all(entry.source for entry in network.constants.values())
     keys = ["intra_node.bandwidth_GBps", "intra_node.curves", "inter_node.nics_per_node"]
     wanted = ["tiers", "tiers.curves"] if network.links.outer_tiers else keys
     assert [key for key in wanted if not network.sources.get(key)] == []
@@ -190,6 +186,7 @@ FAR = {
     "setup_us": 0.0,
 }  # fmt: skip
 FIRST = {"name": "node", "devices": 4, "bandwidth_GBps": 100.0, "curves": CURVES}
+PLAIN_LEAF = {"name": "leaf", "bandwidth_GBps": 10.0}
 PLAIN = {"hop_us": 7.0, "nic_efficiency": 1.0}
 
 
@@ -259,9 +256,16 @@ def changed(**curve: Any) -> dict[str, Any]:
         (changed(bandwidth_GBps=101.0), "101 GB/s over links of 100 GB/s"),
         (changed(algorithm="wheel"), "not an allowed value"),
         (changed(algorithm="tree", kind="all_gather"), "does not compute all_gather"),
-        (changed(copied=2.0), "2.0 of a block"),
+        (changed(copied=2.0), "curves/nccl/0/copied: 2.0 is not less than or equal to 1"),
+        (changed(setup_us="5"), "curves/nccl/0/setup_us"),
+        (changed(hopp_us=1.0), 'Did you mean "hop_us"?'),
         (changed(algorithm="direct"), "no curve of all_reduce by the algorithm ring"),
-        ({"intra_node": NODE}, 'no entry "inter_node"'),
+        ({"intra_node": NODE}, "test/inter_node: a key is missing"),
+        ({"intra_node": NODE | {"library": "ncl"}, "inter_node": FAR}, 'Did you mean "nccl"?'),
+        ({"intra_node": NODE | {"curves": {}}, "inter_node": FAR}, "intra_node/curves"),
+        ({"intra_node": NODE, "inter_node": FAR | {"oversubscription": 0.5}}, "oversubscription"),
+        ({"tiers": 3}, "fewer than two tiers"),
+        ({"tiers": [FIRST, PLAIN_LEAF, PLAIN_LEAF]}, "tiers/1/devices: a key is missing"),
         ({"tiers": [FIRST]}, "fewer than two tiers"),
         ({"tiers": [FIRST, FIRST | {"name": "leaf", "rails": 4}]}, "curves"),
         (
@@ -275,6 +279,51 @@ def test_a_wrong_network_is_named(data: dict[str, Any], said: str) -> None:
     with pytest.raises(HardwareError) as caught:
         links_of(data)
     assert caught.value.code == "DIST0703" and said in str(caught.value)
+
+
+def faults_in(data: dict[str, Any]) -> dict[str, str]:
+    """The remedy of each fault by its place."""
+    with pytest.raises(HardwareError) as caught:
+        links_of(data)
+    assert {violation.code for violation in caught.value.violations} == {"DIST0703"}
+    return {violation.place: violation.remedy for violation in caught.value.violations}
+
+
+def test_all_faults_of_links_are_reported_with_their_places() -> None:
+    data = changed(bandwith_GBps=1.0, kind="all_gahter", hop_us=-1.0)
+    del data["intra_node"]["curves"]["nccl"][0]["bandwidth_GBps"]
+    data["intra_node"]["curves"]["other"] = [{"algorithm": "rng", "kind": "all_reduce", **RING}]
+    faults = faults_in({**data, "inter_node": {**FAR, "nics_per_node": 0}})
+    curve = "test/intra_node/curves/nccl/0"
+    assert set(faults) == {
+        f"{curve}/bandwith_GBps",
+        f"{curve}/kind",
+        f"{curve}/hop_us",
+        "test/intra_node/curves/other/0/algorithm",
+        "test/inter_node/nics_per_node",
+    }
+    assert faults[f"{curve}/bandwith_GBps"] == 'Did you mean "bandwidth_GBps"?'
+    assert faults[f"{curve}/kind"] == 'Did you mean "all_gather"?'
+    assert faults["test/intra_node/curves/other/0/algorithm"] == 'Did you mean "ring"?'
+
+
+def test_all_faults_of_curves_and_tiers_that_contradict_each_other_are_reported() -> None:
+    fast = [{**curve, "bandwidth_GBps": 101.0} for curve in CURVES["nccl"][:2]]
+    middle = {"name": "leaf", "devices": 6, "bandwidth_GBps": 1.0}
+    first = {**FIRST, "curves": {"nccl": [*fast, {**fast[0], "algorithm": "in_switch"}]}}
+    first["curves"]["nccl"][2] |= {"kind": "all_gather", "bandwidth_GBps": 1.0}
+    assert list(faults_in({"tiers": [first, middle, PLAIN_LEAF]})) == [
+        "test/tiers/0/curves/nccl/0/bandwidth_GBps",
+        "test/tiers/0/curves/nccl/1/bandwidth_GBps",
+        "test/tiers/0/curves/nccl/2/kind",
+        "test/tiers/0/curves/nccl",
+        "test/tiers/1/devices",
+    ]
+    faults = faults_in({"tiers": [FIRST, {**middle, "rail": 4}, {**PLAIN_LEAF, "rails": 4}]})
+    assert faults == {
+        "test/tiers/1/rail": 'Did you mean "rails"?',
+        "test/tiers/2/rails": faults["test/tiers/2/rails"],
+    }
 
 
 def test_an_unknown_network_or_library_is_named() -> None:

@@ -102,9 +102,16 @@ def test_the_price_and_power_of_the_system_replace_those_of_the_device() -> None
         (("device", "memory_bandwith_GBps"), 3, "memory_bandwith_GBps"),
         (("device", "matmul_TFLOPs"), {"default": "fast"}, "fast"),
         (("network", "intra_node"), {"name": "link"}, "devices_per_node"),
+        (("device",), 3, "system/device: 3 is not an object"),
+        (("network",), [], "system/network: "),
+        (("library",), "nccl", "no curves of 'nccl'"),
         (("network", "sources"), 3, "is not an object"),
         (("constants",), {"hop_us": {"value": -1, "source": "x"}}, "-1"),
-        (("constants",), {"nic_efficiency": {"value": 2, "source": "x"}}, "2.0 of a peak"),
+        (
+            ("constants",),
+            {"nic_efficiency": {"value": 2, "source": "x"}},
+            "less than or equal to 1",
+        ),
         (("kernles",), "flash", "kernles"),
     ],
 )
@@ -117,3 +124,40 @@ def test_wrong_content_is_refused_by_name(path: tuple[str, ...], value: object, 
     with pytest.raises(HardwareError, match=words) as caught:
         td.System.from_dict(data)
     assert caught.value.code in ("DIST0701", "DIST0703")
+
+
+def test_all_faults_of_a_system_are_reported_with_their_places() -> None:
+    data = copy.deepcopy(SHEET)
+    data["device"]["memory_bandwith_GBps"] = data["device"].pop("memory_bandwidth_GBps")
+    data["device"]["matmul_TFLOPs"]["default"] = 10**400
+    data["network"]["intra_node"]["devices_per_node"] = 4.0
+    data["network"]["constants"] = {"hop_us": 3}
+    data["constants"] = {"hopp_us": {"value": 3, "source": "x"}}
+    data["watts_per_device"] = "700"
+    with pytest.raises(HardwareError) as caught:
+        td.System.from_dict(data)
+    faults = {v.place.removeprefix("system/"): v for v in caught.value.violations}
+    assert set(faults) == {
+        "device/memory_bandwith_GBps",
+        "device/matmul_TFLOPs/default",
+        "network/intra_node/devices_per_node",
+        "network/constants/hop_us",
+        "constants/hopp_us",
+        "watts_per_device",
+    }
+    assert {v.code for v in faults.values()} == {"DIST0703"}
+    assert faults["device/memory_bandwith_GBps"].remedy == 'Did you mean "memory_bandwidth_GBps"?'
+    assert faults["constants/hopp_us"].remedy == 'Did you mean "hop_us"?'
+
+
+def test_an_unknown_device_and_an_unknown_network_are_reported_together() -> None:
+    with pytest.raises(HardwareError) as caught:
+        td.System.from_dict({**SHEET, "device": "h100-sxn", "network": "hgx-h101", "kernels": 3})
+    codes = {v.place: v.code for v in caught.value.violations}
+    assert codes == {"device": "DIST0701", "network": "DIST0701", "system/kernels": "DIST0703"}
+
+
+def test_vector_peaks_of_a_data_sheet_default_to_a_share_of_the_matrix_peak() -> None:
+    system = td.System.from_dict(SHEET)
+    assert system.device.vector_TFLOPs == {"default": 25 / 16}
+    assert system.sources["device.vector_TFLOPs"].startswith("assumed")

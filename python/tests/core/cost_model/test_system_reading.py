@@ -128,7 +128,7 @@ def test_unknown_key_names_the_nearest(data):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("schema_version", 2),
+        ("schema_version", 3),
         ("schema_version", True),
         ("device/memory_capacity_GiB", ...),
         ("device/memory_capacity_GiB", 0),
@@ -157,6 +157,10 @@ def test_unknown_key_names_the_nearest(data):
 def test_wrong_values(data, path, value):
     bad = changed(data, path, value)
     assert path.split("/")[0] in refused(bad)
+
+
+def test_another_schema_version_names_the_supported_versions(data):
+    assert "Use schema version 1 or 2." in refused(changed(data, "schema_version", 3))
 
 
 @pytest.mark.parametrize("whole", [[], None, 3, "text"])

@@ -147,7 +147,7 @@ def _system(name: str) -> System:
     if name in system_names():
         return System.load(name)
     base, network = System.load("dgx-h100-megatron"), load_network(name)
-    reached = network.constants["nic_efficiency"]["value"]
+    reached = network.constants["nic_efficiency"].value
     constants = {**base.constants, "nic_efficiency": Constant(reached, "test")}
     del constants["nic_efficiency_gradients"]
     links = vars(network.links)
