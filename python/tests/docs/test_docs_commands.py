@@ -56,6 +56,7 @@ def test_files_that_commands_read_have_stand_ins(tmp_path):
     runner.write_files(tmp_path)
     there = {path.name for path in tmp_path.iterdir()} | set(runner.EXTRAS)
     made = {"folder", "found", "step.json", "cut.py", "local.json", "mine.json", "y.npz"}
+    made.add("config.json")
     for page, command in COMMANDS:
         for word in shlex.split(command)[1:]:
             name = word.partition("?")[0].partition("::")[0]

@@ -70,7 +70,7 @@ def test_tvmscript_strings(tmp_path):
         ("m.txt", "DIST0302", "zoo:NAME"),
         ("", "DIST0302", "zoo:NAME"),
         ("zoo:gpd", "DIST0330", '"gpt"'),
-        ("zoo:", "DIST0330", "gpt, llama"),
+        ("zoo:", "DIST0330", "gpt, gpt_oss, llama"),
         ("zoo:gpt?layer=2", "DIST0331", '"layers"'),
         ("zoo:gpt?size=gpt2-xxl", "DIST0331", '"gpt2-xl"'),
         ("zoo:gpt?layers", "DIST0302", "key=value"),

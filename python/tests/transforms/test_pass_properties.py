@@ -137,6 +137,7 @@ PASSES = {
 }
 """Level taken and level given."""
 ELSEWHERE = {
+    "FuseAttention": "test_fuse_attention.py: it changes modules with attention only",
     "TrainStep": "test_gradient_functions.py: it takes models with one output, not yet trained",
     "RingAttention": "test_ring_attention.py: it refuses modules without attention to do so",
     "RunInTurn": "test_stages.py: it changes steps in stages only",

@@ -83,6 +83,7 @@ def study_of(
         asked_by("--strategy", *STRATEGY_FAULTS),
         asked_by("--plan", "DIST0238"),
         asked_by("--entry", "DIST0341"),
+        asked_by("--kernels", "DIST0701"),
         named_by_options("batch", "mesh", "micro_batches", "recompute", "train"),
     ):
         _ = study.step if planless and not study.is_planned else study.step_plan

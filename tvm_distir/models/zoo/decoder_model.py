@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm.relax.frontend import nn
 
 from .decoder_config import DecoderConfig
-from .mixture import GatedFeedForward, Mixture
+from .mixture import GatedBlock, Mixture
 from .rotary import part, rotate, tables
 from .transformer_blocks import (
     MASKED_SCORE,
@@ -31,8 +31,8 @@ from .transformer_blocks import (
 )
 
 
-class Places(NamedTuple):
-    """What attention knows of positions: a bool mask (seq, seq), cosines and signed sines."""
+class PositionTables(NamedTuple):
+    """Tables that attention reads by position: a bool mask (seq, seq), cosines and signed sines."""
 
     mask: Any
     cos: Any
@@ -130,7 +130,7 @@ class GroupedAttention(_Attention):
             self.q_norm = Norm(width, config)
             self.k_norm = Norm(width, config)
 
-    def forward(self, x: Any, places: Places) -> Any:
+    def forward(self, x: Any, places: PositionTables) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
         q = split_heads(self.q_proj(x), config.heads)
@@ -163,7 +163,7 @@ class LatentAttention(_Attention):
             config.kv_rank, heads * (config.nope_dim + config.v_dim), bias=False, dtype=dtype
         )
 
-    def forward(self, x: Any, places: Places) -> Any:
+    def forward(self, x: Any, places: PositionTables) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
         heads, nope, rank = config.heads, config.nope_dim, config.kv_rank
@@ -207,7 +207,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any, mask: Any, cos: Any, sin: Any) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
-        mixed = self.self_attn(self.input_layernorm(x), Places(mask, cos, sin))
+        mixed = self.self_attn(self.input_layernorm(x), PositionTables(mask, cos, sin))
         if not self.post_norms:
             x = nn.op.add(x, mixed)
             return nn.op.add(x, self.mlp(self.post_attention_layernorm(x)))
@@ -216,8 +216,8 @@ class _Layer(nn.Module):  # type: ignore[misc]
         return nn.op.add(x, self.post_feedforward_layernorm(out))
 
 
-def _dense(config: DecoderConfig) -> GatedFeedForward:
-    return GatedFeedForward(config, config.ffn)
+def _dense(config: DecoderConfig) -> GatedBlock:
+    return GatedBlock(config, config.ffn)
 
 
 class DenseLayer(_Layer):
@@ -269,7 +269,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             logits = self.lm_head(x)
         return capped(logits, config.logit_cap)
 
-    def _places(self) -> dict[bool, Places]:
+    def _places(self) -> dict[bool, PositionTables]:
         """Return what layers with and without a window know of positions."""
         config, places = self.config, positions(self.config.seq)
         by_window, table = {}, None
@@ -279,7 +279,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             elif table is None:
                 table = tables(config, places, config.theta)
             mask = windowed_mask(places, config.window) if windowed else causal_mask(places)
-            by_window[windowed] = Places(mask, *table)
+            by_window[windowed] = PositionTables(mask, *table)
         return by_window
 
 

@@ -45,7 +45,7 @@ def gated(config: DecoderConfig, gate: Any, up: Any) -> Any:
     return nn.op.multiply(nn.op.add(up, Tensor.from_scalar(1.0, up.dtype)), gate)
 
 
-class GatedFeedForward(nn.Module):  # type: ignore[misc]
+class GatedBlock(nn.Module):  # type: ignore[misc]
     """Gated feed-forward block: down(activation(gate(x)) * up(x))."""
 
     def __init__(self, config: DecoderConfig, inner: int) -> None:
@@ -61,8 +61,8 @@ class GatedFeedForward(nn.Module):  # type: ignore[misc]
         return self.down_proj(nn.op.multiply(hidden, self.up_proj(x)))
 
 
-class Router(nn.Module):  # type: ignore[misc]
-    """Router of tokens to experts; its weight is (hidden, experts), as it is multiplied."""
+class ExpertRouter(nn.Module):  # type: ignore[misc]
+    """ExpertRouter of tokens to experts; its weight is (hidden, experts), as it is multiplied."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Mixture(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.config, dtype = config, config.dtype
         experts, hidden, inner = config.experts, config.hidden, config.expert_ffn
-        self.router = Router(config)
+        self.router = ExpertRouter(config)
         self.gate_proj = nn.Parameter((experts, hidden, inner), dtype)
         self.up_proj = nn.Parameter((experts, hidden, inner), dtype)
         self.down_proj = nn.Parameter((experts, inner, hidden), dtype)
@@ -190,7 +190,7 @@ class Mixture(nn.Module):  # type: ignore[misc]
             self.up_bias = nn.Parameter((experts, 1, inner), dtype)
             self.down_bias = nn.Parameter((experts, 1, hidden), dtype)
         if config.shared_ffn:
-            self.shared_experts = GatedFeedForward(config, config.shared_ffn)
+            self.shared_experts = GatedBlock(config, config.shared_ffn)
 
     def forward(self, x: Any) -> Any:
         """Map (groups, seq, hidden) to the same shape."""

@@ -65,7 +65,7 @@ def test_plans_are_taken_by_analyze(tmp_path: Path, capsys: pytest.CaptureFixtur
     again, why = again.split("cost added by the second-best placement of each weight")
     assert "mlp.up_proj.weight" in why
     assert "<svg" in page.read_text() and "mlp.up_proj.weight" in page.read_text()
-    head = ["#", "plan", "step", "compute", "comm", "cost", "gap", "peak"]
+    head = ["#", "plan", "divides", "step", "compute", "comm", "cost", "gap", "peak"]
     assert again.splitlines()[0].split() == head
     assert len(again.splitlines()) == 5 + len(data["plans"])
 
@@ -77,7 +77,7 @@ def test_a_step_of_training_with_what_it_is_compared_with(
     axes = ["--axes", "pp,dp,tp", "--fix", "pp=2", "--micro-batch", "2"]
     text = said([*train, *axes, "--compare", "data_parallel", "-o", str(folder)], capsys)
     assert "pp=2,dp=2" in text and "candidates:" in text
-    assert re.search(r"#  plan +step +compute +comm +cost +gap +peak\n", text)
+    assert re.search(r"#  plan +divides +step +compute +comm +cost +gap +peak\n", text)
     assert "lower bound of the step time: " in text
     plan = ["--plan", str(folder / "1.plan.json")]
     assert main(["analyze", MODEL, *plan, *train, "--system", "dgx-a100", "--json"]) == 0
