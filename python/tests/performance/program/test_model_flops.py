@@ -63,7 +63,7 @@ def test_frozen_weights_need_no_product_for_their_gradient() -> None:
 def test_utilisation_follows_from_time_and_peak() -> None:
     result = td.analyze(
         MODEL, strategy="data_parallel", mesh={"dp": 2}, batch=BATCH, system="h100",
-        train={"optimizer": "adam"}, recompute="full",
+        train={"optimizer": "adam"}, recompute="full", attention="written",
     )  # fmt: skip
     figures = result.to_dict()["throughput"]
     peak = td.System.load("h100").peak_flops_per_s("float32")
