@@ -16,7 +16,7 @@ from tvm_distir.performance.program.parts import Mesh, Op
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
 
-from .op_costs import HOST, HOSTS, MessageStep, OpCosts, host_time_s, launched
+from .op_costs import GRADIENTS, HOST, HOSTS, MessageStep, OpCosts, host_time_s, launched
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int8]
@@ -24,7 +24,6 @@ Codes = npt.NDArray[np.int8]
 BOUNDS = ("compute", "memory", "launch", "host", "network")
 """The resources that may bound an op; codes are positions in this list."""
 _COMPUTE, _MEMORY, _LAUNCH, _HOST_BOUND, _NETWORK = range(5)
-_GRADIENTS = "gradients"
 _LATEST = float(1 << 60)
 _LARGEST = 1 << 62
 
@@ -130,7 +129,7 @@ class BatchPrices:
 
     def _collective(self, op: Op, payload: Ints) -> Ints:
         result = np.zeros(self.rows, np.int64)
-        gradients = op.kernel_class == _GRADIENTS
+        gradients = op.kernel_class == GRADIENTS
         for rows, costs in self._of_shape:
             layout = costs.layout(op.mesh, op.mesh_axes)
             result[rows] = self._slowest(op.collective, payload[rows], layout, rows, gradients)
