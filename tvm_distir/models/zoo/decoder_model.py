@@ -17,6 +17,7 @@ from .mixture import GatedBlock, Mixture
 from .rotary import part, rotate, tables
 from .transformer_blocks import (
     MASKED_SCORE,
+    RmsNorm,
     Tensor,
     attend,
     back_to,
@@ -39,21 +40,9 @@ class PositionTables(NamedTuple):
     sin: Any
 
 
-class Norm(nn.Module):  # type: ignore[misc]
-    """Root-mean-square norm over the last dim in float32, by ``weight`` or ``1 + weight``."""
-
-    def __init__(self, width: int, config: DecoderConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter((width,), config.dtype)
-        self.eps, self.offset = config.eps, config.norm_offset
-
-    def forward(self, x: Any) -> Any:
-        """Normalise (..., width)."""
-        weight = in_float32(self.weight)
-        if self.offset:
-            weight = nn.op.add(weight, Tensor.from_scalar(1.0, "float32"))
-        out = relax.op.nn.rms_norm(in_float32(x)._expr, weight._expr, axes=-1, epsilon=self.eps)
-        return back_to(emit(out, "rms_norm"), x.dtype)
+def norm(width: int, config: DecoderConfig) -> RmsNorm:
+    """Return the norm of a configuration over ``width`` elements."""
+    return RmsNorm(width, config.dtype, config.eps, bool(config.norm_offset))
 
 
 def capped(x: Any, cap: float) -> Any:
@@ -127,8 +116,8 @@ class GroupedAttention(_Attention):
         self.k_proj = nn.Linear(config.hidden, keys, bias=bias, dtype=dtype)
         self.v_proj = nn.Linear(config.hidden, keys, bias=bias, dtype=dtype)
         if config.qk_norm:
-            self.q_norm = Norm(width, config)
-            self.k_norm = Norm(width, config)
+            self.q_norm = norm(width, config)
+            self.k_norm = norm(width, config)
 
     def forward(self, x: Any, places: PositionTables) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
@@ -151,14 +140,14 @@ class LatentAttention(_Attention):
         heads, dtype, hidden = config.heads, config.dtype, config.hidden
         if config.q_rank:
             self.q_a_proj = nn.Linear(hidden, config.q_rank, bias=False, dtype=dtype)
-            self.q_a_layernorm = Norm(config.q_rank, config)
+            self.q_a_layernorm = norm(config.q_rank, config)
             self.q_b_proj = nn.Linear(config.q_rank, heads * config.width, bias=False, dtype=dtype)
         else:
             self.q_proj = nn.Linear(hidden, heads * config.width, bias=False, dtype=dtype)
         self.kv_a_proj_with_mqa = nn.Linear(
             hidden, config.kv_rank + config.rope_dim, bias=False, dtype=dtype
         )
-        self.kv_a_layernorm = Norm(config.kv_rank, config)
+        self.kv_a_layernorm = norm(config.kv_rank, config)
         self.kv_b_proj = nn.Linear(
             config.kv_rank, heads * (config.nope_dim + config.v_dim), bias=False, dtype=dtype
         )
@@ -197,12 +186,12 @@ class _Layer(nn.Module):  # type: ignore[misc]
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.post_norms = bool(config.post_norms)
-        self.input_layernorm = Norm(config.hidden, config)
+        self.input_layernorm = norm(config.hidden, config)
         self.self_attn = (LatentAttention if config.kv_rank else GroupedAttention)(config)
-        self.post_attention_layernorm = Norm(config.hidden, config)
+        self.post_attention_layernorm = norm(config.hidden, config)
         if self.post_norms:
-            self.pre_feedforward_layernorm = Norm(config.hidden, config)
-            self.post_feedforward_layernorm = Norm(config.hidden, config)
+            self.pre_feedforward_layernorm = norm(config.hidden, config)
+            self.post_feedforward_layernorm = norm(config.hidden, config)
         self.mlp = type(self).feed_forward(config)
 
     def forward(self, x: Any, mask: Any, cos: Any, sin: Any) -> Any:
@@ -247,7 +236,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
                 for number in range(config.layers)
             ]
         )
-        self.norm = Norm(config.hidden, config)
+        self.norm = norm(config.hidden, config)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
 

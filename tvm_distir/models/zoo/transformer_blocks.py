@@ -143,18 +143,22 @@ class LayerNorm(nn.Module):  # type: ignore[misc]
 
 
 class RmsNorm(nn.Module):  # type: ignore[misc]
-    """Root-mean-square norm over the last dim, computed in float32."""
+    """Root-mean-square norm over the last dim, computed in float32.
 
-    def __init__(self, width: int, dtype: str, eps: float) -> None:
+    With ``offset`` it multiplies by ``1 + weight``.
+    """
+
+    def __init__(self, width: int, dtype: str, eps: float, offset: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter((width,), dtype)
-        self.eps = eps
+        self.eps, self.offset = eps, offset
 
     def forward(self, x: Any) -> Any:
         """Normalise (..., width)."""
-        out = relax.op.nn.rms_norm(
-            in_float32(x)._expr, in_float32(self.weight)._expr, axes=-1, epsilon=self.eps
-        )
+        source, weight = in_float32(x), in_float32(self.weight)
+        if self.offset:
+            weight = nn.op.add(weight, Tensor.from_scalar(1.0, "float32"))
+        out = relax.op.nn.rms_norm(source._expr, weight._expr, axes=-1, epsilon=self.eps)
         return back_to(emit(out, "rms_norm"), x.dtype)
 
 
