@@ -55,6 +55,18 @@ def test_a_key_that_changes_the_graph_is_refused_by_name() -> None:
         read_config({"model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 1}, "x")
 
 
+def test_a_wrong_number_is_refused_by_name() -> None:
+    about, _, _ = _case("llama3")
+    config = about["config"]
+    with pytest.raises(ModelError, match=r"DIST0332 config\.json: batch='many' is not an integer"):
+        read_config(config, "config.json", {"batch": "many"})
+    with pytest.raises(ModelError, match=r"DIST0334.*layers is not an integer: 2\.5"):
+        read_config({**config, "num_hidden_layers": 2.5}, "config.json")
+    scaling = {k: v for k, v in config["rope_parameters"].items() if k != "low_freq_factor"}
+    with pytest.raises(ModelError, match=r"DIST0334.*low_freq_factor.*not a number: None"):
+        read_config({**config, "rope_parameters": scaling}, "config.json")
+
+
 def test_a_tensor_of_another_model_is_refused() -> None:
     about, _, _ = _case("llama")
     config = read_config(about["config"], "llama")

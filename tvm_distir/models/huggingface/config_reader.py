@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from tvm_distir.models.zoo.configs import convert_key
 from tvm_distir.models.zoo.decoder_config import DecoderConfig
 from tvm_distir.support import ModelError, nearest
 
@@ -122,13 +123,18 @@ def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) ->
             f"keys that may change the graph are not known: {names}",
             "Remove them if they do not matter, or export the model by torch.export.",
         )
-    bound = int(data.get("max_position_embeddings") or config.seq)
-    config = replace(config, seq=min(config.seq, bound))
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if isinstance(field.default, int) and not isinstance(value, int):
+            raise reading.fault(f"{field.name} is not an integer: {value!r}", "Correct it.")
+    bound = reading.number("max_position_embeddings", config.seq)
+    config = replace(config, seq=min(config.seq, int(bound)))
     known = {field.name: type(getattr(config, field.name)) for field in fields(config)}
     for key in keys or {}:
         if key not in known:
             raise reading.fault(f'there is no key "{key}"', nearest(key, known))
-    config = replace(config, **{key: known[key](value) for key, value in (keys or {}).items()})
+    changes = {key: convert_key(place, key, text, known[key]) for key, text in (keys or {}).items()}
+    config = replace(config, **changes)
     for what, remedy in config.faults():
         raise ModelError("DIST0332", what, place=place, remedy=remedy)
     return config
@@ -196,8 +202,8 @@ def _with_rotary(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     if kind == "llama3":
         config = replace(
             config,
-            rotary_low=float(scaling.pop("low_freq_factor")),
-            rotary_high=float(scaling.pop("high_freq_factor")),
+            rotary_low=_required(reading, scaling, "low_freq_factor"),
+            rotary_high=_required(reading, scaling, "high_freq_factor"),
         )
     elif kind == "yarn":
         config = replace(
@@ -214,6 +220,17 @@ def _with_rotary(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
             "Export the model by torch.export instead.",
         )
     return config
+
+
+def _required(reading: _Reading, scaling: dict[str, Any], key: str) -> float:
+    """Take a number of the scaling of the rotary embedding, which must be there."""
+    value = scaling.pop(key, None)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise reading.fault(
+            f"{key} of the rotary embedding is not a number: {value!r}",
+            "Give the config.json that the model publishes.",
+        )
+    return float(value)
 
 
 def _llama(reading: _Reading, config: DecoderConfig) -> DecoderConfig:

@@ -258,14 +258,15 @@ def configure(
                 place=f"zoo:{name}",
                 remedy=nearest(key, [*types, "size"]),
             )
-        values[key] = _convert(name, key, value, types[key])
+        values[key] = convert_key(f"zoo:{name}", key, value, types[key])
     config = replace(base, **values)
     for what, remedy in config.faults():
         raise ModelError("DIST0332", what, place=f"zoo:{name}", remedy=remedy)
     return config
 
 
-def _convert(name: str, key: str, value: Any, kind: type) -> Any:
+def convert_key(place: str, key: str, value: Any, kind: type) -> Any:
+    """Convert the value of a key, which may be text (ModelError DIST0332)."""
     if kind is str:
         return str(value)
     try:
@@ -275,7 +276,7 @@ def _convert(name: str, key: str, value: Any, kind: type) -> Any:
         raise ModelError(
             "DIST0332",
             f"{key}={shortened(value)!r} is not {word}",
-            place=f"zoo:{name}",
+            place=place,
             remedy="Fix it.",
         ) from error
     return number
