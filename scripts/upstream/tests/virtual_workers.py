@@ -174,7 +174,7 @@ class _Workers:
     """What each kind of call gives on all workers."""
 
     def __init__(self, mod: ir.IRModule, mesh: Sequence[int]) -> None:
-        self.mod, self.count = mod, int(np.prod(mesh))
+        self.mod, self.mesh, self.count = mod, tuple(mesh), int(np.prod(mesh))
         self.collectives: dict[str, Callable[[Shards, Any], Shards]] = {
             "relax.ccl.scatter_from_worker0": self._scatter,
             "relax.ccl.broadcast_from_worker0": lambda x, _: [x[0]] * self.count,
@@ -194,6 +194,10 @@ class _Workers:
             kernel = _compiled(self.mod[value.args[0]])
             operands = [values[x] for x in value.args[1].fields]
             return [kernel(*[x[worker] for x in operands]) for worker in range(self.count)]
+        if name == "relax.call_pure_packed":
+            packed, operand, _, axis, *dims = value.args
+            kind = str(packed.global_symbol).removeprefix("relax.dist.")
+            return self._along_axis(kind, values[operand], int(axis), [int(d) for d in dims])
         operands = [values[x] for x in value.args if x in values]
         return [self._op(value, [x[worker] for x in operands]) for worker in range(self.count)]
 
@@ -211,6 +215,25 @@ class _Workers:
             builder.emit_func_output(builder.emit(ir.Call(call.op, args, call.attrs)))
         machine = relax.VirtualMachine(tvm.compile(builder.get(), "llvm"), tvm.cpu())
         return machine["main"](*[tvm.runtime.tensor(x) for x in arrays]).numpy()
+
+    def _along_axis(self, kind: str, x: Shards, axis: int, dims: list[int]) -> Shards:
+        """A step of a redistribution among the workers that differ along one mesh axis."""
+        out: Shards = []
+        for worker in range(self.count):
+            at = list(np.unravel_index(worker, self.mesh))
+            position, group = int(at[axis]), []
+            for at[axis] in range(self.mesh[axis]):
+                group.append(x[int(np.ravel_multi_index(at, self.mesh))])
+            if kind == "local_slice":
+                out.append(np.split(x[worker], len(group), dims[0])[position])
+            elif kind == "all_gather":
+                out.append(np.concatenate(group, dims[0]))
+            elif kind == "all_to_all":
+                parts = [np.split(shard, len(group), dims[1])[position] for shard in group]
+                out.append(np.concatenate(parts, dims[0]))
+            else:
+                raise NotImplementedError(kind)
+        return out
 
     def _scatter(self, x: Shards, attrs: Any) -> Shards:
         return np.split(x[0], int(attrs.num_workers), int(attrs.axis))
