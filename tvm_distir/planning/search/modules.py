@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core import Schedule, System, data_positions
+from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError
 from tvm_distir.transforms import train_step
 
@@ -43,7 +44,7 @@ class Source:
         self._known: dict[Any, ir.IRModule] = {}
         self.batch: int | None = None
         if isinstance(model, ir.IRModule):
-            self._known[None] = model
+            self._known[None] = self._studied(model)
             if batch is not None:
                 raise UsageError(
                     "DIST0151",
@@ -71,8 +72,12 @@ class Source:
         key = None if self.batch is None else self.batch // micro_batches
         if key not in self._known:
             assert self._make is not None and key is not None
-            self._known[key] = self._make(key)
+            self._known[key] = self._studied(self._make(key))
         return self._known[key]
+
+    def _studied(self, model: ir.IRModule) -> ir.IRModule:
+        """Return a model with its attention as the kernels of the system want it."""
+        return Study(model, system=self.system).forward
 
     def module(self, schedule: Schedule | None, recompute: str | Mapping[str, str]) -> ir.IRModule:
         """Return the module to distribute; ``recompute`` as for ``td.train_step``."""

@@ -192,11 +192,15 @@ class Trials:
             return Plan(candidate.meshes)
         return kept_rules(self.constraints.keep, candidate.mesh)
 
-    def _study(self, module: ir.IRModule, plan: Plan) -> Study:
-        """Return the study of a module as the command line makes it of a plan that it is given."""
-        if self.source.train is not None:
+    def _study(self, module: ir.IRModule, plan: Plan, updates: bool = True) -> Study:
+        """Return the study of a module as the command line makes it of a plan that it is given.
+
+        The source has fused the attention of the module already. ``updates`` is whether the plan
+        lacks the rules of weight updates.
+        """
+        if updates and self.source.train is not None:
             plan = with_updates(module, plan)
-        return Study(module, plan, system=self.system)
+        return Study(module, plan, system=self.system, attention="written")
 
     def why(self, candidate: Candidate) -> tuple[MinMarginal, ...]:
         """Return the cost of other placements of its weights."""
@@ -274,7 +278,7 @@ class Trials:
                 schedule = make.schedule(mesh) if isinstance(make, StrategyMaker) else None
                 module = self.source.module(schedule, policy)
                 plan = make(module, mesh, self.system)
-                result = Study(module, plan, system=self.system).result
+                result = self._study(module, plan, updates=False).result
             except InternalError:
                 raise
             except DistIRError as error:

@@ -571,3 +571,18 @@ class TestStageDevices:
         keep = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 4}, "rules": []})
         with pytest.raises(UsageError, match="DIST0151 stage_devices"):
             Constraints(keep=keep, stage_devices="any")
+
+
+@pytest.mark.parametrize("train", [None, {"optimizer": "adam"}])
+def test_a_system_that_fuses_attention_searches_the_module_that_is_simulated(train):
+    """The plan's labels fit the module that ``td.analyze`` makes for this system."""
+    result = search(
+        lambda batch: td.zoo.build("llama3", {"size": "tiny", "batch": str(batch)}),
+        4, "h100", batch=8, train=train, constraints=Constraints(recompute=("none",)),
+    )  # fmt: skip
+    best = result.plans[0]
+    analysis = td.analyze(
+        "zoo:llama3?size=tiny,batch=8", plan=best.plan, system="h100", train=train or False
+    )
+    assert analysis.simulation.time_s == best.simulated.time_s
+    assert "dist.attention(" in analysis.module.script()
