@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from tvm_distir.transforms.training.autodiff.rules import unmoved
 from tvm_distir.transforms.training.autodiff.rules.registry import GRADIENTS
 
 ROOT = Path(__file__).resolve().parents[2]
+COLUMNS = 110
 FILES = ("docs/passes.md", "docs/strategies.md", "docs/training.md")
 
 _SLOT = re.compile(r"(?<=<!-- table:)(\w+)(:start -->\n)(.*?)(?=<!-- table:\1:end -->)", re.DOTALL)
@@ -107,9 +109,21 @@ def _section(name: str, where: str, summary: str, options: Mapping[str, Option])
     for option in options.values():
         default = option.default_text
         text = f"`{option.name}={default}`" if default else f"`{option.name}`, {option.kind.word}"
-        items.append(f"- {text}: {option.help}" if option.help else f"- {text}")
-    parts = [f"### `{name}`", where and f"{where}.", f"{summary}.", "\n".join(items)]
+        items.append(_wrap(f"- {text}: {option.help}" if option.help else f"- {text}", "  "))
+    parts = [
+        f"### `{name}`",
+        where and _wrap(f"{where}."),
+        _wrap(f"{summary}."),
+        "\n".join(items),
+    ]
     return "\n\n".join(filter(None, parts)) + "\n\n"
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    """Return a paragraph in lines of at most `COLUMNS` characters."""
+    return textwrap.fill(
+        text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from conftest import Module
 
 MOST_LINES = 600
+MOST_COLUMNS_OF_PROSE = 110
 SOURCES = {
     ".c", ".cc", ".cmake", ".cpp", ".css", ".h", ".hpp", ".js", ".py", ".pyi", ".sh", ".toml",
     ".yaml", ".yml",
@@ -62,6 +63,36 @@ def test_sources_name_their_licence(root: Path, sources: list[Path]) -> None:
 def test_sources_are_short(root: Path, sources: list[Path]) -> None:
     lines = {str(path): (root / path).read_text(encoding="utf-8").count("\n") for path in sources}
     assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+def _long_prose(text: str) -> list[int]:
+    """Return the numbers of the lines of prose that are too long; code and tables are excepted."""
+    fence = None
+    numbers = []
+    for number, line in enumerate(text.splitlines(), 1):
+        mark = re.match(r" *(`{3,}|~{3,})", line)
+        if mark is not None and fence is None:
+            fence = mark[1]
+        elif fence is not None:
+            fence = None if line.strip() == fence else fence
+        elif len(line) > MOST_COLUMNS_OF_PROSE and not line.lstrip().startswith("|"):
+            numbers.append(number)
+    return numbers
+
+
+def test_prose_of_pages_is_wrapped(root: Path, files: list[Path]) -> None:
+    """Texts for forums are excepted: those sites show each line break."""
+    pages = [p for p in files if p.suffix == ".md" and p.parts[:2] != ("scripts", "upstream")]
+    assert len(pages) > 40
+    lines = {str(page): _long_prose((root / page).read_text(encoding="utf-8")) for page in pages}
+    assert {page: numbers for page, numbers in lines.items() if numbers} == {}
+
+
+def test_only_long_prose_is_refused() -> None:
+    long = "word " * 30
+    assert _long_prose(f"short\n{long}\n- {long}\n") == [2, 3]
+    assert _long_prose(f"| {long} |\n  | {long} |\n```console\n{long}\n```\n") == []
+    assert _long_prose(f"````md\n```\n{long}\n```\n{long}\n````\n{long}\n") == [7]
 
 
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, HOME_PATH], ids=["machine", "home"])
