@@ -3,6 +3,7 @@
 
 from .core.cost_model.system import System as System
 from .core.ir.mesh import device_mesh as device_mesh
+from .core.plan.partition_spec import P as P
 from .core.plan.plan import Plan as Plan
 from .core.rewriting.dims import bind_dims as bind_dims
 from .execution.deployment.checkpoint import open_weights as open_weights

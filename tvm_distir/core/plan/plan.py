@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,24 @@ from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.support import Faults, MeshError, PlanError, nearest
 
+from .partition_spec import PartitionSpec, read_placement
 from .plan_writer import plan_dict, save_plan
 from .reading import load_plan, read_own_rules, read_plan
 from .recomputation import read_plan_policies
-from .schema import MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
+from .schema import DEFAULT_MESH, MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Plan:
     """Meshes, and rules that place tensors on them; a name takes precedence over a pattern.
 
     Parameters
     ----------
-    meshes : tuple of MeshSpec
-    rules : tuple of PlanRule
+    meshes : sequence of MeshSpec
+        Left out where ``mesh`` is given.
+    rules : sequence of PlanRule, or mapping
+        A mapping has placements of parameters by name or pattern: a :class:`.PartitionSpec`
+        (``td.P``), or a text with a label per mesh axis, as ``"S[0], ?"``.
     recompute : mapping of str to str
         The recomputation policy of a training step, by functions (:mod:`.recomputation`).
     ring : tuple of str
@@ -44,32 +48,64 @@ class Plan:
     complete : bool
         Whether what the rules leave open may be sharded on any dim along any axis, not only on
         dims that follow from theirs: the cheapest completion of the rules.
+    mesh : mapping of str to int, optional
+        The axes of the only mesh, major first, in place of ``meshes``.
 
     Raises
     ------
     PlanError, MeshError
         All faults at once (``error.violations``; DIST0228 where they differ): DIST0202 two equal
-        meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown mesh, or an axis of
-        ``ring`` or ``regather`` that no mesh has; DIST0221 no mesh, or two of the same name, or a
-        policy that is none.
+        meshes; DIST0203 a placement that cannot be read; DIST0204 one of the wrong length; DIST0206
+        an unknown mesh, or an axis of ``ring`` or ``regather`` that no mesh has; DIST0221 no mesh,
+        or two of the same name, or a policy that is none.
+
+    Examples
+    --------
+    >>> plan = Plan(mesh={"dp": 2, "tp": 4}, rules={"x": P("dp"), "*.q_proj.weight": P("tp", None)})
+    >>> plan.rules[1].placement
+    (-1, 0)
     """
 
     meshes: tuple[MeshSpec, ...]
-    rules: tuple[PlanRule, ...] = field(default=())
-    recompute: Mapping[str, str] = field(default_factory=dict)
-    ring: tuple[str, ...] = ()
-    regather: tuple[str, ...] = ()
-    schedule: Schedule | None = None
-    labels: Mapping[str, Any] | None = None
-    complete: bool = False
+    rules: tuple[PlanRule, ...]
+    recompute: Mapping[str, str]
+    ring: tuple[str, ...]
+    regather: tuple[str, ...]
+    schedule: Schedule | None
+    labels: Mapping[str, Any] | None
+    complete: bool
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "meshes", tuple(self.meshes))
-        object.__setattr__(self, "rules", tuple(self.rules))
-        object.__setattr__(self, "recompute", dict(self.recompute))
-        object.__setattr__(self, "ring", tuple(sorted(set(self.ring))))
-        object.__setattr__(self, "regather", tuple(sorted(set(self.regather))))
+    def __init__(
+        self,
+        meshes: Iterable[MeshSpec] = (),
+        rules: Iterable[PlanRule] | Mapping[str, PartitionSpec | str] = (),
+        recompute: Mapping[str, str] | None = None,
+        ring: Iterable[str] = (),
+        regather: Iterable[str] = (),
+        schedule: Schedule | None = None,
+        labels: Mapping[str, Any] | None = None,
+        complete: bool = False,
+        *,
+        mesh: Mapping[str, int] | None = None,
+    ) -> None:
         faults = faults_of_plan()
+        meshes = tuple(meshes)
+        if mesh is not None:
+            with faults.gathered():
+                meshes = (*meshes, MeshSpec(DEFAULT_MESH, mesh))
+        if isinstance(rules, Mapping):
+            rules = _read_mapping(rules, meshes, faults)
+        values = {
+            "meshes": meshes, "rules": tuple(rules), "recompute": dict(recompute or {}),
+            "ring": tuple(sorted(set(ring))), "regather": tuple(sorted(set(regather))),
+            "schedule": schedule, "labels": labels, "complete": complete,
+        }  # fmt: skip
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check(faults)
+
+    def _check(self, faults: Faults) -> None:
+        """Raise all faults, with those that are known already."""
         with faults.gathered():
             read_plan_policies(self.recompute)
         if self.labels is not None:
@@ -162,8 +198,33 @@ class Plan:
         save_plan(self.to_dict(), path)
 
 
+def _read_mapping(
+    placements: Mapping[str, PartitionSpec | str], meshes: Sequence[MeshSpec], faults: Faults
+) -> list[PlanRule]:
+    """Return the rules of parameters by name or pattern, on the only mesh."""
+    if len(meshes) != 1:
+        if meshes:
+            what = "the rules of a mapping do not name a mesh, and there are several"
+            remedy = "Pass a list of PlanRule, which name their mesh."
+            faults.add(PlanError("DIST0221", what, place="rules", remedy=remedy))
+        return []
+    rules = []
+    for name, placement in placements.items():
+        place = f'rules (param "{name}")'
+        with faults.gathered():
+            try:
+                labels = read_placement(placement)
+            except MeshError as error:
+                raise error.placed(lambda _: place) from None
+            if isinstance(labels, PartitionSpec):
+                labels = labels.labels(meshes[0], place)
+            rules.append(PlanRule("param", name, labels, meshes[0].name))
+    return rules
+
+
 def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:
     if not meshes:
+        faults.raise_all()  # a mesh with a fault is not missing
         raise PlanError(
             "DIST0221", "the plan has no mesh", place="plan", remedy='Add "mesh": {"dp": 2}.'
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.support import (
@@ -24,16 +24,16 @@ from tvm_distir.support import (
     shortened,
 )
 
+from .partition_spec import PartitionSpec, read_placement
 from .schema import (
     DEFAULT_MESH,
     KINDS,
     SCHEMA_VERSION,
     MeshSpec,
-    OpenLabels,
     PlanRule,
     check_rule,
     faults_of_plan,
-    parse_open_placement,
+    find_mesh,
 )
 
 
@@ -43,7 +43,7 @@ class _PlanFile:
 
     mesh: Any = None
     meshes: dict[str, Any] = field(default_factory=dict)
-    rules: tuple[Any, ...] = ()
+    rules: tuple[Any, ...] | dict[str, Any] = ()
     recompute: dict[str, Text] = field(default_factory=dict)
     ring: tuple[Text, ...] = ()
     regather: tuple[Text, ...] = ()
@@ -68,7 +68,7 @@ class _RuleFile:
     param: str | None = None
     value: str | None = None
     call: str | None = None
-    placement: Annotated[str, Check(parse_open_placement)]
+    placement: Annotated[Any, Check(read_placement)]
     mesh: str | None = None
     stationary: bool = False
     function: str | None = None
@@ -100,10 +100,11 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     data : mapping
         The object, with ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``,
         ``start``, ``device_ids``), ``rules`` (see :class:`PlanRule`; either ``param``, ``value`` or
-        ``call``), ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` and
-        ``regather`` (names of axes), ``schedule`` (see :class:`~.schedule.Schedule`), ``labels``
-        (the decided placements of all values: ``rules`` has how many of the rules they were decided
-        under), ``complete`` (whether any axis may shard what the rules leave open).
+        ``call``; or an object from names of parameters to placements), ``recompute`` (policies by
+        functions, see :mod:`.recomputation`), ``ring`` and ``regather`` (names of axes),
+        ``schedule`` (see :class:`~.schedule.Schedule`), ``labels`` (the decided placements of all
+        values: ``rules`` has how many of the rules they were decided under), ``complete`` (whether
+        any axis may shard what the rules leave open).
     place : str
         The name of the plan in messages.
     make : callable
@@ -123,10 +124,12 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     names, specs = _read_meshes(top, place, faults)
     rules: list[PlanRule] = []
     known = len(specs) == len(names) > 0  # rules are not compared with meshes that are wrong
-    for number, line in enumerate(_of_type(list, top.get("rules"))):
+    for number, line in enumerate(_rule_lines(top.get("rules"))):
         at = f"{place}/rules/{number}"
         with faults.gathered():
-            rule = _read_rule(line, names, at)
+            rule = _read_rule(line, names, specs if known else (), at)
+            if rule is None:
+                continue
             if known:
                 check_rule(rule, specs, f"{at} ({rule.title})")
             rules.append(rule)
@@ -191,7 +194,17 @@ def _read_mesh(name: str, data: Any, place: str) -> MeshSpec:
     return MeshSpec(name, mesh.axes, mesh.start or 0, mesh.device_ids or ())
 
 
-def _read_rule(data: Any, meshes: Sequence[str], place: str) -> PlanRule:
+def _rule_lines(rules: Any) -> list[Any]:
+    """Return the rules of a list, or of an object from names of parameters to placements."""
+    if isinstance(rules, dict):
+        return [{"param": name, "placement": placement} for name, placement in rules.items()]
+    return _of_type(list, rules)
+
+
+def _read_rule(
+    data: Any, meshes: Sequence[str], specs: Sequence[MeshSpec], place: str
+) -> PlanRule | None:
+    """Return a rule; None for a placement by mesh axes where the meshes have faults."""
     rule = read_model(_RuleFile, data, place, _wrong, faults_of_plan(place))
     kinds = [kind for kind in KINDS if getattr(rule, kind) is not None]
     if len(kinds) != 1:
@@ -202,10 +215,16 @@ def _read_rule(data: Any, meshes: Sequence[str], place: str) -> PlanRule:
         what = "the rule does not name a mesh, and there are several"
         raise _wrong(place, what, f'Add "mesh", one of: {", ".join(meshes)}.')
     [kind], [only, *_] = kinds, [*meshes, DEFAULT_MESH]
+    mesh = only if rule.mesh is None else rule.mesh
+    labels = rule.placement
+    if isinstance(labels, PartitionSpec):
+        if not specs:
+            return None
+        spec = find_mesh(specs, mesh, f'{place} ({kind} "{getattr(rule, kind)}")')
+        labels = labels.labels(spec, f"{place}/placement")
     try:
         return PlanRule(
-            kind, getattr(rule, kind), cast("OpenLabels", rule.placement),
-            only if rule.mesh is None else rule.mesh, rule.stationary, rule.function, rule.index,
+            kind, getattr(rule, kind), labels, mesh, rule.stationary, rule.function, rule.index,
             rule.arg, rule.moving,
         )  # fmt: skip
     except PlanError as error:

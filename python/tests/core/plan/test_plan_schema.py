@@ -149,7 +149,7 @@ REFUSED = [
     ("r[1]['arg'] = -1", "DIST0221", PlanError, "counted from 0"),
     ("del r[1]['arg']", "DIST0221", PlanError, "argument"),
     ("r.append(3)", "DIST0221", PlanError, ""),
-    ("d['rules'] = {}", "DIST0221", PlanError, ""),
+    ("d['rules'] = 3", "DIST0221", PlanError, ""),
     ("del d['mesh']", "DIST0221", PlanError, "mesh"),
     ("d['meshes'] = {}", "DIST0221", PlanError, "either|Give"),
     ("d['mesh'] = {}", "DIST0201", MeshError, "at least one"),
