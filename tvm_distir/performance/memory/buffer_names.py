@@ -49,6 +49,7 @@ class BufferNames:
         self.functions, self.staged = program.functions, program.staged
         self._makers: dict[str, dict[int, Op]] = {}
         self._slots: dict[tuple[str, int], tuple[StageKind, int]] = {}
+        self._paths: dict[tuple[str, tuple[int, ...], str], str] = {}
         names = {value.name for fn in program.functions.values() for value in _params(fn)}
         self.dotted = {plain_name(name): name for name in sorted(names) if "." in name}
         for role in program.staged.roles if program.staged is not None else ():
@@ -59,11 +60,18 @@ class BufferNames:
 
     def path(self, function: str, op: Op) -> str:
         """Return the path of the module that a call runs, with a dot behind it, or nothing."""
+        key = function, op.outputs, op.callee
+        if key not in self._paths:
+            self._paths[key] = self._path(function, op)
+        return self._paths[key]
+
+    def _path(self, function: str, op: Op) -> str:
         values, callee = self.functions[function].values, self.functions[op.callee]
         for arg, param in zip(op.inputs, _params(callee), strict=False):
-            whole = self.parameter(values[arg].name)
-            if "." in param.name and whole.endswith(f".{param.name}"):
-                return whole.removesuffix(param.name)
+            if "." in param.name:
+                whole = self.parameter(values[arg].name)
+                if whole.endswith(f".{param.name}"):
+                    return whole.removesuffix(param.name)
         return ""
 
     def parameter(self, name: str) -> str:

@@ -140,6 +140,44 @@ def read_table(path: str | Path, keys: Collection[str], micro_batches: int = 1) 
     return _table(cells, keys, places, micro_batches)
 
 
+def record_table(records: object, keys: Collection[str], micro_batches: int = 1) -> Table:
+    """Return configurations that are mappings of values by column, as rows of a CSV file are.
+
+    Parameters
+    ----------
+    records : sequence of mapping of str to object
+        Values by column, see :func:`read_table`. A column that a configuration lacks, or that is
+        None, is empty there.
+    keys : collection of str
+        Keys of the model.
+    micro_batches : int
+        Micro-batches of a step where no column determines them.
+
+    Raises
+    ------
+    SimulationError
+        DIST0750 where there are no configurations, an element is no mapping, a column occurs
+        under two names, or a value is invalid.
+    """
+    if isinstance(records, str) or not isinstance(records, Sequence) or not records:
+        what = f"no configurations are given, but {shortened(repr(records))}"
+        raise wrong("rows", what, "Give a path, values by column, or a list of mappings.")
+    places = [f"rows[{number}]" for number in range(len(records))]
+    cells: dict[str, list[str]] = {}
+    for number, (place, record) in enumerate(zip(places, records, strict=True)):
+        if not isinstance(record, Mapping):
+            what = f"it is no mapping of values by column, but {shortened(repr(record))}"
+            raise wrong(place, what, 'Give {"tp": 2, "dp": 4, ...}.')
+        names = [ALIASES.get(str(name), str(name)) for name in record]
+        for name, value in zip(names, record.values(), strict=True):
+            if names.count(name) > 1:
+                raise wrong(place, f"the column {name!r} occurs twice", "Give each column once.")
+            column = cells.setdefault(name, [""] * len(records))
+            shown = int(value) if isinstance(value, bool) else value
+            column[number] = "" if value is None else str(shown).strip()
+    return _table(cells, keys, places, micro_batches)
+
+
 def grid_table(
     axes: Mapping[str, Sequence[str]], keys: Collection[str], micro_batches: int = 1
 ) -> Table:

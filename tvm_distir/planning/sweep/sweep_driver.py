@@ -20,14 +20,14 @@ from tvm_distir.planning.workers import Lookahead, Workers
 from tvm_distir.support import UsageError, nearest
 
 from .configuration import Configuration
-from .configuration_table import Table, grid_table, read_table
+from .configuration_table import Table, grid_table, read_table, record_table
 from .csv_output import CsvOutput
 from .outcome import COLUMNS, OK, RowOutcome, through_pipeline
 from .pipeline import CUTS, DECIDE, ProgramPipeline, check_model_given
 from .sweep_result import Progress, SweepResult
 from .templates import Difference, Refusals, StructureSweep
 
-Rows = str | Path | Mapping[str, Sequence[Any]]
+Rows = str | Path | Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
 OnProgress = Callable[[Progress], None]
 Ints = npt.NDArray[np.int64]
@@ -66,12 +66,12 @@ def sweep(
     ----------
     model : str
         MODEL string: a file, or ``zoo:NAME?key=value,...``, whose keys rows may give.
-    rows : path, or mapping of str to sequence
-        A CSV file, a configuration a row; or values by column, of which all combinations are
-        taken. Columns are ``tp``, ``pp``, ``dp``, ``micro_batch``, ``micro_batches`` or
-        ``global_batch``, ``schedule``, ``chunks``, ``recompute``, ``zero``,
-        ``sequence_parallel``, keys of the model, and ``dim:NAME``; what is not given is 1, or
-        none.
+    rows : path, mapping of str to sequence, or sequence of mapping of str to object
+        A CSV file, a configuration a row; values by column, of which all combinations are
+        taken; or a list of configurations, each with its values by column. Columns are ``tp``,
+        ``pp``, ``dp``, ``micro_batch``, ``micro_batches`` or ``global_batch``, ``schedule``,
+        ``chunks``, ``recompute``, ``zero``, ``sequence_parallel``, keys of the model, and
+        ``dim:NAME``; what is not given is 1, or none.
     system : System or str
     train : mapping, optional
         Keywords of ``td.train_step``; None: forward steps.
@@ -128,8 +128,10 @@ def sweep(
         if isinstance(rows, Mapping):
             axes = {name: [str(value) for value in values] for name, values in rows.items()}
             table = grid_table(axes, pipeline.keys, micro_batches)
-        else:
+        elif isinstance(rows, (str, Path)):
             table = read_table(rows, pipeline.keys, micro_batches)
+        else:
+            table = record_table(rows, pipeline.keys, micro_batches)
         table.show(pipeline.usual)
         work = _Sweep(
             pipeline, table, output, resume, settings or {}, structures, on_progress, workers,

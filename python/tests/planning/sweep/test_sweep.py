@@ -104,6 +104,35 @@ def test_forward_steps_and_imported_names(tmp_path: Path) -> None:
     assert "pp=2 requires a training step" in two["status"]
 
 
+def test_lists_of_mappings_are_rows_of_a_file(tmp_path: Path) -> None:
+    """A list of configurations gives what a CSV file with the same rows gives."""
+    path = tmp_path / "rows.csv"
+    path.write_text("tp,data_parallelism,hidden,measured\n2,1,32,1.5\n1,2,64,\n")
+    records = [
+        {"tp": 2, "data_parallelism": 1, "hidden": 32, "measured": 1.5},
+        {"tp": 1, "data_parallelism": 2, "hidden": 64, "measured": None},
+    ]
+    listed = td.sweep(MODEL, records, "dgx-a100").to_dicts()
+    assert [row["status"] for row in listed] == ["ok", "ok"]
+    assert listed == td.sweep(MODEL, path, "dgx-a100").to_dicts()
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "no configurations are given"),
+        (7, "no configurations are given, but 7"),
+        ([{"tp": 1}, 2], r"rows\[1\]: it is no mapping"),
+        ([{"tp": "x"}], r'rows\[0\]: tp is "x"'),
+        ([{"tp": 1, "tensor_parallelism": 1}], "'tp' occurs twice"),
+    ],
+)
+def test_malformed_lists(rows: Any, words: str) -> None:
+    with pytest.raises(SimulationError, match=words) as caught:
+        td.sweep(MODEL, rows, "dgx-a100")
+    assert caught.value.code == "DIST0750"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
