@@ -30,6 +30,11 @@ from .config.record import RECORD as RECORD
 from .config.record import OutputRecord as OutputRecord
 from .config.record import digest_file as digest_file
 from .disco import repair_disco as repair_disco
+from .display.displayed import Displayed as Displayed
+from .display.extras import optional_module as optional_module
+from .display.tables import Column as Column
+from .display.tables import DataTable as DataTable
+from .display.tables import align as align
 from .errors.collector import Faults as Faults
 from .errors.tree import DependencyError as DependencyError
 from .errors.tree import DistIRError as DistIRError

@@ -308,7 +308,7 @@ def _comparison(text: str | None, is_plan: bool, counts: tuple[int, ...]) -> Any
 
 def _progress(space: Any, best: Any) -> None:
     """Report the progress of the search."""
-    from tvm_distir.interface.report import units
+    from tvm_distir.support.display import units
 
     done = ", ".join(f"{count} {state}" for state, count in sorted(space.items()))
     fastest = f"; best {units.duration(best.time_s)} ({best.row.candidate.key})" if best else ""

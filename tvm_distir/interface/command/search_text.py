@@ -9,8 +9,8 @@ from typing import Any
 
 def search_text(result: Any) -> str:
     """Return the tables of plans and placement costs."""
-    from tvm_distir.interface.report import units
     from tvm_distir.interface.report.search_page import seconds
+    from tvm_distir.support.display import units
 
     head = ("#", "plan", "divides", "step", "compute", "comm", "cost", "gap", "peak")
     rows: list[tuple[str, ...]] = [head]

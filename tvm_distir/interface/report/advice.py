@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from . import units
+from tvm_distir.support.display import units
+
 from .model import Analysis, Trial
 
 _LEAST = 0.02

@@ -22,8 +22,8 @@ from tvm_distir.performance import (
     place_number,
     verdict,
 )
+from tvm_distir.support.display import units
 
-from . import units
 from .links import links_of
 from .model import Analysis, Hardware, ReportEvent, ReportLane, ReportMesh, ReportParameter
 from .text_table import ranges

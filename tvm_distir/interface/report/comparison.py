@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tvm_distir.performance import Result
-from tvm_distir.support import UsageError
+from tvm_distir.support import UsageError, align
+from tvm_distir.support.display import units
 
-from . import units
 from .model import spent_of
 from .saved_results import Outcome, read_outcomes
-from .text_table import table
 
 SCHEMA_VERSION = 1
 _FIGURES: Sequence[tuple[str, str, Callable[[float], str]]] = (
@@ -59,7 +58,7 @@ class Comparison:
 
     def to_text(self) -> str:
         """Write the tables, ending with a newline: time, memory, and traffic by collective."""
-        lines = [*self._about(), *table(*self._times()), "", *table(*self._memory())]
+        lines = [*self._about(), *align(*self._times()), "", *align(*self._memory())]
         return "\n".join([*lines, *self._figures(), *self._traffic()]) + "\n"
 
     def __str__(self) -> str:
@@ -127,7 +126,7 @@ class Comparison:
             for outcome in self.outcomes
         ]
         head = ["", *(head for head, _, _ in columns)]
-        return ["", *table(head, rows, "l" + "r" * len(columns))]
+        return ["", *align(head, rows, "l" + "r" * len(columns))]
 
     def _traffic(self) -> list[str]:
         """Return the wire bytes by collective, if there are any."""
@@ -139,7 +138,7 @@ class Comparison:
             for outcome in self.outcomes
         ]
         head = "Wire bytes per device (maximum)"
-        return ["", head, *table(["", *kinds], rows, "l" + "r" * len(kinds))]
+        return ["", head, *align(["", *kinds], rows, "l" + "r" * len(kinds))]
 
 
 def compare(

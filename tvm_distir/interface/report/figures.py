@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tvm_distir.support import printable
+from tvm_distir.support.display import units
 
-from . import units
 from .model import Analysis
 
 _SHOWN = 4

@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from . import units
+from tvm_distir.support.display import units
+
 from .memory import verdict_words
 from .model import Analysis, ReportParameter
 from .verdict import pipeline_words

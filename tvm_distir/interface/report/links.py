@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from tvm_distir.core import FETCH, STORE, GroupTopology, System, pair_up, wire_bytes
 from tvm_distir.performance import CollectiveTotal, Program
+from tvm_distir.support import align
+from tvm_distir.support.display import units
 
-from . import units
 from .model import Analysis, LinkUse
-from .text_table import table
 
 LINK_HEAD = ("link", "collectives", "bytes", "time", "bandwidth", "peak bandwidth")
 
@@ -142,4 +142,4 @@ def link_lines(analysis: Analysis) -> list[str]:
     """Return the lines of the table of links."""
     if not analysis.links:
         return []
-    return ["", *table(LINK_HEAD, [link_cells(link) for link in analysis.links], "llrrrr")]
+    return ["", *align(LINK_HEAD, [link_cells(link) for link in analysis.links], "llrrrr")]

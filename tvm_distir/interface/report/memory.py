@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from tvm_distir.performance import BufferGroup, MemoryAccount
-from tvm_distir.support import printable
+from tvm_distir.support import align, printable
+from tvm_distir.support.display import units
 
-from . import units
 from .model import Analysis, ReportLane
-from .text_table import bar, ranges, table
+from .text_table import bar, ranges
 from .verdict import Painter
 
 _HEAD = ("bytes", "share", "role", "buffer", "function", "phase")
@@ -41,7 +41,7 @@ def memory_lines(analysis: Analysis, paint: Painter) -> list[str]:
     rows = [holder_cells(holder, account) for holder in account.holders]
     lines += ["", paint("bold", f"Peak memory by buffer on devices {ranges(lane.devices)}")]
     lines += [f"  {printable(line)}" for line in account_sentences(account)]
-    lines += table(_HEAD, rows, "rrllll")
+    lines += align(_HEAD, rows, "rrllll")
     return [*lines, *(f"  {line}" for line in verdict_words(analysis))]
 
 

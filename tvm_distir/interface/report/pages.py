@@ -9,7 +9,8 @@ from importlib.resources import files
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from . import units
+from tvm_distir.support.display import units
+
 from .model import Analysis
 from .text_table import ranges, work
 

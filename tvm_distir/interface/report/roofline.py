@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from . import units
+from tvm_distir.support.display import units
+
 from .model import Analysis
 
 _WIDTH, _HEIGHT = 760, 360

@@ -9,8 +9,8 @@ import math
 from typing import NamedTuple
 
 from tvm_distir.planning import CandidateRow, SearchResult
+from tvm_distir.support.display import units
 
-from . import units
 from .pages import render
 
 _WIDTH, _HEIGHT = 720, 380

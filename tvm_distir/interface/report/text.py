@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-from tvm_distir.support import printable
+from tvm_distir.support import align, printable
+from tvm_distir.support.display import units
 
-from . import units
 from .advice import advice_lines
 from .links import link_lines
 from .memory import memory_lines
 from .model import Analysis
-from .text_table import ranges, table, work
+from .text_table import ranges, work
 from .verdict import Painter, verdict_lines
 
 _ROWS = 12
@@ -82,7 +82,7 @@ def _time(analysis: Analysis, paint: Painter) -> list[str]:
             ]
         )
     head = ["devices", "compute", "exposed comm", "idle", "total comm", "FLOPs"]
-    return ["", paint("bold", "Time"), *table(head, rows, "lrrrrr")]
+    return ["", paint("bold", "Time"), *align(head, rows, "lrrrrr")]
 
 
 def _first(analysis: Analysis, paint: Painter) -> list[str]:
@@ -107,7 +107,7 @@ def _collectives(analysis: Analysis, paint: Painter) -> list[str]:
         for collective in analysis.collectives
     ]
     head = ["kind", "axis", "group", "count", "bytes", "wire bytes", "time"]
-    return [*lines, *table(head, rows, "llrrrrr")]
+    return [*lines, *align(head, rows, "llrrrrr")]
 
 
 def _on(analysis: Analysis) -> str:
@@ -144,7 +144,7 @@ def _ops(analysis: Analysis, paint: Painter) -> list[str]:
             ]
         )
     head = ["op", "count", "time", "share", "FLOPs", "bytes moved"]
-    return ["", paint("bold", f"Time by op{_on(analysis)}"), *table(head, rows, "lrrrrr")]
+    return ["", paint("bold", f"Time by op{_on(analysis)}"), *align(head, rows, "lrrrrr")]
 
 
 def _functions(analysis: Analysis, paint: Painter) -> list[str]:
@@ -167,7 +167,7 @@ def _functions(analysis: Analysis, paint: Painter) -> list[str]:
     return [
         "",
         paint("bold", f"Functions{_on(analysis)}, including callees"),
-        *table(head, rows, "lrrrr"),
+        *align(head, rows, "lrrrr"),
     ]
 
 
@@ -177,4 +177,4 @@ def _timings(analysis: Analysis, paint: Painter) -> list[str]:
     rows = [[stage, f"{took:.2f} s"] for stage, took in analysis.timings_s.items()]
     total = sum(analysis.timings_s.values())
     rows.append(["total", f"{total:.2f} s"])
-    return ["", paint("bold", "Time of this analysis"), *table(["stage", "time"], rows, "lr")]
+    return ["", paint("bold", "Time of this analysis"), *align(["stage", "time"], rows, "lr")]

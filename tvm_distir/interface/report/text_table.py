@@ -1,43 +1,14 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Format columns, bars and ranges of devices for a terminal."""
+"""Format work, bars and ranges of devices for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_distir.support import printable
-
-from . import units
+from tvm_distir.support.display import units
 
 _WIDTH = 40
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
-    """Align columns.
-
-    Parameters
-    ----------
-    head : sequence of str
-    rows : sequence of sequences of str, each as long as ``head``
-    right : str
-        One letter per column: ``r`` aligns right, ``l`` left.
-
-    Returns
-    -------
-    lines : list of str
-        The head and one line per row, indented by two.
-    """
-    body = [[printable(cell) for cell in row] for row in (head, *rows)]
-    wide = [max(len(row[i]) for row in body) for i in range(len(head))]
-    lines = []
-    for row in body:
-        cells = [
-            cell.rjust(wide[i]) if right[i] == "r" else cell.ljust(wide[i])
-            for i, cell in enumerate(row)
-        ]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return lines
 
 
 def work(flops: int) -> str:

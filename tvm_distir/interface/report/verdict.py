@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from tvm_distir.support import InfeasibleError, printable
+from tvm_distir.support.display import units
 
-from . import units
 from .figures import basis_words, figure_lines
 from .model import Analysis
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tvm_distir.support import printable
+from tvm_distir.support import align, printable
+from tvm_distir.support.display import units
 
-from . import units
-from .text_table import table
 from .verdict import Painter
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def verdict_text(
         for output in outcome.outputs
     ]
     head = ["output", "shape", "dtype", "verdict", "max difference", "relative"]
-    lines += table(head, rows, "rlllrr")
+    lines += align(head, rows, "rlllrr")
     lines += _notes(outcome, paint)
     if outcome.collectives:
         lines += ["", paint("bold", "Collectives executed per device")]
@@ -80,10 +79,10 @@ def verdict_text(
             ]
             for collective in outcome.collectives
         ]
-        lines += table(["kind", "axis", "group", "count", "bytes", "wire bytes"], rows, "llrrrr")
+        lines += align(["kind", "axis", "group", "count", "bytes", "wire bytes"], rows, "llrrrr")
     lines += ["", paint("bold", "Time of this run")]
     rows = [[stage, f"{took_s:.2f} s"] for stage, took_s in timings_s.items()]
-    lines += table(["stage", "time"], rows, "lr")
+    lines += align(["stage", "time"], rows, "lr")
     return "\n".join(lines) + "\n"
 
 

@@ -12,11 +12,12 @@ from dataclasses import replace
 import pytest
 
 from tests.interface.report.report_samples import GIB, sample
-from tvm_distir.interface.report import units
 from tvm_distir.interface.report.document import to_dict, to_json
 from tvm_distir.interface.report.text import to_text
-from tvm_distir.interface.report.text_table import ranges, table
+from tvm_distir.interface.report.text_table import ranges
 from tvm_distir.performance.simulation.device_results import DeviceResult
+from tvm_distir.support import align
+from tvm_distir.support.display import units
 from tvm_distir.support.errors.tree import InternalError
 
 
@@ -62,7 +63,7 @@ def test_ranges() -> None:
 
 
 def test_columns_line_up_and_control_characters_do_not_reach_the_terminal() -> None:
-    lines = table(["name", "n"], [["a\x1b[31mred", "1"], ["b", "1000"]], "lr")
+    lines = align(["name", "n"], [["a\x1b[31mred", "1"], ["b", "1000"]], "lr")
     assert len({len(line) for line in lines}) == 1
     assert "\x1b" not in "".join(lines)
 

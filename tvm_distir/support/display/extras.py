@@ -1,0 +1,39 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Import packages of extras, and name the extra where a package is missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from tvm_distir.support.errors.tree import DependencyError
+
+
+def optional_module(name: str, place: str, extra: str) -> Any:
+    """Import a module of an optional dependency.
+
+    Parameters
+    ----------
+    name : str
+    place : str
+        What requires it.
+    extra : str
+        The extra of this package that installs it.
+
+    Raises
+    ------
+    DependencyError
+        DIST0111 where it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != name.split(".")[0]:
+            raise
+        raise DependencyError(
+            "DIST0111",
+            f"{name.split('.')[0]} is not installed",
+            place=place,
+            remedy=f'Install the extra: pip install "tvm_distir[{extra}]".',
+        ) from None
