@@ -112,6 +112,14 @@ from .ir.ops import IMPURE as IMPURE
 from .ir.ops import PREFIX as PREFIX
 from .ir.ops import call_axes as call_axes
 from .ir.ops import dist_op_name as dist_op_name
+from .ir.paged_attention_ops import CACHE_OPS as CACHE_OPS
+from .ir.paged_attention_ops import HEADS_DIM as HEADS_DIM
+from .ir.paged_attention_ops import KV_APPEND_OP as KV_APPEND_OP
+from .ir.paged_attention_ops import PAGED_ATTENTION_OP as PAGED_ATTENTION_OP
+from .ir.paged_attention_ops import POOLS_DIM as POOLS_DIM
+from .ir.paged_attention_ops import POSITIONS_DIM as POSITIONS_DIM
+from .ir.paged_attention_ops import kv_append as kv_append
+from .ir.paged_attention_ops import paged_attention as paged_attention
 from .ir.placement import Labels as Labels
 from .ir.placement import P as P
 from .ir.placement import R as R
@@ -164,6 +172,7 @@ from .ops.lowering.legalizing import kernel_passes as kernel_passes
 from .ops.lowering.repair import repair_kernels as repair_kernels
 from .ops.lowering.written_attention import WRITTEN_ATTENTION as WRITTEN_ATTENTION
 from .ops.lowering.written_attention import written_attention as written_attention
+from .ops.lowering.written_paged_attention import WRITTEN_OPS as WRITTEN_OPS
 from .ops.match import describe_factor as describe_factor
 from .ops.packed import is_packed_call as is_packed_call
 from .ops.partial import call_form as call_form

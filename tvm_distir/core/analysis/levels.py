@@ -16,6 +16,7 @@ from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.branches import holds_branch
 from tvm_distir.core.ir.mesh import mesh_index, mesh_shape, meshes
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.core.ir.paged_attention_ops import CACHE_OPS
 from tvm_distir.core.ir.placement import check_placement, labels_of
 from tvm_distir.core.ir.types import flat_types, is_private, relax_functions, tensor_type
 from tvm_distir.core.rewriting.calls import op_name
@@ -180,6 +181,6 @@ class _Checker:
             if (
                 name.startswith("relax.dist.")
                 and short not in ALLOWED[self.level]
-                and name not in ATTENTION_OPS
+                and name not in (*ATTENTION_OPS, *CACHE_OPS)
             ):
                 raise self.error(where, f"R.dist.{short}")

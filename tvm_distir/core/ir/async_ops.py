@@ -22,6 +22,7 @@ from . import ops
 from .attention_ops import register_attention
 from .infer import INFER
 from .names import COLLECTIVES
+from .paged_attention_ops import register_cache_ops
 
 DONE = "collective_done"
 _SUFFIX = "_start"
@@ -85,7 +86,7 @@ def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call
 
 
 def register_ops() -> None:
-    """Add these ops, those of :mod:`.ops` and of attention to the registry and the parser."""
+    """Add these ops, those of :mod:`.ops`, of attention and of caches to TVM and its parser."""
     for kind in COLLECTIVES:
         name = start_name(kind)
         ops.CONSTRUCTORS[name] = _starter(kind)
@@ -94,3 +95,4 @@ def register_ops() -> None:
     INFER[DONE] = _local(DONE, lambda call, _: call.args[0].ty)
     ops.register()
     register_attention()
+    register_cache_ops()

@@ -17,6 +17,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.branches import branch_of
+from tvm_distir.core.ir.paged_attention_ops import CACHE_OPS, KV_APPEND_OP
 from tvm_distir.core.ir.types import flat_types, known_shape, named_leaves, tensor_type
 
 _VIEWS = frozenset(
@@ -105,6 +106,8 @@ def index_range(call: ir.Call, operand: int, leaf: int = 0) -> IndexRange | None
     if operand == 2 and name == "relax.grad.take_backward":
         table, axis = _shape(call.args[1]), call.attrs.axis
         return _along(table, axis, 0)
+    if name in CACHE_OPS:
+        return _paged(call, operand)
     if operand != 1 or not data:
         return None
     if name == "relax.take":
@@ -124,6 +127,19 @@ def index_range(call: ir.Call, operand: int, leaf: int = 0) -> IndexRange | None
         dims = data[first : first + depth]
         return IndexRange(0, min(dims, default=0), strict=len(set(dims)) == 1)
     return None
+
+
+def _paged(call: ir.Call, operand: int) -> IndexRange | None:
+    """Return the range of the pages, or of the lengths, of an op on a paged cache."""
+    appends = str(call.op.name) == KV_APPEND_OP
+    cache, new = _shape(call.args[0 if appends else 1]), _shape(call.args[1 if appends else 0])
+    places = 2 if appends else 3
+    pages = _shape(call.args[places])
+    if operand not in (places, places + 1) or not (cache and new and pages):
+        return None
+    if operand == places:
+        return IndexRange(0, cache[1])
+    return IndexRange(0, pages[1] * int(call.attrs["page_size"]) - new[1] + 1)
 
 
 def _along(data: tuple[int, ...], axis: Any, below: int, strict: bool = True) -> IndexRange | None:

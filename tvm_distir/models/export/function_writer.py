@@ -11,7 +11,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core import (
-    WRITTEN_ATTENTION,
+    WRITTEN_OPS,
     all_bindings,
     flat_types,
     labels_of,
@@ -138,7 +138,7 @@ class FunctionWriter:
     def _call(self, call: ir.Call) -> Any:
         if isinstance(call.op, ir.GlobalVar):
             return self._called(call)
-        if str(getattr(call.op, "name", "")) in WRITTEN_ATTENTION:
+        if str(getattr(call.op, "name", "")) in WRITTEN_OPS:
             return self._written_out(call)
         name = str(getattr(call.op, "name", "")).removeprefix("relax.").removesuffix(_STARTED)
         if name not in self._writers:
@@ -154,7 +154,7 @@ class FunctionWriter:
         builder = relax.BlockBuilder()
         with builder.function("main", operands):
             plain = ir.Call(call.op, operands, call.attrs)
-            result = WRITTEN_ATTENTION[str(call.op.name)](builder, plain)
+            result = WRITTEN_OPS[str(call.op.name)](builder, plain)
             builder.emit_func_output(builder.emit(result))
         body = builder.get()["main"].body
         for binding in all_bindings(body):

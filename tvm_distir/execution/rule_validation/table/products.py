@@ -10,9 +10,15 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_distir.core import attention, attention_backward, attention_bias_gradient
+from tvm_distir.core import (
+    attention,
+    attention_backward,
+    attention_bias_gradient,
+    kv_append,
+    paged_attention,
+)
 from tvm_distir.execution.rule_validation.cases import Case, case, var
-from tvm_distir.execution.rule_validation.draws import Shape, distinct, unit
+from tvm_distir.execution.rule_validation.draws import Shape, distinct, index_below, unit
 
 op = relax.op
 nn = op.nn
@@ -269,6 +275,46 @@ FUSED_ATTENTION = [
     *_fused((2, 4, 6, 2), (2, 4, 3, 2), (2, 1, 4, 4), shift=True, causal=True),
 ]
 
+
+def _paged(
+    batch: int,
+    new: int,
+    cache: Shape,
+    group: int = 1,
+    columns: int = 2,
+    start: bool = False,
+    **more: Any,
+) -> list[Case]:
+    """Return an append to a paged cache, and attention to it."""
+    _, pages, rows, heads, width = cache
+    page_size = rows * (1 + start)
+    tables = [var(batch, columns, dtype="int32"), var(batch, dtype="int32")]
+    extra = [var(dtype="int64")] if start else []
+    draws = [index_below(pages), index_below(columns * page_size - new + 1)]
+    if start:
+        draws.append(lambda rng, shape: np.full(shape, rows))
+    append = kv_append(
+        var(*cache), var(batch, new, heads, width), *tables, *extra, page_size=page_size
+    )
+    query = var(batch, new, heads, group, width)
+    caches = [var(*cache), var(*cache)]
+    attend = paged_attention(
+        query, *caches, *tables, *extra, scale=0.5, page_size=page_size, **more
+    )
+    return [
+        case(append, {2 + i: draw for i, draw in enumerate(draws)}),
+        case(attend, {3 + i: draw for i, draw in enumerate(draws)}, 1e-4),
+    ]
+
+
+PAGED = [
+    *_paged(4, 1, (4, 3, 2, 2, 2), group=2, columns=3),
+    *_paged(4, 3, (2, 4, 4, 4, 2), group=2, window=2),
+    *_paged(2, 2, (1, 5, 2, 2, 3), columns=2, score_cap=3.0),
+    *_paged(2, 1, (2, 2, 4, 1, 4), group=4, value_width=2),
+    *_paged(2, 2, (2, 3, 2, 2, 2), start=True),
+]
+
 PRECISION = [case(op.matmul(var(4, 6, dtype="float16"), var(6, 3, dtype="float16")))]
 
 CASES = [
@@ -280,5 +326,6 @@ CASES = [
     *IMAGES,
     *ATTENTION,
     *FUSED_ATTENTION,
+    *PAGED,
     *PRECISION,
 ]

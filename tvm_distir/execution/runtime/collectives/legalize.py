@@ -15,7 +15,7 @@ from tvm_distir.core import (
     DONE,
     PREFIX,
     REDUCE_OPS,
-    WRITTEN_ATTENTION,
+    WRITTEN_OPS,
     decode_collective,
     decode_transfer,
     start_name,
@@ -80,6 +80,6 @@ def register_legalization() -> None:
     table.update({start_name(name): table[name] for name in COLLECTIVES})
     table[DONE] = lambda _, call: call.args[0]  # the start has done it
     named = {PREFIX + name: function for name, function in table.items()}
-    for name, function in (*named.items(), *WRITTEN_ATTENTION.items()):
+    for name, function in (*named.items(), *WRITTEN_OPS.items()):
         if ir.Op.get(name).get_attr("FLegalize") is None:
             register_legalize(name, function)
