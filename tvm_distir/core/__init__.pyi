@@ -168,6 +168,7 @@ from .ops.local.shard import shard as shard
 from .ops.lookup import rule_of as rule_of
 from .ops.lookup import work_of as work_of
 from .ops.lowering.division import divisor_parameters as divisor_parameters
+from .ops.lowering.gpu_reducers import register_gpu_reducers as register_gpu_reducers
 from .ops.lowering.legalizing import kernel_passes as kernel_passes
 from .ops.lowering.repair import repair_kernels as repair_kernels
 from .ops.lowering.written_attention import WRITTEN_ATTENTION as WRITTEN_ATTENTION

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
+from tvm_distir.execution.runtime.program.cuda_backend import load_cuda_backend
 from tvm_distir.execution.runtime.program.inputs import LocalInputs, bind_some, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port
 from tvm_distir.execution.runtime.program.linking import check_room, need_compiler
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
+from tvm_distir.execution.runtime.program.targets import as_target
 from tvm_distir.support import RECORD, EngineError, OutputRecord, digest_file
 
 from . import safetensors
@@ -36,11 +38,11 @@ def deploy(
     folder: str | os.PathLike[str],
     params: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     *,
+    target: Any = None,
+    dispatch: str | None = None,
     force: bool = False,
 ) -> Deployment:
     """Write a distributed program to a folder that runs without a compiler.
-
-    Its libraries are for the target in scope (``with target:``), or else for this machine's CPU.
 
     Parameters
     ----------
@@ -53,6 +55,12 @@ def deploy(
         Weights that go into the folder, cut into shards: whole arrays, stored ones
         (:func:`open_weights`), or the path of a file of them. The other parameters are the
         inputs of every run. Each distinct shard is written once, and held in memory alone.
+    target : str, mapping or tvm.target.Target, optional
+        The target of the libraries, such as ``"cuda:sm_90"`` (see :func:`.targets.as_target`); by
+        default the target in scope (``with target:``), or else this machine's CPU.
+    dispatch : str, optional
+        ``"torch"``: matrix products, attention and convolutions call the kernels of PyTorch, which
+        must then be installed where the folder runs.
     force : bool
         Whether to write into a folder of other files too, and to replace those whose names the
         deployed files need.
@@ -72,14 +80,17 @@ def deploy(
     EngineError
         DIST0602 for weights that do not fit, DIST0603 not at level 5, DIST0606 when TVM cannot
         compile it, DIST0608 for a kernel without threads on a GPU, DIST0640 when the folder
-        cannot be written, DIST0641 for weights that cannot be read.
+        cannot be written, DIST0641 for weights that cannot be read, DIST0622 for an unknown target,
+        DIST0623 for kernels of an unknown library.
     """
-    program, where = LoweredProgram(dist), Path(os.path.realpath(folder))
+    chosen, where = as_target(target), Path(os.path.realpath(folder))
+    program = LoweredProgram(dist, dispatch)
     old = replaceable(where, force)
     need_compiler()
+    load_cuda_backend(chosen)
     stored = open_weights(params) if isinstance(params, str | os.PathLike) else params or {}
     values = bind_some(program.entries, stored)
-    with _staged(where, old) as stage:
+    with chosen, _staged(where, old) as stage:
         libraries = {e.function: _library(program, e, stage) for e in program.entries}
         weights = _write_weights(program.entries, values, stage)
         names = sorted({*libraries.values(), *(f for p in weights.values() for f, _ in p.values())})
@@ -91,7 +102,7 @@ def deploy(
             weights,
             files,
             built_with(),
-            json.loads(program.target),
+            json.loads(str(chosen)),
         )
         manifest.write(stage)
         digests = {name: digest for name, (_, digest) in files.items()}

@@ -198,6 +198,7 @@ def verify(
     dist: ir.IRModule | None = None,
     locate: bool = True,
     entry: str | None = None,
+    dispatch: str | None = None,
 ) -> VerifyReport:
     """Distribute a module by a plan, run it, and compare with the original on a single device.
 
@@ -228,6 +229,8 @@ def verify(
     entry : str, optional
         The function that is distributed and run, of a module with several entry points, such as
         ``decode``; the others are left out. Without it ``main``, or the only public function.
+    dispatch : str, optional
+        ``"torch"``: the distributed program calls kernels of PyTorch, see :func:`tvm_distir.run`.
 
     Returns
     -------
@@ -242,7 +245,7 @@ def verify(
     ModelError
         DIST0341 where there is no such entry, or several of which none is ``main``.
     """
-    chosen = make_engine(engine)
+    chosen = make_engine(engine, dispatch)
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
     plain = RunInTurn()(strip_annotations(mod))
     draws = RandomInputs(plain, exact)

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .options import add_model_options, check_model_options, model_inputs
+from .options import add_dispatch, add_model_options, asked_by, check_model_options, model_inputs
 from .outputs import Outputs, add_force
 from .stages import study_of
 from .terminal import put
@@ -35,6 +35,13 @@ def add_parser(commands: Any) -> None:
         "(default: the weights of the model).",
     )
     parser.add_argument(
+        "--target",
+        metavar="KIND:ARCH",
+        help="Compile for a target, such as cuda:sm_90 or llvm:x86-64-v3, or a tag of TVM, such as "
+        "nvidia/nvidia-h100 (default: this machine's CPU).",
+    )
+    add_dispatch(parser)
+    parser.add_argument(
         "-o",
         dest="folder",
         required=True,
@@ -51,18 +58,35 @@ def run(arguments: argparse.Namespace) -> int:
     axes = check_model_options(arguments)
     outputs = Outputs({**model_inputs(arguments), "--weights": arguments.weights})
     outputs.protect_folder(arguments.folder, "-o")
-    from tvm_distir.execution import deploy, replaceable
+    from tvm_distir.execution import as_target, check_dispatch, deploy, replaceable
 
+    with asked_by("--target", "DIST0622"):
+        target = as_target(arguments.target)
+    with asked_by("--dispatch", "DIST0623"):
+        check_dispatch(arguments.dispatch)
     replaceable(Path(os.path.realpath(arguments.folder)), arguments.force)
     study = study_of(arguments, axes)
     local = study.local
     with study.watch.stage("deploy"):
         weights = arguments.weights or study.source.read_weights()
-        made = deploy(local, arguments.folder, weights, force=arguments.force)
+        made = deploy(
+            local,
+            arguments.folder,
+            weights,
+            target=target,
+            dispatch=arguments.dispatch,
+            force=arguments.force,
+        )
     inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in made.inputs]
     files = {name: size for name, (size, _) in made.manifest.files.items()}
     if arguments.json:
-        data = {"schema_version": 1, "folder": str(made.folder), "inputs": inputs, "files": files}
+        data = {
+            "schema_version": 1,
+            "folder": str(made.folder),
+            "target": made.manifest.target,
+            "inputs": inputs,
+            "files": files,
+        }
         put(json.dumps({**data, "timings_s": study.watch.timings_s}, indent=1) + "\n")
         return 0
     ranks = sum(len(e.ranks) for e in made.entries)

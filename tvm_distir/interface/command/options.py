@@ -91,6 +91,16 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
     add_overlap(parser)
 
 
+def add_dispatch(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dispatch``."""
+    parser.add_argument(
+        "--dispatch",
+        metavar="LIBRARY",
+        help="Call the kernels of a library for matrix products, attention and convolutions: torch "
+        "(default: the kernels of TVM).",
+    )
+
+
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add MODEL, ``--batch`` and ``--dim``."""
     parser.set_defaults(registers=True)

@@ -8,7 +8,7 @@ import argparse
 from typing import Any
 
 from .option_values import parse_seed
-from .options import add_model_options, asked_by, check_model_options
+from .options import add_dispatch, add_model_options, asked_by, check_model_options
 from .stages import stopwatch, study_of
 from .terminal import put, wants_colour
 
@@ -27,6 +27,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--engine", required=True, metavar="E", help=f"Set the engine: {', '.join(ENGINES)}."
     )
+    add_dispatch(parser)
     parser.add_argument(
         "--seed", default="0", metavar="N", help="Set the seed of the random inputs (default: 0)."
     )
@@ -49,8 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         from tvm_distir.interface.report.document import to_json
         from tvm_distir.interface.report.verification import verdict_dict, verdict_text
 
-        with asked_by("--engine", "DIST0601"):
-            chosen = engine(arguments.engine)
+        with asked_by("--engine", "DIST0601"), asked_by("--dispatch", "DIST0623"):
+            chosen = engine(arguments.engine, arguments.dispatch)
         chosen.check_available()
     study = study_of(arguments, axes, watch=watch)
     with watch.stage("draw"):

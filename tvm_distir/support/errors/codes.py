@@ -144,6 +144,8 @@ CODES: dict[str, str] = {
     "DIST0619": "an input contains an index that is out of range for the dim that it indexes",
     "DIST0620": "verify: the reference contains NaN or Inf, so a comparison shows nothing",
     "DIST0621": "verify: an output does not depend on the inputs, so a comparison shows nothing",
+    "DIST0622": "TVM does not know a target",
+    "DIST0623": "kernels cannot be dispatched to the given library",
     "DIST0631": "the processes of an MPI job run different programs",
     "DIST0632": "an MPI job has fewer processes than the program requires",
     "DIST0640": "a deployed folder is missing or invalid, or cannot be written",

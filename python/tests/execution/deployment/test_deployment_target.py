@@ -57,13 +57,14 @@ def product() -> Any:
     return builder.get()
 
 
+CUDA = {"kind": "cuda", "arch": "sm_90"}
 PLAN = {"schema_version": 1, "mesh": {"tp": 2}, "rules": [{"param": "x", "placement": "S[0]"}]}
 INPUTS = [np.ones((64, 64), "float32")] * 2
 
 
 @pytest.fixture
 def cuda_folder(tmp_path: Path) -> Path:
-    with tvm.target.Target("cuda"):
+    with tvm.target.Target(CUDA):
         td.deploy(td.distribute(product(), PLAN), tmp_path)
     return tmp_path
 
@@ -76,7 +77,7 @@ def change(folder: Path, **values: Any) -> None:
 
 @needs_cuda_codegen
 def test_a_product_becomes_a_kernel_of_the_gpu() -> None:
-    with tvm.target.Target("cuda"):
+    with tvm.target.Target(CUDA):
         built = compile_module(product())
     (host,) = built.mod.imports
     (device,) = host.imports
@@ -87,7 +88,7 @@ def test_a_product_becomes_a_kernel_of_the_gpu() -> None:
 
 @needs_cuda_codegen
 def test_a_kernel_without_threads_is_refused() -> None:
-    with tvm.target.Target("cuda"), pytest.raises(EngineError, match="DIST0608 double: ") as info:
+    with tvm.target.Target(CUDA), pytest.raises(EngineError, match="DIST0608 double: ") as info:
         compile_module(Unthreaded)
     assert "tirx.is_scheduled" in info.value.remedy
     compile_module(Unthreaded)  # a CPU needs none
@@ -103,7 +104,7 @@ def test_sorting_and_scalars_have_threads() -> None:
         y = builder.emit(relax.op.cumsum(builder.emit(relax.op.sort(x, axis=0)), axis=0))
         y = builder.emit(relax.op.multiply(y, builder.emit(relax.op.add(s, s))))
         builder.emit_func_output(builder.emit(relax.op.sum(y)))
-    with tvm.target.Target("cuda"):
+    with tvm.target.Target(CUDA):
         assert compile_module(builder.get()).mod.imports
 
 
@@ -112,7 +113,7 @@ def test_a_folder_says_its_target_and_is_loaded_where_it_can_run(
     cuda_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = json.loads((cuda_folder / "manifest.json").read_text())["target"]
-    assert target == json.loads(str(tvm.target.Target("cuda")))
+    assert target == json.loads(str(tvm.target.Target(CUDA)))
     monkeypatch.setattr(targets, "_has_device", lambda kind: False)
     with pytest.raises(EngineError, match=r"DIST0609 .*compiled for cuda.*no cuda device"):
         td.load(cuda_folder)
@@ -155,7 +156,7 @@ def test_a_folder_of_version_0_1_names_no_target(tmp_path: Path) -> None:
 def test_no_engine_runs_in_the_scope_of_a_gpu(engine: str) -> None:
     dist = td.distribute(product(), PLAN)
     with (
-        tvm.target.Target("cuda"),
+        tvm.target.Target(CUDA),
         pytest.raises(EngineError, match=f"DIST0609 engine {engine}: .*cuda"),
     ):
         td.run(dist, INPUTS, engine=engine)
@@ -163,7 +164,7 @@ def test_no_engine_runs_in_the_scope_of_a_gpu(engine: str) -> None:
 
 def test_neither_verify_nor_measure_run_in_the_scope_of_a_gpu() -> None:
     dist = td.distribute(product(), PLAN)
-    with tvm.target.Target("cuda"):
+    with tvm.target.Target(CUDA):
         with pytest.raises(EngineError, match="DIST0609 reference: "):
             td.verify(product(), PLAN)
         with pytest.raises(EngineError, match="DIST0609 measure: "):

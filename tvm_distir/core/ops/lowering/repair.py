@@ -62,7 +62,8 @@ def is_nan(value: Any) -> Any:
     return tirx.isnan(value if int(value.ty.dtype.bits) > 16 else tirx.Cast("float32", value))
 
 
-def _extreme(node: Any) -> Any:
+def repaired_extreme(node: Any) -> Any:
+    """Return a maximum or minimum that keeps NaN."""
     if "float" not in _kind(node):
         return node
 
@@ -123,7 +124,7 @@ class _Repair:
         self.function = tvm_ffi.structural_map(
             function,
             [
-                ((tirx.Max, tirx.Min), _extreme),
+                ((tirx.Max, tirx.Min), repaired_extreme),
                 (tirx.NE, _not_equal),
                 (DIVISIONS, self._division),
                 (ir.TensorLoad, self._load),

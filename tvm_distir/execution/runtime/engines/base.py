@@ -45,9 +45,12 @@ class Engine(ABC):
     name : str
     collectives : tuple of CollectiveCount
         The collectives that the last run executed, as the first rank of every mesh counted them.
+    dispatch : str or None
+        The library whose kernels modules call, ``"torch"``, or None for TVM's kernels.
     """
 
     name: str
+    dispatch: str | None = None
     collectives: tuple[CollectiveCount, ...] = ()
 
     def check_available(self) -> None:
@@ -63,7 +66,7 @@ class Engine(ABC):
         """Run a level-5 module or a deployed program; see :func:`~.registry.run`."""
         check_outputs(outputs)
         self.collectives = ()
-        program = as_runnable(dist)
+        program = as_runnable(dist, self.dispatch)
         check_engine_runs(program.target, f"engine {self.name}")
         return self.run_program(program, inputs, outputs)
 

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable
 from typing import Any
 
 from tvm.base import _RUNTIME_ONLY
 
+from tvm_distir.execution.runtime.dispatch.packed_names import check_dispatch
 from tvm_distir.execution.runtime.program.inputs import Inputs
 from tvm_distir.support import EngineError, nearest
 
@@ -40,14 +42,25 @@ def register_engine(name: str, factory: Callable[[], Engine]) -> None:
     _REGISTERED[name] = factory
 
 
-def engine(name: str | Engine) -> Engine:
+def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
     """Make the engine of that name; an engine object is returned as it is.
+
+    Parameters
+    ----------
+    name : str or Engine
+    dispatch : str, optional
+        The library whose kernels modules call. An engine object is copied to set it.
 
     Raises
     ------
     EngineError
-        DIST0601 for an unknown name.
+        DIST0601 for an unknown name, DIST0623 for a library whose kernels cannot be called.
     """
+    if dispatch is not None:
+        check_dispatch(dispatch)
+        dispatching = copy.copy(engine(name))
+        dispatching.dispatch = dispatch
+        return dispatching
     if not isinstance(name, str):
         return name
     if name in _REGISTERED:
@@ -71,6 +84,8 @@ def run(
     inputs: Inputs,
     engine: str | Engine = "threads",
     outputs: str = "whole",
+    *,
+    dispatch: str | None = None,
 ) -> list[Any]:
     """Run a distributed module on all its devices.
 
@@ -89,6 +104,10 @@ def run(
         or an engine object with particular options.
     outputs : str
         ``"whole"``, or ``"sharded"`` to leave them on their ranks.
+    dispatch : str, optional
+        ``"torch"``: matrix products, attention and convolutions of a module call the kernels of
+        PyTorch (extra ``torch``) on the same memory; results then differ from those of TVM's
+        kernels by rounding.
 
     Returns
     -------
@@ -101,9 +120,11 @@ def run(
         DIST0601 unknown engine, DIST0602 inputs that do not fit, DIST0603 not at level 5,
         DIST0604 replicas that differ, DIST0605 a construct the engine cannot run, DIST0607
         unknown form of outputs, DIST0609 a target that is no CPU, DIST0610 to DIST0613 failures
-        of ranks.
+        of ranks, DIST0623 for kernels that cannot be called.
+    DependencyError
+        DIST0111 for ``dispatch="torch"`` without PyTorch.
     """
-    return _engine(engine).run(dist, inputs, outputs)
+    return _engine(engine, dispatch).run(dist, inputs, outputs)
 
 
 _engine = engine

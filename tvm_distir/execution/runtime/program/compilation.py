@@ -18,7 +18,7 @@ import tvm
 from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir.schedule.schedule import ScheduleError
 
-from tvm_distir.core import kernel_passes, outline_branches, repair_kernels
+from tvm_distir.core import kernel_passes, outline_branches, register_gpu_reducers, repair_kernels
 from tvm_distir.support import DistIRError, EngineError
 
 from .locks import compile_turn
@@ -167,6 +167,7 @@ def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
     if "gpu" not in target.keys:
         mod = order_loops(mod) if target.kind.name == "llvm" else mod
         return tvm.compile(repair_kernels(mod), target)
+    register_gpu_reducers()
     with target:
         mod = repair_kernels(relax.get_default_pipeline(target)(mod))
     _check_threads(mod, target)

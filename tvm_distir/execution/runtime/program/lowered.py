@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm import ir
 
 from tvm_distir.core import reached_from
+from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
 from tvm_distir.transforms import ExpandSchedule
 
 from .axis_table import AxisTable
@@ -52,18 +53,20 @@ class LoweredProgram:
     Parameters
     ----------
     mod : IRModule
+    dispatch : str, optional
+        The library whose kernels its ops call, see :func:`.kernel_dispatch.dispatch_kernels`.
 
     Raises
     ------
     EngineError
-        DIST0603 when it is not at level 5.
+        DIST0603 when it is not at level 5, DIST0623 for an unknown library.
     """
 
     stored: Mapping[int, Any] = {}
 
-    def __init__(self, mod: ir.IRModule) -> None:
+    def __init__(self, mod: ir.IRModule, dispatch: str | None = None) -> None:
         with compile_turn():  # a pipelined step is expanded
-            self.mod = ExpandSchedule()(mod)
+            self.mod = dispatch_kernels(ExpandSchedule()(mod), dispatch)
         self.entries = entries(self.mod)
 
     @functools.cached_property

@@ -8,28 +8,42 @@ import re
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
+from tvm_distir.execution.runtime.dispatch.packed_names import TORCH_PREFIX
+from tvm_distir.execution.runtime.dispatch.torch_kernels import register_torch_kernels
 from tvm_distir.support import EngineError
 
 _UNKNOWN = re.compile(r"Cannot find ffi::Function (\S+) in ")
 """TVM's words for a packed function that a library calls and nobody registered."""
 
 
-def make_machine(library: Any) -> VirtualMachine:
+def make_machine(library: Any, device: Any = None) -> VirtualMachine:
     """Make a virtual machine of a library; it looks up the functions that the library calls.
+
+    Parameters
+    ----------
+    library : runtime Module
+    device : tvm.runtime.Device, optional
+        The device of the kernels (default: the CPU).
 
     Raises
     ------
     EngineError
         DIST0618 for a packed function that is not registered.
+    DependencyError
+        DIST0111 where the program calls kernels of PyTorch, which is not installed.
     """
     try:
-        return VirtualMachine(library, tvm.cpu())
+        return VirtualMachine(library, device or tvm.cpu())
     except RuntimeError as err:
         unknown = _UNKNOWN.search(str(err))
         if unknown is None:
             raise
+        if unknown[1].startswith(TORCH_PREFIX) and not tvm_ffi.get_global_func(unknown[1], True):
+            register_torch_kernels()
+            return make_machine(library, device)
         raise EngineError(
             "DIST0618",
             "the program calls a packed function of this name, which is not registered",

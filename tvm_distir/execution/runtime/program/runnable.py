@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from tvm_distir.support import EngineError
+
 from .axis_table import AxisTable
 from .io_layout import EntryFunction
 
@@ -52,13 +54,27 @@ class Runnable(Protocol):
         ...
 
 
-def as_runnable(dist: Any) -> Runnable:
-    """Return a program as it is, a level-5 module wrapped."""
+def as_runnable(dist: Any, dispatch: str | None = None) -> Runnable:
+    """Return a program as it is, a level-5 module wrapped.
+
+    Raises
+    ------
+    EngineError
+        DIST0623 for a library whose kernels cannot be called, or for any where the program is
+        compiled already.
+    """
     if isinstance(dist, Runnable):
+        if dispatch is not None:
+            raise EngineError(
+                "DIST0623",
+                "the program is compiled already",
+                place="dispatch",
+                remedy="Give dispatch to td.compile or td.deploy.",
+            )
         return dist
     from .lowered import LoweredProgram
 
-    return LoweredProgram(dist)
+    return LoweredProgram(dist, dispatch)
 
 
 def load_saved(path: Path, function: str) -> Any:

@@ -50,6 +50,52 @@ def host_target() -> Any:
     return tvm.target.Target(base)
 
 
+def as_target(target: Any) -> Any:
+    """Return TVM's target of a description.
+
+    Parameters
+    ----------
+    target : str, mapping, tvm.target.Target or None
+        ``KIND:ARCH``, where the architecture may be left out (``cuda:sm_90``, ``llvm:x86-64-v3``,
+        ``metal``); a tag of TVM (``nvidia/nvidia-h100``); TVM's JSON form, as text or mapping; None
+        for the target in scope.
+
+    Raises
+    ------
+    EngineError
+        DIST0622 for what TVM does not know.
+    """
+    if target is None or isinstance(target, tvm.target.Target):
+        return target or target_in_scope()
+    text = str(target)
+    try:
+        config = target
+        if isinstance(target, str):
+            config = json.loads(text) if text.startswith("{") else _config(text)
+        known = tvm.target.Target(config)
+    except (TypeError, ValueError, RuntimeError) as err:
+        raise EngineError(
+            "DIST0622",
+            f"TVM does not know the target: {str(err).strip().splitlines()[-1][:200]}",
+            place=text,
+            remedy="Give KIND:ARCH, such as cuda:sm_90 or llvm:x86-64-v3, a tag of TVM, such as "
+            "nvidia/nvidia-h100, or TVM's JSON form.",
+        ) from err
+    # The code that launches the kernels of a GPU runs on a CPU like this one.
+    on_host = known.kind.name in _CPU_KINDS or known.host is not None
+    return known if on_host else known.with_host(host_target())
+
+
+def _config(text: str) -> Any:
+    """Return the name of a target, or of ``KIND:ARCH`` TVM's JSON form."""
+    kind, *arch = text.split(":")
+    if not arch:
+        return text
+    if len(arch) > 1 or not all(arch):
+        raise ValueError("it is not KIND:ARCH")
+    return {"kind": kind, "mcpu" if kind in _CPU_KINDS else "arch": arch[0]}
+
+
 def target_in_scope() -> Any:
     """Return the target of the ``with target:`` around the caller, else :func:`host_target`."""
     return tvm.target.Target.current(allow_none=True) or host_target()
@@ -98,15 +144,15 @@ def check_machine_runs(target: Mapping[str, Any], place: str) -> None:
     EngineError
         DIST0609 naming what is missing.
     """
-    kind, processor = str(target["kind"]), str(target.get("mcpu", ""))
+    kind, host = str(target["kind"]), target.get("host", {})
+    processor = str(target.get("mcpu", ""))
+    features = _host_features()
+    absent = _level_features(str((target if kind in _CPU_KINDS else host).get("mcpu", "")))
     reason = ""
-    if kind in _CPU_KINDS:
-        features = _host_features()
-        absent = sorted(_level_features(processor) - features)
-        if features and absent:
-            reason = f"whose CPU lacks {', '.join(absent)}"
-    elif not _has_device(kind):
+    if kind not in _CPU_KINDS and not _has_device(kind):
         reason = f"that has no {kind} device available to TVM"
+    elif features and absent - features:
+        reason = f"whose CPU lacks {', '.join(sorted(absent - features))}"
     if reason:
         text = f"{kind} {processor}".strip()
         raise EngineError(

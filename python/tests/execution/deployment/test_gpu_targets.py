@@ -1,0 +1,129 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs compiled for GPUs by name of their target: kernels, machine code, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+
+import tvm_distir as td
+from tvm_distir.execution.runtime.program.cuda_backend import load_cuda_backend
+from tvm_distir.execution.runtime.program.lowered import LoweredProgram
+from tvm_distir.execution.runtime.program.targets import as_target, host_target
+from tvm_distir.interface.command.app import main
+from tvm_distir.support.errors.tree import EngineError
+
+needs_cuda_codegen = pytest.mark.skipif(
+    tvm_ffi.get_global_func("target.build.cuda", allow_missing=True) is None,
+    reason="this build of apache-tvm generates no code for CUDA",
+)
+FATBIN_MAGIC = bytes.fromhex("50ed55ba")
+
+
+def gpt(tp: int = 2) -> Any:
+    mod = td.zoo.gpt(size="tiny")
+    return td.distribute(mod, td.strategy.make_plan(mod, "megatron", {"tp": tp}))
+
+
+def kernel_names(source: str) -> set[str]:
+    """Return the names of the CUDA functions that a text defines."""
+    return set(re.findall(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(.*\{", source))
+
+
+def called_kernels(program: Any) -> set[str]:
+    """Return the names of the kernels that the bytecode of a program calls."""
+    (executable,) = program.executables.values()
+    text = executable.as_text()
+    called = set(re.findall(r"\bcall +([\w.]+)", text))
+    inner = set(re.findall(r"^@(\w+):", text, re.MULTILINE))
+    return {name for name in called - inner if "." not in name}
+
+
+@needs_cuda_codegen
+@pytest.mark.parametrize("dispatch", [None, "torch"])
+def test_every_kernel_of_gpt_runs_on_the_gpu(dispatch: str | None) -> None:
+    program = td.compile(gpt(), target="cuda:sm_90", dispatch=dispatch)
+    kernels = kernel_names(program.kernel_source(program.entries[0]))
+    called = called_kernels(program)
+    # A function of the host launches the kernels that begin with its name.
+    unlaunched = {n for n in called if not any(k.startswith(f"{n}_kernel") for k in kernels)}
+    assert kernels
+    assert not unlaunched
+    products = {name for name in called if "matmul" in name}
+    assert bool(products) == (dispatch is None)
+
+
+@needs_cuda_codegen
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+def test_a_folder_for_a_gpu_holds_machine_code(tmp_path: Path) -> None:
+    if not load_cuda_backend(as_target("cuda:sm_90")):
+        pytest.skip("the CUDA runtime is not installed")
+    td.deploy(gpt(), tmp_path, target="cuda:sm_90")
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["target"]["arch"] == "sm_90"
+    assert manifest["target"]["host"] == json.loads(str(host_target()))
+    assert FATBIN_MAGIC in (tmp_path / "main.so").read_bytes()
+
+
+def test_names_of_targets() -> None:
+    assert as_target("llvm:x86-64-v3").attrs["mcpu"] == "x86-64-v3"
+    assert as_target('{"kind": "llvm", "opt-level": 1}').attrs["opt-level"] == 1
+    assert as_target({"kind": "c"}).kind.name == "c"
+    tagged = as_target("nvidia/nvidia-h100")
+    assert (str(tagged.attrs["arch"]), tagged.host) == ("sm_90a", host_target())
+    inner = tvm.target.Target("llvm")
+    assert as_target(inner).same_as(inner)
+    with inner:
+        assert as_target(None).same_as(inner)
+
+
+@pytest.mark.parametrize(
+    "text", ["abacus", "cuda:sm_90:x", "abacus:1", '{"kind": ', "", '{"a": 1}']
+)
+def test_unknown_targets_are_refused(text: str) -> None:
+    with pytest.raises(EngineError, match="DIST0622"):
+        as_target(text)
+
+
+def test_a_program_compiled_before_runs_as_its_module() -> None:
+    dist = gpt()
+    mod = td.zoo.gpt(size="tiny")
+    inputs = td.verification.draw_inputs(mod, seed=3)
+    expected = td.run(dist, inputs, engine="virtual")
+    program = td.compile(dist)
+    assert program.kernel_source(program.entries[0]) == ""
+    for engine in ("threads", "processes", "virtual"):
+        (got,) = td.run(program, inputs, engine=engine)
+        assert np.array_equal(got, expected[0])
+    assert program.fingerprint == LoweredProgram(dist).fingerprint
+    with pytest.raises(EngineError, match=r"DIST0623 dispatch: .*compiled already"):
+        td.run(program, inputs, dispatch="torch")
+
+
+@needs_cuda_codegen
+def test_engines_of_the_cpu_refuse_programs_for_gpus() -> None:
+    program = td.compile(gpt(), target="cuda:sm_90")
+    with pytest.raises(EngineError, match=r"DIST0609 engine threads: .*cuda"):
+        td.run(program, [])
+
+
+def test_command_deploys_for_a_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["zoo:mlp?batch=4", "--strategy", "data_parallel", "--mesh", "dp=2"]
+    folder = tmp_path / "folder"
+    arguments = ["deploy", *model, "-o", str(folder), "--target"]
+    assert main([*arguments, "llvm:x86-64-v2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"]["mcpu"] == "x86-64-v2"
+    assert json.loads((folder / "manifest.json").read_text())["target"]["mcpu"] == "x86-64-v2"
+    assert main([*arguments, "abacus"]) == 2
+    assert "DIST0622" in capsys.readouterr().err
+    assert main(["deploy", *model, "-o", str(folder), "--dispatch", "abacus"]) == 2
+    assert "DIST0623" in capsys.readouterr().err

@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of PyTorch in compiled programs: the results of TVM's kernels, on the same memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+
+import tvm_distir as td
+from tvm_distir.execution.runtime.dispatch import torch_kernels
+from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
+from tvm_distir.support.errors.tree import DependencyError, EngineError
+
+PLAN = {"schema_version": 1, "mesh": {"dp": 2}, "rules": []}
+BY_BATCH = {**PLAN, "rules": [{"param": "x0", "placement": "S[0]"}]}
+
+
+def module(build: Any, *operands: tuple[Any, ...], dtype: str = "float32") -> Any:
+    params = [
+        relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(operands)
+    ]
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = builder.emit_output(builder.emit(build(*params)))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def packed_calls(mod: Any) -> list[str]:
+    return re.findall(r'"tvm_distir\.torch\.(\w+)"', mod.script())
+
+
+ATTENTION = (4, 6, 4, 8)
+CASES = {
+    "matrix": (relax.op.matmul, [(8, 6), (6, 10)], "matmul"),
+    "batches": (relax.op.matmul, [(4, 1, 5, 6), (3, 6, 2)], "matmul"),
+    "vector": (relax.op.matmul, [(4, 6), (6,)], "matmul"),
+    "attention": (relax.op.nn.attention, [ATTENTION] * 3, "attention"),
+    "causal": (
+        lambda q, k, v: relax.op.nn.attention(q, k, v, scale=0.3, causal_mask="TopLeft"),
+        [ATTENTION] * 3,
+        "attention",
+    ),
+    "causal to the end": (
+        lambda q, k, v: relax.op.nn.attention(q, k, v, causal_mask="BottomRight"),
+        [ATTENTION, (4, 9, 4, 8), (4, 9, 4, 8)],
+        "attention",
+    ),
+    "bias": (
+        lambda q, k, v, b: relax.op.nn.attention(q, k, v, b, causal_mask="TopLeft"),
+        [*[ATTENTION] * 3, (4, 4, 6, 6)],
+        "attention_bias",
+    ),
+    "convolution": (
+        lambda x, w: relax.op.nn.conv2d(x, w, strides=2, padding=(1, 1, 1, 1), groups=2),
+        [(4, 6, 9, 8), (8, 3, 3, 3)],
+        "conv2d",
+    ),
+    "uneven padding": (
+        lambda x, w: relax.op.nn.conv2d(x, w, padding=(0, 1, 2, 1), dilation=(1, 2)),
+        [(4, 3, 9, 8), (5, 3, 3, 2)],
+        "conv2d",
+    ),
+    "channels last": (
+        lambda x, w: relax.op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO"),
+        [(4, 9, 8, 3), (3, 3, 3, 5)],
+        "conv2d",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CASES)
+def test_ops_have_the_results_of_tvm(name: str, dtype: str) -> None:
+    pytest.importorskip("torch")
+    build, operands, function = CASES[name]
+    mod = module(build, *operands, dtype=dtype)
+    dist = td.distribute(mod, BY_BATCH)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(dtype) for shape in operands]
+    (expected,) = td.run(dist, inputs, engine="virtual")
+    (got,) = td.run(dist, inputs, engine="virtual", dispatch="torch")
+    assert packed_calls(dispatch_kernels(dist, "torch")) == [function]
+    assert np.allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        module(relax.op.matmul, (4, 4), (4, 4), dtype="int32"),
+        module(
+            lambda a, b: relax.op.matmul(a, b, out_dtype="float32"), (4, 4), (4, 4), dtype="float16"
+        ),
+        module(
+            lambda q, k, v: relax.op.nn.attention(
+                q, k, v, causal_mask="BottomRight", window_size=2
+            ),
+            *[ATTENTION] * 3,
+        ),
+        module(lambda x: relax.op.add(x, x), (4, 4)),
+    ],
+    ids=["integers", "wider result", "window", "elementwise"],
+)
+def test_other_ops_keep_the_kernels_of_tvm(mod: Any) -> None:
+    assert dispatch_kernels(mod, "torch") is not mod
+    assert packed_calls(dispatch_kernels(mod, "torch")) == []
+
+
+@pytest.mark.parametrize("engine", ["virtual", "threads", "processes"])
+def test_engines_call_the_kernels(engine: str) -> None:
+    pytest.importorskip("torch")
+    mod = td.zoo.gpt(size="tiny")
+    plan = td.strategy.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
+    report = td.verify(mod, plan, engine=engine, dispatch="torch")
+    report.check()
+    assert report.max_abs_diff > 0  # another order of summation than that of TVM
+
+
+def test_training_steps_call_the_kernels() -> None:
+    """Attention that returns log-sum-exps is written out, for the products in it."""
+    pytest.importorskip("torch")
+    mod = td.train_step(td.zoo.gpt(size="tiny", attention="flash", fused_qkv=1), optimizer="adamw")
+    plan = td.strategy.make_plan(mod, "zero:stage=3", {"dp": 2})
+    td.verify(mod, plan, engine="threads", dispatch="torch").check()
+
+
+def test_a_folder_calls_the_kernels(tmp_path: Any) -> None:
+    pytest.importorskip("torch")
+    mod = module(relax.op.matmul, (8, 6), (6, 10))
+    inputs = td.verification.draw_inputs(mod, seed=0)
+    td.deploy(td.distribute(mod, BY_BATCH), tmp_path, dispatch="torch")
+    (got,) = td.load(tmp_path).run(inputs, engine="processes")
+    assert np.allclose(got, inputs[0] @ inputs[1], atol=1e-5)
+
+
+def test_kernels_of_unknown_libraries_are_refused() -> None:
+    dist = td.distribute(module(relax.op.matmul, (8, 6), (6, 10)), BY_BATCH)
+    with pytest.raises(EngineError, match=r'DIST0623 dispatch: .*"cublas"'):
+        td.run(dist, [], dispatch="cublas")
+    with pytest.raises(EngineError, match=r"DIST0623"):
+        td.compile(dist, dispatch="cublas")
+
+
+def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_kernels.register_torch_kernels.cache_clear()
+    monkeypatch.setattr(torch_kernels.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match=r"DIST0111 .*PyTorch") as info:
+        torch_kernels.register_torch_kernels()
+    assert "tvm_distir[torch]" in info.value.remedy
