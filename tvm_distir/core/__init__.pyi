@@ -351,6 +351,7 @@ from .rewriting.scopes import with_branches as with_branches
 from .rewriting.substitute import VARIABLES as VARIABLES
 from .rewriting.substitute import substitute as substitute
 from .rewriting.substitute import variables as variables
+from .rewriting.tuple_parameters import open_tuples as open_tuples
 from .rewriting.writer import BlockWriter as BlockWriter
 from .rewriting.writer import merged_blocks as merged_blocks
 from .rewriting.writer import with_body as with_body

@@ -39,6 +39,9 @@ DROPOUT_RATE_ATTR = "dist.dropout_rate"
 PARAM_NAMES_ATTR = "dist.param_names"
 """The model's names of the parameters, dots kept."""
 
+FIELDS_ATTR = "dist.fields"
+"""Entry whose tuple parameters were opened: the field that each parameter was, as ``cache.0``."""
+
 NUM_INPUT_ATTR = "num_input"
 """Attribute with the number of leading parameters that are data (TVM's name)."""
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes import FIELDS_ATTR, param_names
 from tvm_distir.core.ir.placement import check_placement
 from tvm_distir.core.ir.types import is_private, static_shape, tensor_type
 from tvm_distir.core.rewriting.scopes import all_bindings
+from tvm_distir.core.rewriting.tuple_parameters import field_path
 from tvm_distir.support import Faults, MeshError, PlanError, nearest
 
 from .conflicts import give
@@ -181,6 +182,7 @@ def _match_params(
     else:
         positions = targets.positions
         named = positions.get(rule.name) or positions.get(plain_name(rule.name)) or []
+    named = named or _fields_named(fn, rule.name)
     tensors = [i for i in named if tensor_type(fn.params[i].ty) is not None]
     if named and not tensors:
         raise _no_tensor(rule, f"{name}/{fn.params[named[0]].name}", fn.params[named[0]].ty)
@@ -188,6 +190,13 @@ def _match_params(
         check(fn.params[i].ty, f"{name}/{fn.params[i].name}")
         give(targets.params, i, rule, f"{name}/{fn.params[i].name}")
     return bool(tensors)
+
+
+def _fields_named(fn: relax.Function, name: str) -> list[int]:
+    """Return the positions of what a name such as ``packed_params[3]`` denotes, or a pattern."""
+    fields = fn.attrs[FIELDS_ATTR][:] if fn.attrs and FIELDS_ATTR in fn.attrs else []
+    path = field_path(name)
+    return [i for i, field in enumerate(fields) if field and match_name(path, str(field))]
 
 
 def _match_values(

@@ -28,7 +28,7 @@ from tvm_distir.support import ModelError
 from .input_uses import InputUse, UseWalker
 
 # Which role wins when the consumers of a parameter disagree, strongest first.
-ROLES = ("weight", "variance", "scale", "mean", "bias", "data")
+ROLES = ("step", "weight", "variance", "scale", "mean", "bias", "data")
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ class InputSpec:
     dtype : str
         Relax dtype.
     role : str
-        ``data`` or, for weights, ``weight``, ``bias``, ``scale``, ``mean`` or ``variance``.
+        ``data`` or, for weights, ``weight``, ``bias``, ``scale``, ``mean``, ``variance``, or
+        ``step``, of quantized numbers.
     low, high : int
         Valid range [low, high) of an integer or bool parameter; 0, 0 for floats.
     fan_in : int
-        Terms that a sum over this weight has; 0 where the role is not ``weight``.
+        Terms that a sum over this weight, or the numbers of this step, has; 0 for other roles.
     gain : float
         Factor beside ``1 / sqrt(fan_in)`` that keeps activations from vanishing.
     """
@@ -127,9 +128,9 @@ def _spec(
     if is_data or (is_data is None and not roles):
         return InputSpec(name, shape, dtype, "data")
     role = min((use.role for use in roles), key=ROLES.index, default="weight")
-    if role != "weight":
+    if role not in ("weight", "step"):
         return InputSpec(name, shape, dtype, role)
-    heavy = [use for use in roles if use.role == "weight"]
+    heavy = [use for use in roles if use.role == role]
     widest = max(
         heavy, key=lambda use: use.fan_in, default=InputUse(fan_in=shape[-1] if shape else 1)
     )

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, relax
+from tvm import DataType, ir, relax
 
 from tvm_distir.core import flat_types, index_range, known_shape
 
 from .divisors import divisor_leaves
+from .packed_numbers import unpacking_of
 
 # Gains beside 1 / sqrt(fan_in): a rectifier halves the variance (He et al. 2015); what is added to
 # a residual stream is kept small, so that depth neither blows values up nor lets them vanish;
@@ -183,13 +184,15 @@ class UseWalker:
                 for root in sources:
                     uses[root].extend(callee_uses)
             return
+        unpacked = _unpacked(call, self.functions)
         for index, arg in enumerate(leaves):
             divisors = divisor_leaves(call, index, self.functions)
             for leaf, numbers in enumerate(arg):
                 uses_of_leaf = _uses_in(call, index, leaf) if numbers else []
                 divides = [InputUse(low=1)] if leaf in divisors else []
+                packed = unpacked.get(leaf, []) if index == 1 else []
                 for root in numbers:
-                    uses[root].extend([*uses_of_leaf, *divides])
+                    uses[root].extend([*uses_of_leaf, *divides, *packed])
 
     def _private(self, name: str) -> list[list[InputUse]] | None:
         """Return the uses of a callee's parameters; None for a kernel or a recursive call."""
@@ -201,6 +204,20 @@ class UseWalker:
             self.done[name] = self.uses_of(fn)
             self.open.pop()
         return self.done[name]
+
+
+def _unpacked(call: Any, functions: Mapping[str, Any]) -> dict[int, list[InputUse]]:
+    """Return the uses of the operands of a kernel that unpacks quantized numbers."""
+    unpacking = unpacking_of(call, functions)
+    if unpacking is None:
+        return {}
+    fields = call.args[1].fields
+    uses = {
+        number: [InputUse(high=1 << int(DataType(str(fields[number].ty.dtype)).bits))]
+        for number in unpacking.words
+    }
+    step = InputUse("step", fan_in=unpacking.terms, gain=unpacking.gain)
+    return {**uses, **{number: [step] for number in unpacking.scales}}
 
 
 def _numbered(ty: Any, numbers: Iterator[int]) -> Any:

@@ -47,7 +47,8 @@ def draw_inputs(
         The arrays in the order of the parameters. Data are standard normal, weights normal with
         deviation ``gain / sqrt(fan_in)`` (He et al. 2015 for convolutions), biases and means small,
         scales near 1, variances uniform in [0.5, 1.5], integers inside the range that their
-        consumers allow.
+        consumers allow. Words of quantized numbers have all bits, and their steps are such that the
+        numbers they mean have the deviation of weights.
 
     Raises
     ------
@@ -95,6 +96,9 @@ def _draw(spec: InputSpec, rng: np.random.Generator, exact: bool) -> Array:
         return rng.integers(low, 3, spec.shape).astype(dtype)
     if spec.role == "variance":
         return rng.uniform(0.5, 1.5, spec.shape).astype(dtype)
+    if spec.role == "step":
+        steps = rng.uniform(0.5, 1.5, spec.shape) * (spec.gain / np.sqrt(spec.fan_in))
+        return np.asarray(steps, dtype)
     values = rng.standard_normal(spec.shape, dtype=np.float32)
     if spec.role == "weight":
         values *= np.float32(spec.gain / np.sqrt(spec.fan_in))

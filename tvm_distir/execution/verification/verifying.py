@@ -246,6 +246,7 @@ def verify(
         DIST0341 where there is no such entry, or several of which none is ``main``.
     """
     chosen = make_engine(engine, dispatch)
+    all_functions = {str(gv.name_hint) for gv in mod.functions}
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
     plain = RunInTurn()(strip_annotations(mod))
     draws = RandomInputs(plain, exact)
@@ -254,7 +255,8 @@ def verify(
     expected = reference.run(values)
     refuse_nothing_proved(expected)
     if plan is not None or dist is None:
-        plan = as_plan(plan, mod)
+        left_out = all_functions - {str(gv.name_hint) for gv in mod.functions}
+        plan = as_plan(plan, mod).without_functions(left_out)
     if dist is None:
         from tvm_distir.transforms import distribute
 

@@ -19,6 +19,7 @@ from tvm_distir.core import (
     System,
     faults_of_plan,
     labels_text,
+    open_tuples,
     policies_of,
 )
 from tvm_distir.support import PlanError
@@ -81,7 +82,7 @@ def compose(
         DIST0230, DIST0231, DIST0235 as :func:`parse`; DIST0232 two strategies contradict each
         other; what the strategies raise, of all strategies at once.
     """
-    spec = as_mesh_spec(mesh)
+    spec, mod = as_mesh_spec(mesh), open_tuples(mod)
     wanted: list[StrategySpec] = []
     for item in [specs] if isinstance(specs, str) else specs:
         wanted.extend(parse(item) if isinstance(item, str) else [checked(item)])

@@ -3,7 +3,8 @@
 """Find the ops that consume a weight, and the dims that they contract, keep or look up.
 
 Names tell the purpose of a weight; only its consumers tell its layout: ``relax.nn`` stores
-(out, in) and transposes, ONNX multiplies by (in, out).
+(out, in) and transposes, ONNX multiplies by (in, out). A kernel that makes a tensor of the weight,
+as one that dequantizes it, is looked through: its sharding rule says which dims correspond.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from tvm_distir.core import (
     VARIABLES,
     all_bindings,
     forward_bindings,
+    rule_of,
     static_shape,
     tensor_type,
 )
+from tvm_distir.support import PropagationError
 
 _SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
 _DROPOUT = "relax.nn.dropout"
@@ -98,6 +101,7 @@ class Consumers:
     """
 
     def __init__(self, mod: ir.IRModule) -> None:
+        self.mod = mod
         self.functions = {
             str(gv.name_hint): fn
             for gv, fn in mod.functions.items()
@@ -170,6 +174,9 @@ class Consumers:
         if isinstance(value, relax.Var):
             return where, bound, dims
         other = WeightConsumer("other", _op_name(value), None, None, where, bound, value, var, dims)
+        if _op_name(value) == "relax.call_tir" and tensor_type(bound.ty) is not None:
+            made = self._made_dims(var, bound, value, dims)
+            return other if made is None else (where, bound, made)
         if position < 0 or not isinstance(value, ir.Call):
             return other
         if isinstance(value.op, ir.GlobalVar):
@@ -191,6 +198,27 @@ class Consumers:
             axis = 0 if value.attrs.axis is None else int(value.attrs.axis) % len(dims)
             return replace(other, kind="take", kept=dims[axis])
         return other
+
+    def _made_dims(
+        self, var: Any, bound: Any, call: ir.Call, dims: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        """Return the dim of the weight for each dim of what a kernel makes of it, if all have one.
+
+        The rule of the kernel ties a dim of packed numbers to the dim of the numbers in them.
+        """
+        operands = [i for i, arg in enumerate(call.args[1].fields[:]) if arg.same_as(var)]
+        if len(operands) != 1 or len(static_shape(bound.ty) or ()) != len(dims):
+            return None
+        try:
+            rule = rule_of(call, self.mod, bound.ty)
+        except PropagationError:  # distributing the module reports it
+            return None
+        made: dict[int, int] = {}
+        for factor in rule.factors:
+            source, target = factor.ins[operands[0]], factor.outs[0]
+            if source is not None and target is not None:
+                made[target] = dims[source]
+        return tuple(made[d] for d in range(len(dims))) if len(made) == len(dims) else None
 
     def split_into(self, function: str, result: Any, width: int) -> int | None:
         """Return into how many heads a projection's result is reshaped; None when it is not known.

@@ -26,12 +26,13 @@ BATCH_DIM = 0
 
 
 @plan_maker
-def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
+def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", dim: int = BATCH_DIM) -> Plan:
     """Plan that shards the batch of every data input and replicates the weights.
 
     The batch is dim 0 of the first data input that has dims. Data inputs whose dim 0 has the
-    same size are sharded on it; others, and scalars, are replicated. Weights are replicated
-    and stationary. Which parameters are data: see :func:`.facts.data_positions`.
+    same size are sharded on it; others, and scalars, are replicated. Entry points of servers take
+    the tokens of all sequences as ``(1, tokens, hidden)``: for them give ``dim=1``. Weights are
+    replicated and stationary. Which parameters are data: see :func:`.facts.data_positions`.
 
     Parameters
     ----------
@@ -40,6 +41,8 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
     mesh : MeshSpec or mapping of str to int
     axis : str
         The mesh axis; the other axes remain open.
+    dim : int
+        The dim of data inputs that is the batch.
 
     Returns
     -------
@@ -52,9 +55,16 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
         DIST0206 when the mesh has no such axis.
     PlanError
         DIST0233 no data input with a batch; DIST0234 the batch is not divisible by the axis;
-        of all entries at once.
+        of all entries at once; DIST0231 a negative dim.
     """
     spec = as_mesh_spec(mesh)
+    if dim < 0:
+        raise PlanError(
+            "DIST0231",
+            f"dim={dim} is negative",
+            place='strategy "data_parallel"',
+            remedy="Count dims from 0.",
+        )
     number = mesh_axis(spec, axis, "data_parallel")
     rules, faults = [], faults_of_plan('strategy "data_parallel"')
     for name, fn, rule_name in entries(mod):
@@ -63,46 +73,53 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
         batched: list[int] = []
         with faults.gathered():
             chosen = [p for p in parameters if p.position in data]
-            batched = batched_inputs(chosen, spec, axis, name)
+            batched = batched_inputs(chosen, spec, axis, name, dim)
         for parameter in parameters:
             is_data = parameter.position in data
-            label = BATCH_DIM if parameter.position in batched else R
+            label = dim if parameter.position in batched else R
             rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
     faults.raise_all()
     return Plan((spec,), tuple(rules))
 
 
-def batched_inputs(data: list[Parameter], mesh: MeshSpec, axis: str, name: str) -> list[int]:
-    """Return the positions of the data inputs whose dim 0 is the batch.
+def batched_inputs(
+    data: list[Parameter], mesh: MeshSpec, axis: str, name: str, dim: int = BATCH_DIM
+) -> list[int]:
+    """Return the positions of the data inputs that have the batch.
 
     Parameters
     ----------
     data : list of Parameter
-        The data inputs of an entry; the batch is dim 0 of the first that has dims.
+        The data inputs of an entry; the batch is a dim of the first that has it.
     mesh : MeshSpec
     axis : str
         The axis that is to divide the batch.
     name : str
         The name of the entry, for messages.
+    dim : int
+        The number of the dim.
 
     Raises
     ------
     PlanError
         DIST0233 no data input with a batch; DIST0234 the batch is not divisible by the axis.
     """
-    batch = _batch_input(data, name)
-    size = batch.shape[BATCH_DIM] if batch.shape else None
-    check_divisible(size, mesh.axes[axis], "the batch", axis, batch.place)
-    return [p.position for p in data if p.shape and same_size(p.shape[BATCH_DIM], size)]
+    batched = [p for p in data if p.shape is not None and len(p.shape) > dim]
+    batch = _batch_input(batched, name, dim)
+    size = batch.shape[dim] if batch.shape else None
+    tokens = (batch.shape or ())[1:2] if dim == 0 and size == 1 else ()
+    remedy = f"Dim 1 has {tokens[0]}: shard it by data_parallel:dim=1." if tokens else None
+    check_divisible(size, mesh.axes[axis], "the batch", axis, batch.place, remedy)
+    return [p.position for p in batched if p.shape and same_size(p.shape[dim], size)]
 
 
-def _batch_input(data: list[Parameter], name: str) -> Parameter:
-    for parameter in data:
-        if parameter.shape:
-            return parameter
+def _batch_input(batched: list[Parameter], name: str, dim: int) -> Parameter:
+    if batched:
+        return batched[0]
+    dims = "one dim" if dim == 0 else f"{dim + 1} dims"
     raise PlanError(
         "DIST0233",
-        "no data input has a batch: none is a tensor of known shape with at least one dim",
+        f"no data input has a batch: none is a tensor of known shape with at least {dims}",
         place=name,
         remedy='Name the data inputs in the function attribute "dist.inputs".',
     )

@@ -39,7 +39,7 @@ def mesh_of(mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]) ->
 def heads_of(weight: KnownWeight, consumers: Consumers) -> Iterator[int]:
     """Yield into how many heads the results of a projection are split, by its uses."""
     shape = weight.parameter.shape
-    if weight.is_bias or shape is None:
+    if weight.is_bias or shape is None or not weight.uses:
         return
     width = shape[cut_dim(weight)]
     for use in weight.uses:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import MeshSpec, Pipeline, Plan, PlanRule, R, data_positions, faults_of_plan
+from tvm_distir.core import MeshSpec, Plan, PlanRule, R, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
 
 from .consumers import Consumers
@@ -39,10 +40,12 @@ from .residual_stream import SEQ_DIM, sequence_rules
 from .training_parts import boundary_positions
 from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, cut_dim, known_weight
 
+FUSED_ROLES = ("fused", "fused_gate_up")
 COLUMN_ROLES = ("query", "key_value", "gate_up", "head")
 
 _WHY_WHOLE = {
     "fused": "query, key and value are fused, and no part of it consists of full heads",
+    "fused_gate_up": "gate and up are fused, and no part of it has both of a unit",
     "key_value": "a single head, which all devices need",
 }
 
@@ -56,7 +59,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     gate, up, and the head. Row parallel: the projections out of attention and feed-forward; their
     biases are replicated. The token table is cut by the vocabulary, evenly or not. A projection to
     query, key and value at once is replicated: contiguous shards of it are no heads. All other
-    parameters are replicated too. Weights are stationary. Where the axis has more devices than
+    parameters are replicated too. A weight that an entry does not read has the placement that
+    other entries give it. Weights are stationary. Where the axis has more devices than
     keys have heads, each of these lies on a group of devices (:mod:`.head_groups`): the plan's
     mesh has a second axis then, ``tp_copies``, along which all else is cut as well.
 
@@ -96,6 +100,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     rules: list[PlanRule] = []
     incomplete: list[PlanError] = []
     read: list[list[Projection]] = []
+    agreed: dict[tuple[str, Any], PlanRule] = {}
+    unread: list[tuple[int, Parameter]] = []
     faults = faults_of_plan('strategy "megatron"')
     for name, fn, rule_name in entries(mod):
         data, arriving = data_positions(fn, name), boundary_positions(fn)
@@ -115,14 +121,20 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             weight, label = known.get(parameter.position), R
             if sequence and parameter.position in arriving and parameter.ndim == 3:
                 label = SEQ_DIM
-            if weight is not None and not (one_head and weight.role == "key_value"):
+            reads = weight is None or bool(weight.uses)
+            if weight is not None and reads and not (one_head and weight.role == "key_value"):
                 with faults.gathered():
                     label = _label(weight, spec, axis, consumers)
             repeated = weight is not None and weight.role == "key_value"
             labels[parameter.position] = label
             cut = {n: R if repeated and n != axes[0] else label for n in axes}
             rule = parameter_rule(parameter, spec, axes[0], label, parameter.position not in data)
-            rules.append(replace(rule, placement=some_axes(spec, cut)))
+            rule = replace(rule, placement=some_axes(spec, cut))
+            if reads:
+                agreed.setdefault((parameter.name, parameter.shape), rule)
+            else:
+                unread.append((len(rules), parameter))
+            rules.append(rule)
         weights_read = [p for p in parameters if p.position not in data]
         read.append(list(_projections(weights_read, known, labels, fn, consumers)))
         if sequence:
@@ -130,8 +142,11 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             with faults.gathered():
                 rules.extend(sequence_rules(rows, consumers, rule_name, spec, names))
     faults.raise_all()
-    if incomplete and (Pipeline.of(mod) is None or len(incomplete) == len(entries(mod))):
-        raise incomplete[0]  # a stage may have none of these weights, not all of them
+    if len(incomplete) == len(entries(mod)):
+        raise incomplete[0]  # a stage, or an entry, may have none of these weights, not all of them
+    for number, parameter in unread:
+        other = agreed.get((parameter.name, parameter.shape), rules[number])
+        rules[number] = replace(rules[number], placement=other.placement)
     for projections in read:
         warn_of_whole(projections, "megatron", axis)
     regather = tuple(names) if sequence else ()
@@ -141,7 +156,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
 def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Parameter]) -> None:
     """Refuse a model without both kinds of projections (DIST0233)."""
     roles = {w.role for w in known if not w.is_bias}
-    into = {"query", "gate_up"} & roles
+    into = {"query", "gate_up", *FUSED_ROLES} & roles
     if into and "row" in roles:
         return
     entry = all_weights[0].entry if all_weights else "main"
@@ -192,8 +207,9 @@ def _label(weight: KnownWeight, mesh: MeshSpec, axis: str, consumers: Consumers)
         if role != "head":
             _check_width(weight, parameter.ndim - 1, count, axis)
         return parameter.ndim - 1
-    if role == "fused":
-        _check_fused(weight, count, axis, consumers)
+    if role in FUSED_ROLES:
+        if role == "fused":
+            _check_fused(weight, count, axis, consumers)
         return R
     dim = cut_dim(weight)
     if role in ("embedding", "head"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
-from tvm_distir.core import Plan
+from tvm_distir.core import Plan, open_tuples
 from tvm_distir.support import (
     Option,
     PlanError,
@@ -136,10 +136,14 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
                 remedy="Give it a default that is a string, a number or a bool.",
             )
 
+    opened: Callable[..., Plan] = function  # its arguments have types, but for the module
+
     @functools.wraps(function)
     def planned(*args: Arguments.args, **options: Arguments.kwargs) -> Plan:
-        mod = args[0] if args else options[reserved[0]]
-        return with_updates(mod, function(*args, **options))
+        mod = open_tuples(args[0] if args else options[reserved[0]])
+        if args:
+            return with_updates(mod, opened(mod, *args[1:], **options))
+        return with_updates(mod, opened(**{**options, reserved[0]: mod}))
 
     looks_at = next((name for name in (BEFORE, OTHERS) if name in parameters), None)
     setattr(planned, _MARK, StrategyInfo(planned, options, looks_at, SYSTEM in parameters))

@@ -30,6 +30,7 @@ ROW = (
     *("output_dense", "SelfAttention_o", "EncDecAttention_o"),
 )
 FUSED = ("c_attn", "qkv_proj", "query_key_value")
+FUSED_GATE_UP = ("gate_up_proj",)
 EMBEDDING = ("wte", "embed_tokens", "tok_embeddings", "word_embeddings", "token_embedding")
 HEAD = ("lm_head", "output_projection", "embed_out", "proj_out", "predictions_decoder")
 ROLES: dict[str, tuple[str, ...]] = {
@@ -38,10 +39,12 @@ ROLES: dict[str, tuple[str, ...]] = {
     "gate_up": GATE_UP,
     "row": ROW,
     "fused": FUSED,
+    "fused_gate_up": FUSED_GATE_UP,
     "embedding": EMBEDDING,
     "head": HEAD,
 }
-"""Names, before ``.weight`` or ``.bias``, of the weights the strategy knows."""
+"""Names, before ``.weight`` or ``.bias``, of the weights the strategy knows. Those of groups of
+quantized numbers end with ``.q_weight``, and their scales with ``.q_scale``."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,14 @@ class KnownWeight:
 @functools.lru_cache(maxsize=1 << 16)
 def role_of(name: str) -> tuple[str, bool] | None:
     """Return the role of a parameter by its name, and whether it is a bias; None for others."""
-    match = re.fullmatch(r"(?:.*_)?(weight|bias)", plain_name(name))
-    if match is None:
-        return None
-    stem = plain_name(name)[: -len(match[1]) - 1]
-    for role, words in ROLES.items():
-        if any(stem == word or stem.endswith("_" + word) for word in words):
-            return role, match[1] == "bias"
+    match = re.fullmatch(r"(?:(.*?)_)??(weight|bias|q_weight|q_scale)", plain_name(name))
+    while match is not None:
+        stem = match[1] or ""
+        for role, words in ROLES.items():
+            if any(stem == word or stem.endswith("_" + word) for word in words):
+                return role, match[2] == "bias"
+        # the weight of a projection "SelfAttention_q", or the quantized one of "SelfAttention"
+        match = re.fullmatch(r"(.*_q)_(weight)", plain_name(name)) if match[2][:2] == "q_" else None
     return None
 
 
@@ -79,7 +83,10 @@ def known_weight(
 
 
 def cut_dim(weight: KnownWeight) -> int:
-    """Return the dim that all consumers agree to be the dim to cut (DIST0233)."""
+    """Return the dim that all consumers agree to be the dim to cut (DIST0233).
+
+    There has to be a consumer.
+    """
     place = f"{weight.parameter.place} (megatron)"
     dims: list[int] = []
     for use in weight.uses:
@@ -95,10 +102,9 @@ def cut_dim(weight: KnownWeight) -> int:
             )
         dims.append(dim)
     if len(set(dims)) != 1:
-        what = "the weight has no consumer" if not dims else f"its consumers shard dims {dims}"
         raise PlanError(
             "DIST0233",
-            f"{what}, so that the dim to shard is ambiguous",
+            f"its consumers shard dims {dims}, so that the dim to shard is ambiguous",
             place=place,
             remedy="Write a rule for this weight.",
         )

@@ -52,13 +52,14 @@ def shift_of(e: Any, var: Any) -> Shift:
         return _sum(shift_of(e.a, var), shift_of(e.b, var), 1 if kind == "Add" else -1)
     if kind == "Cast":
         inner = shift_of(e.value, var)
-        return inner if inner is not None and "int" in str(e.ty.dtype) else None
+        exact = inner is not None and (inner[1] == 0 or "int" in str(e.ty.dtype))
+        return inner if exact else None
     if kind == "Mul":
         for x, y in ((e.a, plain(e.b)), (e.b, plain(e.a))):
             if isinstance(y, int):
                 inner = shift_of(x, var)
                 return None if inner is None else (inner[0], inner[1] * y)
-        return None
+        return still(e, var)
     if kind in ("FloorDiv", "FloorMod"):
         inner, divisor = shift_of(e.a, var), plain(e.b)
         if inner is None or not isinstance(divisor, int) or divisor <= 0:

@@ -55,6 +55,7 @@ from tvm_distir.core.rewriting.functions import inner_made_private
 from tvm_distir.core.rewriting.nodes import make_var
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
+from tvm_distir.core.rewriting.tuple_parameters import open_tuples
 from tvm_distir.core.rewriting.writer import BlockWriter, merged_blocks
 from tvm_distir.support import LevelError
 
@@ -66,7 +67,8 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
     """Put ``R.dist.annotate_sharding`` on the tensors that a plan names.
 
     Each parameter is annotated once, at the top of its function, and used in that form;
-    a named value right after it is bound; a call's argument right before the call.
+    a named value right after it is bound; a call's argument right before the call. Tuple
+    parameters of public functions are opened first (:func:`.tuple_parameters.open_tuples`).
     Sets ``global_infos["mesh"]`` and the module attributes ``mesh_axes``, ``mesh_names`` and
     ``device_num`` (one more than the highest device id). Meshes the module has already are
     kept, after those of the plan, when annotations use them.
@@ -91,7 +93,7 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
 def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     """Apply the pass to a module, which is not modified."""
     _refuse_dtensors(mod)
-    mod = inner_made_private(mod)
+    mod = open_tuples(inner_made_private(mod))
     check_policies(plan.recompute, mod)
     schedule = scheduled(plan.schedule, mod)
     rules, labels = plan.rules, plan.labels
