@@ -201,6 +201,7 @@ def engine_for(name: str, timeout_s: float) -> Any:
     """The engine with a timeout, its workers knowing this module."""
     engine: Any = make_engine(name)
     engine.timeout_s = timeout_s
+    engine = engine.for_verification()
     if hasattr(engine, "preload"):
         engine.preload = (MODULE,)
     return engine
@@ -260,6 +261,7 @@ ENGINES: dict[str, EngineRows] = {
     # It starts its processes for every run.
     "mpi": EngineRows(tuple(f.name for f in FAULTS), slack_s=30.0),
     "threads": EngineRows(_ANY_WORKER),
+    "torch": EngineRows(tuple(f.name for f in FAULTS), slack_s=45.0),
     "processes": EngineRows(tuple(f.name for f in FAULTS)),
 }
 

@@ -103,6 +103,7 @@ def deploy(
             files,
             built_with(),
             json.loads(str(chosen)),
+            program.communication,
         )
         manifest.write(stage)
         digests = {name: digest for name, (_, digest) in files.items()}

@@ -14,6 +14,7 @@ from typing import Any
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.registry import run
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
+from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.inputs import Inputs, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port
 from tvm_distir.execution.runtime.program.runnable import load_saved
@@ -57,6 +58,11 @@ class Deployment:
     def axes(self) -> AxisTable:
         """Return the names of the mesh axes that collectives work along."""
         return self.manifest.axes
+
+    @property
+    def communication(self) -> Communication:
+        """Return the groups and pairs of ranks that communicate."""
+        return self.manifest.communication
 
     @functools.cached_property
     def fingerprint(self) -> str:

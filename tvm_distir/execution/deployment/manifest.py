@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
+from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, check_entries, read_port
 from tvm_distir.support import (
     Check,
@@ -55,6 +56,8 @@ class Manifest:
         Versions of the packages, and the machine's kind.
     target : mapping
         The target for which the libraries are compiled, as TVM's JSON form: ``kind``, ``mcpu``, ...
+    communication : Communication
+        The groups and pairs of ranks that communicate.
     """
 
     entries: tuple[EntryFunction, ...]
@@ -64,6 +67,7 @@ class Manifest:
     files: Mapping[str, tuple[int, str]]
     built_with: Mapping[str, str]
     target: Mapping[str, Any]
+    communication: Communication
 
     def write(self, folder: Path) -> None:
         """Write the manifest into its folder."""
@@ -75,6 +79,7 @@ class Manifest:
             "schema_version": SCHEMA_VERSION,
             "built_with": dict(self.built_with),
             "target": dict(self.target),
+            **self.communication.to_dict(),
             "entries": [
                 {
                     "function": e.function,
@@ -185,6 +190,8 @@ class _ManifestFile:
     weights: tuple[_WeightFile, ...]
     files: dict[str, _File]
     target: Annotated[dict[str, Any], Check(_check_target)] = field(default_factory=_unnamed_target)
+    groups: tuple[tuple[Count, ...], ...] = ()
+    transfers: tuple[tuple[Count, Count], ...] = ()
 
 
 def _refuse(place: str, what: str, remedy: str) -> EngineError:
@@ -216,15 +223,23 @@ def _manifest(file: _ManifestFile, path: Path) -> Manifest:
         for w, weight in enumerate(file.weights)
     }
     faults.raise_all()
+    axes = AxisTable.from_dict(file.meshes)
     return Manifest(
         check_entries([_entry(entry) for entry in file.entries]),
-        AxisTable.from_dict(file.meshes),
+        axes,
         libraries,
         weights,
         {name: (entry.bytes, entry.sha256) for name, entry in file.files.items()},
         file.built_with,
         file.target,
+        Communication(file.groups or _axis_groups(axes), file.transfers),
     )
+
+
+def _axis_groups(axes: AxisTable) -> tuple[tuple[int, ...], ...]:
+    """Return the groups along all axes, for folders that do not list the groups they use."""
+    groups = {group: None for _, groups in axes.axes for group in groups if len(group) > 1}
+    return tuple(groups)
 
 
 def _check_inside(name: str, path: Path) -> None:

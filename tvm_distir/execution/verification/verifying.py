@@ -245,7 +245,7 @@ def verify(
     ModelError
         DIST0341 where there is no such entry, or several of which none is ``main``.
     """
-    chosen = make_engine(engine, dispatch)
+    chosen = make_engine(engine, dispatch).for_verification()
     all_functions = {str(gv.name_hint) for gv in mod.functions}
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
     plain = RunInTurn()(strip_annotations(mod))

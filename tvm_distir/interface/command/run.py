@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
         "--engine",
         default="threads",
         metavar="E",
-        help="Set the engine: virtual, threads (default), processes or mpi.",
+        help="Set the engine: virtual, threads (default), processes, mpi or torch.",
     )
     parser.add_argument(
         "-o",

@@ -12,7 +12,7 @@ from .options import add_dispatch, add_model_options, asked_by, check_model_opti
 from .stages import stopwatch, study_of
 from .terminal import put, wants_colour
 
-ENGINES = ("virtual", "threads", "processes", "mpi", "xla")
+ENGINES = ("virtual", "threads", "processes", "mpi", "torch", "xla")
 
 
 def add_parser(commands: Any) -> None:

@@ -20,9 +20,9 @@ import pytest
 import tvm_distir as td
 from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.test_runtime_mpi import needs_mpi, start
+from tvm_distir.execution.runtime.engines.job_folder import LOG, failure_file, process_file
 from tvm_distir.execution.runtime.engines.mpi.engine import MpiEngine
 from tvm_distir.execution.runtime.engines.mpi.failures import raise_failure
-from tvm_distir.execution.runtime.engines.mpi.job import LOG, failure_file, process_file
 from tvm_distir.execution.runtime.engines.mpi.shared_memory import SEGMENT, mapped_segments
 from tvm_distir.support.errors.tree import DistIRError, EngineError
 
@@ -167,7 +167,7 @@ def test_what_the_guard_of_a_worker_saw_decides_over_the_launchers_report(end, t
         raise_failure(job, tmp_path, 9)
     worker = (
         "import ctypes, os, pathlib, signal\n"
-        "from tvm_distir.execution.runtime.engines.mpi.job import process_file\n"
+        "from tvm_distir.execution.runtime.engines.job_folder import process_file\n"
         "from tvm_distir.execution.runtime.engines.mpi.failures import fork_worker\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"
         "code = fork_worker(folder)\n"

@@ -110,7 +110,8 @@ def _place(name: str) -> tuple[Any, int]:
     return place
 
 
-def _groups(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:
+def split_groups(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of a call from the ranks of all groups, one group after the other."""
     flat = [int(r) for r in ranks]
     return tuple(tuple(flat[i : i + size]) for i in range(0, len(flat), size))
 
@@ -147,14 +148,15 @@ def _collective(name: str) -> Callable[..., Any]:
         *operand, groups, size = args[: len(args) - len(names) - 1]
         values = [int(v) for v in args[len(args) - len(names) - 1 : -1]]
         arguments = [(k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)]
-        call = Collective(name, _groups(groups, int(size)), tuple(arguments))
+        call = Collective(name, split_groups(groups, int(size)), tuple(arguments))
         x = to_array(operand[0]) if operand else None
         _fill(args[-1], fabric.collective(rank, call, x))
 
     return body
 
 
-def _transfer(args: Sequence[Any]) -> Transfer:
+def parse_transfer(args: Sequence[Any]) -> Transfer:
+    """Return the transfer of a call from its tag, its shape and both sides."""
     tag, shape, *sides = args
     lists = [tuple(int(n) for n in side) for side in sides]
     src, dst = (lists[0], lists[1], lists[2]), (lists[3], lists[4], lists[5])
@@ -166,19 +168,19 @@ def _exchange(fabric: Fabric, rank: int, x: Any, groups: Any, size: Any, *rest: 
     shape, mesh, before, after = (tuple(int(n) for n in part) for part in parts)
     places = tuple(range(int(size)))
     args = (("shape", shape), ("src", (mesh, places, before)), ("dst", (mesh, places, after)))
-    call = Collective("exchange", _groups(groups, int(size)), args)
+    call = Collective("exchange", split_groups(groups, int(size)), args)
     _fill(out, fabric.exchange(rank, call, to_array(x)))
 
 
 def _send(fabric: Fabric, rank: int, x: Any, *args: Any) -> Any:
     array = to_array(x)
-    fabric.send(rank, _transfer(args), array)
+    fabric.send(rank, parse_transfer(args), array)
     return to_tensor(array)
 
 
 def _recv(fabric: Fabric, rank: int, *args: Any) -> None:
     *transfer, out = args
-    _fill(out, fabric.receive(rank, _transfer(transfer), np_dtype(str(out.dtype))))
+    _fill(out, fabric.receive(rank, parse_transfer(transfer), np_dtype(str(out.dtype))))
 
 
 def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:

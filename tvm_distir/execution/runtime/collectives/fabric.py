@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import Collective, Transfer
-from tvm_distir.support import DistIRError
+from tvm_distir.support import DistIRError, EngineError
 
 from . import native_library as native
 
@@ -89,6 +89,17 @@ def failure_text(error: BaseException) -> str:
         return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+
+
+def worker_failed(error: BaseException, rank: int, place: str) -> EngineError:
+    """Return the error DIST0612 with the last line of a worker's exception."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
+    return EngineError(
+        "DIST0612",
+        f"worker {rank}: {type(error).__name__}: {lines[-1].strip()}",
+        place=place,
+        remedy="Run with the engine virtual, which names the binding.",
+    )
 
 
 def call_words(call: Collective, x: Array) -> str:

@@ -21,6 +21,7 @@ _HOME = {
     "mpi": ("mpi.engine", "MpiEngine"),
     "processes": ("processes.engine", "ProcessesEngine"),
     "threads": ("threads.engine", "ThreadsEngine"),
+    "torch": ("torch.engine", "TorchEngine"),
     "virtual": ("virtual.engine", "VirtualEngine"),
     "xla": ("xla.engine", "XlaEngine"),
 }
@@ -100,8 +101,8 @@ def run(
         (:func:`tvm_distir.open_weights`), of which only shards are read; or a
         :class:`ShardedArray`, whose parts are used as they are.
     engine : str or Engine
-        The name of an engine, ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``, ``"xla"``,
-        or an engine object with particular options.
+        The name of an engine, ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``,
+        ``"torch"``, ``"xla"``, or an engine object with particular options.
     outputs : str
         ``"whole"``, or ``"sharded"`` to leave them on their ranks.
     dispatch : str, optional

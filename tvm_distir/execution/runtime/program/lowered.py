@@ -19,6 +19,7 @@ from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kerne
 from tvm_distir.transforms import ExpandSchedule
 
 from .axis_table import AxisTable
+from .communication import Communication, communication_of
 from .compilation import compile_module
 from .compiled import LibraryCache
 from .dist_io import entries
@@ -73,6 +74,11 @@ class LoweredProgram:
     def axes(self) -> AxisTable:
         """Return the names of the mesh axes that collectives work along."""
         return axis_table(self.mod)
+
+    @functools.cached_property
+    def communication(self) -> Communication:
+        """Return the groups and pairs of ranks that communicate."""
+        return communication_of(self.mod)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from tvm_distir.support import EngineError
 
 from .axis_table import AxisTable
+from .communication import Communication
 from .io_layout import EntryFunction
 
 
@@ -28,6 +29,11 @@ class Runnable(Protocol):
     @property
     def axes(self) -> AxisTable:
         """Return the names of the mesh axes that collectives work along."""
+        ...
+
+    @property
+    def communication(self) -> Communication:
+        """Return the groups and pairs of ranks that communicate."""
         ...
 
     @property

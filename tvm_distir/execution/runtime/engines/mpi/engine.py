@@ -14,9 +14,16 @@ from typing import Any
 import numpy.typing as npt
 
 from tvm_distir.execution.runtime.collectives import ccl
+from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
+from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree, inputs_of_rank
+from tvm_distir.execution.runtime.engines.job_results import (
+    ExecutedCounts,
+    collect,
+    wait_for_end,
+)
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
@@ -27,11 +34,9 @@ from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
 from tvm_distir.support import DistIRError
 
-from .fabric import MpiFabric, worker_failed
+from .fabric import MpiFabric
 from .launch import find_launcher, launch
 from .library import is_mpi_process
-from .results import ExecutedCounts, collect, wait_for_end
-from .scatter import RunCall, agree, inputs_of_rank
 from .world import World, forget_world, world
 
 Array = npt.NDArray[Any]
@@ -103,7 +108,7 @@ class MpiEngine(Engine):
         fabric = _fabric(here, program)
         try:
             with run_turn(), one_thread_each(here.local_size):
-                return self._run_rank(here, fabric, program, inputs, outputs)
+                return self._run_rank(fabric, program, inputs, outputs)
         except BaseException as err:
             fabric.fail(here.rank if fabric.rank is None else fabric.rank, err)
             forget_world()
@@ -112,28 +117,25 @@ class MpiEngine(Engine):
 
     def _run_rank(
         self,
-        here: World,
         fabric: MpiFabric,
         program: Runnable,
         inputs: Inputs | None,
         outputs: str,
     ) -> list[Any]:
         entries = program.entries
-        sources = agree(
-            here, fabric, program, RunCall(program.fingerprint, outputs, inputs is not None)
-        )
-        local = inputs_of_rank(here, fabric, program, inputs, sources)
+        sources = agree(fabric, RunCall(program.fingerprint, outputs, inputs is not None))
+        local = inputs_of_rank(fabric, program, inputs, sources)
         results: dict[int, list[Array]] = {}
         for entry in entries:
             if fabric.rank in entry.ranks:
                 results[fabric.rank] = _execute(
                     fabric, program, entry, local.of(entry, fabric.rank)
                 )
-        ended = wait_for_end(here, fabric, entries, results, outputs)
+        ended = wait_for_end(fabric, entries, results, outputs)
         self.collectives = count_executed(program.axes, entries, ExecutedCounts(ended))
         if outputs == "sharded":
             return list(sharded_outputs(entries, results))
-        return gather_outputs(entries, collect(here, fabric, entries, results, ended))
+        return gather_outputs(entries, collect(fabric, entries, results, ended))
 
 
 def _fabric(here: World, program: Runnable) -> MpiFabric:

@@ -31,14 +31,14 @@ from tvm_distir.core import (
     apply_local,
     local_slice,
 )
-from tvm_distir.execution.runtime.collectives.fabric import Aborted, call_words
+from tvm_distir.execution.runtime.collectives.fabric import Aborted, call_words, worker_failed
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.collectives.transfers import Route, Transfers
 from tvm_distir.support import DistIRError, EngineError
 
 from .messages import Messages
 from .polling import Deadline
-from .world import COLLECTIVE, EAGER_BYTES, MESSAGES, World, as_bytes
+from .world import ARRAYS, COLLECTIVE, EAGER_BYTES, MESSAGES, World, as_bytes
 
 Array = npt.NDArray[Any]
 _EMPTY = np.empty(0, np.uint8)
@@ -108,6 +108,42 @@ class MpiFabric(Transfers):
     def executed(self, rank: int) -> list[Executed]:
         """Return collectives this process executed."""
         return [*self._executed, *self._exchanged.get(rank, [])]
+
+    # What inputs and results need -----------------------------------------------------------
+
+    @property
+    def place(self) -> str:
+        """Return the engine, for messages."""
+        return "engine mpi"
+
+    @property
+    def size(self) -> int:
+        """Return the number of processes of the job."""
+        return self._world.size
+
+    def exchange_texts(self, text: bytes, what: Callable[[list[int]], str]) -> list[bytes]:
+        """Exchange a few bytes with all processes; returns those of each."""
+        return self._world.exchange(text, self.check, what)
+
+    def send_array(self, process: int, array: Array) -> None:
+        """Send an array to a process; does not wait."""
+        self.messages.post_array(process, ARRAYS, None, array)
+
+    def receive_array(
+        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], what: str
+    ) -> Array:
+        """Wait for the next array of a process."""
+        return self.messages.take_array(process, ARRAYS, what)[1]
+
+    def share(
+        self, rank: int, array: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array:
+        """Return a rank's array on every process; only that rank gives it."""
+        if array is None:
+            return self.receive_array(self.process(rank), shape, dtype, f"output of rank {rank}")
+        for other in self._world.others:
+            self.send_array(other, array)
+        return array
 
     # Collectives ----------------------------------------------------------------------------
 
@@ -286,14 +322,3 @@ def _sendable(error: BaseException, rank: int, place: str) -> BaseException:
     if isinstance(error, DistIRError):
         return error
     return worker_failed(error, rank, place)
-
-
-def worker_failed(error: BaseException, rank: int, place: str) -> EngineError:
-    """Return the error DIST0612 with the last line of a worker's exception."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
-    return EngineError(
-        "DIST0612",
-        f"worker {rank}: {type(error).__name__}: {lines[-1].strip()}",
-        place=place,
-        remedy="Run with the engine virtual, which names the binding.",
-    )

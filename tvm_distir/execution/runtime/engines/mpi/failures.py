@@ -18,9 +18,16 @@ import time
 from pathlib import Path
 
 from tvm_distir.execution.runtime.engines.fork import die_with_parent, end_text
+from tvm_distir.execution.runtime.engines.job_folder import (
+    LOG,
+    Job,
+    end_file,
+    failure_file,
+    process_file,
+    result_file,
+    write_value,
+)
 from tvm_distir.support import EngineError
-
-from .job import LOG, Job, end_file, failure_file, process_file, result_file, write_value
 
 _PROCESS = re.compile(r"@\d+,(\d+)\]")
 _SIGNAL = re.compile(r"(?:exited on signal|\(signal|KILLED BY SIGNAL:)\s*(\d+)", re.IGNORECASE)

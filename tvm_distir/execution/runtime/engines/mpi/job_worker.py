@@ -9,53 +9,32 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from tvm_distir.execution.runtime.program.axis_table import AxisTable
-from tvm_distir.execution.runtime.program.io_layout import EntryFunction
-from tvm_distir.execution.runtime.program.runnable import load_saved
+from tvm_distir.execution.runtime.collectives.fabric import worker_failed
+from tvm_distir.execution.runtime.engines.job_folder import (
+    COUNTS,
+    JOB,
+    Job,
+    SavedProgram,
+    failure_file,
+    process_file,
+    result_file,
+    write_value,
+)
 from tvm_distir.support import DependencyError, DistIRError
 
-from .fabric import worker_failed
 from .failures import fork_worker
-from .job import COUNTS, JOB, Job, failure_file, process_file, result_file, write_value
 from .launch import START_S
 from .library import load_mpi
 from .world import world
-
-
-class _Saved:
-    """The program of a job."""
-
-    fingerprint = "job"
-    target = ""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self.stored: Mapping[int, Any] = job.inputs
-
-    @property
-    def entries(self) -> tuple[EntryFunction, ...]:
-        return self._job.entries
-
-    @property
-    def axes(self) -> AxisTable:
-        return self._job.axes
-
-    def library(self, entry: EntryFunction) -> Any:
-        return load_saved(Path(self._job.libraries[entry.function]), entry.function)
-
-    def save(self, entry: EntryFunction, folder: Path) -> Path:
-        return Path(self._job.libraries[entry.function])
 
 
 def _run(job: Job, rank: int, folder: Path) -> None:
     from .engine import MpiEngine
 
     engine = MpiEngine(job.timeout_s)
-    outputs = engine.join(_Saved(job), [], "sharded")
+    outputs = engine.join(SavedProgram(job), [], "sharded")
     entry = next(e for e in job.entries if rank in e.ranks)
     write_value(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
     if rank == job.ranks[0]:

@@ -25,6 +25,16 @@ from pathlib import Path
 
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.fork import ticks_of
+from tvm_distir.execution.runtime.engines.job_folder import (
+    COUNTS,
+    LOG,
+    Job,
+    failure_file,
+    process_file,
+    result_file,
+    runtime_alone,
+    write_job,
+)
 from tvm_distir.execution.runtime.engines.termination import GRACE_S, ProgressMonitor, stopped
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
@@ -32,7 +42,6 @@ from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.support import DependencyError, EngineError
 
 from .failures import last_words, raise_failure
-from .job import COUNTS, LOG, Job, failure_file, process_file, result_file, write_job
 
 _WORKER = "tvm_distir.execution.runtime.engines.mpi.job_worker"
 _POLL_S = 0.02
@@ -114,9 +123,7 @@ def _environment(job: Job) -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if not _PRIVATE.match(k)}
     environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
     environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    if not job.preload and all(name.endswith(".so") for name in job.libraries.values()):
-        environment["TVM_USE_RUNTIME_LIB"] = "1"  # starts in half the time
-    return environment
+    return {**environment, **runtime_alone(job)}
 
 
 def _run(command: Sequence[str], job: Job, folder: Path) -> int:

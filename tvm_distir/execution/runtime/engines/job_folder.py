@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write and read the folder of an MPI job: program and inputs, results and failures."""
+"""Write and read the folder of a started job: program and inputs, results and failures."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from tvm_distir.execution.runtime.engines.processes.library import LIBRARIES
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
+from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.inputs import LocalInputs, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction
-from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.runnable import Runnable, load_saved
 from tvm_distir.execution.runtime.program.sharded import ShardedArray, Stored
 from tvm_distir.support import write_whole
 
@@ -59,8 +60,11 @@ class Job:
     libraries : mapping of function to file name
     inputs : mapping of parameter position to stored or sharded array
     timeout_s : float
+    communication : Communication
     preload : tuple of str
         Modules to import first.
+    options : mapping of str
+        Options of the engine, by the name of its parameters.
     """
 
     entries: tuple[EntryFunction, ...]
@@ -68,12 +72,62 @@ class Job:
     libraries: Mapping[str, str]
     inputs: Mapping[int, Any]
     timeout_s: float
+    communication: Communication
     preload: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
         """Return the device ids by process."""
         return sorted(r for e in self.entries for r in e.ranks)
+
+
+def runtime_alone(job: Job) -> dict[str, str]:
+    """Return the environment in which processes load TVM's runtime alone, where it suffices.
+
+    They start in half the time.
+    """
+    has_libraries = all(name.endswith(".so") for name in job.libraries.values())
+    return {"TVM_USE_RUNTIME_LIB": "1"} if has_libraries and not job.preload else {}
+
+
+class SavedProgram:
+    """The program of a job, as its processes run it.
+
+    Parameters
+    ----------
+    job : Job
+    """
+
+    fingerprint = "job"
+    target = ""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.stored: Mapping[int, Any] = job.inputs
+
+    @property
+    def entries(self) -> tuple[EntryFunction, ...]:
+        """Return the entry functions, in mesh order."""
+        return self._job.entries
+
+    @property
+    def axes(self) -> AxisTable:
+        """Return the names of the mesh axes that collectives work along."""
+        return self._job.axes
+
+    @property
+    def communication(self) -> Communication:
+        """Return the groups and pairs of ranks that communicate."""
+        return self._job.communication
+
+    def library(self, entry: EntryFunction) -> Any:
+        """Return the runtime module that holds the entry function."""
+        return load_saved(self.save(entry, Path()), entry.function)
+
+    def save(self, entry: EntryFunction, folder: Path) -> Path:
+        """Return the path of the library's file; nothing is written."""
+        return Path(self._job.libraries[entry.function])
 
 
 def result_file(folder: Path, rank: int) -> Path:
@@ -107,12 +161,20 @@ def write_job(
     timeout_s: float,
     preload: tuple[str, ...],
     folder: Path,
+    options: Mapping[str, Any] | None = None,
 ) -> Job:
     """Write a job and its inputs into a folder."""
     entries = program.entries
     libraries = {e.function: str(LIBRARIES.path(program, e)) for e in entries}
     job = Job(
-        entries, program.axes, libraries, _portable(entries, local, folder), timeout_s, preload
+        entries,
+        program.axes,
+        libraries,
+        _portable(entries, local, folder),
+        timeout_s,
+        program.communication,
+        preload,
+        options or {},
     )
     (folder / JOB).write_bytes(pickle.dumps(job))
     return job

@@ -14,11 +14,10 @@ import numpy as np
 from tvm_distir.core import Transfer
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.engines.base import LocalResults
-from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port
+from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port, np_dtype
 from tvm_distir.execution.runtime.program.joining import check_local, different_bits
 
-from .fabric import Array, MpiFabric
-from .world import GATHER, World
+from .job_member import Array, JobMember
 
 Digests = dict[int, bytes]
 """The digest of this rank's part of each of its outputs, by position among them."""
@@ -55,8 +54,7 @@ def _without_padding(entry: EntryFunction, port: Port, rank: int, part: Array) -
 
 
 def wait_for_end(
-    here: World,
-    fabric: MpiFabric,
+    member: JobMember,
     entries: Sequence[EntryFunction],
     results: Mapping[int, Sequence[Array]],
     outputs: str,
@@ -64,30 +62,29 @@ def wait_for_end(
     """Wait until all ranks have ended, and return their reports."""
     digests: Digests = {}
     for entry in entries:
-        if outputs == "sharded" or fabric.rank not in entry.ranks:
+        if outputs == "sharded" or member.rank is None or member.rank not in entry.ranks:
             continue
-        for k, (port, part) in enumerate(zip(entry.outputs, results[fabric.rank])):
-            check_local(part, port, entry, fabric.rank, entry.output_place(port))
-            content = np.ascontiguousarray(_without_padding(entry, port, fabric.rank, part))
+        for k, (port, part) in enumerate(zip(entry.outputs, results[member.rank])):
+            check_local(part, port, entry, member.rank, entry.output_place(port))
+            content = np.ascontiguousarray(_without_padding(entry, port, member.rank, part))
             digests[k] = hashlib.sha256(content.tobytes()).digest()
-    rank = fabric.rank
+    rank = member.rank
     ended = Ended(
         rank,
         digests,
-        [] if rank is None else fabric.executed(rank),
-        [] if rank is None else fabric.received(rank),
+        [] if rank is None else member.executed(rank),
+        [] if rank is None else member.received(rank),
     )
-    texts = here.exchange(
+    ranks = member.ranks
+    texts = member.exchange_texts(
         pickle.dumps(ended),
-        fabric.check,
-        lambda late: f"the end: {', '.join(f'rank {fabric.ranks[p]} did not end' for p in late)}",
+        lambda late: f"the end: {', '.join(f'rank {ranks[p]} did not end' for p in late)}",
     )
     return [pickle.loads(text) for text in texts]
 
 
 def collect(
-    here: World,
-    fabric: MpiFabric,
+    member: JobMember,
     entries: Sequence[EntryFunction],
     results: Mapping[int, list[Array]],
     ended: Sequence[Ended],
@@ -107,20 +104,13 @@ def collect(
             for rank in entry.ranks:
                 bounds = entry.bounds(port, rank)
                 if bounds not in holder:
-                    holder[bounds] = rank, _share(here, fabric, rank, results, k)
+                    mine = results[rank][k] if rank == member.rank else None
+                    holder[bounds] = (
+                        rank,
+                        member.share(rank, mine, entry.local_shape(port), np_dtype(port.dtype)),
+                    )
                 first, array = holder[bounds]
                 if digests[rank][k] != digests[first][k]:
                     raise different_bits(first, rank, port, entry.output_place(port))
                 taken[rank].append(array)
     return taken
-
-
-def _share(
-    here: World, fabric: MpiFabric, rank: int, results: Mapping[int, list[Array]], k: int
-) -> Array:
-    """Return the result ``k`` of a rank, from that rank to all processes."""
-    if rank != fabric.rank:
-        return fabric.messages.take_array(fabric.process(rank), GATHER, f"output of rank {rank}")[1]
-    for other in here.others:
-        fabric.messages.post_array(other, GATHER, k, results[rank][k])
-    return results[rank][k]

@@ -14,13 +14,12 @@ from tvm_distir.execution.runtime.program.inputs import (
     bind_inputs,
     input_ports,
 )
-from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port, np_dtype
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import ShardedArray
 from tvm_distir.support import EngineError
 
-from .fabric import MpiFabric
-from .world import SCATTER, World
+from .job_member import JobMember
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,25 @@ class RunCall:
     has_inputs: bool
 
 
-def agree(here: World, fabric: MpiFabric, program: Runnable, call: RunCall) -> list[int]:
-    """Check that all processes run the same; returns those that have inputs."""
-    if here.size < len(fabric.ranks):
+def agree(member: JobMember, call: RunCall) -> list[int]:
+    """Check that all processes run the same; returns those that have inputs.
+
+    Raises
+    ------
+    EngineError
+        DIST0631 when the processes do not run the same, DIST0632 for too few processes.
+    """
+    if member.size < len(member.ranks):
         raise EngineError(
             "DIST0632",
-            f"the job has {here.size} processes, the program requires {len(fabric.ranks)}",
-            place="engine mpi",
-            remedy=f"Start it with mpirun -n {len(fabric.ranks)}.",
+            f"the job has {member.size} processes, the program requires {len(member.ranks)}",
+            place=member.place,
+            remedy=f"Start {len(member.ranks)} processes.",
         )
     calls: list[RunCall] = [
         pickle.loads(text)
-        for text in here.exchange(
-            pickle.dumps(call), fabric.check, lambda m: f"the start of the run for processes {m}"
+        for text in member.exchange_texts(
+            pickle.dumps(call), lambda late: f"the start of the run for processes {late}"
         )
     ]
     for process, other in enumerate(calls):
@@ -56,40 +61,40 @@ def agree(here: World, fabric: MpiFabric, program: Runnable, call: RunCall) -> l
                 raise EngineError(
                     "DIST0631",
                     f"process {process} has another {what} ({theirs}) than process 0 ({mine})",
-                    place="engine mpi",
+                    place=member.place,
                     remedy="Give every process the same module, lowered in the same way.",
                 )
     return [process for process, other in enumerate(calls) if other.has_inputs]
 
 
 def inputs_of_rank(
-    here: World,
-    fabric: MpiFabric,
+    member: JobMember,
     program: Runnable,
     inputs: Inputs | None,
     sources: Sequence[int],
 ) -> LocalInputs:
     """Return the inputs of this rank, given by itself or scattered by process 0."""
-    if len(sources) == here.size:
+    if len(sources) == member.size:
         return bind_inputs(program.entries, [] if inputs is None else inputs, program.stored)
     if list(sources) != [0]:
         raise EngineError(
             "DIST0602",
-            f"the processes {list(sources)} of {here.size} have inputs",
+            f"the processes {list(sources)} of {member.size} have inputs",
             place="inputs",
             remedy="Give them on all processes, or on process 0 and None on the others.",
         )
     if inputs is not None:
         local = bind_inputs(program.entries, inputs, program.stored)
-        _scatter(fabric, program, local)
+        _scatter(member, program, local)
         return local
     taken = dict(program.stored)
     for entry in program.entries:
-        if fabric.rank not in entry.ranks:
+        if member.rank is None or member.rank not in entry.ranks:
             continue
         for port in _asked(entry, program):
-            _, array = fabric.messages.take_array(0, SCATTER, f'input "{port.name}" from process 0')
-            taken[port.index] = ShardedArray({fabric.rank: array})
+            shape, dtype = entry.local_shape(port), np_dtype(port.dtype)
+            array = member.receive_array(0, shape, dtype, f'input "{port.name}" from process 0')
+            taken[port.index] = ShardedArray({member.rank: array})
     missing = {i: ShardedArray({}) for i in input_ports(program.entries) if i not in taken}
     return LocalInputs({**taken, **missing})
 
@@ -99,12 +104,11 @@ def _asked(entry: EntryFunction, program: Runnable) -> list[Port]:
     return [port for port in entry.inputs if port.index not in program.stored]
 
 
-def _scatter(fabric: MpiFabric, program: Runnable, local: LocalInputs) -> None:
+def _scatter(member: JobMember, program: Runnable, local: LocalInputs) -> None:
     """Send every rank its part of every input, and nothing else."""
     for entry in program.entries:
         for rank in entry.ranks:
-            if rank == fabric.rank:
+            if rank == member.rank:
                 continue
             for port in _asked(entry, program):
-                part = local.part(entry, port, rank)
-                fabric.messages.post_array(fabric.process(rank), SCATTER, port.index, part)
+                member.send_array(member.process(rank), local.part(entry, port, rank))

@@ -1,0 +1,82 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine ``torch``: collectives against their reference, whole programs against ``virtual``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tvm_distir as td
+from tests.execution.runtime.mpi_cases import CASES
+from tvm_distir.execution.runtime.program.joining import same_bits
+from tvm_distir.support.errors.tree import EngineError
+
+pytest.importorskip("torch.distributed")
+
+from tvm_distir.execution.runtime.engines.torch.engine import TorchEngine
+
+PROGRAMS = Path(__file__).with_name("torch_programs.py")
+
+
+def start(count, *words, expect=0):
+    """Run a program of ``torch_programs.py`` with ``torchrun``; returns what it printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={count}", str(PROGRAMS), *words]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env=environment, check=False
+    )
+    said = done.stdout + done.stderr
+    assert (done.returncode == 0) == (expect == 0), said
+    return said
+
+
+@pytest.mark.parametrize(("reduce", "check"), [("ordered", "check"), ("library", "")])
+def test_every_collective_gives_the_bits_of_the_reference(reduce, check):
+    said = start(4, "collectives", reduce, check)
+    assert said.count(" right") == 4, said
+
+
+def test_programs_of_all_processes_give_the_bits_of_virtual():
+    names = ["gpt", "two_meshes", "moe", "train_step", "pipeline"]
+    said = start(4, "modules", *names)
+    assert said.count(" right") == 4 * len(names), said
+
+
+def test_a_job_can_be_used_again_after_a_failure():
+    said = start(4, "recovers")
+    assert said.count("DIST0602") == 4, said
+    assert said.count(": right") == 4
+
+
+def test_processes_that_run_different_modules_are_told():
+    said = start(4, "other_module", expect=1)
+    assert "DIST0631 engine torch: process 1 has another program" in said
+
+
+def test_too_few_processes():
+    said = start(2, "modules", "one_mesh", expect=1)
+    assert "DIST0632 engine torch: the job has 2 processes, the program requires 4" in said
+
+
+def test_from_a_plain_process_it_starts_its_workers():
+    mod, inputs = CASES["one_mesh"]()
+    want = td.run(mod, inputs, engine="virtual")
+    engine = TorchEngine(60)
+    got = engine.run(mod, inputs)
+    assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+    assert [(c.kind, c.mesh_axis, c.count) for c in engine.collectives] == [("all_reduce", "tp", 1)]
+
+
+def test_another_reduction_is_refused():
+    with pytest.raises(EngineError, match=r'DIST0601 .*no reduction "orderd".*ordered'):
+        TorchEngine(reduce="orderd")

@@ -1,0 +1,236 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Record the first failure of a run in the store of its job, where every process reads it.
+
+gloo and NCCL know neither the errors of this package nor which rank is to blame: a process whose
+peer has ended sees a closed connection, and one whose peer does not come sees a timeout. So a rank
+that fails writes its error to the store, and a process that lost its peers asks all processes for
+their state before it judges.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tvm_distir.execution.runtime.collectives.fabric import Aborted, ranks_text, worker_failed
+from tvm_distir.execution.runtime.engines.termination import GRACE_S
+from tvm_distir.support import DistIRError, EngineError
+
+_LOOK_S = 0.1
+_ANSWER_S = 0.2
+COMPUTES = "computes"
+"""The state of a process that waits for no other one."""
+
+ENDED = "has ended"
+"""The state of a process that has run to its end."""
+
+ENDED_S = 0.5
+"""The time after which a message of a rank that has ended is not in flight any more."""
+
+
+class LostPeers(Exception):
+    """A wait that did not end: a connection was closed, or the time is over.
+
+    Parameters
+    ----------
+    what : callable
+        Words for what is waited for, from the ranks that are missing.
+    processes : sequence of int
+        The processes that take part in it.
+    waited_s : float, optional
+        The timeout, where it is over.
+    detail : str
+        The message of the library.
+    """
+
+    def __init__(
+        self,
+        what: Callable[[list[int]], str],
+        processes: Sequence[int],
+        waited_s: float | None = None,
+        detail: str = "",
+    ) -> None:
+        super().__init__(detail or f"waited {waited_s} s")
+        self.what = what
+        self.processes = tuple(processes)
+        self.waited_s = waited_s
+        self.detail = detail
+
+
+class FailureStore:
+    """The failures and states of the processes of a run, in a store that all of them reach.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        A view of the job's store with a prefix of the run.
+    process : int
+    ranks : sequence of int
+        The device ids; the i-th is process i.
+    place : str
+        The place of this process, for messages.
+    """
+
+    def __init__(self, store: Any, process: int, ranks: Sequence[int], place: str) -> None:
+        self._store = store
+        self._process = process
+        self._ranks = list(ranks)
+        self._place = place
+        self._closed = threading.Event()
+        self.state = COMPUTES
+        self._answering = threading.Thread(target=self._answer, name="job failures", daemon=True)
+        self._answering.start()
+
+    @property
+    def rank(self) -> int:
+        """Return the device id of this process, or its number where it is a surplus process."""
+        return self._named(self._process)
+
+    def _named(self, process: int) -> int:
+        return self._ranks[process] if process < len(self._ranks) else process
+
+    def close(self) -> None:
+        """End the thread that answers other processes."""
+        self._closed.set()
+        self._answering.join()
+
+    def _reached(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a call of the store; DIST0615 where its host does not answer."""
+        try:
+            return call()
+        except RuntimeError as err:
+            raise EngineError(
+                "DIST0615",
+                f"rank {self.rank} cannot reach the job's store: the process that holds it ended, "
+                "or its host cannot be reached",
+                place=self._place,
+                remedy="Check process 0 and its host, or the launcher.",
+            ) from err
+
+    # Failures -------------------------------------------------------------------------------
+
+    def report(self, error: BaseException) -> BaseException:
+        """Write a failure unless there is one already; returns the first failure."""
+        if not isinstance(error, DistIRError | KeyboardInterrupt | SystemExit):
+            error = worker_failed(error, self.rank, self._place)
+        text = base64.b64encode(pickle.dumps(error)).decode()
+        try:
+            first = self._reached(lambda: self._store.compare_set("failure", "", text))
+        except EngineError:
+            return error
+        reported: BaseException = pickle.loads(base64.b64decode(first))
+        return reported
+
+    def reported(self) -> BaseException | None:
+        """Return the first failure of any process."""
+        if not self._reached(lambda: self._store.check(["failure"])):
+            return None
+        error: BaseException = pickle.loads(base64.b64decode(self._store.get("failure")))
+        return error
+
+    def check(self) -> None:
+        """Raise :class:`Aborted` when a process has failed."""
+        if self._reached(lambda: self._store.check(["failure"])):
+            raise Aborted
+
+    def swap_texts(self, key: str, text: str, other: str) -> str:
+        """Write a text under a key, and return that of another key once it is there."""
+        self._reached(lambda: self._store.set(f"text/{key}", text))
+        latest_s = time.monotonic() + 2 * GRACE_S
+        while time.monotonic() < latest_s:
+            self.check()
+            if self._reached(lambda: self._has(f"text/{other}")):
+                return str(self._store.get(f"text/{other}").decode())
+            time.sleep(_LOOK_S / 10)
+        return "another collective"
+
+    # States ---------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Record that this process has run to its end."""
+        self.state = ENDED
+        self._reached(lambda: self._store.set(f"ended/{self._process}", "1"))
+
+    def ended(self, processes: Iterable[int]) -> list[int]:
+        """Return the processes that have run to their ends."""
+        return [p for p in processes if self._reached(lambda p=p: self._has(f"ended/{p}"))]  # type: ignore[misc]
+
+    def _has(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def _answer(self) -> None:
+        """Write the state of this process once another one asks for it."""
+        try:
+            while not self._closed.wait(_ANSWER_S):
+                if self._has("alarm"):
+                    self._store.set(f"state/{self._process}", self.state)
+                    return
+        except RuntimeError:
+            return  # the store has gone: the waits of this process notice it
+
+    def first_cause(self, error: BaseException) -> BaseException:
+        """Return the first failure of the run, of which ``error`` is what this process saw."""
+        if isinstance(error, Aborted | LostPeers):
+            try:
+                return self.reported() or self.report(self._judged(error))
+            except EngineError as gone:
+                return gone
+        return self.report(error)
+
+    def _judged(self, lost: BaseException) -> BaseException:
+        """Return the cause of a lost connection or a timeout, after asking all processes."""
+        if not isinstance(lost, LostPeers):
+            return lost
+        mine = lost.what([])
+        self._reached(lambda: self._store.set("alarm", "1"))
+        self._reached(lambda: self._store.set(f"state/{self._process}", f"waits in {mine}"))
+        latest_s = time.monotonic() + GRACE_S
+        while time.monotonic() < latest_s:
+            failure = self.reported()
+            if failure is not None:
+                return failure
+            time.sleep(_LOOK_S)
+        states = {
+            p: self._store.get(f"state/{p}").decode()
+            for p in lost.processes
+            if self._reached(lambda p=p: self._has(f"state/{p}"))  # type: ignore[misc]
+        }
+        silent = [self._named(p) for p in lost.processes if p not in states]
+        if lost.waited_s is None:
+            return self._disconnected(lost, silent)
+        busy = [self._named(p) for p, state in states.items() if state == COMPUTES]
+        if not silent and not busy:
+            return self.deadlock(states)
+        late = sorted({*silent, *busy})
+        return EngineError(
+            "DIST0613",
+            f"rank {self.rank} waited {lost.waited_s:g} s in {lost.what(late)}",
+            place=ranks_text(late[:1]),
+            remedy="Raise the engine's timeout_s if it is only slow.",
+        )
+
+    def _disconnected(self, lost: LostPeers, silent: list[int]) -> BaseException:
+        if not silent:
+            return worker_failed(RuntimeError(lost.detail), self.rank, self._place)
+        return EngineError(
+            "DIST0615",
+            f"worker {silent[0]}: its process ended, or its host cannot be reached; rank "
+            f"{self.rank} was in {lost.what(silent)}",
+            place=self._place,
+            remedy="Check the output of that process, and the system's log of its host.",
+        )
+
+    def deadlock(self, states: dict[int, str]) -> EngineError:
+        """Return the error DIST0610 for processes of which each waits or has ended."""
+        texts = [f"rank {self._named(p)} {state}" for p, state in sorted(states.items())]
+        return EngineError(
+            "DIST0610",
+            "; ".join(texts),
+            place="ranks",
+            remedy="Make every rank of a group call its collectives, and give each send a receive.",
+        )

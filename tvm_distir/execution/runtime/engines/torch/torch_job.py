@@ -1,0 +1,414 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Join the torch.distributed job of this process, make its groups, and wait for its work."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.execution.runtime.engines.termination import GRACE_S
+from tvm_distir.execution.runtime.program.communication import Communication
+from tvm_distir.support import DependencyError, EngineError
+
+from .failure_store import ENDED, ENDED_S, FailureStore, LostPeers
+from .job_environment import TORCHRUN, JobPlace, find_job_place
+
+START_S = 120.0
+"""The least time for which a process waits for the others to start."""
+
+_POLL_S = 0.05
+_EVENT_POLL_S = 0.0005
+
+
+def load_torch() -> Any:
+    """Return the module ``torch``.
+
+    Raises
+    ------
+    DependencyError
+        DIST0111 without torch, or with one that was built without torch.distributed.
+    """
+    try:
+        import torch
+
+        if torch.distributed.is_available():
+            return torch
+    except ImportError:
+        pass
+    raise DependencyError(
+        "DIST0111",
+        "the engine torch requires PyTorch with torch.distributed",
+        place="engine torch",
+        remedy='Install the extra: pip install "tvm_distir[torch]".',
+    )
+
+
+def is_initialized() -> bool:
+    """Return whether this process has joined a job."""
+    return bool(load_torch().distributed.is_initialized())
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """The process group of some ranks.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        The device ids, in the order of the group.
+    processes : tuple of int
+        Their processes, in the same order.
+    data : ProcessGroup
+        The group over which data moves; its order is that of the processes.
+    control : ProcessGroup
+        The group over which arrays of the host move.
+    """
+
+    ranks: tuple[int, ...]
+    processes: tuple[int, ...]
+    data: Any
+    control: Any
+
+    @property
+    def positions(self) -> list[int]:
+        """Return the position in the process group of each rank."""
+        order = sorted(self.processes)
+        return [order.index(p) for p in self.processes]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Return whether the order of the group is that of the processes."""
+        return list(self.processes) == sorted(self.processes)
+
+
+class _MessageWork:
+    """A send or receive of gloo, which can be waited for only once, as a work like any other.
+
+    Parameters
+    ----------
+    work : torch.distributed.Work
+    """
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._is_over = threading.Event()
+        self._error: RuntimeError | None = None
+        threading.Thread(target=self._wait, name="torch message", daemon=True).start()
+
+    def _wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as err:
+            self._error = err
+        self._is_over.set()
+
+    def wait(self, timeout: datetime.timedelta) -> None:
+        """Wait; RuntimeError after the timeout, or what the library raised."""
+        if not self._is_over.wait(timeout.total_seconds()):
+            raise RuntimeError("not completed")
+        if self._error is not None:
+            raise self._error
+
+    def is_completed(self) -> bool:
+        """Return whether the wait is over."""
+        return self._is_over.is_set()
+
+
+class TorchJob:
+    """The torch.distributed job of this process, with groups of its own.
+
+    Construction is collective: all processes of the job must do it, in the same order. A process
+    that has not joined a job joins the one of its environment variables.
+
+    Parameters
+    ----------
+    timeout_s : float
+        The time for which a process waits for another process.
+    device : str
+        ``"cpu"``, with gloo, or ``"cuda"``, with NCCL.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, timeout_s: float, device: str = "cpu") -> None:
+        self.torch = load_torch()
+        self.dist = self.torch.distributed
+        self.timeout_s, self.device = timeout_s, device
+        if not self.dist.is_initialized():
+            join_job(max(timeout_s, START_S))
+        self.process = int(self.dist.get_rank())
+        self.size = int(self.dist.get_world_size())
+        place = find_job_place()
+        self.local_rank = self.process if place is None else place.local_rank
+        self._prefix = f"tvm_distir/{next(self._numbers)}"
+        self._groups: dict[tuple[int, ...], RankGroup] = {}
+        self._channels: dict[tuple[int, int], Any] = {}
+        self._runs = itertools.count()
+        self.failures: FailureStore | None = None
+        self.control = self._start()
+
+    def _start(self) -> Any:
+        try:
+            return self.dist.new_group(backend="gloo", timeout=self._limit)
+        except RuntimeError as err:
+            raise _not_started(self.process, self.size, self.timeout_s, err) from err
+
+    @property
+    def _limit(self) -> datetime.timedelta:
+        """Return the timeout of groups, after which this class has given up already."""
+        return datetime.timedelta(seconds=self.timeout_s + 2 * GRACE_S)
+
+    @property
+    def torch_device(self) -> Any:
+        """Return the device of this process' tensors."""
+        if self.device == "cpu":
+            return self.torch.device("cpu")
+        return self.torch.device("cuda", self.local_rank % self.torch.cuda.device_count())
+
+    def begin(self, ranks: Sequence[int], place: str) -> FailureStore:
+        """Begin a run: make the record of its failures."""
+        store = self.dist.distributed_c10d._get_default_store()
+        prefixed = self.dist.PrefixStore(f"{self._prefix}/{next(self._runs)}", store.clone())
+        self.failures = FailureStore(prefixed, self.process, ranks, place)
+        return self.failures
+
+    # Groups ---------------------------------------------------------------------------------
+
+    def make_groups(self, ranks: Sequence[int], communication: Communication) -> None:
+        """Make the groups of a program, on all processes in the same order.
+
+        A process takes part in the making of all groups: torch names a group by a count.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            The device ids; the i-th is process i.
+        communication : Communication
+        """
+        for group in communication.groups:
+            processes = tuple(ranks.index(r) for r in group)
+            if processes not in self._groups:
+                data = self._new_group(processes, self._backend)
+                control = data if self.device == "cpu" else self._new_group(processes, "gloo")
+                self._groups[processes] = RankGroup(tuple(group), processes, data, control)
+        for source, destination in communication.transfers:
+            pair = ranks.index(source), ranks.index(destination)
+            if pair not in self._channels:
+                self._channels[pair] = self._new_group(pair, self._backend)
+
+    @property
+    def _backend(self) -> str:
+        return "nccl" if self.device == "cuda" else "gloo"
+
+    def group(self, processes: Sequence[int]) -> RankGroup:
+        """Return the group of some processes."""
+        key = tuple(processes)
+        if key not in self._groups:
+            raise _unlisted(f"the group of processes {list(key)}")
+        return self._groups[key]
+
+    def channel(self, source: int, destination: int) -> Any:
+        """Return the group for the messages of one process to another."""
+        if (source, destination) not in self._channels:
+            raise _unlisted(f"messages of process {source} to process {destination}")
+        return self._channels[source, destination]
+
+    def _new_group(self, processes: Sequence[int], backend: str) -> Any:
+        words = f"the making of the group of processes {list(processes)}"
+        try:
+            return self.dist.new_group(list(processes), timeout=self._limit, backend=backend)
+        except RuntimeError as err:
+            waited_s = self.timeout_s if isinstance(err, self.dist.DistStoreError) else None
+            detail = str(err).splitlines()[0]
+            raise LostPeers(lambda late: words, processes, waited_s, detail) from err
+
+    # Waits ----------------------------------------------------------------------------------
+
+    def message(self, work: Any) -> Any:
+        """Return a send or receive as a work for :meth:`finish`."""
+        return work if self.device == "cuda" else self.host_message(work)
+
+    def host_message(self, work: Any) -> Any:
+        """Return a send or receive of gloo as a work for :meth:`finish_on_host`."""
+        return _MessageWork(work)
+
+    def finish(self, work: Any, what: Callable[[list[int]], str], processes: Sequence[int]) -> None:
+        """Wait for a work of this process' groups; of NCCL, the stream waits and not the host.
+
+        Parameters
+        ----------
+        work : torch.distributed.Work
+        what : callable
+            Words for what is waited for, from the ranks that are missing.
+        processes : sequence of int
+            The processes that take part.
+
+        Raises
+        ------
+        Aborted
+            When another process has failed.
+        LostPeers
+            When a connection was closed, or the time is over.
+        """
+        if self.device == "cuda":
+            work.wait()
+        else:
+            self.finish_on_host(work, what, processes)
+
+    def finish_on_host(
+        self, work: Any, what: Callable[[list[int]], str], processes: Sequence[int]
+    ) -> None:
+        """Wait for a work of gloo; see :meth:`finish`."""
+        self.wait_until(lambda: self._is_done(work, what, processes), what, processes)
+
+    def _is_done(self, work: Any, what: Callable[[list[int]], str], processes: Any) -> bool:
+        try:
+            work.wait(datetime.timedelta(seconds=_POLL_S))
+        except RuntimeError as err:
+            if not work.is_completed():
+                return False
+            raise LostPeers(what, processes, None, str(err).splitlines()[0]) from err
+        return True
+
+    def wait_for_device(self, place: str) -> None:
+        """Wait for the kernels and collectives of this process' GPU, if it has one."""
+        if self.device == "cpu":
+            return
+        event = self.torch.cuda.Event()
+        event.record()
+
+        def is_done() -> bool:
+            if event.query():
+                return True
+            time.sleep(_EVENT_POLL_S)
+            return False
+
+        self.wait_until(is_done, lambda late: f"the kernels of {place}", ())
+
+    def wait_until(
+        self,
+        is_done: Callable[[], bool],
+        what: Callable[[list[int]], str],
+        processes: Sequence[int],
+    ) -> None:
+        """Poll until something is done, a process fails, or the time is over.
+
+        Raises
+        ------
+        Aborted
+            When another process has failed.
+        LostPeers
+            When the time is over.
+        EngineError
+            DIST0610 when a process that is waited for has run to its end.
+        """
+        failures = self.failures
+        if failures is None:
+            raise LostPeers(what, processes)
+        begun_s = time.monotonic()
+        ended_s: float | None = None
+        before = failures.state
+        has_ended = before == ENDED
+        failures.state = ENDED if has_ended else f"waits in {what([])}"
+        while not is_done():
+            failures.check()
+            now_s = time.monotonic()
+            if now_s - begun_s > self.timeout_s:
+                raise LostPeers(what, processes, self.timeout_s)
+            if has_ended:
+                continue
+            ended = failures.ended(p for p in processes if p != self.process)
+            ended_s = (ended_s or now_s) if ended else None
+            if ended_s is not None and now_s - ended_s > ENDED_S:
+                states = {self.process: failures.state, **dict.fromkeys(ended, ENDED)}
+                raise failures.deadlock(states)
+        failures.state = before
+
+    def close(self) -> None:
+        """Abandon the groups after a failure: their connections may hold parts of messages."""
+        if self.device == "cuda":
+            for group in self._groups.values():
+                group.data._get_backend(self.torch_device).abort()
+
+
+def _unlisted(what: str) -> EngineError:
+    return EngineError(
+        "DIST0605",
+        f"the program does not list {what} among its groups and transfers",
+        place="engine torch",
+        remedy="Use the collectives R.dist.*, and deploy the program again.",
+    )
+
+
+def _not_started(process: int, size: int, timeout_s: float, err: BaseException) -> EngineError:
+    return EngineError(
+        "DIST0613",
+        f"process {process} waited {timeout_s:g} s for the other {size - 1} to start the run: "
+        f"{str(err).splitlines()[0]}",
+        place="engine torch",
+        remedy="Call run in every process of the job, in the same order.",
+    )
+
+
+def join_job(timeout_s: float) -> JobPlace:
+    """Join the job that the environment variables name.
+
+    Raises
+    ------
+    EngineError
+        DIST0613 where the other processes do not come within the timeout, DIST0633 where the
+        environment names no job.
+    """
+    dist = load_torch().distributed
+    place = find_job_place()
+    if place is None:
+        raise EngineError(
+            "DIST0633",
+            "no launcher started this process",
+            place="engine torch",
+            remedy="Start it with torchrun, srun or mpirun.",
+        )
+    where = f"tcp://{place.address}:{place.port}"
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method="env://" if place.launcher == TORCHRUN.name else where,
+            rank=place.rank,
+            world_size=place.size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as err:
+        raise _not_started(place.rank, place.size, timeout_s, err) from err
+    atexit.register(_leave)
+    return place
+
+
+def _leave() -> None:
+    dist = load_torch().distributed
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+_current: list[TorchJob] = []
+
+
+def current_job(timeout_s: float, device: str) -> TorchJob:
+    """Return the job of this process; made anew after a failure, or with other options."""
+    if _current and (_current[0].timeout_s, _current[0].device) != (timeout_s, device):
+        forget_job()
+    if not _current:
+        _current.append(TorchJob(timeout_s, device))
+    return _current[0]
+
+
+def forget_job() -> None:
+    """Abandon the groups of the job; the next run makes new ones."""
+    while _current:
+        _current.pop().close()

@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""List the groups and pairs of ranks of a level-5 module that communicate.
+
+Engines whose groups must be made before the run, in the same order on all processes, need the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Communication:
+    """The groups and pairs of ranks of a program that communicate.
+
+    Attributes
+    ----------
+    groups : tuple of tuple of int
+        The ranks of every group of a collective, in the order of the first use.
+    transfers : tuple of (source, destination)
+        The ordered pairs of ranks between which meshes send, sorted.
+    """
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    transfers: tuple[tuple[int, int], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "groups": [list(g) for g in self.groups],
+            "transfers": [list(pair) for pair in self.transfers],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Iterable[Iterable[int]]]) -> Communication:
+        """Read the JSON form."""
+        pairs = [tuple(pair) for pair in data["transfers"]]
+        return cls(
+            tuple(tuple(group) for group in data["groups"]),
+            tuple((source, destination) for source, destination in pairs),
+        )
+
+
+def communication_of(mod: Any) -> Communication:
+    """Return the groups and pairs of ranks of a level-5 module that communicate."""
+    from tvm import relax
+
+    from tvm_distir.core import (
+        COLLECTIVES,
+        collective_op,
+        decode_collective,
+        decode_transfer,
+        dist_op_name,
+    )
+
+    groups: dict[tuple[int, ...], None] = {}
+    pairs: set[tuple[int, int]] = set()
+
+    def visit(expr: Any) -> None:
+        if collective_op(expr) in COLLECTIVES:
+            groups.update(dict.fromkeys(g for g in decode_collective(expr).groups if len(g) > 1))
+        elif dist_op_name(expr) == "send":
+            tiles = decode_transfer(expr).tiles()
+            pairs.update((tile.src, tile.dst) for tile in tiles if tile.src != tile.dst)
+
+    for _, function in sorted(mod.functions.items(), key=lambda item: str(item[0].name_hint)):
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function.body, visit)
+    return Communication(tuple(groups), tuple(sorted(pairs)))
