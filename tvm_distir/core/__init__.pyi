@@ -87,6 +87,9 @@ from .ir.attributes import with_annotated as with_annotated
 from .ir.branches import branch_of as branch_of
 from .ir.branches import lift_branches as lift_branches
 from .ir.branches import outline_branches as outline_branches
+from .ir.grouped_ops import GROUPED_OPS as GROUPED_OPS
+from .ir.grouped_ops import grouped_matmul as grouped_matmul
+from .ir.grouped_ops import grouped_outer as grouped_outer
 from .ir.handles import handle as handle
 from .ir.mesh import AXES_ATTR as AXES_ATTR
 from .ir.mesh import DEVICE_NUM_ATTR as DEVICE_NUM_ATTR
@@ -169,6 +172,7 @@ from .ops.lookup import rule_of as rule_of
 from .ops.lookup import work_of as work_of
 from .ops.lowering.division import divisor_parameters as divisor_parameters
 from .ops.lowering.gpu_reducers import register_gpu_reducers as register_gpu_reducers
+from .ops.lowering.grouped_kernels import GROUPED_KERNELS as GROUPED_KERNELS
 from .ops.lowering.legalizing import kernel_passes as kernel_passes
 from .ops.lowering.repair import repair_kernels as repair_kernels
 from .ops.lowering.written_attention import WRITTEN_ATTENTION as WRITTEN_ATTENTION

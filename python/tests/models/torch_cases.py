@@ -261,6 +261,9 @@ def reductions(d):
     yield "sort.default", (x, 1, True), {}
     yield "sort.stable", (x,), {"stable": True, "dim": 0, "descending": False}
     yield "argsort.default", (x,), {}
+    for counted in (d.floats(40), d.floats(5, 6), d.ints(8, 30).to(d.dtype)):
+        yield "histc.default", (counted, 4, -1, 1), {}
+        yield "histc.default", (counted, 8, 0, 7), {}
     yield "softmax.int", (x, 1), {}
     yield "_softmax.default", (x, -1, False), {}
     yield "log_softmax.int", (x, 1, torch.float32), {}

@@ -14,6 +14,7 @@ from tvm_distir.core.ir.async_ops import DONE, start_name
 from tvm_distir.core.ir.attention_ops import ATTENTION_OPS
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.branches import holds_branch
+from tvm_distir.core.ir.grouped_ops import GROUPED_OPS
 from tvm_distir.core.ir.mesh import mesh_index, mesh_shape, meshes
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
 from tvm_distir.core.ir.paged_attention_ops import CACHE_OPS
@@ -181,6 +182,6 @@ class _Checker:
             if (
                 name.startswith("relax.dist.")
                 and short not in ALLOWED[self.level]
-                and name not in (*ATTENTION_OPS, *CACHE_OPS)
+                and name not in (*ATTENTION_OPS, *CACHE_OPS, *GROUPED_OPS)
             ):
                 raise self.error(where, f"R.dist.{short}")

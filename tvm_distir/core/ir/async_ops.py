@@ -20,6 +20,7 @@ from tvm_distir.support import MeshError
 
 from . import ops
 from .attention_ops import register_attention
+from .grouped_ops import register_grouped
 from .infer import INFER
 from .names import COLLECTIVES
 from .paged_attention_ops import register_cache_ops
@@ -86,7 +87,7 @@ def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call
 
 
 def register_ops() -> None:
-    """Add these ops, those of :mod:`.ops`, of attention and of caches to TVM and its parser."""
+    """Add the ops of this wing to TVM's registry and to its parser."""
     for kind in COLLECTIVES:
         name = start_name(kind)
         ops.CONSTRUCTORS[name] = _starter(kind)
@@ -96,3 +97,4 @@ def register_ops() -> None:
     ops.register()
     register_attention()
     register_cache_ops()
+    register_grouped()

@@ -14,9 +14,10 @@ import torch
 from torch.export import ExportedProgram
 
 from tvm_distir.models.common.quiet import reason
-from tvm_distir.models.common.spec import check_file
+from tvm_distir.models.common.spec import check_archive, check_file
 from tvm_distir.support import ModelError
 
+from .foreign_classes import register_stand_ins
 from .signature import as_array, weight_values
 
 
@@ -29,6 +30,8 @@ def read_archive(path: str | Path) -> ExportedProgram:
         DIST0301 there is no file, DIST0303 it is no archive of an exported program.
     """
     check_file(path)
+    check_archive(path)
+    register_stand_ins(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -15,6 +15,7 @@ from tvm_distir.models.common.quiet import IMPORT_ERRORS, reason
 from tvm_distir.support import ModelError
 
 from .aten_call import Absent, AtenCall, UnsupportedOperator, shape_of, translated
+from .expert_order import Substitute, unsorted_rows
 from .table import CONVERTERS, NOTES, overload_name
 
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
@@ -83,6 +84,7 @@ class Translation:
 
     def __init__(self, builder: Any) -> None:
         self._builder = builder
+        self._substitutes: dict[fx.Node, Substitute] = {}
 
     def run(self, owner: Any, graph: fx.Graph, env: dict[fx.Node, Any]) -> list[Any]:
         """Translate a graph; return the flat values of its output node.
@@ -100,6 +102,7 @@ class Translation:
         ModelError
             DIST0361 a node that cannot be translated.
         """
+        self._substitutes.update(unsorted_rows(graph))
         for node in graph.nodes:
             if node.op == "output":
                 return _flat(translated(node.args[0], env))
@@ -122,6 +125,9 @@ class Translation:
         ) from cause
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        substitute = self._substitutes.get(node)
+        if substitute is not None:
+            return substitute.of(AtenCall(node, env, self._builder))
         name = overload_name(node.target)
         convert = CONVERTERS.get(name)
         if convert is not None:

@@ -4,17 +4,28 @@
 
 Experts are weights stacked along a dim that every consumer processes slice by slice: the rules of
 the ops that multiply by them have a factor over this dim of the weight, of the other operand and of
-the product, beside the dim that is summed over. No name of a parameter, an op or a model plays a
+the product, beside the dim that is summed over; or, where rows name their expert, a sum over this
+dim alone. No name of a parameter, an op or a model plays a
 part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import MeshSpec, Plan, R, data_positions, faults_of_plan, rule_of, value_types
+from tvm_distir.core import (
+    Factor,
+    MeshSpec,
+    Plan,
+    R,
+    data_positions,
+    faults_of_plan,
+    rule_of,
+    value_types,
+)
 from tvm_distir.support import PlanError
 
 from .consumers import Consumers, WeightConsumer
@@ -117,6 +128,8 @@ def _multiplies_slices(mod: ir.IRModule, use: WeightConsumer, dim: int) -> bool:
         return False
     at, operand = use.dims.index(dim), here[0]
     factors = rule_of(use.value, mod).factors
+    if _adds_slices(factors, operand, at):
+        return True
     for other in range(len(operands)):
         if other == operand:
             continue
@@ -134,6 +147,17 @@ def _multiplies_slices(mod: ir.IRModule, use: WeightConsumer, dim: int) -> bool:
         if walks and summed:
             return True
     return False
+
+
+def _adds_slices(factors: Sequence[Factor], operand: int, at: int) -> bool:
+    """Return whether each row of another operand is multiplied by the slice that its group names.
+
+    A device that has some of the slices gives terms: the dim is summed over and is in the weight
+    alone, beside a dim that is contracted with the other operand.
+    """
+    summed = [f for f in factors if f.kind == "sum" and f.ins[operand] is not None]
+    alone = [f for f in summed if sum(i is not None for i in f.ins) == 1]
+    return len(alone) == 1 and alone[0].ins[operand] == at and len(summed) > 1
 
 
 def _operands(call: ir.Call) -> list[Any]:

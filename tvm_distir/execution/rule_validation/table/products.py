@@ -14,6 +14,8 @@ from tvm_distir.core import (
     attention,
     attention_backward,
     attention_bias_gradient,
+    grouped_matmul,
+    grouped_outer,
     kv_append,
     paged_attention,
 )
@@ -315,6 +317,24 @@ PAGED = [
     *_paged(2, 2, (2, 3, 2, 2, 2), start=True),
 ]
 
+
+def _group(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+    """Draw ids of six groups, and one that names none of them."""
+    return rng.integers(-1, 7, shape)
+
+
+def _grouped(rows: int, inner: int, columns: int, groups: int = 6) -> list[Case]:
+    """Return a product by groups, and the sums of outer products that differentiate it."""
+    ids = var(rows, dtype="int32")
+    x, y, w = var(rows, inner), var(rows, columns), var(groups, inner, columns)
+    return [
+        case(grouped_matmul(x, w, ids, groups), {2: _group}),
+        case(grouped_outer(x, y, ids, groups, groups), {2: _group}),
+    ]
+
+
+GROUPED = [*_grouped(6, 4, 2), *_grouped(7, 5, 3), *_grouped(4, 6, 1, groups=4)]
+
 PRECISION = [case(op.matmul(var(4, 6, dtype="float16"), var(6, 3, dtype="float16")))]
 
 CASES = [
@@ -327,5 +347,6 @@ CASES = [
     *ATTENTION,
     *FUSED_ATTENTION,
     *PAGED,
+    *GROUPED,
     *PRECISION,
 ]

@@ -13,6 +13,7 @@ from tvm.relax.transform.legalize_ops.common import register_legalize
 from tvm_distir.core import (
     COLLECTIVES,
     DONE,
+    GROUPED_KERNELS,
     PREFIX,
     REDUCE_OPS,
     WRITTEN_OPS,
@@ -80,6 +81,6 @@ def register_legalization() -> None:
     table.update({start_name(name): table[name] for name in COLLECTIVES})
     table[DONE] = lambda _, call: call.args[0]  # the start has done it
     named = {PREFIX + name: function for name, function in table.items()}
-    for name, function in (*named.items(), *WRITTEN_OPS.items()):
+    for name, function in {**named, **WRITTEN_OPS, **GROUPED_KERNELS}.items():
         if ir.Op.get(name).get_attr("FLegalize") is None:
             register_legalize(name, function)

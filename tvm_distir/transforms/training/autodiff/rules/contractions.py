@@ -9,6 +9,8 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import astype, broadcast_to, einsum, matmul, multiply, permute_dims, reshape
 
+from tvm_distir.core import grouped_matmul, grouped_outer
+
 from .registry import fitted, refuse, register_gradient, shape_of
 from .transposes import transposed_from
 
@@ -50,6 +52,28 @@ def _transposed(matrix: Any, builder: relax.BlockBuilder) -> Any:
     if source is not None:
         return source
     return builder.emit(permute_dims(matrix, order))
+
+
+@register_gradient("dist.grouped_matmul")
+def _grouped_matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Differentiate by rows and by matrices; the ids have no gradient."""
+    x, w, ids = call.args
+    groups = int(call.attrs["groups"])
+    by_rows = grouped_matmul(grad, _transposed(w, builder), ids, groups)
+    if transposed_from(builder, w, [0, 2, 1]) is not None:
+        turned = builder.emit(grouped_outer(grad, x, ids, groups, int(w.ty.shape[0])))
+        return [by_rows, permute_dims(turned, [0, 2, 1]), None]
+    return [by_rows, grouped_outer(x, grad, ids, groups, int(w.ty.shape[0])), None]
+
+
+@register_gradient("dist.grouped_outer")
+def _grouped_outer(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Differentiate by the rows of both operands; the ids have no gradient."""
+    x, y, ids = call.args
+    groups = int(call.attrs["groups"])
+    turned = builder.emit(permute_dims(grad, [0, 2, 1]))
+    by_x = grouped_matmul(y, turned, ids, groups)
+    return [by_x, grouped_matmul(x, grad, ids, groups), None]
 
 
 @register_gradient("outer")
