@@ -51,7 +51,7 @@ _ALONG_DIM = {
 
 
 class _Kind(Enum):
-    """What the value of a node is, in terms of the sort."""
+    """Role of a node's value in the sorted region."""
 
     PAIR = "sorted ids and permutation"
     SORTED = "sorted ids"
@@ -69,7 +69,7 @@ class _NotSeparate(Exception):
 
 @dataclass(frozen=True)
 class Substitute:
-    """What is computed in place of a node.
+    """Replacement of the value of a node.
 
     Attributes
     ----------

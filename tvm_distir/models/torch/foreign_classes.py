@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Stand in for classes and operators of other packages that an archive names.
+"""Register stand-ins for classes and operators of other packages that an archive names.
 
 A model of `transformers` returns a class of that package, and its experts call an operator of it;
 ``torch.export.load`` refuses an archive that names what no imported package has registered. The
