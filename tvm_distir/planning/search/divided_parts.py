@@ -39,7 +39,8 @@ def parts_text(module: ir.IRModule, plan: Plan) -> str:
     }
     totals: dict[str, list[int]] = {"data": [0, 0], "weights": [0, 0], "states": [0, 0]}
     functions = {function for function, _ in placements}
-    for name, fn in relax_functions(module):
+    for variable, fn in relax_functions(module):
+        name = str(variable.name_hint)
         if name not in functions and not (name == "main" and None in functions):
             continue
         data = set(data_positions(fn, name))
