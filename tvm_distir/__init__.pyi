@@ -16,6 +16,8 @@ from .execution.runtime.program.sharded import ShardedArray as ShardedArray
 from .execution.runtime.program.timing import measure as measure
 from .execution.verification.verifying import verify as verify
 from .interface.analysis import analyze as analyze
+from .interface.explain.shard_map import visualize as visualize
+from .interface.ir_display import show as show
 from .interface.report.comparison import compare as compare
 from .models import zoo as zoo
 from .models.export.stablehlo import to_stablehlo as to_stablehlo

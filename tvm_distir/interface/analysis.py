@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,22 +27,33 @@ from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.performance import Program, Result, export, step_flops
 from tvm_distir.planning import Study
-from tvm_distir.support import Stopwatch, UsageError
+from tvm_distir.support import Column, DataTable, Displayed, Stopwatch, UsageError
+from tvm_distir.support.display import units
 
 from .report.collect import analysis_of, batch_of
 from .report.document import to_dict, to_json
+from .report.html import to_html
 from .report.model import Analysis
 from .report.text import to_text
 from .report.verdict import to_verdict
 
 LEAST_WAITING = 0.25
 """Smallest share of exposed communication for which a single device is analyzed too."""
+_FRAME_PIXELS = 700
+_OPS = (
+    Column("op", "op"),
+    Column("count", "count", str),
+    Column("time_s", "time", units.duration),
+    Column("flops", "FLOPs", units.count),
+    Column("bytes_moved", "bytes moved", units.size),
+    Column("bound_by", "bound by"),
+)
 _DEFAULTS = (False, "framework")
 """Values of options that a command leaves out."""
 
 
 @dataclass(frozen=True)
-class AnalysisResult:
+class AnalysisResult(Displayed):
     """Result of analyzing the step of a model.
 
     Attributes
@@ -107,8 +119,25 @@ class AnalysisResult:
         """Return the tables that ``tvm-distir analyze`` prints."""
         return to_text(self.report)
 
-    def __str__(self) -> str:
-        return self.to_text()
+    def to_html(self) -> str:
+        """Return the page that ``tvm-distir analyze --report`` writes."""
+        return to_html(self.report)
+
+    def _repr_html_(self) -> str:
+        """Return the report as a frame of a notebook."""
+        page = html.escape(self.to_html(), quote=True)
+        return f'<iframe srcdoc="{page}" width="100%" height="{_FRAME_PIXELS}"></iframe>'
+
+    def _headline(self) -> str:
+        return self.summary
+
+    def _tables(self) -> list[DataTable]:
+        """Return the time by op on a device of the busiest group."""
+        rows = [[getattr(op, column.name) for column in _OPS] for op in self.report.ops_by_time]
+        return [DataTable("Time by op", _OPS, rows)]
+
+    def _draw(self, axes: Any) -> None:
+        self.simulation.plot(axes)
 
 
 def analyze(

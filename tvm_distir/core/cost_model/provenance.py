@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .constants import DEVICE_CONSTANTS, MEANINGS, Constant, ConstantSpec
 from .hardware import ASSUMED, Device
-
-if TYPE_CHECKING:
-    from .system import System
 
 NO_SOURCE = "no source is stated"
 _LISTED_ELSEWHERE = ("kernel_times", "constants", "sources")
@@ -45,7 +42,7 @@ class SourcedNumber(NamedTuple):
         return self.source.lower().startswith(ASSUMED)
 
 
-def sourced_numbers(system: System) -> tuple[SourcedNumber, ...]:
+def sourced_numbers(system: Any) -> tuple[SourcedNumber, ...]:
     """Return all numbers of a system with their sources."""
     numbers = [
         SourcedNumber(name, value, "", "", _source(system.sources, name))
@@ -66,7 +63,7 @@ def _forms(device: Device) -> Iterator[SourcedNumber]:
                 yield SourcedNumber(f"kernels.{kernel_class}.{dtype}", numbers, "", "", form.source)
 
 
-def _constants(system: System) -> Iterator[SourcedNumber]:
+def _constants(system: Any) -> Iterator[SourcedNumber]:
     rows: list[tuple[Mapping[str, Constant], Mapping[str, ConstantSpec]]] = [
         (system.device.constants, DEVICE_CONSTANTS), (system.constants, MEANINGS)
     ]  # fmt: skip

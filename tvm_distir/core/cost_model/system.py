@@ -13,7 +13,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.support import HardwareError
+from tvm_distir.support import DataTable, Displayed, HardwareError
 
 from .constants import Constant, value_of
 from .hardware import (
@@ -30,6 +30,7 @@ from .hardware import (
 from .links import far_time_s, near_time_s
 from .network import GroupLayout, GroupTopology, check_kind, layout_of, nic_sharing, spread
 from .rates import Rate, form_rate, rate
+from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse
 from .tiers import Crossing, curve_time_s, tiered_time_s
 
@@ -58,7 +59,7 @@ class Roofline:
 
 
 @dataclass(frozen=True)
-class System:
+class System(Displayed):
     """A hardware system, described as data.
 
     Attributes
@@ -118,6 +119,15 @@ class System:
     def from_dict(data: Mapping[str, Any], place: str = "system") -> System:
         """Make a system of the content of its JSON file. Errors as in :meth:`load`."""
         return parse(data, place, System)
+
+    def _headline(self) -> str:
+        return system_headline(self)
+
+    def _tables(self) -> list[DataTable]:
+        return system_tables(self)
+
+    def _draw(self, axes: Any) -> None:
+        draw_system(self, axes)
 
     @property
     def memory_capacity_bytes(self) -> int:

@@ -12,9 +12,10 @@ from typing import Any
 
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.support import Faults, MeshError, PlanError, nearest
+from tvm_distir.support import DataTable, Displayed, Faults, MeshError, PlanError, nearest
 
 from .partition_spec import PartitionSpec, read_placement
+from .plan_display import draw_plan, plan_headline, plan_tables
 from .plan_writer import plan_dict, save_plan
 from .reading import load_plan, read_own_rules, read_plan
 from .recomputation import read_plan_policies
@@ -22,7 +23,7 @@ from .schema import DEFAULT_MESH, MeshSpec, PlanRule, check_rule, faults_of_plan
 
 
 @dataclass(frozen=True, init=False)
-class Plan:
+class Plan(Displayed):
     """Meshes, and rules that place tensors on them; a name takes precedence over a pattern.
 
     Parameters
@@ -182,6 +183,15 @@ class Plan:
     def load(path: str | Path) -> Plan:
         """Read a plan from a JSON file; see :func:`.reading.load_plan`."""
         return load_plan(path, Plan)
+
+    def _headline(self) -> str:
+        return plan_headline(self)
+
+    def _tables(self) -> list[DataTable]:
+        return plan_tables(self)
+
+    def _draw(self, axes: Any) -> None:
+        draw_plan(self, axes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; :meth:`from_dict` gives an equal plan."""

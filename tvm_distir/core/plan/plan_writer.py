@@ -16,7 +16,7 @@ from .schema import SCHEMA_VERSION, MeshSpec, PlanRule, labels_text
 
 
 class PlanLike(Protocol):
-    """The interface of a plan that is written."""
+    """The interface of a plan that is written or shown."""
 
     @property
     def meshes(self) -> Sequence[MeshSpec]:

@@ -24,7 +24,6 @@ from .options import (
 )
 from .outputs import add_force
 from .resumable import begin, check_resume, outputs_of, settings_of
-from .search_text import search_text
 from .stages import training_keywords
 from .terminal import put, say
 
@@ -244,7 +243,7 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is not None:
         for file in folder.finish(result):
             say(f"wrote {file}")
-    put(json.dumps(result.to_dict(), indent=1) if arguments.json else search_text(result))
+    put(json.dumps(result.to_dict(), indent=1) if arguments.json else result.to_text())
     if report is not None:
         from tvm_distir.interface.report.search_page import search_page
 

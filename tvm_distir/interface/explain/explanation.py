@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+import html
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvm_distir.core import dims_remedy
+from tvm_distir.support import Column, DataTable, Displayed
 
 from .findings import AxisReason, ChainStep, Dim, ExplainedCollective, OtherPlacement, Resharding
 
@@ -16,7 +19,7 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Displayed):
     """The explanation of a value.
 
     Attributes
@@ -86,11 +89,57 @@ class Explanation:
         data["specialisations"] = dict(self.specialisations)
         return {"schema_version": SCHEMA_VERSION, **data}
 
+    def _repr_html_(self) -> str:
+        """Return the tables, with the shards by device."""
+        return f"{super()._repr_html_()}<pre>{html.escape(self.picture)}</pre>"
+
     def to_text(self) -> str:
         """Return a page of text, ending with a newline."""
         return "\n".join(_lines(self)) + "\n"
 
+    def _headline(self) -> str:
+        return "\n".join(itertools.takewhile(bool, _lines(self)))
 
+    def _tables(self) -> list[DataTable]:
+        """Return the costs of alternatives, and the reason for each axis."""
+        reasons = [[x.axis, x.size, x.label, x.reason, x.annotation or None] for x in self.axes]
+        costs = [
+            [x.axis, x.label, x.becomes, x.price, x.wire_bytes, x.flops, x.memory_bytes,
+             x.held_bytes, x.impossible or None]
+            for x in self.alternatives
+        ]  # fmt: skip
+        return [
+            DataTable("Alternative placements", _COSTS, costs),
+            DataTable("Reasons", _REASON_COLUMNS, reasons),
+        ]
+
+    def _draw(self, axes: Any) -> None:
+        """Draw the cost of each alternative placement over that of the current."""
+        known = [x for x in self.alternatives if x.price is not None]
+        axes.barh([f"{x.axis}: {x.label}" for x in known], [x.price for x in known])
+        axes.axvline(0, color="black")
+        axes.set(xlabel="added cost (wire bytes)", title=f"{self.name}: {self.placement}")
+        axes.invert_yaxis()
+
+
+_COSTS = (
+    Column("axis", "axis"),
+    Column("label", "label"),
+    Column("becomes", "becomes"),
+    Column("cost_wire_bytes", "cost", "{:+,.0f}".format),
+    Column("wire_bytes", "wire bytes", "{:+,}".format),
+    Column("flops", "FLOPs", "{:+,}".format),
+    Column("memory_bytes", "memory bytes", "{:+,}".format),
+    Column("parameter_bytes", "parameter bytes", "{:+,}".format),
+    Column("infeasible", "infeasible"),
+)
+_REASON_COLUMNS = (
+    Column("axis", "axis"),
+    Column("size", "size", str),
+    Column("label", "label"),
+    Column("reason", "reason"),
+    Column("annotation", "annotation"),
+)
 _REASONS = {
     "annotated": "annotated here",
     "followed": "from {annotation}",

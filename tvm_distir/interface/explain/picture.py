@@ -121,10 +121,7 @@ def picture(shape: Sequence[Any], labels: Sequence[int] | str, mesh: DeviceMesh)
     form = parse_placement(labels) if isinstance(labels, str) else tuple(labels)
     shards = parts(shape, form, mesh)
     counts = shard_counts(form, mesh_shape(mesh), len(shape))
-    if len(shape) in (1, 2):
-        lines = _grid(shards, counts)
-    else:
-        lines = _table(shards, counts)
+    lines = shard_lines(shards, counts)
     partial = [i for i, label in enumerate(form) if label == P]
     if partial:
         axes = " and ".join(str(i) for i in partial)
@@ -152,14 +149,28 @@ def ids_text(devices: Sequence[int]) -> str:
     return ", ".join(words)
 
 
-def _range(part: HeldShard, dim: int, counts: Sequence[int]) -> str:
+def shard_lines(shards: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
+    """Draw shards as lines: a grid for one or two dims, a table of index ranges otherwise.
+
+    Parameters
+    ----------
+    shards : sequence of HeldShard
+    counts : sequence of int
+        The number of shards of each dim.
+    """
+    complete = len(shards) == math.prod(counts)
+    return _grid(shards, counts) if len(counts) in (1, 2) and complete else _table(shards, counts)
+
+
+def bounds_text(part: HeldShard, dim: int, counts: Sequence[int]) -> str:
+    """Return the index range of a shard along a dim."""
     cut = part.bounds[dim]
     if cut is not None:
         return f"{cut[0]}:{cut[1]}"
     return ":" if counts[dim] == 1 else f"{part.position[dim] + 1}/{counts[dim]}"
 
 
-def _shortened(count: int) -> list[int | None]:
+def shown_numbers(count: int) -> list[int | None]:
     """Return the numbers to show of ``count`` rows or columns, None where some are left out."""
     if count <= MOST_CELLS:
         return list(range(count))
@@ -171,19 +182,19 @@ def _grid(shards: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
     """Draw the shards of dim 0 as rows and those of dim 1 as columns; a vector is a row."""
     by_position = {part.position: part for part in shards}
     vector = len(counts) == 1
-    across = _shortened(counts[-1])
-    down: list[int | None] = [0] if vector else _shortened(counts[0])
+    across = shown_numbers(counts[-1])
+    down: list[int | None] = [0] if vector else shown_numbers(counts[0])
 
     def part_at(row: int, column: int) -> HeldShard:
         return by_position[(column,) if vector else (row, column)]
 
-    head = [""] + ["..." if c is None else _range(part_at(0, c), -1, counts) for c in across]
+    head = [""] + ["..." if c is None else bounds_text(part_at(0, c), -1, counts) for c in across]
     rows = [head]
     for r in down:
         if r is None:
             rows.append(["..."] * len(head))
             continue
-        name = "" if vector else _range(part_at(r, 0), 0, counts)
+        name = "" if vector else bounds_text(part_at(r, 0), 0, counts)
         cells = ["..." if c is None else ids_text(part_at(r, c).devices) for c in across]
         rows.append([name, *cells])
     if vector:
@@ -197,7 +208,7 @@ def _grid(shards: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
 def _table(shards: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
     rows = [["devices", *[f"dim {d}" for d in range(len(counts))]]]
     for part in shards[:MOST_ROWS]:
-        ranges = [_range(part, d, counts) for d in range(len(counts))]
+        ranges = [bounds_text(part, d, counts) for d in range(len(counts))]
         rows.append([ids_text(part.devices), *ranges])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(word.ljust(n) for word, n in zip(row, widths)) for row in rows]

@@ -41,7 +41,7 @@ def search_page(result: SearchResult, title: str, limit_bytes: int) -> str:
         plot=front_plot(result, limit_bytes),
         plans=[_cells(plan.row) for plan in result.plans],
         why=[
-            [f"{x.weight} ({x.entry})", x.alike, x.form, x.other, seconds(x.dearer_s)]
+            [f"{x.weight} ({x.entry})", x.alike, x.form, x.other, units.difference(x.dearer_s)]
             for x in result.why
         ],
         rejected=[[row.candidate.key, row.state, row.why] for row in result.rows if row.why],
@@ -107,11 +107,6 @@ def front_plot(result: SearchResult, limit_bytes: int) -> FrontPlot | None:
         words = f"{row.candidate.key}: {units.duration(time_s)}, {row.state}"
         dots.append((kind, place(time_s, peak_bytes), f"{words}, {units.size(peak_bytes)}"))
     return FrontPlot([("axis", base, top), ("axis", base, end), limit], ticks, front, dots)
-
-
-def seconds(value_s: float) -> str:
-    """Format a difference of times with its sign."""
-    return f"{'-' if value_s < 0 else '+'}{units.duration(abs(value_s))}"
 
 
 def _ticks(most: float, unit: float = 1.0) -> list[float]:

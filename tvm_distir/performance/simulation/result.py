@@ -15,9 +15,11 @@ from tvm_distir.performance.traces.files import trace_form, write_file
 from tvm_distir.performance.traces.kineto import chrome_trace, hta_pages
 from tvm_distir.performance.traces.perfetto import write_perfetto
 from tvm_distir.performance.traces.records import Event
+from tvm_distir.support import DataTable, Displayed
 
 from .device_results import Branch, CollectiveTotal, DeviceGroupResult
 from .devices import Devices
+from .result_display import draw_result, result_headline, result_tables
 
 SCHEMA_VERSION = 1
 
@@ -48,7 +50,7 @@ class PipelineResult:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Displayed):
     """Result of a simulated step.
 
     Attributes
@@ -110,6 +112,19 @@ class Result:
     def memory_timeline(self) -> dict[int, tuple[tuple[float, int], ...]]:
         """Return the live memory over time of the first device of every lane."""
         return {lane.devices[0]: lane.memory for lane in self.lanes}
+
+    def _headline(self) -> str:
+        return result_headline(self)
+
+    def _tables(self) -> list[DataTable]:
+        return result_tables(self)
+
+    def _draw(self, axes: Any) -> None:
+        draw_result(self, axes)
+
+    def to_pandas(self) -> Any:
+        """Return a row per device as a ``pandas.DataFrame`` (DIST0111 without pandas)."""
+        return result_tables(self, None)[0].to_pandas()
 
     def to_dict(self) -> dict[str, Any]:
         """Give the content of the JSON of ``tvm-distir simulate``."""

@@ -10,9 +10,17 @@ from typing import Any
 
 from tvm_distir.core import Plan
 from tvm_distir.performance import Result
+from tvm_distir.support import DataTable, Displayed
 
 from .candidates import Candidate
 from .min_marginals import MinMarginal
+from .search_display import (
+    candidate_table,
+    draw_search,
+    placement_table,
+    plan_table,
+    search_headline,
+)
 
 SOLVED, MEMORY, BOUND, REFUSED, LEFT = "solved", "memory", "bound", "refused", "left"
 """The states of a candidate: it has a plan; nothing fits; it cannot be better; the model cannot be
@@ -154,7 +162,7 @@ class FoundPlan:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Displayed):
     """Outcome of a search.
 
     Attributes
@@ -206,6 +214,25 @@ class SearchResult:
     def least_s(self) -> float:
         """Return a lower bound on the time of all plans of the space."""
         return min((row.least_s for row in self.rows), default=0.0)
+
+    def _headline(self) -> str:
+        return search_headline(self)
+
+    def _tables(self) -> list[DataTable]:
+        return [plan_table(self), placement_table(self)]
+
+    def _draw(self, axes: Any) -> None:
+        draw_search(self, axes)
+
+    def to_pandas(self) -> Any:
+        """Return a row per candidate as a ``pandas.DataFrame`` (DIST0111 without pandas)."""
+        return candidate_table(self).to_pandas()
+
+    def to_text(self) -> str:
+        """Return the tables that ``tvm-distir search`` prints."""
+        plans = [line[2:] for line in plan_table(self).to_lines()[1:]]
+        reasons = ["", *placement_table(self).to_lines()] if self.why else []
+        return "\n".join([*plans, "", self._headline(), *reasons]) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
         """Give the content of ``search.json``."""

@@ -56,6 +56,11 @@ def duration(value_s: float) -> str:
     return f"{sign}{_three(value_s / 1e-9)} ns"
 
 
+def difference(value_s: float) -> str:
+    """Format a difference of times with its sign: ``+12.3 ms``."""
+    return f"{'-' if value_s < 0 else '+'}{duration(abs(value_s))}"
+
+
 def share(part: float, whole: float) -> str:
     """Format a share in percent, with one decimal below ten: ``4.2%``."""
     if whole <= 0:

@@ -62,7 +62,7 @@ def test_plans_are_taken_by_analyze(tmp_path: Path, capsys: pytest.CaptureFixtur
     capsys.readouterr()
     page = tmp_path / "found.html"
     again = said(["-o", str(folder), "--resume", "--why", "--report", str(page)], capsys)
-    again, why = again.split("cost added by the second-best placement of each weight")
+    again, why = again.split("Cost added by the second-best placement of each weight")
     assert "mlp.up_proj.weight" in why
     assert "<svg" in page.read_text() and "mlp.up_proj.weight" in page.read_text()
     head = ["#", "plan", "divides", "step", "compute", "comm", "cost", "gap", "peak"]

@@ -1,0 +1,56 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Show systems: their numbers with sources, and the roofline of a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_distir.support import Column, DataTable
+from tvm_distir.support.display import units
+
+from .provenance import sourced_numbers
+
+_INTENSITY = (1.0, 1e4)
+"""FLOP per byte at the ends of a roofline."""
+
+
+def system_headline(system: Any) -> str:
+    """Return the name, the device and the networks of a system."""
+    near = system.intra_node
+    return (
+        f"{system.name}: {system.description}\n"
+        f"device {system.device.name}: {units.size(system.memory_capacity_bytes)}, "
+        f"{units.count(system.memory_bandwidth_bytes_per_s, 'B/s')}; "
+        f"{near.devices_per_node} devices per node; kernel profile {system.kernels}"
+    )
+
+
+def system_tables(system: Any) -> list[DataTable]:
+    """Return the numbers of a system with their sources."""
+    columns = (Column("name", "name"), Column("value", "value"), Column("unit", "unit"),
+               Column("source", "source"))  # fmt: skip
+    rows = [
+        [number.name, number.value if isinstance(number.value, float) else str(number.value),
+         number.unit or None, number.source]
+        for number in sourced_numbers(system)
+    ]  # fmt: skip
+    return [DataTable(f"{len(rows)} numbers", columns, rows)]
+
+
+def draw_system(system: Any, axes: Any) -> None:
+    """Draw the roofline of a device: peak FLOP/s by arithmetic intensity, for each dtype.
+
+    The attainable rate is ``min(peak, intensity * bandwidth)`` (Williams et al., "Roofline", 2009).
+    """
+    bandwidth = system.memory_bandwidth_bytes_per_s
+    for dtype in system.device.matmul_TFLOPs:
+        peak = system.peak_flops_per_s(dtype)
+        ridge = min(max(peak / bandwidth, _INTENSITY[0]), _INTENSITY[1])
+        points = [_INTENSITY[0], ridge, _INTENSITY[1]]
+        axes.plot(points, [min(peak, x * bandwidth) for x in points], label=dtype)
+    axes.set(
+        xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="FLOP/s of a device",
+        title=system.name,
+    )  # fmt: skip
+    axes.legend()

@@ -1,0 +1,247 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Draw which device, on which node, holds which part of a value (``td.visualize``)."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core import (
+    MAIN,
+    MeshSpec,
+    P,
+    Plan,
+    System,
+    all_bindings,
+    labels_of,
+    mesh_index,
+    placement_text,
+    plan_of_meshes,
+    relax_functions,
+    shard_counts,
+    static_shape,
+)
+from tvm_distir.execution import ShardedArray
+from tvm_distir.interface.ir_display import partial_states
+from tvm_distir.support import PropagationError, UsageError, nearest
+from tvm_distir.support.display import units
+
+from .picture import HeldShard, bounds_text, ids_text, parts, shard_lines, shown_numbers
+
+Bounds = tuple[tuple[int, int], ...]
+_COLOURS = ("#cfe3f7", "#fbe0c4", "#d5ecd0", "#f6d2d5", "#e2d7ee", "#eee3b8", "#cdebe9", "#e3e3e3")
+"""Backgrounds of the devices of a node, in turn."""
+
+
+@dataclass(frozen=True)
+class ShardMap:
+    """The shards of a value, with the devices and nodes that hold them.
+
+    Attributes
+    ----------
+    title : str
+        The value, its shape and its placement.
+    shards : tuple of HeldShard
+        In row-major order of their positions.
+    counts : tuple of int
+        The number of shards of each dim.
+    devices_per_node : int, optional
+        None where the system is not known.
+    """
+
+    title: str
+    shards: tuple[HeldShard, ...]
+    counts: tuple[int, ...]
+    devices_per_node: int | None = None
+
+    @property
+    def nodes(self) -> dict[int, tuple[int, ...]]:
+        """Return the devices that hold parts by node; empty where the system is not known."""
+        result: dict[int, tuple[int, ...]] = {}
+        if self.devices_per_node is not None:
+            for device in sorted({device for shard in self.shards for device in shard.devices}):
+                node = device // self.devices_per_node
+                result[node] = (*result.get(node, ()), device)
+        return result
+
+    def __str__(self) -> str:
+        nodes = [f"node {node}: devices {ids_text(ids)}" for node, ids in self.nodes.items()]
+        lines = [self.title, *shard_lines(self.shards, self.counts), *nodes]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        """Return a grid of the shards, coloured by node."""
+        legend = "".join(
+            f'<span style="background:{self._colour(node)};padding:2px 8px">node {node}</span> '
+            for node in self.nodes
+        )
+        columns = self.counts[-1] if self.counts else 1
+        by_row: dict[tuple[int, ...], dict[int, HeldShard]] = {}
+        for shard in self.shards:
+            column = shard.position[-1] if shard.position else 0
+            by_row.setdefault(shard.position[:-1], {})[column] = shard
+        across, rows = shown_numbers(columns), list(by_row.values())
+        body = [
+            "".join(self._cell(None if c is None else row.get(c)) for c in across)
+            for row in (rows[i] if i is not None else {} for i in shown_numbers(len(rows)))
+        ]
+        lines = "".join(f"<tr>{row}</tr>" for row in body)
+        table = f'<table style="border-collapse:collapse">{lines}</table>'
+        return f"<p>{html.escape(self.title)}</p>{table}<p>{legend}</p>"
+
+    def _cell(self, shard: HeldShard | None) -> str:
+        style = "border:1px solid #888;padding:6px 10px;text-align:center"
+        if shard is None:
+            return f'<td style="{style}">...</td>'
+        box = ", ".join(bounds_text(shard, dim, self.counts) for dim in range(len(self.counts)))
+        by_node: dict[int, list[int]] = {}
+        for device in shard.devices:
+            by_node.setdefault(self._node(device), []).append(device)
+        held = " ".join(
+            f'<span style="background:{self._colour(node)};padding:0 4px">{ids_text(ids)}</span>'
+            for node, ids in by_node.items()
+        )
+        return f'<td style="{style}">[{html.escape(box)}]<br>{held}</td>'
+
+    def _node(self, device: int) -> int:
+        return 0 if self.devices_per_node is None else device // self.devices_per_node
+
+    def _colour(self, node: int) -> str:
+        return _COLOURS[node % len(_COLOURS)]
+
+
+def visualize(
+    value: ShardedArray | ir.IRModule | Sequence[Any],
+    name: Any = None,
+    mesh: Any = None,
+    *,
+    system: System | str | None = None,
+) -> ShardMap:
+    """Draw which device holds which part of a value, as text and in colours in notebooks.
+
+    Parameters
+    ----------
+    value : ShardedArray, IRModule or shape
+        An output of :func:`tvm_distir.run` with ``outputs="sharded"``; a module at level 3 or 4; or
+        the shape of a tensor.
+    name : str or PartitionSpec
+        Of a module, the value: ``variable``, or ``function/variable``. Of a shape, the placement:
+        ``"S[0], R"`` or ``td.P("dp", None)``.
+    mesh : mapping of str to int
+        Of a shape, the axes of the mesh.
+    system : System or str, optional
+        Its nodes are shown.
+
+    Returns
+    -------
+    ShardMap
+
+    Raises
+    ------
+    PropagationError
+        DIST0430 the module has no such distributed value.
+    UsageError
+        DIST0151 the arguments do not fit.
+    MeshError
+        The placement cannot be read, or does not fit.
+
+    Examples
+    --------
+    >>> print(td.visualize((8, 6), td.P("dp", "tp"), {"dp": 2, "tp": 2}))
+    8 x 6, S[0], S[1] on mesh0 (dp=2, tp=2)
+        | 0:3 | 3:6
+    ----+-----+----
+    0:4 | 0   | 1
+    4:8 | 2   | 3
+    """
+    known = System.known(system)
+    nodes = None if known is None else known.intra_node.devices_per_node
+    if isinstance(value, ShardedArray):
+        return _of_array(value, nodes)
+    if isinstance(value, ir.IRModule):
+        return _of_module(value, str(name), nodes)
+    if name is None or mesh is None:
+        raise UsageError(
+            "DIST0151",
+            "a shape needs a placement and a mesh",
+            place="visualize",
+            remedy='Write td.visualize((8, 6), td.P("dp"), {"dp": 2}).',
+        )
+    plan = Plan(mesh=mesh, rules={"value": name})
+    labels, spec = plan.rules[0].closed_labels, plan.meshes[0]
+    title = f"{units.shape(tuple(value))}, {_placement_words(labels, spec)}"
+    shards = parts(value, labels, spec.device_mesh())
+    return ShardMap(title, tuple(shards), _counts(labels, spec.shape, len(value)), nodes)
+
+
+def _placement_words(labels: Sequence[int], mesh: MeshSpec) -> str:
+    axes = ", ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
+    return f"{placement_text(labels)} on {mesh.name} ({axes})"
+
+
+def _counts(labels: Sequence[int], sizes: Sequence[int], ndim: int) -> tuple[int, ...]:
+    return tuple(shard_counts(labels, sizes, ndim))
+
+
+def _of_array(array: ShardedArray, nodes: int | None) -> ShardMap:
+    """Return the map of an array by the boxes that its ranks hold."""
+    if array.shape is None or set(array.boxes) != set(array.parts):
+        raise UsageError(
+            "DIST0151",
+            "the index range of each shard is unknown",
+            place="visualize",
+            remedy='Pass an output of td.run with outputs="sharded".',
+        )
+    starts = [sorted({box[dim] for box in array.boxes.values()}) for dim in range(len(array.shape))]
+    devices: dict[Bounds, list[int]] = {}
+    for rank, box in array.boxes.items():
+        devices.setdefault(tuple(box), []).append(rank)
+    shards = [
+        HeldShard(
+            tuple(starts[dim].index(cut) for dim, cut in enumerate(box)), box, tuple(sorted(ranks))
+        )
+        for box, ranks in devices.items()
+    ]
+    shards.sort(key=lambda shard: shard.position)
+    counts = tuple(len(cuts) for cuts in starts)
+    return ShardMap(f"{units.shape(array.shape)}, sharded array", tuple(shards), counts, nodes)
+
+
+def _of_module(mod: ir.IRModule, name: str, nodes: int | None) -> ShardMap:
+    """Return the map of a distributed value of a module."""
+    function, _, variable = name.rpartition("/")
+    values: dict[str, Any] = {}
+    for gv, fn in relax_functions(mod):
+        for var in (*fn.params, *(binding.var for binding in all_bindings(fn.body))):
+            if isinstance(var.ty, DTensorType):
+                values.setdefault(f"{gv.name_hint}/{var.name}", var)
+    key = f"{function or MAIN}/{variable}"
+    if key not in values:
+        raise PropagationError(
+            "DIST0430",
+            f'the module has no distributed value "{key}"',
+            place="visualize",
+            remedy=nearest(key, values),
+        )
+    ty = values[key].ty
+    spec = plan_of_meshes(mod).meshes[mesh_index(mod, ty.device_mesh)]
+    labels, shape = list(labels_of(ty.placement)), static_shape(ty)
+    state = partial_states(mod).get(function or MAIN)
+    for axis in state.of(values[key])[0] if state is not None else ():
+        labels[axis] = P
+    if shape is None:
+        raise PropagationError(
+            "DIST0430",
+            f'the shape of "{key}" is unknown',
+            place="visualize",
+            remedy="Name a value with a known shape.",
+        )
+    title = f"{key}: {units.shape(shape)}, {_placement_words(labels, spec)}"
+    shards = parts(shape, labels, ty.device_mesh)
+    return ShardMap(title, tuple(shards), _counts(labels, spec.shape, len(shape)), nodes)

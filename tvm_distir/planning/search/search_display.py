@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Show the result of a search: its plans, its candidates, and the costs of other placements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_distir.support import Column, DataTable
+from tvm_distir.support.display import units
+
+
+def _share(value: float) -> str:
+    return units.share(value, 1.0)
+
+
+_PLANS = (
+    Column("number", "#", str),
+    Column("plan", "plan"),
+    Column("divides", "divides"),
+    Column("time_s", "step", units.duration),
+    Column("compute_share", "compute", _share),
+    Column("comm_share", "comm", _share),
+    Column("price_s", "cost", units.duration),
+    Column("gap", "gap", lambda gap: f"{100 * gap:.2f}%"),
+    Column("peak_bytes", "peak", units.size),
+)
+_CANDIDATES = (
+    Column("candidate", "candidate"),
+    Column("state", "state"),
+    Column("stages", "stages", str),
+    Column("micro_batches", "micro-batches", str),
+    Column("recompute", "recompute"),
+    Column("time_s", "step", units.duration),
+    Column("peak_bytes", "peak", units.size),
+    Column("least_s", "lower bound", units.duration),
+    Column("why", "reason"),
+)
+_PLACEMENTS = (
+    Column("weight", "weight"),
+    Column("count", "count", str),
+    Column("placement", "placement"),
+    Column("second_best", "second best"),
+    Column("added_cost_s", "added cost", units.difference),
+)
+
+
+def plan_table(result: Any) -> DataTable:
+    """Return the plans, the fastest first."""
+    rows = []
+    for number, plan in enumerate(result.plans, 1):
+        row = plan.row
+        name = " = ".join([row.candidate.key, *plan.also]) + (f" ({row.why})" if row.why else "")
+        rows.append(
+            [number, name, row.parts or None, plan.time_s, *row.shares, row.price_s, row.gap,
+             row.peak_bytes or 0]
+        )  # fmt: skip
+    return DataTable("Plans", _PLANS, rows)
+
+
+def candidate_table(result: Any) -> DataTable:
+    """Return everything that was enumerated."""
+    rows = [
+        [row.candidate.key, row.state, row.candidate.stages, row.candidate.micro_batches,
+         row.candidate.recompute, row.time_s, row.peak_bytes, row.least_s, row.why or None]
+        for row in result.rows
+    ]  # fmt: skip
+    return DataTable("Candidates", _CANDIDATES, rows)
+
+
+def placement_table(result: Any) -> DataTable:
+    """Return what the second-best placement of each weight costs."""
+    rows = [
+        [f"{why.weight} ({why.entry})", why.alike, why.form, why.other, why.dearer_s]
+        for why in result.why
+    ]
+    title = "Cost added by the second-best placement of each weight"
+    return DataTable(title, _PLACEMENTS, rows)
+
+
+def search_headline(result: Any) -> str:
+    """Return the number of candidates by outcome, the lower bound, and the baseline."""
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
+    lines = [f"candidates: {counts}" + ("" if result.complete else " (stopped early)")]
+    if result.plans and result.least_s:
+        lines.append(f"lower bound of the step time: {units.duration(result.least_s)}")
+    if result.baseline is not None and result.baseline.time_s and result.plans:
+        other, best = result.baseline.time_s, result.plans[0].time_s
+        lines.append(
+            f"compared with {result.baseline.why} on {result.baseline.candidate.key}: "
+            f"{units.duration(other)}, {100 * (best / other - 1):+.1f}%"
+            + ("" if result.baseline.state == "solved" else "; does not fit")
+        )
+    return "\n".join(lines)
+
+
+def draw_search(result: Any, axes: Any) -> None:
+    """Draw the simulated candidates by time and peak memory, and the Pareto front."""
+    rows = [row for row in result.rows if row.time_s is not None and row.peak_bytes is not None]
+    for state in sorted({row.state for row in rows}):
+        chosen = [row for row in rows if row.state == state]
+        axes.scatter(
+            [(row.time_s or 0.0) * 1e3 for row in chosen],
+            [(row.peak_bytes or 0) / 2**30 for row in chosen],
+            label=state,
+        )
+    front = [((row.time_s or 0.0) * 1e3, (row.peak_bytes or 0) / 2**30) for row in result.front]
+    axes.step([x for x, _ in front], [y for _, y in front], where="post", label="Pareto front")
+    axes.set(xlabel="step (ms)", ylabel="peak memory per device (GiB)", title="candidates")
+    axes.legend()
