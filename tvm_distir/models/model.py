@@ -140,8 +140,9 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     _, keys = split_keys(spec, spec)
     if batch is not None:
         keys["batch"] = str(batch)
+    keys, caches = zoo.split_serve_keys(spec, keys)
     config = read_config(read_json(file, _no_config), str(file), keys)
-    mod = zoo.build_decoder(config)
+    mod = zoo.build_decoder(config, caches)
     return Model(mod, file.resolve().parent.name, "huggingface")
 
 

@@ -13,6 +13,7 @@ from tvm_distir.support import ModelError, nearest
 
 from . import (
     bert_model,
+    cached_model,
     decoder_model,
     gpt_model,
     llama_model,
@@ -23,6 +24,7 @@ from . import (
     vit_model,
 )
 from .bert_model import BertConfig
+from .cached_config import CacheConfig, serving_config, split_serve_keys
 from .configs import (
     GPT_DEFAULT_SIZE,
     GPT_PRESETS,
@@ -42,6 +44,7 @@ from .vit_model import VitConfig
 __all__ = [
     "NAMES",
     "BertConfig",
+    "CacheConfig",
     "DecoderConfig",
     "GptConfig",
     "LlamaConfig",
@@ -68,6 +71,7 @@ __all__ = [
     "qwen2",
     "qwen3",
     "resnet",
+    "split_serve_keys",
     "unet",
     "vit",
 ]
@@ -109,14 +113,15 @@ def llama(**keys: Any) -> ir.IRModule:
     **keys
         ``size``: tiny, 7b, 13b, 70b (Llama 2), 8b (default), 3-70b, 405b (Llama 3); and any
         field of :class:`LlamaConfig`, which overrides that of the size. Batch is 16, seq 2048,
-        dtype bfloat16 (tiny: seq 16, float32).
+        dtype bfloat16 (tiny: seq 16, float32). With ``entry="serve"`` it is the step of a serving
+        engine, :mod:`.cached_model`, with the fields of :class:`CacheConfig`.
 
     Raises
     ------
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return llama_model.build(config("llama", keys))
+    return _built("llama", keys, llama_model.build)
 
 
 def bert(**keys: Any) -> ir.IRModule:
@@ -174,14 +179,14 @@ def moe(**keys: Any) -> ir.IRModule:
     **keys
         ``size``: tiny, mixtral-8x7b (default), mixtral-8x22b; and any field of
         :class:`MoeConfig`, which overrides that of the size. Batch is 16, seq 2048, dtype bfloat16
-        (tiny: batch 4, seq 16, float32).
+        (tiny: batch 4, seq 16, float32). ``entry="serve"``: as :func:`llama`.
 
     Raises
     ------
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return moe_model.build(config("moe", keys))
+    return _built("moe", keys, moe_model.build)
 
 
 def unet(**keys: Any) -> ir.IRModule:
@@ -246,7 +251,7 @@ def _family(name: str) -> Callable[..., ir.IRModule]:
     """Return the function that builds a decoder of a family."""
 
     def make(**keys: Any) -> ir.IRModule:
-        return decoder_model.build(config(name, keys))
+        return _built(name, keys, decoder_model.build)
 
     make.__name__ = make.__qualname__ = name
     make.__doc__ = f"""Build a decoder of the family, ``main(input_ids, *weights) -> logits``.
@@ -259,7 +264,7 @@ def _family(name: str) -> Callable[..., ir.IRModule]:
     **keys
         ``size``: {", ".join(FAMILIES[name])} (the first by default); and any field of
         :class:`DecoderConfig`, which overrides that of the size. Batch is 16, seq 4096, dtype
-        bfloat16 (tiny: batch 4, seq 16, float32).
+        bfloat16 (tiny: batch 4, seq 16, float32). ``entry="serve"``: as :func:`llama`.
 
     Raises
     ------
@@ -308,6 +313,15 @@ _MODELS = {
 NAMES = tuple(_MODELS)
 
 
+def _built(name: str, keys: Mapping[str, Any], make: Callable[[Any], ir.IRModule]) -> ir.IRModule:
+    """Build a model from keys: forward, or its serving step."""
+    rest, caches = split_serve_keys(f"zoo:{name}", keys)
+    known = config(name, rest)
+    if caches is None:
+        return make(known)
+    return cached_model.build(serving_config(f"zoo:{name}", known, caches), caches)
+
+
 def config(name: str, keys: Mapping[str, Any]) -> Any:
     """Return the configuration of a model, such as :class:`GptConfig`, read from keys.
 
@@ -321,9 +335,11 @@ def config(name: str, keys: Mapping[str, Any]) -> Any:
     return configure(name, known.presets, known.usual, keys)
 
 
-def build_decoder(configuration: DecoderConfig) -> ir.IRModule:
-    """Build the decoder of a configuration."""
-    return decoder_model.build(configuration)
+def build_decoder(configuration: DecoderConfig, caches: CacheConfig | None = None) -> ir.IRModule:
+    """Build the decoder of a configuration, or its serving step with caches."""
+    if caches is None:
+        return decoder_model.build(configuration)
+    return cached_model.build(serving_config("config.json", configuration, caches), caches)
 
 
 def _check_name(name: str) -> None:

@@ -39,6 +39,18 @@ class PositionTables(NamedTuple):
     cos: Any
     sin: Any
 
+    @staticmethod
+    def split(x: Any, heads: int) -> Any:
+        """Split (batch, seq, heads * width) into (batch, heads, seq, width)."""
+        return split_heads(x, heads)
+
+    def mix(self, attention: AttentionBlock, q: Any, k: Any, v: Any) -> Any:
+        """Attend to all tokens: (batch, heads, seq, width) of each to (batch, seq, hidden)."""
+        config = attention.config
+        if not config.sinks and not config.score_cap:
+            return merge_heads(attend(q, k, v, self.mask, scale=config.scale))
+        return merge_heads(attention.attend_with_sinks(q, k, v, self.mask))
+
 
 def norm(width: int, config: DecoderConfig) -> RmsNorm:
     """Return the norm of a configuration over ``width`` elements."""
@@ -62,7 +74,7 @@ def windowed_mask(places: Any, window: int) -> Any:
     return emit(relax.op.logical_and(causal_mask(places)._expr, near._expr), "window_mask")
 
 
-class _Attention(nn.Module):  # type: ignore[misc]
+class AttentionBlock(nn.Module):  # type: ignore[misc]
     """Causal attention of queries, keys and values that a subclass projects."""
 
     def __init__(self, config: DecoderConfig, value_width: int) -> None:
@@ -74,14 +86,7 @@ class _Attention(nn.Module):  # type: ignore[misc]
         if config.sinks:
             self.sinks = nn.Parameter((config.heads,), config.dtype)
 
-    def attend(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
-        """Map (batch, heads, seq, width) of each to (batch, seq, hidden)."""
-        config = self.config
-        if not config.sinks and not config.score_cap:
-            return self.o_proj(merge_heads(attend(q, k, v, mask, scale=config.scale)))
-        return self.o_proj(merge_heads(self._attend_with_sinks(q, k, v, mask)))
-
-    def _attend_with_sinks(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
+    def attend_with_sinks(self, q: Any, k: Any, v: Any, mask: Any) -> Any:
         """Compute attention with capped scores, and with a learned logit per head."""
         config, dtype = self.config, q.dtype
         batch, heads, seq, width = q.shape
@@ -104,7 +109,7 @@ class _Attention(nn.Module):  # type: ignore[misc]
         return nn.op.reshape(mixed, (batch, heads, seq, v.shape[4]))
 
 
-class GroupedAttention(_Attention):
+class GroupedAttention(AttentionBlock):
     """Grouped-query attention, with biases and norms of heads where configured."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -122,17 +127,17 @@ class GroupedAttention(_Attention):
     def forward(self, x: Any, places: PositionTables) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
-        q = split_heads(self.q_proj(x), config.heads)
-        k = split_heads(self.k_proj(x), config.kv_heads)
-        v = split_heads(self.v_proj(x), config.kv_heads)
+        q = places.split(self.q_proj(x), config.heads)
+        k = places.split(self.k_proj(x), config.kv_heads)
+        v = places.split(self.v_proj(x), config.kv_heads)
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q = rotate(q, places.cos, places.sin, config)
         k = rotate(k, places.cos, places.sin, config)
-        return self.attend(q, k, v, places.mask)
+        return self.o_proj(places.mix(self, q, k, v))
 
 
-class LatentAttention(_Attention):
+class LatentAttention(AttentionBlock):
     """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1)."""
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -152,42 +157,46 @@ class LatentAttention(_Attention):
             config.kv_rank, heads * (config.nope_dim + config.v_dim), bias=False, dtype=dtype
         )
 
-    def forward(self, x: Any, places: PositionTables) -> Any:
+    def forward(self, x: Any, places: Any) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
-        heads, nope, rank = config.heads, config.nope_dim, config.kv_rank
-        queries = self._queries(x)
+        heads, nope = config.heads, config.nope_dim
+        queries = split_heads(self.queries(x), heads)
         turned = rotate(part(queries, nope, config.width, "q_rope"), places.cos, places.sin, config)
         q = nn.op.concat([part(queries, 0, nope, "q_nope"), turned], dim=3, name="q")
-        latent = self.kv_a_proj_with_mqa(x)
-        shared = split_heads(part(latent, rank, rank + config.rope_dim, "k_rope", axis=2), 1)
-        shared = rotate(shared, places.cos, places.sin, config)
-        compressed = self.kv_a_layernorm(part(latent, 0, rank, "compressed", axis=2))
+        compressed, shared = self.latent(x)
+        shared = rotate(split_heads(shared, 1), places.cos, places.sin, config)
         both = split_heads(self.kv_b_proj(compressed), heads)
         batch, _, seq, _ = both.shape
         shared = nn.op.broadcast_to(shared, (batch, heads, seq, config.rope_dim))
         k = nn.op.concat([part(both, 0, nope, "k_nope"), shared], dim=3, name="k")
-        return self.attend(q, k, part(both, nope, nope + config.v_dim, "v"), places.mask)
+        return self.o_proj(places.mix(self, q, k, part(both, nope, nope + config.v_dim, "v")))
 
-    def _queries(self, x: Any) -> Any:
-        config = self.config
-        if config.q_rank:
-            x = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        else:
-            x = self.q_proj(x)
-        return split_heads(x, config.heads)
+    def latent(self, x: Any) -> tuple[Any, Any]:
+        """Return the compressed keys and values, and the keys that all heads share, unrotated."""
+        rank, width = self.config.kv_rank, self.config.kv_rank + self.config.rope_dim
+        latent = self.kv_a_proj_with_mqa(x)
+        shared = part(latent, rank, width, "k_rope", axis=2)
+        return self.kv_a_layernorm(part(latent, 0, rank, "compressed", axis=2)), shared
+
+    def queries(self, x: Any) -> Any:
+        """Return the queries of all heads, (batch, seq, heads * width)."""
+        if self.config.q_rank:
+            return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        return self.q_proj(x)
 
 
-class _Layer(nn.Module):  # type: ignore[misc]
-    """Layer of the transformer, with the feed-forward block that a subclass builds."""
+class TransformerLayer(nn.Module):  # type: ignore[misc]
+    """Layer of the transformer, with the attention and feed-forward blocks of a subclass."""
 
+    attention: tuple[type, type] = (GroupedAttention, LatentAttention)
     feed_forward: Callable[[DecoderConfig], Any]
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.post_norms = bool(config.post_norms)
         self.input_layernorm = norm(config.hidden, config)
-        self.self_attn = (LatentAttention if config.kv_rank else GroupedAttention)(config)
+        self.self_attn = self.attention[bool(config.kv_rank)](config)
         self.post_attention_layernorm = norm(config.hidden, config)
         if self.post_norms:
             self.pre_feedforward_layernorm = norm(config.hidden, config)
@@ -196,7 +205,11 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any, mask: Any, cos: Any, sin: Any) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
-        mixed = self.self_attn(self.input_layernorm(x), PositionTables(mask, cos, sin))
+        return self.block(x, PositionTables(mask, cos, sin))
+
+    def block(self, x: Any, places: Any) -> Any:
+        """Apply attention, with what it reads by position, and the feed-forward block."""
+        mixed = self.self_attn(self.input_layernorm(x), places)
         if not self.post_norms:
             x = nn.op.add(x, mixed)
             return nn.op.add(x, self.mlp(self.post_attention_layernorm(x)))
@@ -209,13 +222,13 @@ def _dense(config: DecoderConfig) -> GatedBlock:
     return GatedBlock(config, config.ffn)
 
 
-class DenseLayer(_Layer):
+class DenseLayer(TransformerLayer):
     """Layer with one feed-forward block."""
 
     feed_forward = staticmethod(_dense)
 
 
-class ExpertLayer(_Layer):
+class ExpertLayer(TransformerLayer):
     """Layer with experts."""
 
     feed_forward = staticmethod(Mixture)
@@ -243,13 +256,24 @@ class Decoder(nn.Module):  # type: ignore[misc]
     def main(self, input_ids: Any) -> Any:
         """Map ids (batch, seq) to logits (batch, seq, vocab)."""
         config = self.config
+        x = self.embedded(input_ids)
+        by_window = self._places()
+        for number, layer in enumerate(self.layers):
+            x = layer(x, *by_window[config.has_window(number)])
+        return self.logits(x)
+
+    def embedded(self, input_ids: Any) -> Any:
+        """Map ids (batch, seq) to (batch, seq, hidden)."""
+        config = self.config
         x = nn.op.take(self.embed_tokens.weight, input_ids, axis=0, name="tokens")
         if config.embed_scale:
             scale = Tensor.from_scalar(math.sqrt(config.hidden), config.dtype)
             x = nn.op.multiply(x, scale, name="scaled_tokens")
-        by_window = self._places()
-        for number, layer in enumerate(self.layers):
-            x = layer(x, *by_window[config.has_window(number)])
+        return x
+
+    def logits(self, x: Any) -> Any:
+        """Map (batch, seq, hidden) to logits (batch, seq, vocab)."""
+        config = self.config
         x = self.norm(x)
         if config.tied:
             table = nn.op.permute_dims(self.embed_tokens.weight, [1, 0])

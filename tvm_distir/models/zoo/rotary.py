@@ -63,7 +63,7 @@ def _yarn(config: DecoderConfig, plain: Floats, theta: float) -> tuple[Floats, f
 
 
 def tables(config: DecoderConfig, places: Any, theta: float) -> tuple[Any, Any]:
-    """Return cosines and signed sines for positions, both float32 (seq, rotated).
+    """Return cosines and signed sines for positions (..., seq), both float32 (..., seq, rotated).
 
     The sines of the first half are negated, so that ``x cos + swapped(x) sin`` is the rotation.
     """
@@ -72,7 +72,7 @@ def tables(config: DecoderConfig, places: Any, theta: float) -> tuple[Any, Any]:
     both = np.concatenate([speeds, speeds]).astype("float32")[None, :]
     factors = np.full((1, 2 * half), scale, "float32")
     signed = factors * np.where(np.arange(2 * half) < half, -1.0, 1.0).astype("float32")
-    place = nn.op.unsqueeze(nn.op.astype(places, "float32"), 1)
+    place = nn.op.unsqueeze(nn.op.astype(places, "float32"), places.ndim)
     angles = nn.op.multiply(place, Tensor.from_const(both), name="angles")
     cos = emit(relax.op.cos(angles._expr), "cos")
     if scale != 1.0:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -217,7 +217,9 @@ def layer_class(base: type, nested: int, name: str = "Layer") -> Any:
     return type(name, (base,), {"define_subroutine": bool(nested)})
 
 
-def export_model(model: Any, **data: tuple[Sequence[int], str]) -> ir.IRModule:
+def export_model(
+    model: Any, names: Mapping[str, str] | None = None, /, **data: tuple[Sequence[int], str]
+) -> ir.IRModule:
     """Export a relax.nn model with a method ``main`` as ``main(*data, *weights)``.
 
     Weights of a private function lose the part of their names that all of them share: the
@@ -227,6 +229,8 @@ def export_model(model: Any, **data: tuple[Sequence[int], str]) -> ir.IRModule:
     ----------
     model : nn.Module
         The model, whose method ``main`` takes the data.
+    names : mapping of str to str, optional
+        Names of data inputs that are no words of Python, by the words of ``main``.
     **data
         Shape and dtype of each data input, named and ordered as ``main`` has them.
     """
@@ -238,8 +242,9 @@ def export_model(model: Any, **data: tuple[Sequence[int], str]) -> ir.IRModule:
     functions = {}
     for gv, fn in mod.functions.items():
         if gv.name_hint == "main":
-            names = [str(p.name) for p in fn.params[:]]
-            functions[gv] = fn.with_attr(PARAM_NAMES_ATTR, names)
+            written = [str(p.name) for p in fn.params[:]]
+            titles = [(names or {}).get(name, name) for name in written]
+            functions[gv] = fn.with_attr(PARAM_NAMES_ATTR, titles)
         else:
             functions[gv] = _short_names(fn)
     return ir.IRModule(functions)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm_distir.core import last_reads
+from tvm_distir.core import KV_APPEND_OP, last_reads
 from tvm_distir.performance.fusion.accumulation import reduced_in_place
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
@@ -157,6 +157,8 @@ class ProgramBuffers:
                     held[at[value]] = (*held.get(at[value], ()), more)
             elif op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
                 at[op.outputs[0]] = reads[0]  # the result is the operand
+            elif op.op == KV_APPEND_OP:
+                at[op.outputs[0]] = reads[0]  # rows are written into the cache
             elif index in in_place:
                 for value, buffer in zip(op.outputs, reads, strict=True):
                     at[value] = buffer

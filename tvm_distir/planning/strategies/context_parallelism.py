@@ -16,10 +16,30 @@ from typing import Literal
 
 from tvm import ir
 
-from tvm_distir.core import ATTENTION, ATTENTION_OP, NONE, Plan, TiedDims, faults_of_plan, tied_dims
+from tvm_distir.core import (
+    ATTENTION,
+    ATTENTION_OP,
+    NONE,
+    POSITIONS_DIM,
+    MeshSpec,
+    Plan,
+    R,
+    TiedDims,
+    data_positions,
+    faults_of_plan,
+    tied_dims,
+)
 from tvm_distir.support import Faults, PlanError
 
-from .model_info import MeshLike, as_mesh_spec
+from .cache_placement import cache_positions, check_positions, has_caches
+from .model_info import (
+    MeshLike,
+    as_mesh_spec,
+    entries,
+    mesh_axis,
+    parameter_rule,
+    tensor_parameters,
+)
 from .registry import StrategySpec, plan_maker
 from .sequence_dims import SEQUENCE_DIM, Product, cut_inputs, products
 from .sequence_places import PlaceValues, place_list, place_rows
@@ -36,7 +56,8 @@ def context_parallel(
     """Plan that shards the sequence of all activations over a mesh axis, in attention too.
 
     The sequence is ``dim`` of the first data input that has such a dim, and of those of its size.
-    Weights are replicated and stationary.
+    Weights are replicated and stationary. In a serving step with caches, each device stores some
+    positions of every page instead, and the results of attention are joined.
 
     Parameters
     ----------
@@ -69,6 +90,8 @@ def context_parallel(
         DIST0401 an op without a rule.
     """
     spec = as_mesh_spec(mesh)
+    if has_caches(mod):
+        return _cached_plan(mod, spec, axis)
     seeds, rules = cut_inputs(mod, spec, axis, dim, "context_parallel")
     values = PlaceValues(mod, spec, axis)
     faults = faults_of_plan("main (context_parallel)")
@@ -84,6 +107,25 @@ def context_parallel(
     ring = (axis,) if form == "ring" else ()
     # Its backward pass reads the keys that its forward pass has gathered.
     return Plan((spec,), (*rules, *values.rules), ring=ring, regather=ring if regather else ())
+
+
+def _cached_plan(mod: ir.IRModule, mesh: MeshSpec, axis: str) -> Plan:
+    """Return the plan of a serving step: each device stores some positions of every page."""
+    number = mesh_axis(mesh, axis, "context_parallel")
+    rules, faults = [], faults_of_plan('strategy "context_parallel"')
+    for name, fn, rule_name in entries(mod):
+        parameters, data = tensor_parameters(name, fn, rule_name), data_positions(fn, name)
+        caches = cache_positions(mod, fn, parameters)
+        for parameter in parameters:
+            is_cache = parameter.position in caches
+            if is_cache:
+                with faults.gathered():
+                    check_positions(parameter, mesh, axis)
+            label = POSITIONS_DIM if is_cache else R
+            stays = is_cache or parameter.position not in data
+            rules.append(parameter_rule(parameter, mesh, number, label, stays))
+    faults.raise_all()
+    return Plan((mesh,), tuple(rules))
 
 
 def recompute_of(specs: Sequence[StrategySpec]) -> str:

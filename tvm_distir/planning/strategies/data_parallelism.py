@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tvm import ir
 
-from tvm_distir.core import MeshSpec, Plan, R, data_positions, faults_of_plan
+from tvm_distir.core import POOLS_DIM, MeshSpec, Plan, R, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
 
+from .cache_placement import cache_positions, check_pools
 from .model_info import (
     MeshLike,
     Parameter,
@@ -30,8 +33,9 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", dim: int =
     """Plan that shards the batch of every data input and replicates the weights.
 
     The batch is dim 0 of the first data input that has dims. Data inputs whose dim 0 has the
-    same size are sharded on it; others, and scalars, are replicated. Entry points of servers take
-    the tokens of all sequences as ``(1, tokens, hidden)``: for them give ``dim=1``. Weights are
+    same size are sharded on it, and so are caches of requests, on their pools; others, and
+    scalars, are replicated. Entry points of servers take the tokens of all sequences as
+    ``(1, tokens, hidden)``: for them give ``dim=1``. Weights are
     replicated and stationary. Which parameters are data: see :func:`.facts.data_positions`.
 
     Parameters
@@ -71,19 +75,28 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", dim: int =
         parameters = tensor_parameters(name, fn, rule_name)
         data = data_positions(fn, name)
         batched: list[int] = []
+        caches = cache_positions(mod, fn, parameters)
         with faults.gathered():
             chosen = [p for p in parameters if p.position in data]
-            batched = batched_inputs(chosen, spec, axis, name, dim)
+            batched = batched_inputs(chosen, spec, axis, name, dim, caches)
         for parameter in parameters:
-            is_data = parameter.position in data
-            label = dim if parameter.position in batched else R
-            rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
+            is_data, is_cache = parameter.position in data, parameter.position in caches
+            label = R
+            if parameter.position in batched:
+                label = POOLS_DIM if is_cache else dim
+            stays = is_cache or not is_data
+            rules.append(parameter_rule(parameter, spec, number, label, stationary=stays))
     faults.raise_all()
     return Plan((spec,), tuple(rules))
 
 
 def batched_inputs(
-    data: list[Parameter], mesh: MeshSpec, axis: str, name: str, dim: int = BATCH_DIM
+    data: list[Parameter],
+    mesh: MeshSpec,
+    axis: str,
+    name: str,
+    dim: int = BATCH_DIM,
+    caches: Collection[int] = (),
 ) -> list[int]:
     """Return the positions of the data inputs that have the batch.
 
@@ -98,19 +111,30 @@ def batched_inputs(
         The name of the entry, for messages.
     dim : int
         The number of the dim.
+    caches : collection of int
+        Positions of caches, which are sharded with the requests, by their pools.
 
     Raises
     ------
     PlanError
-        DIST0233 no data input with a batch; DIST0234 the batch is not divisible by the axis.
+        DIST0233 no data input with a batch; DIST0234 the batch, or the number of pools, is not
+        divisible by the axis.
     """
+    for parameter in data:
+        if parameter.position in caches:
+            check_pools(parameter, mesh, axis)
     batched = [p for p in data if p.shape is not None and len(p.shape) > dim]
     batch = _batch_input(batched, name, dim)
     size = batch.shape[dim] if batch.shape else None
     tokens = (batch.shape or ())[1:2] if dim == 0 and size == 1 else ()
     remedy = f"Dim 1 has {tokens[0]}: shard it by data_parallel:dim=1." if tokens else None
     check_divisible(size, mesh.axes[axis], "the batch", axis, batch.place, remedy)
-    return [p.position for p in batched if p.shape and same_size(p.shape[dim], size)]
+    return [
+        p.position
+        for p in batched
+        if p.shape
+        and (mesh.axes[axis] > 1 if p.position in caches else same_size(p.shape[dim], size))
+    ]
 
 
 def _batch_input(batched: list[Parameter], name: str, dim: int) -> Parameter:

@@ -28,6 +28,7 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import PlanError
 
+from .cache_placement import cache_positions
 from .consumers import Consumers, WeightConsumer
 from .data_parallelism import BATCH_DIM, batched_inputs
 from .model_info import (
@@ -86,11 +87,12 @@ def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bo
         inputs = data_positions(fn, name)
         chosen = [p for p in parameters if p.position in inputs]
         batched: list[int] = []
+        caches = cache_positions(mod, fn, chosen)
         if data:
             with faults.gathered():
-                batched = batched_inputs(chosen, spec, axis, name)
+                batched = batched_inputs(chosen, spec, axis, name, caches=caches)
         for parameter in parameters:
-            is_data = parameter.position in inputs
+            is_data, is_cache = parameter.position in inputs, parameter.position in caches
             label = BATCH_DIM if parameter.position in batched else R
             if not is_data:
                 dim = expert_dim(mod, consumers, parameter, fn.params[parameter.position])
@@ -98,7 +100,7 @@ def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bo
                     label, count = dim, count + 1
                     with faults.gathered():
                         _check_experts(parameter, dim, spec, axis)
-            rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
+            rules.append(parameter_rule(parameter, spec, number, label, not is_data or is_cache))
     if not count:
         faults.add(_no_experts(mod))
     faults.raise_all()

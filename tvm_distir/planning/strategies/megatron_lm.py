@@ -20,6 +20,7 @@ from tvm import ir, relax
 from tvm_distir.core import MeshSpec, Plan, PlanRule, R, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
 
+from .cache_placement import cache_positions, heads_label, warn_of_full_caches
 from .consumers import Consumers
 from .head_groups import heads_of, key_heads, tensor_axes, with_copies
 from .model_info import (
@@ -62,7 +63,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     parameters are replicated too. A weight that an entry does not read has the placement that
     other entries give it. Weights are stationary. Where the axis has more devices than
     keys have heads, each of these lies on a group of devices (:mod:`.head_groups`): the plan's
-    mesh has a second axis then, ``tp_copies``, along which all else is cut as well.
+    mesh has a second axis then, ``tp_copies``, along which all else is cut as well. Caches of keys
+    and values are cut by heads, as the weights that fill them, and stationary.
 
     Parameters
     ----------
@@ -117,24 +119,34 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         except PlanError as error:
             incomplete.append(error)
         labels: dict[int, int] = {}
+        caches = cache_positions(mod, fn, parameters, consumers)
+        full_caches: list[Parameter] = []
         for parameter in parameters:
             weight, label = known.get(parameter.position), R
+            is_cache = parameter.position in caches
+            if is_cache:
+                heads_dim = heads_label(parameter, spec.axes[axis])
+                label = R if heads_dim is None else heads_dim
+                if heads_dim is None and spec.axes[axis] > 1:
+                    full_caches.append(parameter)
             if sequence and parameter.position in arriving and parameter.ndim == 3:
                 label = SEQ_DIM
             reads = weight is None or bool(weight.uses)
             if weight is not None and reads and not (one_head and weight.role == "key_value"):
                 with faults.gathered():
                     label = _label(weight, spec, axis, consumers)
-            repeated = weight is not None and weight.role == "key_value"
+            repeated = is_cache or (weight is not None and weight.role == "key_value")
             labels[parameter.position] = label
             cut = {n: R if repeated and n != axes[0] else label for n in axes}
-            rule = parameter_rule(parameter, spec, axes[0], label, parameter.position not in data)
+            stays = is_cache or parameter.position not in data
+            rule = parameter_rule(parameter, spec, axes[0], label, stays)
             rule = replace(rule, placement=some_axes(spec, cut))
             if reads:
                 agreed.setdefault((parameter.name, parameter.shape), rule)
             else:
                 unread.append((len(rules), parameter))
             rules.append(rule)
+        warn_of_full_caches(full_caches, "megatron", axis)
         weights_read = [p for p in parameters if p.position not in data]
         read.append(list(_projections(weights_read, known, labels, fn, consumers)))
         if sequence:

@@ -39,6 +39,7 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import PlanError
 
+from .cache_placement import cache_positions, warn_of_full_caches
 from .model_info import (
     MeshLike,
     Parameter,
@@ -74,7 +75,8 @@ def tensor_parallel(
     where the bound asks for it they lie cut and are gathered where they are used. Data inputs
     are whole along the axis, but what follows from them may be sharded: where that moves fewer
     bytes, light weights are replicated and the ops on them divide the batch. A model that cannot
-    meet the bounds gets the nearest placement, and a warning that says why.
+    meet the bounds gets the nearest placement, and a warning that says why. Caches of keys and
+    values count as weights.
 
     Parameters
     ----------
@@ -137,6 +139,7 @@ def tensor_parallel(
         pins = _standing(mod, trial.pins)
         labels, stored = trial.labels, trial.stored
         _report(trial, bounds, axis)
+        warn_of_full_caches(_full_caches(mod, parameters, weights, labels), "tensor_parallel", axis)
     rules = []
     for name, entry_parameters in parameters.items():
         flat = {p.position: i for i, p in weights[name].items()}
@@ -178,13 +181,29 @@ def _standing(
 def _weights(
     mod: ir.IRModule, parameters: Mapping[str, Sequence[Parameter]]
 ) -> dict[str, dict[int, Parameter]]:
-    """Return the weights of each entry by their number among its flat parameters."""
+    """Return the weights and caches of each entry by their number among its flat parameters."""
     weights: dict[str, dict[int, Parameter]] = {}
     for name, known in parameters.items():
         fn = mod[name]
         data, first = set(data_positions(fn, name)), flat_positions(fn)
+        data -= cache_positions(mod, fn, known)
         weights[name] = {first[p.position]: p for p in known if p.position not in data}
     return weights
+
+
+def _full_caches(
+    mod: ir.IRModule,
+    parameters: Mapping[str, Sequence[Parameter]],
+    weights: Mapping[str, Mapping[int, Parameter]],
+    labels: WeightLabels,
+) -> list[Parameter]:
+    """Return the caches that every device stores in full."""
+    result = []
+    for name, known in parameters.items():
+        caches = cache_positions(mod, mod[name], known)
+        flat = weights[name].items()
+        result += [p for i, p in flat if p.position in caches and labels[name][i] == R]
+    return result
 
 
 def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK_PERCENT) -> Bounds:

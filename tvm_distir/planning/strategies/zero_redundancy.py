@@ -17,6 +17,7 @@ from tvm import ir, relax
 from tvm_distir.core import MeshSpec, Plan, PlanRule, R, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
 
+from .cache_placement import cache_positions
 from .data_parallelism import BATCH_DIM, batched_inputs
 from .model_info import (
     MeshLike,
@@ -110,11 +111,13 @@ def stored_in_parts(
         inputs = data_positions(fn, name)
         chosen = [p for p in parameters if p.position in inputs]
         batched: list[int] = []
+        caches = cache_positions(mod, fn, chosen)
         with faults.gathered():
-            batched = batched_inputs(chosen, spec, axis, name)
+            batched = batched_inputs(chosen, spec, axis, name, caches=caches)
         for parameter in chosen:
             label = BATCH_DIM if parameter.position in batched else R
-            rules.append(parameter_rule(parameter, spec, number, label, stationary=False))
+            stays = parameter.position in caches
+            rules.append(parameter_rule(parameter, spec, number, label, stationary=stays))
         weights = {p.position: p for p in parameters if p.position not in inputs}
         dims = _dims(name, weights, spec, axis, others)
         stored = [*_stored(fn, weights, dims, spec, number, stage)]

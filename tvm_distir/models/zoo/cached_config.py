@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define the configuration of a serving step: new tokens of requests, and their paged caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tvm_distir.support import ModelError, nearest
+
+from .configs import Config, Fault, LlamaConfig, convert_key, indivisible
+from .decoder_config import DecoderConfig
+
+ENTRY, SERVE = "entry", "serve"
+"""The key that asks for another step than the model forward, and its value."""
+CACHE_DTYPES = ("", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+@dataclass(frozen=True)
+class CacheConfig(Config):
+    """Configuration of the caches of a serving step, ``entry=serve`` of a decoder.
+
+    The step works on ``seq`` new tokens of each of ``batch`` requests.
+
+    Attributes
+    ----------
+    past : int
+        Tokens of a request that its cache may hold before the step.
+    page : int
+        Positions of a page.
+    pools : int
+        Independent sets of pages, each for an equal part of the requests, in order: as many as
+        data parallelism has parts, or a multiple. Experts take tokens of a pool together.
+    pages : int
+        Pages of a pool; 0: as many as its requests need.
+    kv_dtype : str
+        The dtype of caches; empty: that of the model.
+    """
+
+    MAY_BE_ZERO = frozenset({"past", "pages"})
+
+    past: int = 0
+    page: int = 16
+    pools: int = 1
+    pages: int = 0
+    kv_dtype: str = ""
+
+    def columns(self, config: DecoderConfig) -> int:
+        """Return the pages of a request."""
+        return -(-(self.past + config.seq) // self.page)
+
+    def pool_pages(self, config: DecoderConfig) -> int:
+        """Return the pages of a pool."""
+        return self.pages or config.batch // self.pools * self.columns(config)
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield faults, including an unknown dtype of caches."""
+        yield from super().faults()
+        if self.kv_dtype not in CACHE_DTYPES:
+            yield f'unknown kv_dtype "{self.kv_dtype}"', nearest(self.kv_dtype, CACHE_DTYPES)
+
+
+def split_serve_keys(
+    place: str, keys: Mapping[str, Any]
+) -> tuple[dict[str, Any], CacheConfig | None]:
+    """Separate the keys of a serving step from those of the model.
+
+    Returns
+    -------
+    keys : dict
+        The keys of the model.
+    caches : CacheConfig or None
+        None without ``entry=serve``.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 an unknown entry; DIST0332 a value that makes no step.
+    """
+    rest = dict(keys)
+    entry = str(rest.pop(ENTRY, ""))
+    if not entry:
+        return rest, None
+    if entry != SERVE:
+        remedy = f"Use {ENTRY}={SERVE}, or remove the key."
+        raise ModelError("DIST0331", f'unknown entry "{entry}"', place=place, remedy=remedy)
+    known = {f.name: type(f.default) for f in fields(CacheConfig)}
+    values = {
+        key: convert_key(place, key, rest.pop(key), kind)
+        for key, kind in known.items()
+        if key in rest
+    }
+    caches = CacheConfig(**values)
+    for what, remedy in caches.faults():
+        raise ModelError("DIST0332", what, place=place, remedy=remedy)
+    return rest, caches
+
+
+def serving_config(
+    place: str, config: DecoderConfig | LlamaConfig, caches: CacheConfig
+) -> DecoderConfig:
+    """Return the decoder of a configuration that a serving step is built of.
+
+    Raises
+    ------
+    ModelError
+        DIST0332 for pools that do not divide the requests.
+    """
+    if isinstance(config, LlamaConfig):
+        config = _as_decoder(config)
+    for what, remedy in indivisible("batch", config.batch, "pools", caches.pools):
+        raise ModelError("DIST0332", what, place=place, remedy=remedy)
+    return config
+
+
+def _as_decoder(config: LlamaConfig) -> DecoderConfig:
+    """Return a Llama, or its mixture of experts, as a decoder with weights of the same names."""
+    shared = {f.name for f in fields(LlamaConfig)}
+    values = {name: getattr(config, name) for name in shared}
+    experts = getattr(config, "experts", 0)
+    if experts:
+        values |= {name: getattr(config, name) for name in ("experts", "top_k", "capacity_factor")}
+        values["expert_ffn"] = config.ffn
+    return DecoderConfig(**values)

@@ -1,0 +1,91 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Place the caches of a serving step: by heads, by requests, or by positions of their pages.
+
+A cache is data of a step, but it stays where it is between steps, as a weight does. It is known by
+its consumers, ``R.dist.kv_append`` and ``R.dist.paged_attention``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from tvm import ir, relax
+
+from tvm_distir.core import CACHE_OPS, HEADS_DIM, POOLS_DIM, POSITIONS_DIM, MeshSpec
+from tvm_distir.support import PlanError
+
+from .consumers import Consumers
+from .model_info import Parameter
+
+_CACHE_NDIM = 5
+
+
+def cache_positions(
+    mod: ir.IRModule,
+    fn: relax.Function,
+    parameters: Sequence[Parameter],
+    consumers: Consumers | None = None,
+) -> frozenset[int]:
+    """Return the positions of the parameters of an entry that are caches."""
+    if not has_caches(mod):
+        return frozenset()
+    consumers = Consumers(mod) if consumers is None else consumers
+    return frozenset(
+        p.position
+        for p in parameters
+        if p.ndim == _CACHE_NDIM
+        and any(use.op in CACHE_OPS for use in consumers.uses(p.entry, fn.params[p.position]))
+    )
+
+
+def has_caches(mod: ir.IRModule) -> bool:
+    """Return whether a module has an op on caches."""
+    return any(
+        isinstance(op := getattr(getattr(binding, "value", None), "op", None), ir.Op)
+        and str(op.name) in CACHE_OPS
+        for fn in mod.functions.values()
+        if isinstance(fn, relax.Function) and isinstance(fn.body, relax.SeqExpr)
+        for block in fn.body.blocks
+        for binding in block.bindings
+    )
+
+
+def check_pools(cache: Parameter, mesh: MeshSpec, axis: str) -> None:
+    """Refuse a cache whose pools are not divisible by the axis of the requests (DIST0234)."""
+    remedy = f"Add pools={mesh.axes[axis]} to the keys of the MODEL."
+    _check(cache, POOLS_DIM, mesh, axis, "pools of pages", remedy)
+
+
+def check_positions(cache: Parameter, mesh: MeshSpec, axis: str) -> None:
+    """Refuse a cache whose pages are not divisible by the axis of the positions (DIST0234)."""
+    _check(cache, POSITIONS_DIM, mesh, axis, "positions of a page", "Choose another page=.")
+
+
+def _check(cache: Parameter, dim: int, mesh: MeshSpec, axis: str, what: str, remedy: str) -> None:
+    size, count = (cache.shape or (0,) * _CACHE_NDIM)[dim], mesh.axes[axis]
+    if isinstance(size, int) and size % count:
+        raise PlanError(
+            "DIST0234",
+            f'the {size} {what} of the cache are not divisible by the mesh axis "{axis}" ({count})',
+            place=cache.place,
+            remedy=remedy,
+        )
+
+
+def heads_label(cache: Parameter, count: int) -> int | None:
+    """Return the dim of heads where ``count`` devices can divide it; None for a single head."""
+    heads = (cache.shape or (0,) * _CACHE_NDIM)[HEADS_DIM]
+    return HEADS_DIM if isinstance(heads, int) and heads > 1 and heads % count == 0 else None
+
+
+def warn_of_full_caches(caches: Sequence[Parameter], strategy: str, axis: str) -> None:
+    """Warn of caches that every device of an axis stores in full."""
+    if caches:
+        warnings.warn(
+            f'{strategy} over "{axis}": each device stores {len(caches)} caches in full '
+            f"({caches[0].name}, ...), whose heads the devices do not divide. data_parallel "
+            "divides them by requests, context_parallel by positions.",
+            stacklevel=3,
+        )
