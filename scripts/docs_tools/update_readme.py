@@ -29,6 +29,7 @@ FILES = (
     "docs/quickstart.md",
     "docs/forum_example.md",
     "docs/explain.md",
+    "docs/errors.md",
     "docs/tasks/fit.md",
     "docs/tasks/gpu.md",
     "docs/tasks/plan.md",

@@ -46,3 +46,21 @@ def test_source_files_that_pages_name_exist() -> None:
         and not (root / "tvm_distir" / path).exists()
     ]
     assert missing == []
+
+
+#: Pages that are lists, or that include a file.
+WITHOUT_COMMAND = {"glossary", "dev/changelog", "dev/contributing", "dev/reference"}
+
+#: A fence of what a reader can run.
+RUNNABLE = re.compile(r"^```(console|bash|python)$", re.MULTILINE)
+
+
+def test_each_page_begins_with_what_a_reader_can_run() -> None:
+    heads = {
+        page.relative_to(DOCS).with_suffix("").as_posix(): page.read_text().partition("\n## ")[0]
+        for page in DOCS.rglob("*.md")
+        if "_build" not in page.parts
+    }
+    assert set(heads) >= WITHOUT_COMMAND
+    without = {name for name, head in heads.items() if RUNNABLE.search(head) is None}
+    assert without == WITHOUT_COMMAND
