@@ -72,11 +72,20 @@ def _conv2d(_: relax.BlockBuilder, call: ir.Call) -> Any:
     return _packed("conv2d", [*call.args, *sizes, *orders], call)
 
 
+def _take_backward(_: relax.BlockBuilder, call: ir.Call) -> Any:
+    grad, table, indices = call.args
+    rows_of_matrix = len(table.ty.shape) == 2 and call.attrs.axis is not None
+    if not rows_of_matrix or int(call.attrs.axis) != 0 or str(table.ty.dtype) not in _FLOATS:
+        return None
+    return _packed("take_backward", [grad, indices], call)
+
+
 _TORCH: dict[str, Replace] = {
     "relax.matmul": _matmul,
     "relax.nn.attention": _attention,
     "relax.nn.attention_bias": _attention,
     "relax.nn.conv2d": _conv2d,
+    "relax.grad.take_backward": _take_backward,
 }
 """Functions that return the call of a packed function for the call of an op, or None."""
 

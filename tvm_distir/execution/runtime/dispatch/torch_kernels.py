@@ -91,11 +91,22 @@ def register_torch_kernels() -> None:
         steps, spread = ([int(n) for n in values] for values in (strides, dilation))
         y.copy_(torch.conv2d(x, w, None, steps, before, spread, groups))
 
+    def take_backward(grad: Any, indices: Any, out: Any) -> None:
+        table, places = view(out), view(indices)
+        # An index that is outside of the table adds nothing, as in the kernel of TVM.
+        inside = (places >= 0) & (places < table.shape[0])
+        rows = torch.where(inside[:, None], view(grad), 0.0)
+        places = torch.where(inside, places, 0)
+        table.copy_(
+            torch.ops.aten.embedding_dense_backward(rows, places, table.shape[0], -1, False)
+        )
+
     functions = {
         "matmul": matmul,
         "attention": attention,
         "attention_bias": attend,
         "conv2d": conv2d,
+        "take_backward": take_backward,
     }
     for name, function in functions.items():
         tvm_ffi.register_global_func(TORCH_PREFIX + name, torch.no_grad()(function), override=True)

@@ -18,9 +18,10 @@ import tvm
 from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir.schedule.schedule import ScheduleError
 
-from tvm_distir.core import kernel_passes, outline_branches, register_gpu_reducers, repair_kernels
+from tvm_distir.core import kernel_passes, outline_branches, repair_kernels
 from tvm_distir.support import DistIRError, EngineError
 
+from .gpu_passes import check_threads, gpu_passes
 from .locks import compile_turn
 from .targets import target_in_scope
 
@@ -136,41 +137,15 @@ order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_disti
 """Pass that reorders contractions. Level: any with TIR functions, before the build."""
 
 
-def _has_threads(stmt: Any) -> bool:
-    """Return whether a statement, or a statement inside of it, runs on threads of a GPU."""
-    if getattr(stmt, "thread_binding", None) is not None:
-        return True
-    if str(getattr(stmt, "attr_key", "")) == "thread_extent":
-        return True
-    parts = [getattr(stmt, name, None) for name in ("body", "block", "then_case", "else_case")]
-    parts += getattr(stmt, "seq", None) or ()
-    return any(_has_threads(part) for part in parts if part is not None)
-
-
-def _check_threads(mod: ir.IRModule, target: Any) -> None:
-    """Refuse (DIST0608) kernels that TVM would build for the host and hand pointers of a GPU."""
-    for gv, fn in mod.functions.items():
-        if not isinstance(fn, tirx.PrimFunc) or (fn.attrs and "tirx.is_host_func" in fn.attrs):
-            continue
-        if not _has_threads(fn.body):
-            raise EngineError(
-                "DIST0608",
-                f"its loops are not bound to threads, as the target {target.kind.name} requires",
-                place=str(gv.name_hint),
-                remedy="Bind its loops to threads, or remove its attribute tirx.is_scheduled, so "
-                "that TVM's DLight schedules it.",
-            )
-
-
 def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
     """Build a legalized module by TVM's default pipeline, on a GPU with DLight's schedules."""
     if "gpu" not in target.keys:
         mod = order_loops(mod) if target.kind.name == "llvm" else mod
         return tvm.compile(repair_kernels(mod), target)
-    register_gpu_reducers()
     with target:
+        mod = tvm.transform.Sequential(gpu_passes())(mod)
         mod = repair_kernels(relax.get_default_pipeline(target)(mod))
-    _check_threads(mod, target)
+    check_threads(mod, target)
     return tvm.compile(mod, target, relax_pipeline=None)
 
 

@@ -60,7 +60,7 @@ def load_cuda_backend(target: Any) -> bool:
     """
     if target.kind.name != "cuda":
         return True
-    return _choose_compiler() and _load()
+    return _choose_compiler() and (load_cuda_runtime() or _load_without_driver())
 
 
 def _choose_compiler() -> bool:
@@ -82,13 +82,24 @@ def _has_nvrtc() -> bool:
 
 
 @functools.cache
-def _load() -> bool:
-    """Load the backend, with a library in place of a missing driver; returns whether it is."""
+def load_cuda_runtime() -> bool:
+    """Load TVM's backend for CUDA where there is a driver; returns whether it is loaded.
+
+    TVM does so itself, unless its runtime alone is loaded (``TVM_USE_RUNTIME_LIB=1``).
+    """
     if tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is not None:
         return True
     backend = Path(tvm.__file__).parent / "lib" / "libtvm_runtime_cuda.so"
-    if not backend.is_file():
+    try:
+        ctypes.CDLL(str(backend), mode=ctypes.RTLD_GLOBAL)
+    except OSError:  # there is no driver, or no CUDA runtime
         return False
+    return True
+
+
+@functools.cache
+def _load_without_driver() -> bool:
+    """Load the backend, with a library in place of a missing driver; returns whether it is."""
     try:
         ctypes.CDLL(_DRIVER, mode=ctypes.RTLD_GLOBAL)
     except OSError:
@@ -96,11 +107,8 @@ def _load() -> bool:
         if compiler is None:
             return False
         _load_driver_substitute(compiler)
-    try:
-        ctypes.CDLL(str(backend), mode=ctypes.RTLD_GLOBAL)
-    except OSError:  # there is no CUDA runtime
-        return False
-    return True
+    load_cuda_runtime.cache_clear()
+    return load_cuda_runtime()
 
 
 def _load_driver_substitute(compiler: str) -> None:

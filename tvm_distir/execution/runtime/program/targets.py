@@ -14,6 +14,8 @@ import tvm_ffi
 
 from tvm_distir.support import EngineError
 
+from .cuda_backend import load_cuda_runtime
+
 _LEVELS = {
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     "x86-64-v3": ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"),
@@ -164,6 +166,8 @@ def check_machine_runs(target: Mapping[str, Any], place: str) -> None:
 
 
 def _has_device(kind: str) -> bool:
+    if kind == "cuda":
+        load_cuda_runtime()
     try:
         return bool(tvm.device(kind).exist)
     except ValueError:  # of a kind that TVM does not know
