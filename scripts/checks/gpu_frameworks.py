@@ -59,7 +59,8 @@ def measured(
         for name, make, steps in _cases(few):
             if left_s() < (COMPILE_S if mode == "compiled" else 0.0):
                 continue
-            model = make().to(device, torch.bfloat16)
+            with torch.device(device):  # random weights are made there
+                model = make().to(torch.bfloat16)
             runner = torch.compile(model) if mode == "compiled" else model
             for step, batch in steps:
                 tokens = torch.randint(0, 100, (batch, positions), device=device)
