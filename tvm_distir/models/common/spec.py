@@ -13,7 +13,8 @@ from tvm_distir.support import ModelError, file_fault, shortened
 from .published import HUB
 
 ZOO = "zoo:"
-STABLEHLO = (".mlir", ".mlirbc", ".stablehlo")
+JAX_ARTIFACT = ".jax"
+STABLEHLO = (".mlir", ".mlirbc", ".stablehlo", JAX_ARTIFACT)
 RELAX = ".json"
 FILES = (".onnx", ".pt2", ".py", RELAX, *STABLEHLO)
 """The suffixes of model files."""
@@ -154,7 +155,7 @@ def check_model(spec: str) -> None:
     if suffix == ".pt2":
         check_archive(path)
         check_torch(spec)
-    elif suffix in STABLEHLO and is_bytecode(_first_bytes(path)):
+    elif suffix == JAX_ARTIFACT or (suffix in STABLEHLO and is_bytecode(_first_bytes(path))):
         check_jax(spec)
 
 

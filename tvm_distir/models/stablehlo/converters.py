@@ -4,7 +4,16 @@
 
 from __future__ import annotations
 
-from . import contraction, control, elementwise, indexing, reductions, shapes, windows
+from . import (
+    contraction,
+    control,
+    elementwise,
+    indexing,
+    random_numbers,
+    reductions,
+    shapes,
+    windows,
+)
 from .operation_call import Converter
 
 CONVERTERS: dict[str, Converter] = {
@@ -15,6 +24,7 @@ CONVERTERS: dict[str, Converter] = {
     **windows.CONVERTERS,
     **indexing.CONVERTERS,
     **control.CONVERTERS,
+    **random_numbers.CONVERTERS,
 }
 """The converter of each operation, by its name."""
 

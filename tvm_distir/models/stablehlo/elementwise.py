@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from .operation_call import Converter, HloCall
@@ -180,10 +181,39 @@ def _erfc(call: HloCall) -> TranslatedTensor:
     return spread(call, _op.subtract, [number(1, x), spread(call, _op.erf, [x])])
 
 
+def _shifted(call: HloCall, make: Callable[..., Any], most: int | None) -> TranslatedTensor:
+    """Shift by any number of bits; TVM's shifts are defined below the width only.
+
+    By more bits the result is zero, or that of a shift by ``most`` bits.
+    """
+    x, count = call.operands
+    width = np.iinfo(call.dtype).bits
+    known = count.scalar
+    if known is not None and 0 <= known < width:
+        return spread(call, make, [x, count])
+    if known is not None:
+        return number(0, x) if most is None else spread(call, make, [x, number(most, x)])
+    inside = spread(call, _op.less, [count, number(width, count)])
+    if "u" not in call.dtype:
+        positive = spread(call, _op.greater_equal, [count, number(0, count)])
+        inside = spread(call, _op.logical_and, [inside, positive])
+    near = spread(call, _op.where, [inside, count, number(most or 0, count)])
+    result = spread(call, make, [x, near])
+    return result if most is not None else spread(call, _op.where, [inside, result, number(0, x)])
+
+
+def _shift_left(call: HloCall) -> TranslatedTensor:
+    return _shifted(call, _op.left_shift, None)
+
+
+def _shift_right_arithmetic(call: HloCall) -> TranslatedTensor:
+    return _shifted(call, _op.right_shift, np.iinfo(call.dtype).bits - 1)
+
+
 def _shift_right(call: HloCall) -> TranslatedTensor:
     if not call.dtype.startswith("uint"):
         raise UnsupportedOperation("a logical shift of signed integers")
-    return spread(call, _op.right_shift, call.operands)
+    return _shifted(call, _op.right_shift, None)
 
 
 def _narrowed(call: HloCall) -> TranslatedTensor:
@@ -224,8 +254,6 @@ _PLAIN = {
     "maximum": _op.maximum,
     "minimum": _op.minimum,
     "power": _op.power,
-    "shift_left": _op.left_shift,
-    "shift_right_arithmetic": _op.right_shift,
 }
 _CHLO = ("erf", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "tan")
 
@@ -251,6 +279,8 @@ CONVERTERS: dict[str, Converter] = {
     "stablehlo.cbrt": _cube_root,
     "stablehlo.round_nearest_afz": _round_away,
     "stablehlo.remainder": _remainder,
+    "stablehlo.shift_left": _shift_left,
+    "stablehlo.shift_right_arithmetic": _shift_right_arithmetic,
     "stablehlo.shift_right_logical": _shift_right,
     "stablehlo.reduce_precision": _narrowed,
     "stablehlo.optimization_barrier": same,

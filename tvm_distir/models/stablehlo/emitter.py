@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import relax, te
 
 from .translated_values import TranslatedTensor, constant, dtype_of, is_constant, shape_of
 
@@ -21,16 +21,34 @@ class Emitter:
     Parameters
     ----------
     builder : relax.BlockBuilder
+    module : relax.BlockBuilder
+        The builder of the module, which gets kernels.
     """
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
+    def __init__(self, builder: Any, module: Any) -> None:
+        self.builder, self._module = builder, module
         self.hint = ""
         self._written: dict[int, tuple[TranslatedTensor, Any]] = {}
 
     def emit(self, expr: Any) -> Any:
         """Bind an expression to a variable."""
         return self.builder.emit(expr, self.hint)
+
+    def kernel(
+        self,
+        name: str,
+        compute: Callable[..., Any],
+        args: Sequence[Any],
+        shape: Sequence[int],
+        dtype: str,
+    ) -> Any:
+        """Call a kernel that a function of TE tensors defines, for what no op of Relax does."""
+        operands = enumerate(args)
+        tensors = [te.placeholder(shape_of(x), dtype_of(x), f"x{i}") for i, x in operands]
+        function = te.create_prim_func([*tensors, compute(*tensors)])
+        variable = self._module.add_func(function.without_attr("global_symbol"), name)
+        result = relax.TensorType(list(shape), dtype)
+        return self.emit(_op.call_tir(variable, list(args), out_ty=result))
 
     def whole(self, value: TranslatedTensor) -> Any:
         """Return the full tensor, expanded once."""

@@ -165,7 +165,8 @@ class Functions:
         try:
             with builder.function("main", [params[i] for i in order], attrs=attrs):
                 with builder.dataflow():
-                    exprs = _Body(self, builder).function(operation, params, bool(names))
+                    body = _Body(self, builder, self._root)
+                    exprs = body.function(operation, params, bool(names))
                     result = exprs[0] if len(exprs) == 1 else relax.Tuple(exprs)
                     output = builder.emit_output(result)
                 builder.emit_func_output(output)
@@ -178,9 +179,9 @@ class Functions:
 class _Body:
     """Translator of the body of a function."""
 
-    def __init__(self, functions: Functions, builder: Any) -> None:
+    def __init__(self, functions: Functions, builder: Any, module: Any) -> None:
         self._functions = functions
-        self._write = Emitter(builder)
+        self._write = Emitter(builder, module)
         self._scopes: list[dict[str, TranslatedTensor]] = []
 
     def function(self, operation: Operation, params: Sequence[Any], public: bool) -> list[Any]:

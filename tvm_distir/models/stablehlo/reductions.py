@@ -87,8 +87,10 @@ def _sort(call: HloCall) -> list[TranslatedTensor]:
     """Translate a sort by the first operand, the only operand that is compared."""
     axis, write = int(call.attribute("dimension", -1)) % len(call[0].shape), call.write
     descending = _is_descending(call.region())
-    x = call.whole(0)
-    results = [write.value(write.emit(_op.sort(x, axis, descending)))]
+    dtype = call[0].dtype  # TVM has no sort of unsigned integers
+    x = write.cast(call.whole(0), "int64" if dtype in ("uint8", "uint16", "uint32") else dtype)
+    ordered = write.emit(_op.sort(x, axis, descending))
+    results = [write.value(write.cast(ordered, dtype))]
     if len(call.operands) > 1:
         order = write.emit(_op.argsort(x, axis, descending, "int32"))
         for index in range(1, len(call.operands)):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .translated_values import (
     UnsupportedOperation,
     array_type,
     constant,
+    is_constant,
     shape_of,
 )
 
@@ -107,9 +109,13 @@ def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> 
 
 
 def _slice(call: HloCall) -> TranslatedTensor:
-    rank = len(call[0].shape)
-    steps = call.integers("strides", [1] * rank)
-    return cut(call, call.integers("start_indices"), call.integers("limit_indices"), steps)
+    """Slice a tensor; a single element of a constant is a number."""
+    x, begins = call[0], call.integers("start_indices")
+    if x.is_whole and is_constant(x.expr) and math.prod(call.shape) == 1:
+        element = x.expr.value.numpy()[tuple(begins)]
+        return TranslatedTensor(constant(element, x.dtype), call.shape)
+    steps = call.integers("strides", [1] * len(x.shape))
+    return cut(call, begins, call.integers("limit_indices"), steps)
 
 
 def _reverse(call: HloCall) -> TranslatedTensor:

@@ -17,13 +17,14 @@ def read_source(source: Any) -> tuple[str, str]:
     Parameters
     ----------
     source : str, Path, bytes, or an object of JAX
-        Text (recognised by its line breaks), a path, bytecode, what ``jax.jit(f).lower(...)`` or
+        Text (recognised by its line breaks), a path, bytecode, the bytes of
+        ``jax.export.export(...)(...).serialize()``, what ``jax.jit(f).lower(...)`` or
         ``jax.export.export(...)(...)`` gave.
 
     Raises
     ------
     ModelError
-        DIST0301 there is no file, DIST0303 it is neither text nor bytecode, DIST0304 bytecode
+        DIST0301 there is no file, DIST0303 it is none of these, DIST0304 bytecode or an artifact
         without JAX.
     """
     if hasattr(source, "mlir_module_serialized"):
@@ -38,10 +39,21 @@ def read_source(source: Any) -> tuple[str, str]:
         return _text_of(data, place), place
     try:
         return data.decode("utf-8"), place
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError:
+        return _text_of(_exported(data, place), place), place
+
+
+def _exported(data: bytes, place: str) -> bytes:
+    """Return the bytecode in what ``Exported.serialize()`` of JAX wrote."""
+    check_jax(place)
+    from jax import export
+
+    try:
+        return bytes(export.deserialize(bytearray(data)).mlir_module_serialized)
+    except Exception as error:  # the reader of the format trusts its bytes
         raise ModelError(
             "DIST0303",
-            "it is neither text nor bytecode of MLIR",
+            "it is neither text nor bytecode of MLIR, nor an artifact of jax.export",
             place=place,
             remedy="Write it with jax.export, or with as_text().",
         ) from error

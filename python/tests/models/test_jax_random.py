@@ -1,0 +1,142 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Random numbers of JAX: bits as they are, and a Flax training step with the same dropout masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="the extra jax is not installed")
+
+import jax.numpy as jnp  # noqa: E402
+
+import tvm_distir as td  # noqa: E402
+from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
+from tvm_distir.models.stablehlo.translated_values import cleaned  # noqa: E402
+from tvm_distir.support import ModelError  # noqa: E402
+
+
+def run(function: Any, *args: Any) -> tuple[Any, list[Any]]:
+    """The module of a jitted function, and what it computes."""
+    mod = td.from_stablehlo(jax.jit(function).lower(*args))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(args)
+    paths = [cleaned(jax.tree_util.keystr(path)).partition(".") for path, _ in leaves]
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    values = {
+        ".".join(filter(None, (names[int(first)], rest))): np.asarray(leaf)
+        for (first, _, rest), (_, leaf) in zip(paths, leaves, strict=True)
+    }
+    wanted = [str(name) for name in mod["main"].attrs["dist.param_names"]]
+    return mod, Reference(mod).run([values[name] for name in wanted])
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (np.array([1.5, -0.0, np.inf, 1e-45], "float32"), "uint32"),
+        (np.array([[0x3F800001, 0xFFC00000]], "uint32"), "float32"),
+        (np.array([[1, 2], [0xFFFFFFFF, 7]], "uint32"), "float32"),
+        (np.array([[0x3F80, 0x4000], [1, 0xBF80]], "uint16"), "float32"),
+        (np.array([0x3F800001, 0x80FF00AA], "uint32"), "uint8"),
+        (np.array([1.5, -3.25], "float32"), "int16"),
+        (np.array([0x3F80, 0x4000], "uint16"), "bfloat16"),
+    ],
+)
+def test_bits_are_those_of_jax(value: Any, dtype: str) -> None:
+    def bits(value: Any) -> Any:
+        return jax.lax.bitcast_convert_type(value, jnp.dtype(dtype))
+
+    _, (found,) = run(bits, value)
+    wanted = np.asarray(bits(value))
+    assert found.dtype == wanted.dtype and found.shape == wanted.shape
+    assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["bits", "uniform", "normal", "bernoulli", "permutation"])
+def test_random_numbers_are_those_of_jax(kind: str) -> None:
+    def draw(seed: Any) -> Any:
+        key = jax.random.fold_in(jax.random.key(seed), 7)
+        first, second = jax.random.split(key)
+        if kind == "permutation":
+            return jax.random.permutation(first, 12), jax.random.randint(second, (3,), 0, 9)
+        make = getattr(jax.random, kind)
+        shapes = {"bernoulli": {"p": 0.3, "shape": (5, 3)}}.get(kind, {"shape": (5, 3)})
+        return make(first, **shapes), make(second, **shapes)
+
+    for seed in (np.uint32(0), np.uint32(123456789)):
+        _, found = run(draw, seed)
+        for a, b in zip(found, draw(seed), strict=True):
+            if kind == "normal":  # the inverse error function differs in its last bits
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+            else:
+                assert np.array_equal(a, np.asarray(b))
+
+
+def test_the_inverse_error_function_is_that_of_jax() -> None:
+    def inverse(x: Any) -> Any:
+        return jax.lax.erf_inv(x)
+
+    x = np.array([-1.0, -0.99999, -0.5, 0.0, 1e-7, 0.3, 0.9, 0.999999, 1.0], "float32")
+    _, (found,) = run(inverse, x)
+    np.testing.assert_allclose(found, inverse(x), rtol=1e-5)
+
+
+def test_a_flax_step_with_dropout_has_the_masks_of_jax() -> None:
+    nn = pytest.importorskip("flax.linen", reason="flax is not installed")
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            x = nn.relu(nn.Dense(32)(x))
+            x = nn.Dropout(0.5, deterministic=False)(x)
+            x = nn.Dropout(0.1, deterministic=False)(nn.Dense(16)(x))
+            return nn.Dense(4)(x)
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 16)).astype("float32")
+    y = rng.integers(0, 4, 8).astype("int32")
+    net = Net()
+    keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    params = jax.tree.map(np.asarray, net.init(keys, x))["params"]
+
+    def step(params: Any, x: Any, y: Any, seed: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            rngs = {"dropout": jax.random.key(seed)}
+            logits = net.apply({"params": weights}, x, rngs=rngs)
+            one_hot = jax.nn.one_hot(y, 4)
+            return -(one_hot * jax.nn.log_softmax(logits)).sum(-1).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return value, jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients)
+
+    seed = np.uint32(3)
+    mod, found = run(step, params, x, y, seed)
+    wanted = jax.tree.leaves(step(params, x, y, seed))
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(found[0], run(step, params, x, y, np.uint32(4))[1][0])
+    for strategy, mesh in (
+        ("data_parallel", {"dp": 4}),
+        ("tensor_parallel", {"tp": 2}),
+        ("data_parallel+tensor_parallel", {"dp": 2, "tp": 2}),
+    ):
+        plan = td.strategy.make_plan(mod, strategy, mesh)
+        assert td.verify(mod, plan).equal
+
+
+def test_an_artifact_of_jax_export_is_a_model(tmp_path: Any) -> None:
+    def step(x: Any, seed: Any) -> Any:
+        return x * jax.random.bernoulli(jax.random.key(seed), 0.5, x.shape)
+
+    x, seed = np.ones((4, 6), "float32"), np.uint32(5)
+    path = tmp_path / "step.jax"
+    path.write_bytes(bytes(jax.export.export(jax.jit(step))(x, seed).serialize()))
+    mod = td.load_model(str(path)).mod
+    (found,) = Reference(mod).run([x, seed])
+    assert np.array_equal(found, step(x, seed))
+    path.write_bytes(b"\xff\xfe" + path.read_bytes()[:40])
+    with pytest.raises(ModelError, match=r"DIST0303.*nor an artifact of jax\.export"):
+        td.load_model(str(path))
