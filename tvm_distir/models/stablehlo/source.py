@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_distir.models.common.quiet import reason
-from tvm_distir.models.common.spec import check_jax, file_bytes, is_bytecode
+from tvm_distir.models.common.spec import JAX_ARTIFACT, check_jax, file_bytes, is_bytecode
 from tvm_distir.support import ModelError
 
 
@@ -39,8 +39,10 @@ def read_source(source: Any) -> tuple[str, str]:
         return _text_of(data, place), place
     try:
         return data.decode("utf-8"), place
-    except UnicodeDecodeError:
-        return _text_of(_exported(data, place), place), place
+    except UnicodeDecodeError as error:
+        if isinstance(source, bytes) or place.lower().endswith(JAX_ARTIFACT):
+            return _text_of(_exported(data, place), place), place
+        raise _unreadable(place) from error
 
 
 def _exported(data: bytes, place: str) -> bytes:
@@ -51,12 +53,16 @@ def _exported(data: bytes, place: str) -> bytes:
     try:
         return bytes(export.deserialize(bytearray(data)).mlir_module_serialized)
     except Exception as error:  # the reader of the format trusts its bytes
-        raise ModelError(
-            "DIST0303",
-            "it is neither text nor bytecode of MLIR, nor an artifact of jax.export",
-            place=place,
-            remedy="Write it with jax.export, or with as_text().",
-        ) from error
+        raise _unreadable(place) from error
+
+
+def _unreadable(place: str) -> ModelError:
+    return ModelError(
+        "DIST0303",
+        "it is neither text nor bytecode of MLIR, nor an artifact of jax.export",
+        place=place,
+        remedy="Write it with jax.export, or with as_text().",
+    )
 
 
 def _text_of(data: bytes, place: str) -> str:
