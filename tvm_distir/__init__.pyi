@@ -10,6 +10,7 @@ from .execution.deployment.checkpoint import open_weights as open_weights
 from .execution.deployment.deploying import deploy as deploy
 from .execution.deployment.loading import load as load
 from .execution.runtime.engines.registry import run as run
+from .execution.runtime.engines.xla.jax_function import to_jax as to_jax
 from .execution.runtime.program.ahead_of_time import compile as compile
 from .execution.runtime.program.planning import plan_storage as plan_storage
 from .execution.runtime.program.sharded import ShardedArray as ShardedArray

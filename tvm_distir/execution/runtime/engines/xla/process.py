@@ -213,12 +213,12 @@ class XlaProcess:
         )
 
 
-def missing(python: str) -> DependencyError:
+def missing(python: str, place: str = 'engine "xla"') -> DependencyError:
     """Return an error for an interpreter that has no JAX."""
     return DependencyError(
         "DIST0111",
-        f"the engine xla requires jax, which {python} cannot import",
-        place='engine "xla"',
+        f"it requires jax, which {python} cannot import",
+        place=place,
         remedy='Install the extra: pip install "tvm_distir[jax]".',
     )
 

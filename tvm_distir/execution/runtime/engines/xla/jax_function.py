@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Call distributed modules from JAX: the program of the devices as a primitive of JAX."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import mesh_axes
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port, np_dtype
+from tvm_distir.execution.runtime.program.lowered import LoweredProgram
+from tvm_distir.models import to_stablehlo
+from tvm_distir.support import EngineError
+
+from .process import missing
+
+_WIDE = ("int64", "uint64", "float64")
+
+
+class JaxFunction:
+    """A distributed module as a function of JAX arrays, also inside of ``jax.jit``.
+
+    Parameters
+    ----------
+    text : str
+        The program as StableHLO, of full arrays with ``sdy.manual_computation``.
+    entry : EntryFunction
+    axes : sequence of str
+        The names of the mesh axes.
+    devices : sequence of jax.Device
+
+    Attributes
+    ----------
+    mesh : jax.sharding.Mesh
+    inputs, outputs : tuple of Port
+        What the arguments and the results are, in order.
+    in_shardings, out_shardings : tuple of jax.sharding.NamedSharding
+        The shardings of the arguments and of the results.
+    """
+
+    def __init__(
+        self, text: str, entry: EntryFunction, axes: Sequence[str], devices: Sequence[Any]
+    ) -> None:
+        import jax
+        import numpy as np
+        from jax.sharding import Mesh, NamedSharding
+
+        self.inputs = tuple(sorted(entry.inputs, key=lambda port: port.index))
+        self.outputs = tuple(sorted(entry.outputs, key=lambda port: port.index))
+        self.mesh = Mesh(np.array(devices).reshape(entry.mesh_shape), tuple(axes))
+
+        def shardings(ports: Sequence[Port]) -> tuple[Any, ...]:
+            return tuple(NamedSharding(self.mesh, _partition_spec(p, axes)) for p in ports)
+
+        self.in_shardings, self.out_shardings = shardings(self.inputs), shardings(self.outputs)
+        results = tuple((port.shape, np_dtype(port.dtype)) for port in self.outputs)
+        bind = functools.partial(_primitive().bind, text=text, results=results)
+        self._jitted = jax.jit(
+            lambda *args: tuple(bind(*args)),
+            in_shardings=self.in_shardings,
+            out_shardings=self.out_shardings,
+        )
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        """Return the results for full arrays, in the order of the original's parameters.
+
+        Parameters
+        ----------
+        *args : jax.Array or numpy.ndarray
+            Arrays of the shapes and types of :attr:`inputs`, sharded or not.
+
+        Raises
+        ------
+        EngineError
+            DIST0602 for another number of arguments, or for other shapes or types.
+        """
+        if len(args) != len(self.inputs):
+            raise _wrong(f"{len(args)} arguments are given, the module has {len(self.inputs)}")
+        for arg, port in zip(args, self.inputs):
+            given, wanted = (tuple(arg.shape), str(arg.dtype)), (port.shape, port.dtype)
+            if given != wanted:
+                raise _wrong(f'"{port.name}" is {given[1]}{given[0]}, not {wanted[1]}{wanted[0]}')
+        results: tuple[Any, ...] = self._jitted(*args)
+        return results
+
+
+def _wrong(what: str) -> EngineError:
+    return EngineError(
+        "DIST0602",
+        what,
+        place="to_jax",
+        remedy="Give full arrays in the order of the attribute inputs.",
+    )
+
+
+def _partition_spec(port: Port, axes: Sequence[str]) -> Any:
+    """Return which axes shard each dim of a port; a dim may be sharded by several axes."""
+    from jax.sharding import PartitionSpec
+
+    dims = [
+        tuple(axis for axis, label in zip(axes, port.labels, strict=True) if label == dim)
+        for dim in range(len(port.shape))
+    ]
+    return PartitionSpec(*(names or None for names in dims))
+
+
+@functools.cache
+def _primitive() -> Any:
+    """Return the primitive of JAX that calls a module given as text."""
+    from jax.core import ShapedArray
+    from jax.extend.core import Primitive
+    from jax.extend.mlir import ir as mlir_ir
+    from jax.extend.mlir.dialects import func
+    from jax.interpreters import mlir
+
+    primitive = Primitive("tvm_distir_program")
+    primitive.multiple_results = True
+
+    @primitive.def_abstract_eval  # type: ignore[untyped-decorator,unused-ignore]
+    def result_types(*_: Any, text: str, results: Sequence[tuple[Any, Any]]) -> list[Any]:
+        return [ShapedArray(shape, dtype) for shape, dtype in results]
+
+    def lower(ctx: Any, *operands: Any, text: str, results: Sequence[tuple[Any, Any]]) -> Any:
+        module = ctx.module_context.module
+        with module.context:
+            program = mlir_ir.Module.parse(text)
+            symbols = ctx.module_context.symbol_table
+            name = mlir.merge_mlir_modules(module, primitive.name, program, dst_symtab=symbols)
+            types = symbols[name].type.results
+            callee = mlir_ir.FlatSymbolRefAttr.get(name)
+            return func.CallOp(types, callee, operands).results
+
+    mlir.register_lowering(primitive, lower)
+    return primitive
+
+
+def to_jax(dist: ir.IRModule, devices: Sequence[Any] | None = None) -> JaxFunction:
+    """Return a distributed module as a function of JAX, which XLA compiles and runs.
+
+    The function is called with full arrays, of which every device gets its shard. It may be called
+    inside of ``jax.jit`` and in jobs of several processes (``jax.distributed``). It has no
+    derivative: distribute a training step instead (:func:`tvm_distir.train_step`).
+
+    Parameters
+    ----------
+    dist : IRModule
+        The module, at level 5, of a single mesh, with shards of equal size.
+    devices : sequence of jax.Device, optional
+        The devices in the order of the mesh; by default the first of ``jax.devices()``.
+
+    Returns
+    -------
+    function : JaxFunction
+
+    Raises
+    ------
+    DependencyError
+        DIST0111 without JAX.
+    EngineError
+        DIST0603 not at level 5, DIST0605 several meshes, too few devices, or 64-bit types while
+        JAX has none.
+    ModelError
+        DIST0380 for what has no form in StableHLO, shards of unequal size among it.
+    """
+    if importlib.util.find_spec("jax") is None:
+        raise missing(sys.executable, "to_jax")
+    import jax
+
+    program = LoweredProgram(dist)
+    if len(program.entries) != 1 or len(mesh_axes(program.mod)) != 1:
+        raise _unfit("the module has several meshes", "Use the engine threads, or one mesh.")
+    (entry,) = program.entries
+    placed = list(jax.devices() if devices is None else devices)
+    if len(placed) < len(entry.ranks):
+        raise _unfit(
+            f"the module needs {len(entry.ranks)} devices, and there are {len(placed)}",
+            "Set XLA_FLAGS=--xla_force_host_platform_device_count=N for CPUs before JAX is "
+            "imported, or distribute the module for fewer devices.",
+        )
+    wide = [p.name for p in (*entry.inputs, *entry.outputs) if p.dtype in _WIDE]
+    if wide and not jax.config.jax_enable_x64:
+        raise _unfit(
+            f'"{wide[0]}" has a type of 64 bits, which JAX turns into one of 32',
+            'Call jax.config.update("jax_enable_x64", True) first.',
+        )
+    (axes,) = mesh_axes(program.mod)
+    text = to_stablehlo(program.mod, "manual")
+    return JaxFunction(text, entry, axes, placed[: len(entry.ranks)])
+
+
+def _unfit(what: str, remedy: str) -> EngineError:
+    return EngineError("DIST0605", what, place="to_jax", remedy=remedy)
