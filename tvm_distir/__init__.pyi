@@ -31,6 +31,7 @@ from .performance.program.exporter import export as export
 from .performance.program.program import Program as Program
 from .performance.simulation.simulator import simulate as simulate
 from .planning.calibration.calibrate import calibrate as calibrate
+from .planning.plan_export.plan_formats import export_plan as export_plan
 from .planning.search.auto_sharding import auto_shard as auto_shard
 from .planning.search.auto_sharding import label as label
 from .planning.search.driver import search as search

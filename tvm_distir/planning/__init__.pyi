@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .calibration.calibrate import calibrate as calibrate
+from .plan_export.plan_formats import PLAN_FORMATS as PLAN_FORMATS
+from .plan_export.plan_formats import export_plan as export_plan
 from .search.candidates import Constraints as Constraints
 from .search.result import CandidateRow as CandidateRow
 from .search.result import SearchResult as SearchResult

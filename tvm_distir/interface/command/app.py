@@ -28,6 +28,7 @@ from . import (
     convert,
     deploy,
     explain,
+    export_plan,
     opt,
     run,
     search,
@@ -44,8 +45,8 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
-    analyze, compare, search, sweep, explain, verify, opt, convert, simulate, deploy, run,
-    calibrate,
+    analyze, compare, search, sweep, explain, verify, opt, convert, export_plan, simulate, deploy,
+    run, calibrate,
 )  # fmt: skip
 
 

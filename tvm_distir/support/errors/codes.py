@@ -49,6 +49,7 @@ CODES: dict[str, str] = {
     "DIST0238": "no plan is given for a module without annotations",
     "DIST0239": "rules of a plan contradict each other",
     "DIST0240": "the labels of a plan belong to another module, batch or mesh",
+    "DIST0241": "a format of another framework cannot express a plan",
     # 03xx: frontends
     "DIST0301": "a model file is missing or cannot be read",
     "DIST0302": "the kind of a MODEL string is unknown",

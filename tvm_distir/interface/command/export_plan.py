@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir export-plan``: write a plan as code or configuration of another framework."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tvm_distir.support import UsageError, nearest
+
+from .options import add_model_options, check_model_options, model_inputs
+from .outputs import Outputs
+from .stages import study_of
+from .terminal import put, say
+
+FORMATS = ("dtensor", "jax", "megatron", "torchtitan", "deepspeed")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "export-plan",
+        help="Write a plan as code or configuration of another framework.",
+        description=(
+            "Write a plan as a function for PyTorch (dtensor), as shardings of JAX (jax), as "
+            "options of Megatron-LM (megatron) or torchtitan (torchtitan), or as JSON of DeepSpeed "
+            "(deepspeed). What a format cannot express is refused."
+        ),
+        allow_abbrev=False,
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--form", required=True, metavar="FORMAT", help=f"Choose the format: {', '.join(FORMATS)}."
+    )
+    parser.add_argument("-o", dest="out", metavar="FILE", help="Write to a file (default: stdout).")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, plan, write."""
+    if arguments.form not in FORMATS:
+        raise UsageError(
+            "DIST0152",
+            f'there is no format "{arguments.form}"',
+            place="--form",
+            remedy=nearest(arguments.form, FORMATS),
+        )
+    axes = check_model_options(arguments)
+    outputs = Outputs(model_inputs(arguments))
+    target = outputs.promise(arguments.out, "-o")
+    study = study_of(arguments, axes)
+    from tvm_distir.planning import export_plan
+
+    text = export_plan(study.step, study.step_plan, arguments.form)
+    if target is None:
+        put(text)
+        return 0
+    outputs.add(target, text)
+    for path in outputs.commit():
+        say(f"wrote {path}")
+    return 0

@@ -1,0 +1,82 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Write a plan in a format of another framework (``td.export_plan``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from tvm import ir
+
+from tvm_distir.core import PlanLike, as_plan
+from tvm_distir.support import UsageError, nearest
+
+from .axis_roles import ExportedPlan, describe
+from .python_code import dtensor_code, jax_code
+from .trainer_options import deepspeed_config, megatron_options, torchtitan_options
+
+PLAN_FORMATS: Mapping[str, Callable[[ir.IRModule, ExportedPlan], str]] = MappingProxyType(
+    {
+        "dtensor": dtensor_code,
+        "jax": jax_code,
+        "megatron": megatron_options,
+        "torchtitan": torchtitan_options,
+        "deepspeed": deepspeed_config,
+    }
+)
+
+
+def export_plan(mod: ir.IRModule, plan: PlanLike, form: str) -> str:
+    """Write a plan as code or configuration of another framework.
+
+    =============== ==========================================================================
+    format          what is written
+    =============== ==========================================================================
+    ``dtensor``     a Python function for PyTorch: ``parallelize_module`` and ``fully_shard``
+    ``jax``         Python code with the ``PartitionSpec`` of every parameter
+    ``megatron``    command-line options of Megatron-LM
+    ``torchtitan``  command-line options of torchtitan
+    ``deepspeed``   the JSON configuration of DeepSpeed
+    =============== ==========================================================================
+
+    The formats of trainers state the kind and degree of each parallelism, so the plan must shard
+    the weights as these trainers do. What a format cannot express is refused, never left out.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The model or training step that the plan is for, at level 1.
+    plan : Plan, mapping, str or Path
+    form : str
+        A format of the table.
+
+    Returns
+    -------
+    text : str
+        Ends with a newline.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 there is no such format.
+    PlanError
+        DIST0241 the format cannot express the plan.
+
+    Examples
+    --------
+    >>> mod = td.zoo.llama(size="tiny")
+    >>> plan = td.strategy.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
+    >>> print(td.export_plan(mod, plan, "megatron"), end="")
+    --tensor-model-parallel-size 2
+    --micro-batch-size 1
+    --global-batch-size 2
+    """
+    if form not in PLAN_FORMATS:
+        raise UsageError(
+            "DIST0152",
+            f'there is no format "{form}"',
+            place="export_plan",
+            remedy=nearest(form, PLAN_FORMATS),
+        )
+    return PLAN_FORMATS[form](mod, describe(mod, as_plan(plan, mod)))

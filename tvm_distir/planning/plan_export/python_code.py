@@ -1,0 +1,168 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Write plans as Python code for PyTorch and JAX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tvm import ir
+
+from tvm_distir.core import PartitionSpec
+
+from .axis_roles import (
+    CONTEXT,
+    DATA,
+    TENSOR,
+    ZERO,
+    ExportedPlan,
+    PlacedParameter,
+    check_megatron,
+    unsupported,
+)
+
+
+def jax_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
+    """Write the ``PartitionSpec`` of every parameter, and the mesh, as code for JAX."""
+    if exported.plan.schedule is not None:
+        raise unsupported("JAX has no pipeline schedules", "Choose a plan without stages.")
+    mesh = exported.mesh
+    devices = [int(x) for x in mesh.device_ids] or range(mesh.start, mesh.start + mesh.device_count)
+    ids = ", ".join(map(str, devices))
+    specs = [
+        f"    {parameter.name!r}: {PartitionSpec.of_labels(parameter.labels, mesh.axis_names)!r},"
+        for parameter in exported.parameters
+    ]
+    return "\n".join(
+        [
+            '"""Shardings of a plan of tvm_distir."""',
+            "import jax",
+            "import numpy as np",
+            "from jax.sharding import Mesh, NamedSharding",
+            "from jax.sharding import PartitionSpec as P",
+            "",
+            f"DEVICES = [{ids}]",
+            "SPECS = {",
+            *specs,
+            "}",
+            "",
+            "",
+            "def shardings():",
+            '    """Return the mesh and the sharding of each parameter, by name."""',
+            f"    devices = np.array(jax.devices())[DEVICES].reshape({mesh.shape})",
+            f"    mesh = Mesh(devices, {mesh.axis_names})",
+            "    return mesh, {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}",
+            "",
+        ]
+    )
+
+
+def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
+    """Write a function for PyTorch that applies ``parallelize_module`` and ``fully_shard``."""
+    if exported.plan.schedule is not None:
+        raise unsupported("parallelize_module has no stages", "Choose a plan without stages.")
+    for axis, role in exported.roles.items():
+        if role == CONTEXT or (role == ZERO and exported.zero_stage < 3):
+            what = "shards of the sequence" if role == CONTEXT else "sharded optimizer states alone"
+            raise unsupported(
+                f'{what} (axis "{axis}") are not expressed by parallelize_module and fully_shard',
+                "Use data_parallel, fsdp and megatron, or another format.",
+            )
+    if exported.sequence:
+        raise unsupported(
+            "activations are sharded along the axis of tensor parallelism",
+            "Use megatron without sequence=1, or the format megatron.",
+        )
+    check_megatron(mod, exported)
+    tensor = exported.axis_of(TENSOR)
+    styles = _styles(exported, tensor) if tensor is not None else []
+    replicas, shards = exported.axis_of(DATA), exported.axis_of(ZERO)
+    axes = dict(exported.mesh.axes)
+    if replicas is not None and shards is None:  # fully_shard over one device only replicates
+        shards = "shard"
+        axes = {**axes, shards: 1}
+        order = [replicas, shards, *(axis for axis in axes if axis not in (replicas, shards))]
+        axes = {axis: axes[axis] for axis in order}
+    lines = [
+        '"""Parallelism of a plan of tvm_distir."""',
+        "from torch import nn",
+        "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh",
+        *(["from torch.distributed.fsdp import fully_shard"] if shards else []),
+        *(
+            [
+                "from torch.distributed.tensor import Replicate",
+                "from torch.distributed.tensor.parallel import (",
+                "    ColwiseParallel,",
+                "    RowwiseParallel,",
+                "    parallelize_module,",
+                ")",
+            ]
+            if tensor
+            else []
+        ),
+        "",
+        "",
+        "def make_mesh(device_type: str) -> DeviceMesh:",
+        f'    """Make the mesh of {exported.mesh.device_count} devices."""',
+        f"    return init_device_mesh(device_type, {tuple(axes.values())}, "
+        f"mesh_dim_names={tuple(axes)})",
+        "",
+        "",
+        'def parallelize(model: nn.Module, mesh: DeviceMesh, prefix: str = "") -> nn.Module:',
+        '    """Shard a model whose modules have the names of the plan after ``prefix``."""',
+    ]
+    if tensor is not None:
+        lines += [
+            "    styles = {",
+            *(f"        {module!r}: {style}," for module, style in styles),
+            "    }",
+            "    styles = {prefix + name: style for name, style in styles.items()}",
+            f"    parallelize_module(model, mesh[{tensor!r}], styles)",
+        ]
+    if shards is not None:
+        names = (replicas, shards) if replicas is not None else shards
+        for stack in _stacks(exported.weights):
+            lines += [
+                f"    for block in model.get_submodule(prefix + {stack!r}).children():",
+                f"        fully_shard(block, mesh=mesh[{names!r}])",
+            ]
+        lines.append(f"    fully_shard(model, mesh=mesh[{names!r}])")
+    return "\n".join([*lines, "    return model", ""])
+
+
+def _styles(exported: ExportedPlan, axis: str) -> list[tuple[str, str]]:
+    """Return the style of each module with a sharded weight, by its pattern."""
+    number = exported.mesh.axis_number(axis)
+    styles: dict[str, str] = {}
+    for weight in exported.weights:
+        module, _, kind = weight.name.rpartition(".")
+        if weight.labels[number] < 0 or kind != "weight":
+            continue
+        if len(weight.shape) != 2:
+            raise unsupported(
+                f'"{weight.name}" has {len(weight.shape)} dims, and is no weight of a linear layer',
+                "Replicate it.",
+            )
+        pattern = re.sub(r"\.\d+(?=\.|$)", ".*", module)
+        style = _style(weight, number, in_layer=pattern != module)
+        if styles.setdefault(pattern, style) != style:
+            raise unsupported(f'layers shard "{pattern}" in different ways', "Use one placement.")
+    return list(styles.items())
+
+
+def _style(weight: PlacedParameter, number: int, in_layer: bool) -> str:
+    """Return the style of a module: of (out, in) dim 0 by columns of its product, dim 1 by rows."""
+    if weight.is_table:
+        by_rows = weight.labels[number] == 0
+        where = "input_layouts=Replicate()" if by_rows else "output_layouts=Replicate()"
+        return f"{'Rowwise' if by_rows else 'Colwise'}Parallel({where})"
+    if weight.labels[number] == 1:
+        return "RowwiseParallel()"
+    return "ColwiseParallel()" if in_layer else "ColwiseParallel(output_layouts=Replicate())"
+
+
+def _stacks(weights: Iterable[PlacedParameter]) -> list[str]:
+    """Return the modules that hold layers by number."""
+    found = (re.match(r"(.+?)\.\d+\.", weight.name) for weight in weights)
+    return list(dict.fromkeys(match[1] for match in found if match is not None))

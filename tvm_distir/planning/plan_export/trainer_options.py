@@ -1,0 +1,149 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Write plans as options of Megatron-LM and torchtitan, and as the configuration of DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import FULL, MEGATRON, NONE, SELECTIVE
+
+from .axis_roles import CONTEXT, DATA, TENSOR, ZERO, ExportedPlan, check_megatron, unsupported
+
+_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+
+
+def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
+    """Write the command-line options of Megatron-LM, one a line."""
+    check_megatron(mod, exported)
+    schedule = exported.plan.schedule
+    options: list[str] = []
+    if exported.degree(TENSOR) > 1:
+        options.append(f"--tensor-model-parallel-size {exported.degree(TENSOR)}")
+    if exported.sequence:
+        options.append("--sequence-parallel")
+    if exported.degree(CONTEXT) > 1:
+        options.append(f"--context-parallel-size {exported.degree(CONTEXT)}")
+    if schedule is not None and schedule.stages > 1:
+        if schedule.kind not in ("1f1b", "interleaved"):
+            raise unsupported(
+                f'Megatron-LM has no schedule "{schedule.kind}"', "Use 1f1b or interleaved."
+            )
+        options.append(f"--pipeline-model-parallel-size {schedule.stages}")
+        if schedule.chunks > 1:
+            options.append(f"--num-virtual-stages-per-pipeline-rank {schedule.chunks}")
+    if exported.roles and ZERO in exported.roles.values():
+        if exported.zero_stage != 1:
+            raise unsupported(
+                f"ZeRO stage {exported.zero_stage} is no option of its distributed optimizer",
+                "Use zero:stage=1, or the format deepspeed.",
+            )
+        options.append("--use-distributed-optimizer")
+    batch = _batch(exported)
+    if batch is not None:
+        micro, whole = batch
+        options += [f"--micro-batch-size {micro}", f"--global-batch-size {whole}"]
+    policy = _policy(exported)
+    if policy == FULL:
+        options += ["--recompute-granularity full", "--recompute-method uniform",
+                    "--recompute-num-layers 1"]  # fmt: skip
+    elif policy in (SELECTIVE, MEGATRON):
+        options.append("--recompute-granularity selective")
+    elif policy != NONE:
+        raise unsupported(f'Megatron-LM has no recomputation "{policy}"', "Use full or selective.")
+    return "".join(f"{option}\n" for option in options)
+
+
+def torchtitan_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
+    """Write the command-line options of torchtitan, one a line."""
+    check_megatron(mod, exported)
+    if exported.degree(ZERO) > 1 and exported.zero_stage < 3:
+        raise unsupported(
+            "torchtitan shards weights wherever it shards optimizer states", "Use zero:stage=3."
+        )
+    if _policy(exported) != NONE:
+        raise unsupported(
+            "torchtitan chooses recomputation in the configuration of the model",
+            "Choose a plan without recomputation, and set it there.",
+        )
+    schedule = exported.plan.schedule
+    options = {
+        "data_parallel_replicate_degree": exported.degree(DATA),
+        "data_parallel_shard_degree": exported.degree(ZERO),
+        "tensor_parallel_degree": exported.degree(TENSOR),
+        "context_parallel_degree": exported.degree(CONTEXT),
+    }
+    lines = [f"--parallelism.{name}={value}" for name, value in options.items()]
+    if schedule is not None and schedule.stages > 1:
+        if schedule.kind not in _SCHEDULES:
+            raise unsupported(
+                f'torchtitan has no schedule "{schedule.kind}"', f"Use {', '.join(_SCHEDULES)}."
+            )
+        lines.append(f"--parallelism.pipeline_parallel_degree={schedule.stages}")
+        lines.append(f"--parallelism.pipeline_parallel_schedule={_SCHEDULES[schedule.kind]}")
+    batch = _batch(exported)
+    if batch is not None:
+        local = batch[0] * (schedule.micro_batches if schedule is not None else 1)
+        lines += [
+            f"--training.local_batch_size={local}",
+            f"--training.global_batch_size={batch[1]}",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def deepspeed_config(mod: ir.IRModule, exported: ExportedPlan) -> str:
+    """Write the JSON configuration of DeepSpeed."""
+    schedule = exported.plan.schedule
+    if schedule is not None and schedule.stages > 1:
+        raise unsupported(
+            "stages of DeepSpeed are built in Python, by PipelineModule",
+            "Choose a plan without stages.",
+        )
+    if exported.degree(CONTEXT) > 1:
+        raise unsupported("its JSON has no sequence parallelism", "Use the format megatron.")
+    if exported.sequence:
+        raise unsupported("AutoTP does not shard activations", "Use megatron without sequence=1.")
+    if DATA in exported.roles.values() and ZERO in exported.roles.values():
+        raise unsupported("ZeRO shards over all replicas", "Use zero on all axes of the batch.")
+    check_megatron(mod, exported)
+    config: dict[str, Any] = {"zero_optimization": {"stage": exported.zero_stage}}
+    if exported.degree(TENSOR) > 1:
+        config["tensor_parallel"] = {"autotp_size": exported.degree(TENSOR)}
+    batch = _batch(exported)
+    if batch is not None:
+        steps = schedule.micro_batches if schedule is not None else 1
+        config = {
+            "train_batch_size": batch[1],
+            "train_micro_batch_size_per_gpu": batch[0],
+            "gradient_accumulation_steps": steps,
+            **config,
+        }
+    if _policy(exported) != NONE:
+        raise unsupported(
+            "recomputation is switched on in the model",
+            "Choose a plan without recomputation, and switch it on there.",
+        )
+    return json.dumps(config, indent=2) + "\n"
+
+
+def _batch(exported: ExportedPlan) -> tuple[int, int] | None:
+    """Return the samples of a micro-batch on a device, and those of the step; None if unknown."""
+    sizes = {parameter.shape[0] for parameter in exported.parameters
+             if parameter.is_data and parameter.shape and len(parameter.shape) > 1}  # fmt: skip
+    if len(sizes) != 1:
+        return None
+    [size] = sizes
+    schedule = exported.plan.schedule
+    replicas = exported.degree(DATA) * exported.degree(ZERO)
+    return size // replicas, size * (schedule.micro_batches if schedule is not None else 1)
+
+
+def _policy(exported: ExportedPlan) -> str:
+    """Return the recomputation policy of all layers."""
+    policies = set(exported.plan.recompute.values()) or {NONE}
+    if len(policies) > 1:
+        raise unsupported("layers have different recomputation policies", "Use one policy.")
+    return policies.pop()
