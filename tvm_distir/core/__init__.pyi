@@ -137,6 +137,9 @@ from .ir.placement import placement_text as placement_text
 from .ir.placement import shard_counts as shard_counts
 from .ir.placement import shard_offsets as shard_offsets
 from .ir.placement import shard_slices as shard_slices
+from .ir.segments import SEGMENTS_ATTR as SEGMENTS_ATTR
+from .ir.segments import Segments as Segments
+from .ir.segments import segments_of as segments_of
 from .ir.types import TENSOR_TYPES as TENSOR_TYPES
 from .ir.types import TENSORS_ONLY as TENSORS_ONLY
 from .ir.types import as_dtensor as as_dtensor

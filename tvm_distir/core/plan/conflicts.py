@@ -30,6 +30,7 @@ def give(rules: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> No
         other.moving,
     )
     pairs = list(zip(other.placement, rule.placement, strict=False))
+    alike = alike and (not rule.segments or other.segments in ((), rule.segments))
     if not alike or any(None not in (old, new) and old != new for old, new in pairs):
         said = [f'{x.title} "{labels_text(x.placement)}" on "{x.mesh}"' for x in (other, rule)]
         raise PlanError(
@@ -40,7 +41,7 @@ def give(rules: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> No
             "pattern.",
         )
     merged = tuple(old if new is None else new for old, new in pairs)
-    rules[key] = replace(rule, placement=merged)
+    rules[key] = replace(rule, placement=merged, segments=rule.segments or other.segments)
 
 
 def _rank(rule: PlanRule) -> int:

@@ -90,6 +90,8 @@ def _rule_dict(rule: PlanRule, with_mesh: bool) -> dict[str, Any]:
         out["stationary"] = True
     if rule.moving:
         out["moving"] = list(rule.moving)
+    if rule.segments:
+        out["segments"] = list(rule.segments)
     if with_mesh:
         out["mesh"] = rule.mesh
     return out

@@ -75,6 +75,7 @@ class _RuleFile:
     index: Integer | None = None
     arg: Integer | None = None
     moving: tuple[Integer, ...] = ()
+    segments: tuple[Integer, ...] = ()
 
 
 Made = TypeVar("Made")
@@ -225,7 +226,7 @@ def _read_rule(
     try:
         return PlanRule(
             kind, getattr(rule, kind), labels, mesh, rule.stationary, rule.function, rule.index,
-            rule.arg, rule.moving,
+            rule.arg, rule.moving, rule.segments,
         )  # fmt: skip
     except PlanError as error:
         raise error.placed(lambda at: f"{place} ({at})") from None

@@ -160,6 +160,9 @@ class PlanRule:
         The number of the call in program order, from 0, of ``call`` rules. None: every call.
     arg : int, optional
         The number of the argument, from 0, of ``call`` rules.
+    segments : tuple of int
+        The extents of the segments of a fused weight along the sharded dim, in ``param`` rules of
+        entries: each device has its part of every segment. Empty: a shard is contiguous.
     """
 
     kind: str
@@ -171,9 +174,10 @@ class PlanRule:
     index: int | None = None
     arg: int | None = None
     moving: tuple[int, ...] = ()
+    segments: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        extras = (self.index, self.arg) != (None, None) or self.moving
+        extras = (self.index, self.arg) != (None, None) or self.moving or self.segments
         if self.kind in ("param", "value") and self.name and not extras:
             return  # nothing to be wrong: strategies make thousands of these
         faults = faults_of_plan("rule")
@@ -200,6 +204,9 @@ class PlanRule:
             if number is not None and (self.kind != "call" or number < 0):
                 what = f'"{key}" is {number} in a rule of kind {self.kind}'
                 wrong(what, self.title, "Use it in call rules only, counted from 0.")
+        if self.segments and (self.kind != "param" or min(self.segments) < 1):
+            what = f'"segments" is {list(self.segments)} in a rule of kind {self.kind}'
+            wrong(what, self.title, "Give the positive extents of segments, in param rules only.")
         faults.raise_all()
 
     @property

@@ -23,6 +23,7 @@ from tvm_distir.core import (
     num_input,
     parse_placement,
     relax_functions,
+    segments_of,
 )
 from tvm_distir.support import UsageError, nearest
 
@@ -87,6 +88,10 @@ class _Writer:
         self._names, self._axes = mesh_names(mod), mesh_axes(mod)
         held = relax_functions(mod)
         self._entries = [str(gv.name_hint) for gv, fn in held if _io(fn) is not None]
+        for gv, fn in held:
+            ports = (_io(fn) or {}).get("inputs", ())
+            if segments_of(fn.attrs) or any("segments" in port for port in ports):
+                raise fault(str(gv.name_hint), "an input with interleaved segments")
         self.is_local = bool(self._entries)
         numbers = self._on_own_devices()
         ids = sorted({d for number in numbers for d in self._devices(number)})

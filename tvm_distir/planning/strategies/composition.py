@@ -232,10 +232,14 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 filled[axis] = filled[axis] or title
             said.setdefault(target, []).append(rule)
             stationary, moving = _stationary(said[target])
-            merged = (tuple(labels), stationary, moving)
-            if merged != (old.placement, old.stationary, old.moving):
+            merged = (tuple(labels), stationary, moving, old.segments or rule.segments)
+            if merged != (old.placement, old.stationary, old.moving, old.segments):
                 rules[target] = replace(
-                    old, placement=merged[0], stationary=stationary, moving=moving
+                    old,
+                    placement=merged[0],
+                    stationary=stationary,
+                    moving=moving,
+                    segments=merged[3],
                 )
     faults = faults_of_plan("strategy")
     for conflict in conflicts.values():

@@ -262,7 +262,7 @@ class Consumers:
             yield where, var
             for bound, value, position in self.readers(where, var):
                 op = _op_name(value)
-                bias = op == "relax.add" and position >= 0 and _is_bias(value, position)
+                bias = op == "relax.add" and position >= 0 and is_bias_add(value, position)
                 part = op in ("relax.reshape", "relax.split") and position == 0
                 item = isinstance(value, relax.TupleGetItem)
                 same = op in _SAME or (op == _DROPOUT and position == 0) or _drops(value, var)
@@ -278,7 +278,8 @@ def _drops(value: Any, var: Any) -> bool:
     return name.startswith(DROPOUT_KERNEL) and value.args[1].fields[0].same_as(var)
 
 
-def _is_bias(call: ir.Call, position: int) -> bool:
+def is_bias_add(call: ir.Call, position: int) -> bool:
+    """Return whether an addition adds a vector to its operand at a position."""
     ty = call.args[1 - position].ty
     shape = static_shape(ty)
     return shape is not None and sum(1 for n in shape if n != 1) <= 1

@@ -17,11 +17,21 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import MeshSpec, Plan, PlanRule, R, data_positions, faults_of_plan
+from tvm_distir.core import (
+    ROLE_ATTR,
+    TRAINING_ATTR,
+    MeshSpec,
+    Plan,
+    PlanRule,
+    R,
+    data_positions,
+    faults_of_plan,
+)
 from tvm_distir.support import PlanError
 
 from .cache_placement import cache_positions, heads_label, warn_of_full_caches
 from .consumers import Consumers
+from .fused_weights import FusedSegments, fused_segments
 from .head_groups import heads_of, key_heads, tensor_axes, with_copies
 from .model_info import (
     MeshLike,
@@ -45,8 +55,8 @@ FUSED_ROLES = ("fused", "fused_gate_up")
 COLUMN_ROLES = ("query", "key_value", "gate_up", "head")
 
 _WHY_WHOLE = {
-    "fused": "query, key and value are fused, and no part of it consists of full heads",
-    "fused_gate_up": "gate and up are fused, and no part of it has both of a unit",
+    "fused": "query, key and value are fused, and the devices do not divide each of them",
+    "fused_gate_up": "gate and up are fused, and the devices do not divide both",
     "key_value": "a single head, which all devices need",
 }
 
@@ -58,13 +68,15 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     Weights are known by name (:data:`.transformer_weights.ROLES`); which of their dims is cut
     follows from the ops that consume them. Column parallel, with their biases: query, key, value,
     gate, up, and the head. Row parallel: the projections out of attention and feed-forward; their
-    biases are replicated. The token table is cut by the vocabulary, evenly or not. A projection to
-    query, key and value at once is replicated: contiguous shards of it are no heads. All other
-    parameters are replicated too. A weight that an entry does not read has the placement that
-    other entries give it. Weights are stationary. Where the axis has more devices than
-    keys have heads, each of these lies on a group of devices (:mod:`.head_groups`): the plan's
-    mesh has a second axis then, ``tp_copies``, along which all else is cut as well. Caches of keys
-    and values are cut by heads, as the weights that fill them, and stationary.
+    biases are replicated. The token table is cut by the vocabulary, evenly or not. Of a projection
+    to query, key and value at once, or to gate and up, each device has its part of every segment
+    (``segments`` of the rule), where the entry itself takes the result apart; in a training step,
+    and where layers are private functions, it is replicated. All other parameters are replicated.
+    A weight that an entry does not read has the placement that other entries give it. Weights are
+    stationary. Where the axis has more devices than keys have heads, each of these lies on a group
+    of devices (:mod:`.head_groups`): the plan's mesh has a second axis then, ``tp_copies``, along
+    which all else is cut as well. Caches of keys and values are cut by heads, as the weights that
+    fill them, and stationary.
 
     Parameters
     ----------
@@ -131,16 +143,19 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
                     full_caches.append(parameter)
             if sequence and parameter.position in arriving and parameter.ndim == 3:
                 label = SEQ_DIM
-            reads = weight is None or bool(weight.uses)
+            reads, segments = weight is None or bool(weight.uses), None
             if weight is not None and reads and not (one_head and weight.role == "key_value"):
                 with faults.gathered():
-                    label = _label(weight, spec, axis, consumers)
+                    segments = _segments(weight, fn, consumers)
+                    label = _label(weight, spec, axis, consumers, segments)
             repeated = is_cache or (weight is not None and weight.role == "key_value")
             labels[parameter.position] = label
             cut = {n: R if repeated and n != axes[0] else label for n in axes}
             stays = is_cache or parameter.position not in data
             rule = parameter_rule(parameter, spec, axes[0], label, stays)
-            rule = replace(rule, placement=some_axes(spec, cut))
+            sizes = segments.sizes if segments is not None and label != R else ()
+            sizes = sizes if len(sizes) > 1 else ()
+            rule = replace(rule, placement=some_axes(spec, cut), segments=sizes)
             if reads:
                 agreed.setdefault((parameter.name, parameter.shape), rule)
             else:
@@ -158,7 +173,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         raise incomplete[0]  # a stage, or an entry, may have none of these weights, not all of them
     for number, parameter in unread:
         other = agreed.get((parameter.name, parameter.shape), rules[number])
-        rules[number] = replace(rules[number], placement=other.placement)
+        rules[number] = replace(rules[number], placement=other.placement, segments=other.segments)
     for projections in read:
         warn_of_whole(projections, "megatron", axis)
     regather = tuple(names) if sequence else ()
@@ -208,21 +223,43 @@ def _projections(
         yield Projection(parameter, why)
 
 
-def _label(weight: KnownWeight, mesh: MeshSpec, axis: str, consumers: Consumers) -> int:
+def _segments(
+    weight: KnownWeight, fn: relax.Function, consumers: Consumers
+) -> FusedSegments | None:
+    """Return the segments of a fused weight, None where it has to be replicated."""
+    attrs: Any = fn.attrs or {}
+    may_be_fused = weight.role in (*FUSED_ROLES, "gate_up")
+    if not may_be_fused or TRAINING_ATTR in attrs or ROLE_ATTR in attrs:
+        return None
+    segments = fused_segments(weight, consumers)
+    if weight.role == "gate_up" and segments is not None and len(segments.sizes) == 1:
+        return None
+    return segments
+
+
+def _label(
+    weight: KnownWeight,
+    mesh: MeshSpec,
+    axis: str,
+    consumers: Consumers,
+    segments: FusedSegments | None,
+) -> int:
     """Return the label of a known weight along the axis, its sizes checked."""
     parameter, role = weight.parameter, weight.role
     numbers = tensor_axes(mesh, axis)
     count = mesh.axes[axis] if role == "key_value" else math.prod(mesh.shape[n] for n in numbers)
+    if role in FUSED_ROLES or segments is not None:
+        if role == "fused" and not weight.is_bias:
+            _check_fused(weight, count, axis, consumers)
+        if segments is None or not segments.divided_by(count):
+            return R
+        return parameter.ndim - 1 if weight.is_bias else cut_dim(weight)
     if weight.is_bias:
         if role not in COLUMN_ROLES or parameter.ndim < 1:
             return R
         if role != "head":
             _check_width(weight, parameter.ndim - 1, count, axis)
         return parameter.ndim - 1
-    if role in FUSED_ROLES:
-        if role == "fused":
-            _check_fused(weight, count, axis, consumers)
-        return R
     dim = cut_dim(weight)
     if role in ("embedding", "head"):
         return dim

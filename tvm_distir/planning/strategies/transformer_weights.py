@@ -36,10 +36,10 @@ HEAD = ("lm_head", "output_projection", "embed_out", "proj_out", "predictions_de
 ROLES: dict[str, tuple[str, ...]] = {
     "query": QUERY,
     "key_value": KEY_VALUE,
+    "fused_gate_up": FUSED_GATE_UP,
     "gate_up": GATE_UP,
     "row": ROW,
     "fused": FUSED,
-    "fused_gate_up": FUSED_GATE_UP,
     "embedding": EMBEDDING,
     "head": HEAD,
 }

@@ -104,14 +104,18 @@ def test_gpt2_with_one_projection_to_query_key_value(tmp_path: Path) -> None:
     mod = onnx_gpt2(tmp_path / "g.onnx", fused_qkv=True)
     wanted = {
         "wte.weight": "S[0]",
+        "h.*.attn.c_attn.weight": "S[1]",
+        "h.*.attn.c_attn.bias": "S[0]",
         "h.*.attn.c_proj.weight": "S[0]",
         "h.*.mlp.c_fc.weight": "S[1]",
         "h.*.mlp.c_fc.bias": "S[0]",
         "h.*.mlp.c_proj.weight": "S[0]",
     }
-    with pytest.warns(UserWarning, match=r"shards 6 of 8 .*h\.\*\.attn\.c_attn\.weight \(2: query"):
-        plan = strategy.megatron(mod, {"tp": 4})
+    plan = strategy.megatron(mod, {"tp": 4})
     check_roles(placements(plan), wanted)
+    fused = [rule for rule in plan.rules if "c_attn" in rule.name]
+    assert all(len(rule.segments) == 3 and len(set(rule.segments)) == 1 for rule in fused)
+    assert td.verify(mod, plan).equal
     with pytest.raises(PlanError, match=r"DIST0234.*c_attn.*number of heads 4"):
         strategy.megatron(mod, {"tp": 8})
 

@@ -24,6 +24,7 @@ along some axes only is annotated twice: where it lies, and, stationary, along t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,8 @@ from tvm_distir.core.ir.mesh import (
     meshes,
 )
 from tvm_distir.core.ir.placement import placement_of
+from tvm_distir.core.ir.segments import Segments
+from tvm_distir.core.ir.types import is_private, known_shape
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.plan.matching import FunctionTargets, resolve
 from tvm_distir.core.plan.name_patterns import plain_name
@@ -57,7 +60,9 @@ from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.tuple_parameters import open_tuples
 from tvm_distir.core.rewriting.writer import BlockWriter, merged_blocks
-from tvm_distir.support import LevelError
+from tvm_distir.support import LevelError, PlanError
+
+from .interleaving import interleave
 
 SUFFIX = "_placed"
 
@@ -105,6 +110,8 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     functions = {}
     for gv, fn in mod.functions.items():
         target = targets.get(str(gv.name_hint))
+        if target is not None:
+            fn = _interleaved(fn, str(gv.name_hint), mod, plan, target)
         functions[gv] = fn if target is None else _Annotator(target, by_name).annotate(fn)
     attrs = dict(mod.attrs or {})
     attrs.update(schedule)
@@ -117,6 +124,53 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     infos = {str(key): list(value) for key, value in mod.global_infos.items()}
     infos[MESH_INFO] = device_meshes
     return ir.IRModule(functions, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos=infos)
+
+
+def _interleaved(fn: Any, name: str, mod: ir.IRModule, plan: Plan, target: FunctionTargets) -> Any:
+    """Return the function for parameters whose rules have segments, which are interleaved."""
+    given: dict[int, Segments] = {}
+    for position, rule in target.params.items():
+        segments = _segments(fn, f"{name}/{fn.params[position].name}", plan, position, rule)
+        if segments is not None:
+            given[position] = segments
+    if not given:
+        return fn
+    return interleave(fn, mod, given, {*target.values, *target.args})
+
+
+def _segments(fn: Any, place: str, plan: Plan, position: int, rule: PlanRule) -> Segments | None:
+    """Return how the segments of a parameter are interleaved, None where they need not be.
+
+    Raises
+    ------
+    PlanError
+        DIST0221 for segments that are no dim of the parameter, or of a private function; DIST0234
+        where the devices do not divide a segment.
+    """
+    if not rule.segments:
+        return None
+    shape, mesh = known_shape(fn.params[position].ty) or (), plan.mesh(rule.mesh, place)
+    cut = sorted({label for label in rule.closed_labels if label >= 0})
+    dims = [dim for dim in cut if dim < len(shape) and shape[dim] == sum(rule.segments)]
+    if not dims or is_private(fn):
+        raise PlanError(
+            "DIST0221",
+            f"the segments {list(rule.segments)} have {sum(rule.segments)} rows, and no sharded "
+            f"dim of the parameter, of shape {list(shape)}, has as many",
+            place=place,
+            remedy="Give the segments of a sharded dim of a parameter of an entry.",
+        )
+    axes = [axis for axis, label in enumerate(rule.closed_labels) if label == dims[0]]
+    parts = math.prod(mesh.shape[axis] for axis in axes)
+    broken = [size for size in rule.segments if size % parts]
+    if broken:
+        raise PlanError(
+            "DIST0234",
+            f"the segment of {broken[0]} rows is not divisible by {parts} devices",
+            place=place,
+            remedy="Choose a size of the mesh axis that divides every segment.",
+        )
+    return Segments(dims[0], rule.segments, parts) if parts > 1 else None
 
 
 def _refuse_dtensors(mod: ir.IRModule) -> None:

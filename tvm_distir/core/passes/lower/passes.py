@@ -14,6 +14,7 @@ from tvm_distir.core.ir.attributes import INPUTS_ATTR, IO_ATTR
 from tvm_distir.core.ir.branches import branch_of
 from tvm_distir.core.ir.mesh import mesh_key, meshes
 from tvm_distir.core.ir.placement import labels_of, placement_text
+from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments, segments_of
 from tvm_distir.core.ir.types import is_private, static_shape
 from tvm_distir.core.ops.index_ranges import IndexRange, input_index_ranges
 from tvm_distir.core.passes.branches.restore import restore_branches
@@ -174,6 +175,8 @@ def _part(
     lowered = LocalFunction(values, fn, member.reading, entry=True)
     new = lowered.run()
     attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
+    segments = segments_of(attrs)
+    attrs.pop(SEGMENTS_ATTR, None)
     data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
     said, which = _Described(), []
     for position, name, ty, like in lowered.param_leaves:
@@ -182,7 +185,7 @@ def _part(
             role = "data" if lowered.repeated.names[position] in data else "weight"
         base = lowered.repeated.names[position]
         allowed = indices.get((position, name.removeprefix(base) if name != base else ""))
-        which.append(said.number(ty, like, role, allowed))
+        which.append(said.number(ty, like, role, allowed, segments.get(name)))
     names = [leaf.name for leaf in lowered.param_leaves]
     positions = [leaf.position for leaf in lowered.param_leaves]
     inputs = make_ports(names, positions, said.rows, which)
@@ -209,11 +212,18 @@ class _Described:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._known: dict[tuple[int, str, IndexRange | None], int] = {}
+        self._known: dict[tuple[int, str, IndexRange | None, Segments | None], int] = {}
 
-    def number(self, ty: Any, like: int, role: str = "", allowed: IndexRange | None = None) -> int:
+    def number(
+        self,
+        ty: Any,
+        like: int,
+        role: str = "",
+        allowed: IndexRange | None = None,
+        segments: Segments | None = None,
+    ) -> int:
         """Return the number of the description of type ``like`` in a role."""
-        number = self._known.get((like, role, allowed))
+        number = self._known.get((like, role, allowed, segments))
         if number is not None:
             return number
         row = {
@@ -225,9 +235,11 @@ class _Described:
             row["role"] = role
         if allowed is not None:
             row["index_range"] = tvm_ffi.convert(list(allowed.numbers()))
+        if segments is not None:
+            row["segments"] = tvm_ffi.convert(segments.to_list())
         self.rows.append(row)
         if like >= 0:
-            self._known[like, role, allowed] = len(self.rows) - 1
+            self._known[like, role, allowed, segments] = len(self.rows) - 1
         return len(self.rows) - 1
 
 

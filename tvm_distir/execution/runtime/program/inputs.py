@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.core import Segments
 from tvm_distir.support import EngineError, Faults, nearest
 
 from .io_layout import Bounds, EntryFunction, Port, np_dtype
@@ -184,20 +185,33 @@ class LocalInputs:
         bounds = entry.bounds(port, rank)
         key = (port.index, bounds)
         if key not in self._made:
-            self._made[key] = _cut(value, bounds, entry.local_shape(port))
+            self._made[key] = _cut(value, bounds, entry.local_shape(port), port.segments)
         return self._made[key]
 
 
-def _cut(value: Any, bounds: Bounds, size: tuple[int, ...]) -> Array:
-    if isinstance(value, Stored):
-        part = value.read(bounds)
+def _cut(
+    value: Any, bounds: Bounds, size: tuple[int, ...], segments: Segments | None = None
+) -> Array:
+    if segments is None:
+        part = _box_of(value, bounds)
     else:
-        part = value[tuple(slice(a, b) for a, b in bounds)]
+        dim = segments.dim
+        ranges = segments.sources(*bounds[dim])
+        boxes = [(*bounds[:dim], piece, *bounds[dim + 1 :]) for piece in ranges]
+        part = np.concatenate([_box_of(value, box) for box in boxes], axis=dim)
     if part.shape != size:
         padded = np.zeros(size, part.dtype)
         padded[tuple(slice(0, n) for n in part.shape)] = part
         part = padded
     return np.ascontiguousarray(part).reshape(size)
+
+
+def _box_of(value: Any, bounds: Bounds) -> Array:
+    """Return a box of an array, in memory or in a file."""
+    if isinstance(value, Stored):
+        return value.read(bounds)
+    box: Array = value[tuple(slice(a, b) for a, b in bounds)]
+    return box
 
 
 def _own_part(value: ShardedArray, entry: EntryFunction, port: Port, rank: int) -> Array:

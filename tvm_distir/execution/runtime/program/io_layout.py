@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tvm_distir.core import (
     Labels,
+    Segments,
     check_placement,
     local_shape,
     parse_placement,
@@ -50,6 +51,8 @@ class Port:
     index_range : tuple of int
         The range of an input that holds indices: the lowest index, the first beyond the highest
         and, where it exists, a further number that is allowed; empty for others.
+    segments : Segments, optional
+        How segments of an input are interleaved, before it is sharded.
     """
 
     index: int
@@ -59,6 +62,7 @@ class Port:
     labels: Labels
     mesh: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     index_range: tuple[int, ...] = ()
+    segments: Segments | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return an item of ``dist.io``."""
@@ -73,6 +77,8 @@ class Port:
             item["mesh"] = {"shape": list(self.mesh[0]), "devices": list(self.mesh[1])}
         if self.index_range:
             item["index_range"] = list(self.index_range)
+        if self.segments is not None:
+            item["segments"] = self.segments.to_list()
         return item
 
 
@@ -107,7 +113,10 @@ class EntryFunction:
         return port.mesh or (self.mesh_shape, self.mesh_ranks or self.ranks)
 
     def bounds(self, port: Port, rank: int) -> Bounds:
-        """Return the box of the full tensor that a rank holds, without padding."""
+        """Return the box of the full tensor that a rank holds, without padding.
+
+        Of interleaved segments it is the box of the tensor in the interleaved order.
+        """
         sizes, ranks = self.mesh_of(port)
         coords = tuple(int(c) for c in np.unravel_index(ranks.index(rank), sizes))
         return tuple(shard_slices(port.shape, port.labels, sizes, coords))
@@ -157,7 +166,10 @@ def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) ->
             parse_placement(str(item["placement"])),
             _port_mesh(item["mesh"]) if "mesh" in item else None,
             _index_range(item["index_range"]) if "index_range" in item else (),
+            Segments.from_list(item["segments"]) if "segments" in item else None,
         )
+        if port.segments is not None:
+            port.segments.check(port.shape)
     except (KeyError, TypeError, ValueError) as err:
         raise wrong_module(place, f"an item of dist.io cannot be read: {err}") from err
     sizes = port.mesh[0] if port.mesh else mesh_shape

@@ -1,0 +1,281 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rewrite a function for parameters whose segments are interleaved.
+
+Before, with a fused weight ``(12, 8)`` of the segments 4, 4 and 4::
+
+    qkv = R.matmul(x, R.permute_dims(qkv_proj_weight))          # (2, 12)
+    split = R.split(qkv, [4, 8], axis=1)
+
+After, with the weight interleaved for two parts, in the order ``q0 k0 v0 q1 k1 v1``::
+
+    qkv = R.matmul(x, R.permute_dims(qkv_proj_weight))          # interleaved as well
+    parts = R.reshape(qkv, (2, 2, 6))
+    pieces = R.split(parts, [2, 4], axis=2)
+    split = (R.reshape(pieces[0], (2, 4)), ...)                 # q, k and v in their order
+
+The function computes what it did, given the interleaved weight. Sharded along the parts, both
+reshapes and the split are local. An op that cannot work in the interleaved order gets its operand
+back in the original one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments
+from tvm_distir.core.ir.types import known_shape, static_shape, tensor_type
+from tvm_distir.core.ops.lookup import rule_of
+from tvm_distir.core.ops.registration import SAME_OP
+from tvm_distir.core.ops.registry import registration_of
+from tvm_distir.core.rewriting.calls import TIR_CALLS, called_name, leaves_of, rebuild, typed
+from tvm_distir.core.rewriting.substitute import substitute, variables
+from tvm_distir.core.rewriting.writer import BlockWriter, with_body
+from tvm_distir.support import PropagationError
+
+_SPLIT = "relax.split"
+_BLOCKWISE = ("relax.expand_dims", "relax.reshape", "relax.squeeze")
+"""Ops whose local form depends on the shape of a shard, not on its position."""
+SUFFIX = "_interleaved"
+
+
+def interleave(
+    fn: relax.Function,
+    mod: ir.IRModule,
+    given: Mapping[int, Segments],
+    named: Collection[Any] = (),
+) -> relax.Function:
+    """Return a function that takes some parameters with interleaved segments.
+
+    Parameters
+    ----------
+    fn : Function
+    mod : IRModule
+        Holds the kernels that the function calls.
+    given : mapping of int to Segments
+        The interleaved parameters by position.
+    named : collection of Var
+        Variables that stay, because rules name them. Others of which the value is interleaved get
+        another name, since it is not the value of the original function.
+    """
+    rewritten = _Interleaver(mod, named).run(fn, given)
+    rows = {str(fn.params[position].name): s.to_list() for position, s in given.items()}
+    return rewritten.with_attr(SEGMENTS_ATTR, rows)
+
+
+class _Interleaver:
+    """A rewriter that tracks which values are interleaved."""
+
+    def __init__(self, mod: ir.IRModule, named: Collection[Any]) -> None:
+        self.mod, self.named = mod, named
+        self.orders: dict[Any, Segments] = {}  # of new variables
+        self.fields: dict[Any, list[Segments | None]] = {}  # of new variables that are tuples
+        self.env: dict[Any, Any] = {}
+        self.restored: dict[Any, Any] = {}
+        self.writer = BlockWriter(relax.BlockBuilder(), False)
+
+    def run(self, fn: relax.Function, given: Mapping[int, Segments]) -> relax.Function:
+        """Return the rewritten function."""
+        self.orders = {fn.params[i]: segments for i, segments in given.items()}
+        blocks = []
+        for block in fn.body.blocks[:]:
+            dataflow = isinstance(block, relax.DataflowBlock)
+            self.writer = BlockWriter(self.writer.builder, dataflow)
+            self.restored = {}
+            for binding in block.bindings[:]:
+                self._binding(binding)
+            blocks.append(self.writer.block())
+        self.writer, self.restored = BlockWriter(self.writer.builder, False), {}
+        result = self._restored(substitute(fn.body.body, self.env))
+        blocks.append(self.writer.block())
+        return with_body(fn, list(fn.params), blocks, result, bool(fn.is_pure))
+
+    def _binding(self, binding: Any) -> None:
+        var, value = binding.var, substitute(binding.value, self.env)
+        read = [x for x in variables(value) if x in self.orders or x in self.fields]
+        if type(binding) is relax.MatchCast or not read:
+            value = self._restored(value)
+            if value is binding.value:
+                self.writer.bindings.append(binding)
+            elif type(binding) is relax.MatchCast:
+                self.writer.bindings.append(relax.MatchCast(var, value, binding.ty))
+            else:
+                self.writer.bind(var, value)
+            return
+        if isinstance(value, relax.Var):
+            self._keep(var, value, self.orders.get(value), self.fields.get(value))
+        elif type(value) is relax.TupleGetItem and value.tuple_value in self.fields:
+            self._keep(var, value, self.fields[value.tuple_value][int(value.index)])
+        elif type(value) is ir.Call and called_name(value) == _SPLIT:
+            self._split(var, value)
+        else:
+            order = self._order(value, var.ty) if type(value) is ir.Call else None
+            value = value if order is not None else self._restored(value)
+            self._keep(var, value, order)
+
+    def _keep(
+        self,
+        var: Any,
+        value: Any,
+        order: Segments | None,
+        fields: list[Segments | None] | None = None,
+    ) -> None:
+        """Bind a variable, and note the order of its value."""
+        new = var
+        if order is not None and var not in self.named:
+            new = self.env[var] = type(var)(f"{var.name}{SUFFIX}", var.ty)
+        self.writer.bind(new, value)
+        if order is not None:
+            self.orders[new] = order
+        if fields is not None:
+            self.fields[new] = fields
+
+    # -- ops in the interleaved order
+
+    def _order(self, call: Any, ty: Any) -> Segments | None:
+        """Return the order of the result of a call on interleaved operands, None if it has none.
+
+        A factor of the rule along which blocks are computed alike and independently may be
+        traversed in any order of whole blocks.
+        """
+        name = called_name(call)
+        if not isinstance(call.op, ir.Op) or tensor_type(ty) is None:
+            return None
+        said = None if name in TIR_CALLS else registration_of(name)
+        if said is not None and said.local not in (None, SAME_OP) and name not in _BLOCKWISE:
+            return None
+        try:
+            rule = rule_of(call, self.mod, ty)
+        except PropagationError:  # propagation reports it
+            return None
+        operands = [leaf for arg in call.args[:] for leaf in leaves_of(arg)]
+        operands = [leaf for leaf in operands if tensor_type(leaf[2]) is not None]
+        if len(operands) != len(rule.in_bytes):
+            return None
+        orders = [self.orders.get(x) if isinstance(x, relax.Var) else None for x, _, _ in operands]
+        known = {order.dim: i for i, order in enumerate(orders) if order is not None}
+        factors = [f for f in rule.factors if any(f.ins[i] == d for d, i in known.items())]
+        if len(factors) != 1 or factors[0].kind != "map":
+            return None
+        factor, target = factors[0], factors[0].outs[0]
+        if target is None:
+            return None
+        blocks: set[tuple[tuple[int, ...], int]] = set()
+        for (_, _, operand_ty), order, dim in zip(operands, orders, factor.ins, strict=True):
+            if (order.dim if order else None) != dim:
+                return None
+            if order is not None:
+                scaled = _scaled(order, known_shape(operand_ty), factor.size)
+                if scaled is None:
+                    return None
+                blocks.add((scaled, order.parts))
+        if len(blocks) != 1:
+            return None
+        [(sizes, parts)], shape = blocks, known_shape(ty) or static_shape(ty) or ()
+        extent = shape[target]
+        if not isinstance(extent, int) or extent % factor.size:
+            return None
+        step = extent // factor.size
+        return Segments(target, tuple(n * step for n in sizes), parts)
+
+    # -- back to the original order
+
+    def _split(self, var: Any, call: Any) -> None:
+        """Write a split at borders of segments in the interleaved order."""
+        whole = call.args[0]
+        order, ndim = self.orders[whole], int(tensor_type(whole.ty).ndim)  # type: ignore[union-attr]
+        axis = int(call.attrs.axis) % ndim
+        sizes = [(static_shape(ty) or ())[axis] for ty in var.ty.fields[:]]
+        groups = _groups(order.sizes, sizes) if axis == order.dim else None
+        if groups is None:
+            self._keep(var, self._restored(call), None)
+            return
+        pieces = self._pieces(whole, order, sizes)
+        fields = []
+        for ty, group, piece in zip(var.ty.fields[:], groups, pieces, strict=True):
+            field = self._reshaped(piece, static_shape(ty) or (), str(var.name))
+            fields.append(field)
+            if len(group) > 1:
+                self.orders[field] = Segments(axis, group, order.parts)
+        rows = [self.orders.get(field) for field in fields]
+        value = typed(relax.Tuple(fields), relax.TupleType([field.ty for field in fields]))
+        self.writer.bind(var, value)
+        if any(row is not None for row in rows):
+            self.fields[var] = rows
+
+    def _pieces(self, whole: Any, order: Segments, sizes: Sequence[int]) -> list[Any]:
+        """Return the parts of ranges of segments: tensors with a dim for parts before the dim."""
+        name, dim = str(whole.name), order.dim
+        shape = list(static_shape(whole.ty) or ())
+        inner = [*shape[:dim], order.parts, shape[dim] // order.parts, *shape[dim + 1 :]]
+        parts = self._reshaped(whole, inner, name)
+        borders = [n // order.parts for n in itertools.accumulate(sizes[:-1])]
+        if not borders:
+            return [parts]
+        split = self.writer.emit(relax.op.split(parts, borders, dim + 1), name)
+        count = range(len(sizes))
+        return [self.writer.emit(relax.TupleGetItem(split, i), name) for i in count]
+
+    def _reshaped(self, value: Any, shape: Sequence[Any], name: str) -> Any:
+        return self.writer.emit(relax.op.reshape(value, list(shape)), name)
+
+    def _restored(self, value: Any) -> Any:
+        """Return a value that reads what it reads in the original order."""
+        env = {x: self._original(x) for x in variables(value) if x in self.orders}
+        for whole in [x for x in variables(value) if x in self.fields]:
+            items = [
+                self.writer.emit(relax.TupleGetItem(whole, i), str(whole.name))
+                for i in range(len(whole.ty.fields))
+            ]
+            for item, order in zip(items, self.fields[whole], strict=True):
+                if order is not None:
+                    self.orders[item] = order
+            parts = [self._original(item) if item in self.orders else item for item in items]
+            made = typed(relax.Tuple(parts), relax.TupleType([part.ty for part in parts]))
+            env[whole] = self.writer.add(made, str(whole.name))
+        if not env:
+            return value
+        if isinstance(value, relax.Var):
+            return env.get(value, value)
+        new = substitute(value, env)
+        return rebuild(new, new.op, list(new.args), value.ty) if type(new) is ir.Call else new
+
+    def _original(self, var: Any) -> Any:
+        """Return an interleaved value in the original order."""
+        if var not in self.restored:
+            order = self.orders[var]
+            shape = list(static_shape(var.ty) or ())
+            pieces = []
+            for piece, size in zip(self._pieces(var, order, order.sizes), order.sizes, strict=True):
+                extents = [*shape[: order.dim], size, *shape[order.dim + 1 :]]
+                pieces.append(self._reshaped(piece, extents, str(var.name)))
+            joined = relax.op.concat(pieces, order.dim)
+            self.restored[var] = self.writer.emit(joined, str(var.name).removesuffix(SUFFIX))
+        return self.restored[var]
+
+
+def _scaled(order: Segments, shape: tuple[int, ...] | None, blocks: Any) -> tuple[int, ...] | None:
+    """Return the sizes of segments in blocks of a factor, None where a piece has broken ones."""
+    if shape is None or not isinstance(blocks, int) or shape[order.dim] % blocks:
+        return None
+    step = shape[order.dim] // blocks
+    if any(piece % step for piece in order.pieces):
+        return None
+    return tuple(size // step for size in order.sizes)
+
+
+def _groups(segments: Sequence[int], sizes: Sequence[Any]) -> list[tuple[int, ...]] | None:
+    """Return the segments that each field of a split consists of, None where it cuts one."""
+    groups, waiting = [], list(segments)
+    for size in sizes:
+        group: list[int] = []
+        while waiting and isinstance(size, int) and sum(group) < size:
+            group.append(waiting.pop(0))
+        if sum(group) != size:
+            return None
+        groups.append(tuple(group))
+    return None if waiting else groups
