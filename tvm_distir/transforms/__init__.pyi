@@ -18,8 +18,11 @@ from .distribute import pipeline as pipeline
 from .inline.passes import InlinePrivateFunctions as InlinePrivateFunctions
 from .optimize.bucket import BucketGathers as BucketGathers
 from .optimize.bucket import BucketReductions as BucketReductions
+from .optimize.call_sites import CallSites as CallSites
+from .optimize.call_sites import callee_of as callee_of
 from .optimize.collective_schedule import ScheduleCollectives as ScheduleCollectives
 from .optimize.collective_schedule import SplitCollectives as SplitCollectives
+from .optimize.deferral import DeferReductions as DeferReductions
 from .optimize.fuse import FuseCollectives as FuseCollectives
 from .optimize.merge import MergeReductions as MergeReductions
 from .optimize.move import MoveGathers as MoveGathers

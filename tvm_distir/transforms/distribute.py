@@ -23,14 +23,9 @@ from tvm_distir.core import (
 from .registry import passes_for
 from .spec import PassSpec
 
-BUCKET_BYTES = 25 * 2**20
-"""Buckets of gradients that a training step gets where nothing else is asked for."""
-
 UNIT = "unit"
-"""In the place of the bytes of a bucket: one bucket of gathers, and one of reductions, for each
-call of a private function, as FSDP treats a block; the next unit is gathered ahead."""
-_UNBOUNDED = 1 << 60
-
+"""In the place of the bytes of a bucket: one bucket of gathers of weights, and one of reductions,
+for each call of a private function, as FSDP treats a block; the next unit is gathered ahead."""
 Named = tuple[str, dict[str, Any]]
 """A pass by name, with options."""
 
@@ -48,23 +43,27 @@ def communication_passes(
     Parameters
     ----------
     mod : IRModule
-        The module that is distributed. Where a system is given, a training step has its small
-        reductions merged and its collectives overlapped with other work by default.
+        The module that is distributed. Where a system is given, a training step has its
+        reductions and gathers of weights merged and its collectives overlapped with other work by
+        default.
     system, bucket_bytes, overlap, ahead_bytes
         See :func:`distribute`.
     """
     usual = system is not None and is_training_step(mod)
+    if bucket_bytes is None and usual:
+        bucket_bytes = UNIT
+    options: dict[str, Any] = {"units": True} if bucket_bytes == UNIT else {}
+    if bucket_bytes and not options:
+        options = {"bucket_bytes": bucket_bytes}
     passes: list[Named] = []
-    if bucket_bytes is None:
-        passes += [("bucket", {"bucket_bytes": BUCKET_BYTES})] if usual else []
-    elif bucket_bytes:
-        most_bytes = _UNBOUNDED if bucket_bytes == UNIT else bucket_bytes
-        passes += [(name, {"bucket_bytes": most_bytes}) for name in ("bucket", "bucket-gathers")]
+    if options:
+        passes += [(name, options) for name in ("bucket", "bucket-gathers")]
     clock = system if overlap is None and usual else overlap
     if clock is not None and ahead_bytes != 0:
-        options = {"system": clock, "ahead_bytes": ahead_bytes}
-        ahead = {"ahead_bytes": _UNBOUNDED} if (bucket_bytes, ahead_bytes) == (UNIT, None) else {}
-        passes += [("split", {}), ("schedule", options), ("prefetch", {**options, **ahead})]
+        timed = {"system": clock, "ahead_bytes": ahead_bytes}
+        passes += [("split", {}), ("schedule", timed), ("defer", {})]
+        units = {"units": True} if "units" in options and ahead_bytes is None else {}
+        passes += [("prefetch", {**timed, **units})]
     return tuple(passes)
 
 
@@ -118,11 +117,12 @@ def distribute(
         Whose times decide what the plan leaves open, and by which collectives values move. None:
         bytes and operations count, by fixed weights.
     bucket_bytes : int or "unit", optional
-        Join small reductions, and small gathers, to buckets of at most so many bytes. None: leave
-        them single, which takes no copies; but reductions of a training step for a system are
-        joined to buckets of 25 MiB. 0: leave them single. ``"unit"``: join those of a private
-        function whatever their size, as FSDP gathers and reduces a block by one flat buffer, and
-        gather the next block while one computes, whatever bytes that takes.
+        Merge small reductions, and small gathers, into buckets of at most so many bytes. 0: merge
+        none, which takes no copies. ``"unit"``: merge the gathers of weights, and the
+        ``reduce_scatter`` calls, of a private function whatever their size, as FSDP gathers and
+        reduces a block by one flat buffer, and other reductions into buckets of 25 MiB; gather
+        the next block while one computes, whatever bytes that takes. None: ``"unit"`` for a
+        training step for a system, otherwise 0.
     overlap : System or str, optional
         Split collectives into a start and a done and order other work between them, by the times
         of this system. None: leave the order as it is, which takes least memory; but a training

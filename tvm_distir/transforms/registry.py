@@ -42,6 +42,7 @@ PASSES = Registry(
             "bucket-gathers": "transforms.optimize.bucket:BucketGathers",
             "split": "transforms.optimize.collective_schedule:SplitCollectives",
             "schedule": "transforms.optimize.collective_schedule:ScheduleCollectives",
+            "defer": "transforms.optimize.deferral:DeferReductions",
             "prefetch": "transforms.optimize.prefetch:PrefetchGathers",
             "in-turn": "transforms.training.pipeline.expand_passes:RunInTurn",
             "expand": "transforms.training.pipeline.expand_passes:ExpandSchedule",

@@ -7,9 +7,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import tvm
 
 import tvm_distir as td
+from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.transforms.distribute import communication_passes
+from tvm_distir.transforms.optimize.bucket import BucketGathers
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def step_and_plan():
 def test_a_block_gathers_by_fewer_collectives_and_as_many_bytes(step_and_plan):
     step, plan = step_and_plan
     sums = {}
-    for bucket_bytes in (0, 1, "unit"):
+    for bucket_bytes in (0, 1, "unit", None):
         mod = td.distribute(step, plan, system="dgx-a100", bucket_bytes=bucket_bytes)
         program = td.export(mod)
         result = td.simulate(program, "dgx-a100")
@@ -38,15 +41,65 @@ def test_a_block_gathers_by_fewer_collectives_and_as_many_bytes(step_and_plan):
     assert single[1] > unit[1] == 1  # one flat buffer of the next block is ahead
     assert unit[2] < single[2]
     assert sums[1] == single  # a bucket of a byte holds nothing
+    assert sums[None] == unit  # the default of training steps
+
+
+def test_results_are_those_of_single_collectives(step_and_plan):
+    step, plan = step_and_plan
+    usual = td.distribute(step, plan, system="dgx-a100")
+    assert td.verify(step, plan, dist=usual, engine="virtual").equal
+
+
+def test_activations_are_never_in_the_bucket_of_a_unit():
+    """A function's weights are gathered at once; a gathered activation stays by itself."""
+    mod = tvm.script.from_source(TEXT)
+    unit = BucketGathers(units=True)(mod)
+    gathers = [
+        [int(n) for n in b.value.args[0].ty.shape]
+        for b in unit["layer"].body.blocks[0].bindings
+        if dist_op_name(b.value) == "all_gather"
+    ]
+    assert sorted(gathers) == [[1, 2 * 8 + 2 * 8], [2, 8]]
+
+
+TEXT = """
+@I.ir_module
+class Module:
+    I.module_attrs({"mesh_axes": [["a"]]})
+    I.module_global_infos({"mesh": [R.device_mesh((2,), I.Range(0, 2))]})
+    @R.function(private=True)
+    def layer(
+        x: R.Tensor((2, 8), "float32"),
+        v: R.Tensor((2, 8), "float32"),
+        w: R.Tensor((2, 8), "float32"),
+    ) -> R.Tensor((4, 8), "float32"):
+        a: R.Tensor((4, 8), "float32") = R.dist.all_gather(v, "mesh[0]", 0, 0)
+        b: R.Tensor((4, 8), "float32") = R.dist.all_gather(w, "mesh[0]", 0, 0)
+        c: R.Tensor((4, 8), "float32") = R.dist.all_gather(x, "mesh[0]", 0, 0)
+        d: R.Tensor((4, 8), "float32") = R.add(a, b)
+        e: R.Tensor((4, 8), "float32") = R.add(c, d)
+        return e
+    @R.function
+    def main(
+        x: R.Tensor((2, 8), "float32"),
+        v: R.Tensor((2, 8), "float32"),
+        w: R.Tensor((2, 8), "float32"),
+    ):
+        cls = Module
+        y: R.Tensor((2, 8), "float32") = R.sin(x)
+        z: R.Tensor((4, 8), "float32") = cls.layer(y, v, w)
+        return z
+"""
 
 
 def test_bytes_that_run_ahead_may_still_be_bounded(step_and_plan):
     step, _ = step_and_plan
     passes = dict(communication_passes(step, "dgx-a100", bucket_bytes="unit"))
     assert passes["schedule"]["ahead_bytes"] is None
-    assert passes["prefetch"]["ahead_bytes"] >= 1 << 40
+    assert passes["prefetch"]["units"] and passes["prefetch"]["ahead_bytes"] is None
+    assert passes == dict(communication_passes(step, "dgx-a100"))
     bounded = dict(communication_passes(step, "dgx-a100", bucket_bytes="unit", ahead_bytes=7))
-    assert bounded["prefetch"]["ahead_bytes"] == 7
+    assert bounded["prefetch"]["ahead_bytes"] == 7 and "units" not in bounded["prefetch"]
     assert "prefetch" not in dict(
         communication_passes(step, "dgx-a100", bucket_bytes="unit", ahead_bytes=0)
     )

@@ -209,6 +209,10 @@ def read_linked(
 def read_links(content: Mapping[str, Any], place: str, library: str | None = None) -> Links:
     """Read ``intra_node`` and ``inter_node``, or ``tiers``, of a system or network."""
     if "tiers" in content:
+        both = [f'"{key}"' for key in ("intra_node", "inter_node") if key in content]
+        if both:
+            what = f'"tiers" and {" and ".join(both)} both describe the links'
+            raise wrong(place, what, f'Remove {" and ".join(both)}, or "tiers".')
         return _tiers(content["tiers"], f"{place}/tiers", library)
     data = {key: content[key] for key in ("intra_node", "inter_node") if key in content}
     if isinstance(near := data.get("intra_node"), Mapping) and "curves" in near:

@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the traffic by tier of the network: intra-node, inter-node, and to the host.
+"""Compute the traffic by tier of the network: intra-node, inter-node, outer ones, and to the host.
 
-A collective whose groups span several nodes moves data over two tiers: its devices send over the
-links of their node, and each node over its network adapters. The inter-node bytes are those of all
-groups that share the adapters of a node.
+A collective whose groups span several nodes moves data over several tiers: its devices send over
+the links of their node, each node over its network adapters, and where groups span the domains of
+outer tiers, over those. The inter-node bytes are those of all groups that share the adapters of a
+node; those of an outer tier are the share of a device in what leaves its domain.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def links_of(
     """Return the use of each tier by the mesh that sends most over it."""
     near, far = system.intra_node, system.inter_node
     tiers = {f"intra-node ({near.name})": "device", f"inter-node ({far.name})": "node"}
-    inside, between = tiers
+    tiers.update({f"outer tier ({tier.name})": "device" for tier in system.outer_tiers})
+    network = tuple(tiers)
     host = ""
     if system.host_link is not None:
         host = f"host ({system.host_link.name})"
@@ -47,9 +49,7 @@ def links_of(
         if collective.kind in (STORE, FETCH):
             moved = {host: _at_host(collective, system)}
         else:
-            moved = dict(
-                zip((inside, between), _on_network(collective, program, system), strict=True)
-            )
+            moved = dict(zip(network, _on_network(collective, program, system), strict=True))
         for tier, part in moved.items():
             if part.bytes:
                 parts.setdefault((tier, collective.mesh), []).append(part)
@@ -76,8 +76,8 @@ def _at_host(total: CollectiveTotal, system: System) -> _Moved:
     return _Moved(total, total.wire_bytes_per_device, rate)
 
 
-def _on_network(total: CollectiveTotal, program: Program, system: System) -> tuple[_Moved, _Moved]:
-    """Return the bytes that devices send inside nodes and between nodes.
+def _on_network(total: CollectiveTotal, program: Program, system: System) -> tuple[_Moved, ...]:
+    """Return the bytes that are sent inside nodes, between nodes, and over each outer tier.
 
     A ring enters and leaves every node once. Sums over several nodes by systems with constants are
     taken to be hierarchical, which sends least over either tier. The bandwidth inside of nodes is
@@ -88,17 +88,27 @@ def _on_network(total: CollectiveTotal, program: Program, system: System) -> tup
     where = max(
         layout.kinds,
         key=lambda kind: (kind.nodes, kind.per_node, kind.ranks),
-        default=GroupTopology(1, 1, 1),
+        default=GroupTopology(1, 1, 1, tuple((1, 1) for _ in system.outer_tiers)),
     )
-    sent, left = _parts(total, where, bool(system.constants))
+    hierarchical = bool(system.constants)
+    sent, left = _parts(total, where, hierarchical)
     factor = min(1.0, system.constant("collective_factor") if system.constants else 1.0)
     adapters = min(
         far.nics_per_node,
         math.ceil(far.nics_per_node / near.devices_per_node) * where.per_node * layout.sharing,
     )
+    outer = (
+        _Moved(
+            total,
+            -(-_leaving(total, where.ranks, domains, members, hierarchical) // members),
+            tier.bandwidth_GBps * 1e9 / tier.oversubscription,
+        )
+        for tier, (domains, members) in zip(system.outer_tiers, where.outer, strict=True)
+    )
     return (
         _Moved(total, sent, near.bandwidth_GBps * 1e9 / factor),
         _Moved(total, layout.sharing * left, adapters * far.bandwidth_per_nic_GBps * 1e9),
+        *outer,
     )
 
 
@@ -106,13 +116,27 @@ def _parts(total: CollectiveTotal, where: GroupTopology, hierarchical: bool) -> 
     """Return the bytes that a device sends within its node, and that its group sends out."""
     payload, wire = total.bytes_per_device, total.wire_bytes_per_device
     ranks, nodes, members = where.ranks, where.nodes, where.per_node
+    left = _leaving(total, ranks, nodes, members, hierarchical)
     if nodes == 1:
-        return wire, 0
+        return wire, left
     if total.kind == "all_to_all":
-        return payload * (members - 1) // ranks, payload * members * (ranks - members) // ranks
+        return payload * (members - 1) // ranks, left
     if total.kind == "all_reduce" and hierarchical and ranks == members * nodes:
-        return wire_bytes(total.kind, payload, members), wire_bytes(total.kind, payload, nodes)
-    return wire if members > 1 else 0, wire
+        return wire_bytes(total.kind, payload, members), left
+    return wire if members > 1 else 0, left
+
+
+def _leaving(
+    total: CollectiveTotal, ranks: int, domains: int, members: int, hierarchical: bool
+) -> int:
+    """Return the bytes that a group sends out of one of the domains that it touches."""
+    if domains == 1:
+        return 0
+    if total.kind == "all_to_all":
+        return total.bytes_per_device * members * (ranks - members) // ranks
+    if total.kind == "all_reduce" and hierarchical and ranks == members * domains:
+        return wire_bytes(total.kind, total.bytes_per_device, domains)
+    return total.wire_bytes_per_device
 
 
 def _groups(total: CollectiveTotal, program: Program) -> Any:

@@ -16,9 +16,11 @@ from tvm import ir, relax
 
 from tvm_distir.core import MeshSpec, Plan, PlanRule, R, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
+from tvm_distir.transforms import is_training_step
 
 from .cache_placement import cache_positions
 from .data_parallelism import BATCH_DIM, batched_inputs
+from .gathered_weights import gathered_in_layers
 from .model_info import (
     MeshLike,
     Parameter,
@@ -53,7 +55,8 @@ def zero(
     where there is one; a dim that does not divide is padded. What has no dim for all devices
     stays whole. Weights stored in parts are not stationary: each is gathered where it is used,
     once, or once for either part of a step that reads its weights anew
-    (:func:`~tvm_distir.transforms.training.train_step.train_step` with ``reread``).
+    (:func:`~tvm_distir.transforms.training.train_step.train_step` with ``reread``). The layers of a
+    training step gather the weights that they use, unless another strategy cuts weights too.
 
     Parameters
     ----------
@@ -106,6 +109,8 @@ def stored_in_parts(
         )
     rules: list[PlanRule] = []
     parts, faults = 0, faults_of_plan(f'strategy "{strategy}"')
+    in_parts: dict[str, list[int]] = {}
+    cut = False
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
         inputs = data_positions(fn, name)
@@ -123,9 +128,13 @@ def stored_in_parts(
         stored = [*_stored(fn, weights, dims, spec, number, stage)]
         parts += sum(r.placement[number] != R for r in stored)
         rules += stored
+        in_parts[name] = [position for position, dim in dims.items() if dim != R]
+        cut |= bool(occupied_dims(others, {name: weights}, without=axis))
     if not parts:
         faults.add(_nothing(entries(mod)[0][0], stage, strategy))
     faults.raise_all()
+    if stage == 3 and not cut and is_training_step(mod):
+        rules += gathered_in_layers(mod, in_parts, spec, number)
     return Plan((spec,), tuple(rules))
 
 

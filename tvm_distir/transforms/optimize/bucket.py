@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from tvm_distir.core import (
     BlockWriter,
     Rewrite,
     call_axes,
+    is_private,
     is_pure,
     known_shape,
     local_bytes,
@@ -24,19 +25,22 @@ from tvm_distir.core import (
     with_body,
 )
 
-from .editing import Editor, FunctionStep, rewrite_of
+from .call_sites import CallSites, axes_of, laid_out
+from .editing import Editor, FunctionStep, rewrite_of, stepped
 from .packing import one_for_all
 from .scan import Scan
 
 BUCKET_BYTES = 25 * 2**20
 """The bytes of a bucket, as in PyTorch's DistributedDataParallel."""
+UNBOUNDED = 1 << 60
+"""The bytes of a bucket of any size."""
 
 
 Key = tuple[Any, ...]
 
 
 @module_pass("local")
-def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
+def BucketReductions(bucket_bytes: int = BUCKET_BYTES, *, units: bool = False) -> Rewrite:
     """Merge reductions of small tensors.
 
     ``all_reduce`` calls (and ``reduce_scatter`` calls, among themselves) along the same axes, of
@@ -51,16 +55,20 @@ def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
     bucket_bytes : int
         Maximum size of a bucket; larger tensors (operands, for a ``reduce_scatter``) are reduced
         separately.
+    units : bool
+        Whether each function has buckets of ``reduce_scatter`` calls of any size, as FSDP reduces
+        the gradients of a block. Functions with collectives along other axes are exempt.
 
     Returns
     -------
     pass : tvm.transform.Pass
     """
-    return rewrite_of([_step(REDUCTIONS, bucket_bytes)], level=5)
+    steps = [_step(("reduce_scatter",), UNBOUNDED, alone=True)] if units else []
+    return rewrite_of([*steps, _step(REDUCTIONS, bucket_bytes)], level=5)
 
 
 @module_pass("local")
-def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
+def BucketGathers(bucket_bytes: int = BUCKET_BYTES, *, units: bool = False) -> Rewrite:
     """Merge gathers of small tensors.
 
     ``all_gather`` calls along the same axes and of one dtype, by the rules of
@@ -72,16 +80,31 @@ def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
     ----------
     bucket_bytes : int
         Maximum size of a bucket after the gather; larger tensors are gathered separately.
+    units : bool
+        Whether each private function has buckets of the weights that it gathers, of any size, as
+        FSDP gathers a block. No other gathers are merged then.
 
     Returns
     -------
     pass : tvm.transform.Pass
     """
-    return rewrite_of([_step(("all_gather",), bucket_bytes)], level=5)
+    if not units:
+        return rewrite_of([_step(("all_gather",), bucket_bytes)], level=5)
+
+    def bucket_units(mod: ir.IRModule) -> ir.IRModule:
+        calls = CallSites(mod)
+        weights = {
+            str(gv.name_hint): calls.early_params(gv)
+            for gv, fn in calls.functions.items()
+            if is_private(fn) and calls.of[gv]
+        }
+        return stepped(mod, [_step(("all_gather",), UNBOUNDED, weights=weights)], 5)
+
+    return bucket_units
 
 
-def _step(kinds: tuple[str, ...], bucket_bytes: int) -> FunctionStep:
-    return FunctionStep(_Buckets, kinds, joined=kinds, bucket_bytes=bucket_bytes)
+def _step(kinds: tuple[str, ...], bucket_bytes: int, **options: Any) -> FunctionStep:
+    return FunctionStep(_Buckets, kinds, joined=kinds, bucket_bytes=bucket_bytes, **options)
 
 
 @dataclass
@@ -104,16 +127,22 @@ class _Buckets(Editor):
         scan: Scan,
         joined: tuple[str, ...],
         bucket_bytes: int,
+        alone: bool = False,
+        weights: Mapping[str, Collection[int]] | None = None,
     ) -> None:
         super().__init__(mod, name, fn, scan)
         self.joined = joined
         self.bucket_bytes = bucket_bytes
+        self.alone, self.weights = alone, weights
 
     def run(self) -> relax.Function:
         """Return the rewritten function, or the given function if nothing can be merged."""
+        if self.alone and len(axes_of(row[2] for rows in self.scan.blocks for row in rows)) > 1:
+            return self.fn
+        operands = None if self.weights is None else self._laid_out_weights(self.weights)
         blocks, changed = [], False
         for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
-            buckets = _fill(rows, self.joined, self.bucket_bytes)
+            buckets = _fill(rows, self.joined, self.bucket_bytes, operands)
             if buckets:
                 changed = True
                 self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
@@ -123,6 +152,15 @@ class _Buckets(Editor):
         if not changed:
             return self.fn
         return with_body(self.fn, self.fn.params, blocks, self.fn.body.body, bool(self.fn.is_pure))
+
+    def _laid_out_weights(self, weights: Mapping[str, Collection[int]]) -> set[Any]:
+        """Return the parameters that are weights, and local layout changes of them."""
+        known = {self.fn.params[n] for n in weights.get(self.name, ())}
+        for rows in self.scan.blocks:
+            for _, var, value, _ in rows:
+                if laid_out(value, known):
+                    known.add(var)
+        return known
 
 
 def _key(var: Any, value: ir.Call, kind: str) -> Key:
@@ -135,8 +173,15 @@ def _key(var: Any, value: ir.Call, kind: str) -> Key:
     )
 
 
-def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any, Bucket]:
+def _fill(
+    rows: list[Any],
+    joined: tuple[str, ...],
+    most_bytes: int,
+    operands: Collection[Any] | None = None,
+) -> dict[Any, Bucket]:
     """Return the buckets of two or more collectives, by the variables of their members.
+
+    ``operands``: what alone may be merged; None: anything.
 
     A collective joins the open bucket of its kind unless it depends on a member of an open bucket:
     then those are closed first. So no bucket ever waits for another that waits for it.
@@ -158,7 +203,8 @@ def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any
         if deps and (kind is not None or _is_barrier(value)):
             close(deps)
             deps = frozenset()
-        size = _whole_bytes(var, value) if kind in joined else None
+        merges = kind in joined and (operands is None or value.args[0] in operands)
+        size = _whole_bytes(var, value) if merges else None
         if kind is None or size is None or size >= most_bytes:
             if deps:
                 waits[var] = deps

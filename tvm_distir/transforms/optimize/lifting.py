@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, relax
+from tvm import relax
 
 from tvm_distir.core import (
     COLLECTIVES,
@@ -29,32 +29,16 @@ from tvm_distir.core import (
 )
 
 from .binding_costs import BindingCosts
+from .call_sites import all_known, laid_out
 from .dependence import block_nodes, peak_bytes
 from .scan import Scan
 
 GATHERED = "gathered"
 """The parameter by which a function gets what is gathered for it."""
 
-_LAYOUT = (
-    *("astype", "expand_dims", "flatten", "nn.pad", "permute_dims", "reshape", "squeeze"),
-    *("strided_slice", "dist.local_slice"),
-)
-_LAYOUT_OPS = frozenset(f"relax.{name}" for name in _LAYOUT)
+_ROUNDS = 3
+"""Calls in a row of which the last one is timed."""
 _MOVES = frozenset(COLLECTIVES) - frozenset(REDUCTIONS)
-
-
-def laid_out(value: Any, known: Collection[Any]) -> bool:
-    """Return whether a value is a device-local layout change, slice or cast of known values."""
-    if type(value) in (ir.Var, relax.DataflowVar):
-        return value in known
-    if type(value) is not ir.Call or type(value.op) is not ir.Op:
-        return False
-    return str(value.op.name) in _LAYOUT_OPS and _all_known(value, known)
-
-
-def _all_known(value: Any, known: Collection[Any]) -> bool:
-    used = list(variables(value))
-    return bool(used) and all(var in known for var in used)
 
 
 @dataclass(frozen=True)
@@ -108,7 +92,7 @@ class GatherPrologue:
         dones: dict[Any, Any] = {}
         for number, binding in enumerate(self.bindings):
             value = binding.value
-            if started_op(value) in _MOVES and _all_known(value, known):
+            if started_op(value) in _MOVES and all_known(value, known):
                 numbers[binding.var] = number
             elif laid_out(value, known):
                 known.add(binding.var)
@@ -121,6 +105,10 @@ class GatherPrologue:
         last = len(self.bindings)
         self.starts = sorted(numbers, key=lambda var: (needed.get(var, last), numbers[var]))
         self._number = numbers
+
+    def all_or_none(self) -> int:
+        """Return the number of all starts, or 0 if a call takes longer with them hoisted."""
+        return len(self.starts) if self._spent_ps(self.starts) <= self._spent_ps(()) else 0
 
     def fitting(self, most_bytes: int) -> int:
         """Return how many of the starts to hoist, in order of first use.
@@ -154,20 +142,28 @@ class GatherPrologue:
         return numbers[::-1]
 
     def _spent_ps(self, out: Collection[Any]) -> int:
-        """Return the time of a call whose starts ran before it, while the next call's run."""
-        ends_ps = dict.fromkeys(out, 0)
-        now_ps, wire_ps = 0, self._wire_ps(out)
-        for binding, spent_ps in zip(self.bindings, self._ps, strict=True):
-            value = binding.value
-            if started_op(value) is not None:
-                if binding.var not in ends_ps:
-                    wire_ps = max(wire_ps, now_ps) + spent_ps
-                    ends_ps[binding.var] = wire_ps
-            elif is_done(value):
-                now_ps = max(now_ps, ends_ps.get(value.args[0], 0))
-            else:
-                now_ps += spent_ps
-        return max(now_ps, wire_ps)
+        """Return the time of a call, of many in a row, whose starts ran before it.
+
+        Those of the next call run from its beginning. What is still on the network at its end,
+        such as a deferred reduction, delays what the next call starts.
+        """
+        left_ps = now_ps = late_ps = 0
+        for _ in range(_ROUNDS):
+            ends_ps = dict.fromkeys(out, late_ps)
+            now_ps, wire_ps = 0, left_ps + self._wire_ps(out)
+            there_ps = wire_ps
+            for binding, spent_ps in zip(self.bindings, self._ps, strict=True):
+                value = binding.value
+                if started_op(value) is not None:
+                    if binding.var not in ends_ps:
+                        wire_ps = max(wire_ps, now_ps) + spent_ps
+                        ends_ps[binding.var] = wire_ps
+                elif is_done(value):
+                    now_ps = max(now_ps, ends_ps.get(value.args[0], 0))
+                else:
+                    now_ps += spent_ps
+            left_ps, late_ps = max(wire_ps - now_ps, 0), max(there_ps - now_ps, 0)
+        return now_ps
 
     def _wire_ps(self, out: Iterable[Any]) -> int:
         return sum(self._ps[self._number[var]] for var in out)
@@ -243,4 +239,13 @@ def _noted(
     for name in list(fn.attrs.keys()) if fn.attrs else []:
         if name not in names:
             fn = fn.without_attr(name)
-    return fn.with_attr(IN_FLIGHT_ATTR, {what: list(places) for what, places in flying.items()})
+    return in_flight(fn, flying)
+
+
+def in_flight(fn: relax.Function, flying: Mapping[str, Iterable[int]]) -> relax.Function:
+    """Add places in flight to those that a function has noted already."""
+    noted: dict[str, Iterable[int]] = {}
+    if fn.attrs and IN_FLIGHT_ATTR in fn.attrs:
+        noted.update(fn.attrs[IN_FLIGHT_ATTR].items())
+    noted.update(flying)
+    return fn.with_attr(IN_FLIGHT_ATTR, {what: list(map(int, n)) for what, n in noted.items()})

@@ -12,17 +12,14 @@ from tvm import ir, relax
 
 from tvm_distir.core import (
     IN_FLIGHT_ATTR,
-    IO_ATTR,
     BlockWriter,
     Rewrite,
     System,
-    all_bindings,
     flat_types,
     is_private,
     local_bytes,
     make_call,
     module_pass,
-    relax_functions,
     retyped,
     started_op,
     variables,
@@ -30,14 +27,15 @@ from tvm_distir.core import (
 )
 
 from .binding_costs import BindingCosts, BodyCosts
+from .call_sites import CallSites, callee_of, type_of
 from .dependence import block_nodes, peak_bytes
-from .lifting import GatherPrologue, HoistedGathers, laid_out
+from .lifting import GatherPrologue, HoistedGathers
 from .scan import Scan
 
 
 @module_pass("local")
 def PrefetchGathers(
-    system: System | str = "dgx-a100", *, ahead_bytes: int | None = None
+    system: System | str = "dgx-a100", *, ahead_bytes: int | None = None, units: bool = False
 ) -> Rewrite:
     """Start gathers of parameters before the call of the function that needs them.
 
@@ -58,38 +56,33 @@ def PrefetchGathers(
         Maximum additional bytes of gathers that start early. None: a sixteenth of what the values
         take that are bound where the function is called. Where all gathers of a function take
         more, those that are needed first are taken.
+    units : bool
+        Whether a function has all of its gathers start early or none, whatever bytes they take, as
+        FSDP prefetches a block.
 
     Returns
     -------
     pass : tvm.transform.Pass
     """
     known = system if isinstance(system, System) else System.load(system)
-    return lambda mod: _Prefetch(mod, known, ahead_bytes).run()
+    return lambda mod: _Prefetch(mod, known, ahead_bytes, units).run()
 
 
 class _Prefetch:
     """Rewriter of a module that hoists gathers out of functions and into their callers."""
 
-    def __init__(self, mod: ir.IRModule, system: System, ahead_bytes: int | None) -> None:
-        self.mod, self.ahead_bytes = mod, ahead_bytes
+    def __init__(
+        self, mod: ir.IRModule, system: System, ahead_bytes: int | None, units: bool
+    ) -> None:
+        self.mod, self.ahead_bytes, self.units = mod, ahead_bytes, units
         self.costs = BindingCosts(mod, system)
-        self.functions = dict(relax_functions(mod))
-        self.sites: dict[Any, list[tuple[Any, ir.Call]]] = defaultdict(list)
-        self.barred: set[Any] = set()
-        for gv, fn in self.functions.items():
-            plain = {b.var for block in fn.body.blocks for b in block.bindings[:]}
-            for binding in all_bindings(fn.body):
-                callee = _callee(getattr(binding, "value", None))
-                if callee is not None:
-                    self.sites[callee].append((gv, binding.value))
-                    if binding.var not in plain:
-                        self.barred.add(callee)
-        self._early: dict[Any, set[Any]] = {}
+        self.calls = CallSites(mod)
+        self.functions = self.calls.functions
         self._bounds: dict[Any, int] = {}
 
     def run(self) -> ir.IRModule:
         """Return the module, or the given module if nothing can start earlier."""
-        if any(_shares_mesh(fn) for fn in self.functions.values()):
+        if self.calls.share_a_mesh:
             return self.mod
         parts: dict[Any, HoistedGathers] = {}
         for gv, fn in self.functions.items():
@@ -103,9 +96,9 @@ class _Prefetch:
         named: dict[Any, SplitPrefetch] = {}
         for gv, lifted in parts.items():
             gathers = ir.GlobalVar(_free_name(f"{gv.name_hint}_gathers", taken))
-            rest = retyped(gv, _type(lifted.rest))
-            named[gv] = SplitPrefetch(lifted, retyped(gathers, _type(lifted.gathers)), rest)
-        callers = {caller for gv in parts for caller, _ in self.sites[gv]}
+            rest = retyped(gv, type_of(lifted.rest))
+            named[gv] = SplitPrefetch(lifted, retyped(gathers, type_of(lifted.gathers)), rest)
+        callers = {caller for gv in parts for caller, _ in self.calls.of[gv]}
         functions: dict[Any, Any] = {}
         for gv, fn in old_functions.items():
             split = named.get(gv)
@@ -119,17 +112,21 @@ class _Prefetch:
 
     def _lifted(self, gv: Any, fn: relax.Function) -> HoistedGathers | None:
         """Return the gathers hoisted out of a function, or None if there are none."""
-        if not is_private(fn) or gv in self.barred or not self.sites[gv]:
+        if not is_private(fn) or gv in self.calls.barred or not self.calls.of[gv]:
             return None
-        if len(fn.body.blocks) != 1 or (fn.attrs and IN_FLIGHT_ATTR in fn.attrs):
+        noted = fn.attrs[IN_FLIGHT_ATTR] if fn.attrs and IN_FLIGHT_ATTR in fn.attrs else {}
+        if len(fn.body.blocks) != 1 or "params" in noted:
             return None
         if not any(started_op(b.value) for b in fn.body.blocks[0].bindings):
             return None
-        head = GatherPrologue(fn, self._early_params(gv), self.costs)
+        head = GatherPrologue(fn, self.calls.early_params(gv), self.costs)
         if not head.starts:
             return None
-        most_bytes = min(self._most_bytes(c) for c in dict.fromkeys(c for c, _ in self.sites[gv]))
-        count = head.fitting(most_bytes)
+        if self.units:
+            count = head.all_or_none()
+        else:
+            callers = dict.fromkeys(caller for caller, _ in self.calls.of[gv])
+            count = head.fitting(min(self._most_bytes(caller) for caller in callers))
         return head.lifted(count) if count else None
 
     def _most_bytes(self, caller: Any) -> int:
@@ -144,25 +141,6 @@ class _Prefetch:
             param_bytes = sum(local_bytes(t) for param in fn.params for t in flat_types(param.ty))
             self._bounds[caller] = (param_bytes + most) // 16
         return self._bounds[caller]
-
-    def _early_params(self, gv: Any) -> set[int]:
-        """Return the parameters of a function that are available from the start of the step."""
-        fn = self.functions[gv]
-        early = set(range(len(fn.params)))
-        for caller, call in self.sites[gv] if is_private(fn) else ():
-            known = self._early_values(caller)
-            early = {n for n in early if call.args[n] in known}
-        return early
-
-    def _early_values(self, gv: Any) -> set[Any]:
-        if gv not in self._early:
-            fn, early = self.functions[gv], self._early_params(gv)
-            known = {fn.params[n] for n in early}
-            for binding in all_bindings(fn.body):
-                if laid_out(getattr(binding, "value", None), known):
-                    known.add(binding.var)
-            self._early[gv] = known
-        return self._early[gv]
 
 
 class SplitPrefetch:
@@ -193,7 +171,7 @@ class _Caller:
 
     def _block(self, block: Any, costs: BodyCosts, first: int) -> Any:
         bindings = block.bindings[:]
-        calls = [n for n, b in enumerate(bindings) if _callee(b.value) in self.named]
+        calls = [n for n, b in enumerate(bindings) if callee_of(b.value) in self.named]
         writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
         begun: dict[int, list[int]] = defaultdict(list)
 
@@ -243,20 +221,6 @@ class _Caller:
         args = [*(old[n] for n in begun.lifted.kept), flying]
         new = make_call(begun.rest, args, call.attrs, call.ty_args, call.ty, call.span)
         return relax.VarBinding(binding.var, new)
-
-
-def _callee(value: Any) -> Any:
-    """Return the function that a value calls, or None."""
-    calls = type(value) is ir.Call and type(value.op) is ir.GlobalVar
-    return value.op if calls else None
-
-
-def _shares_mesh(fn: relax.Function) -> bool:
-    return bool(fn.attrs and IO_ATTR in fn.attrs and "devices" in fn.attrs[IO_ATTR])
-
-
-def _type(fn: relax.Function) -> Any:
-    return relax.FuncType([param.ty for param in fn.params], fn.ret_ty, bool(fn.is_pure))
 
 
 def _free_name(name: str, taken: set[str]) -> str:

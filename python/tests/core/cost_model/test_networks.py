@@ -264,6 +264,11 @@ def changed(**curve: Any) -> dict[str, Any]:
         ({"intra_node": NODE | {"library": "ncl"}, "inter_node": FAR}, 'Did you mean "nccl"?'),
         ({"intra_node": NODE | {"curves": {}}, "inter_node": FAR}, "intra_node/curves"),
         ({"intra_node": NODE, "inter_node": FAR | {"oversubscription": 0.5}}, "oversubscription"),
+        (
+            {"tiers": [FIRST, PLAIN_LEAF], "intra_node": NODE, "inter_node": FAR},
+            '"tiers" and "intra_node" and "inter_node" both describe the links',
+        ),
+        ({"tiers": [FIRST, PLAIN_LEAF], "inter_node": FAR}, 'Remove "inter_node", or "tiers"'),
         ({"tiers": 3}, "fewer than two tiers"),
         ({"tiers": [FIRST, PLAIN_LEAF, PLAIN_LEAF]}, "tiers/1/devices: a key is missing"),
         ({"tiers": [FIRST]}, "fewer than two tiers"),

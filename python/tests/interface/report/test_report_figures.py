@@ -19,6 +19,7 @@ from tests.performance.simulation.hand_stages import Sizes, stages
 from tvm_distir.core.cost_model.constants import Constant
 from tvm_distir.core.cost_model.network_reader import load_network, network_names
 from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.cost_model.hardware import OuterTier
 from tvm_distir.core.cost_model.system_reader import system_names
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.interface.report.advice import advice, advice_lines
@@ -103,6 +104,24 @@ def test_traffic_by_link():
     assert (inside.per, between.per) == ("device", "node")
     assert between.time_s == result.collectives[0].time_s
     assert between.rate_bytes_per_s == pytest.approx(8e9 * system.inter_node.bandwidth_per_nic_GBps)
+
+
+def test_links_of_outer_tiers():
+    """Half of a ring between two pods of two nodes is each of its two devices' there."""
+    spine = OuterTier("spine", 16, 20.0, latency_us=1.0, oversubscription=2.0)
+    system = replace(System.load("a100"), outer_tiers=(spine,))
+    body = Build(0).param("x").collective("a", "x", "all_reduce", 1 << 30, 4, (0,)).done("a")
+    one = program((("dp", "tp"), (4, 8)), main=body)
+    uses = {use.name: use for use in links_of(simulate(one, system).collectives, one, system)}
+    outer = uses.pop("outer tier (spine)")
+    assert list(uses) == [f"inter-node ({system.inter_node.name})"]
+    assert (outer.bytes, outer.per) == ((1 << 30) * 2 * (2 - 1) // 2 // 2, "device")
+    assert outer.rate_bytes_per_s == 20e9 / 2 and outer.kinds == ("all_reduce over dp",)
+    assert outer.bytes / outer.time_s <= outer.rate_bytes_per_s
+    body = Build(0).param("x").collective("a", "x", "all_reduce", 1 << 30, 2, (0,)).done("a")
+    pod = program((("dp", "tp"), (2, 8)), main=body)
+    uses = links_of(simulate(pod, system).collectives, pod, system)
+    assert not any(use.name.startswith("outer") for use in uses)
 
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute",

@@ -1,0 +1,73 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Place weights that are stored in parts whole where the layers of a training step use them."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import MeshSpec, PlanRule, R, is_private, variables
+from tvm_distir.transforms import CallSites, callee_of
+
+from .model_info import one_axis
+from .training_parts import new_names
+
+
+def gathered_in_layers(
+    mod: ir.IRModule, weights: Mapping[str, Collection[int]], mesh: MeshSpec, number: int
+) -> Iterator[PlanRule]:
+    """Yield the rules by which the functions of a training step gather the weights that they use.
+
+    A product could also send its activations and use the weight in parts, which is less traffic
+    for small batches. That is tensor parallelism, whose collectives the next op waits for; gathers
+    of weights overlap with the layer before. Functions that update weights use them in parts.
+
+    Parameters
+    ----------
+    mod : IRModule
+        A training step, at level 1.
+    weights : mapping of str to collection of int
+        Positions of the weights that are stored in parts, by entry function.
+    mesh : MeshSpec
+    number : int
+        The axis along which they are.
+    """
+    calls = CallSites(mod, weights)
+    updates = _updates(mod, calls)
+    for gv, fn in calls.functions.items():
+        if not is_private(fn) or not calls.of[gv] or gv in updates:
+            continue
+        used = {
+            var
+            for block in fn.body.blocks
+            for binding in block.bindings
+            if callee_of(binding.value) is None
+            for var in variables(binding.value)
+        }
+        for position in sorted(calls.early_params(gv)):
+            if fn.params[position] in used:
+                yield PlanRule(
+                    "param",
+                    glob.escape(str(fn.params[position].name)),
+                    one_axis(mesh, number, R),
+                    mesh.name,
+                    function=str(gv.name_hint),
+                )
+
+
+def _updates(mod: ir.IRModule, calls: CallSites) -> set[Any]:
+    """Return the functions that compute new weights."""
+    updated, found = new_names(mod), set()
+    for fn in calls.functions.values():
+        bindings = [b for block in fn.body.blocks for b in block.bindings]
+        made = {b.var: callee_of(b.value) for b in bindings if callee_of(b.value) is not None}
+        for binding in bindings:
+            value = binding.value
+            source = value.tuple_value if type(value) is relax.TupleGetItem else binding.var
+            if source in made and str(binding.var.name) in updated:
+                found.add(made[source])
+    return found

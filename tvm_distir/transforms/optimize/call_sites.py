@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Find where the functions of a module are called, and which parameters are weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    COLLECTIVES,
+    IO_ATTR,
+    all_bindings,
+    call_axes,
+    collective_op,
+    is_private,
+    mesh_key,
+    relax_functions,
+    variables,
+)
+
+_LAYOUT = (
+    *("astype", "concat", "expand_dims", "flatten", "nn.pad", "permute_dims", "reshape"),
+    *("squeeze", "strided_slice", "dist.local_slice"),
+)
+_LAYOUT_OPS = frozenset(f"relax.{name}" for name in _LAYOUT)
+
+
+class CallSites:
+    """Calls of the functions of a module.
+
+    Parameters
+    ----------
+    mod : IRModule
+    weights : mapping of str to collection of int, optional
+        Parameters of entry functions, by name, that :meth:`early_params` follows; None: all.
+
+    Attributes
+    ----------
+    functions : dict of GlobalVar to Function
+        The Relax functions.
+    of : mapping of GlobalVar to list of (GlobalVar, Call)
+        The calls of each function, with the functions that call it.
+    barred : set of GlobalVar
+        Functions that are called in branches.
+    """
+
+    def __init__(
+        self, mod: ir.IRModule, weights: Mapping[str, Collection[int]] | None = None
+    ) -> None:
+        self.functions = dict(relax_functions(mod))
+        self.weights = weights
+        self.of: dict[Any, list[tuple[Any, ir.Call]]] = defaultdict(list)
+        self.barred: set[Any] = set()
+        for gv, fn in self.functions.items():
+            plain = {b.var for block in fn.body.blocks for b in block.bindings[:]}
+            for binding in all_bindings(fn.body):
+                callee = callee_of(getattr(binding, "value", None))
+                if callee is not None:
+                    self.of[callee].append((gv, binding.value))
+                    if binding.var not in plain:
+                        self.barred.add(callee)
+        self._early: dict[Any, set[Any]] = {}
+
+    @property
+    def share_a_mesh(self) -> bool:
+        """Return whether entries share a mesh, all of whose devices must meet in one order."""
+        return any(
+            bool(fn.attrs and IO_ATTR in fn.attrs and "devices" in fn.attrs[IO_ATTR])
+            for fn in self.functions.values()
+        )
+
+    def early_params(self, gv: Any) -> set[int]:
+        """Return the parameters of a function that are available from the start of the step."""
+        fn = self.functions[gv]
+        early = set(range(len(fn.params)))
+        if self.weights is not None and not is_private(fn):
+            early.intersection_update(self.weights.get(str(gv.name_hint), ()))
+        for caller, call in self.of[gv] if is_private(fn) else ():
+            known = self._early_values(caller)
+            early = {n for n in early if call.args[n] in known}
+        return early
+
+    def _early_values(self, gv: Any) -> set[Any]:
+        if gv not in self._early:
+            fn, early = self.functions[gv], self.early_params(gv)
+            known = {fn.params[n] for n in early}
+            for binding in all_bindings(fn.body):
+                if laid_out(getattr(binding, "value", None), known):
+                    known.add(binding.var)
+            self._early[gv] = known
+        return self._early[gv]
+
+
+def callee_of(value: Any) -> Any:
+    """Return the function that a value calls, or None."""
+    calls = type(value) is ir.Call and type(value.op) is ir.GlobalVar
+    return value.op if calls else None
+
+
+def axes_of(values: Iterable[Any]) -> set[tuple[Any, tuple[int, ...]]]:
+    """Return the meshes and axes along which some values are the results of collectives."""
+    return {
+        (mesh_key(value.attrs["device_mesh"]), call_axes(value))
+        for value in values
+        if collective_op(value) in COLLECTIVES
+    }
+
+
+def type_of(fn: relax.Function) -> relax.FuncType:
+    """Return the type of a function, for its global variable."""
+    return relax.FuncType([param.ty for param in fn.params], fn.ret_ty, bool(fn.is_pure))
+
+
+def laid_out(value: Any, known: Collection[Any]) -> bool:
+    """Return whether a value is a device-local layout change, slice or cast of known values."""
+    if type(value) in (ir.Var, relax.DataflowVar):
+        return value in known
+    if type(value) is not ir.Call or type(value.op) is not ir.Op:
+        return False
+    return str(value.op.name) in _LAYOUT_OPS and all_known(value, known)
+
+
+def all_known(value: Any, known: Collection[Any]) -> bool:
+    """Return whether a value reads variables, and only known ones."""
+    used = list(variables(value))
+    return bool(used) and all(var in known for var in used)
