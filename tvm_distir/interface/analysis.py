@@ -152,8 +152,9 @@ def analyze(
     entry: str | None = None,
     train: Mapping[str, Any] | bool = False,
     recompute: str | Mapping[str, str] | None = None,
-    bucket_bytes: int | None = None,
+    bucket_bytes: int | str | None = None,
     ahead_bytes: int | None = None,
+    overlap_activations: bool = False,
     allocator: str = "framework",
     measure: bool = False,
     kernels: str | None = None,
@@ -188,7 +189,7 @@ def analyze(
         on systems of schema version 2.
     recompute : str or mapping of str to str, optional
         What the backward pass recomputes. None: what the plan or the strategy says.
-    bucket_bytes, ahead_bytes : int, optional
+    bucket_bytes, ahead_bytes, overlap_activations
         As :func:`tvm_distir.distribute` takes them.
     allocator : str
         ``framework``, ``pytorch``, ``pytorch-expandable``, or ``tvm``, whose storage plan
@@ -235,7 +236,8 @@ def analyze(
     given: dict[str, Any] = {
         "strategy": strategy, "mesh": mesh, "batch": batch, "dims": dims, "entry": entry,
         "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
-        "ahead_bytes": ahead_bytes, "kernels": kernels, "attention": attention,
+        "ahead_bytes": ahead_bytes, "overlap_activations": overlap_activations,
+        "kernels": kernels, "attention": attention,
     }  # fmt: skip
     watch = Stopwatch()
     with watch.stage("load"):

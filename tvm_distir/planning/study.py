@@ -82,7 +82,7 @@ class Study:
     decide : str
         ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
         without a system too.
-    bucket_bytes, ahead_bytes : int, optional; ``bucket_bytes`` may be ``"unit"``
+    bucket_bytes, ahead_bytes, overlap_activations
         The options, as :func:`tvm_distir.distribute` takes them.
     exporter : callable
         Makes the program of the distributed module.
@@ -114,6 +114,7 @@ class Study:
     decide: str = "times"
     bucket_bytes: int | str | None = None
     ahead_bytes: int | None = None
+    overlap_activations: bool = False
     exporter: Callable[[ir.IRModule], Program] = export
     kernels: Profile | str | None = None
     allocator: str = "framework"
@@ -333,7 +334,8 @@ class Study:
         self._attempt = attempt = Study(
             step, plan, system=self.known_system, decide=self.decide,
             bucket_bytes=self.bucket_bytes, ahead_bytes=self.ahead_bytes, exporter=self.exporter,
-            attention="written", levels=self.levels, watch=self.watch,
+            overlap_activations=self.overlap_activations, attention="written",
+            levels=self.levels, watch=self.watch,
         )  # fmt: skip
         program = attempt.program if self.exporter is export else export(attempt.local)
         return simulate(program, self.known_system or REFERENCE_SYSTEM).peak_memory_bytes
@@ -361,7 +363,11 @@ class Study:
                 for name, options in passes_for(self.step_plan)
             ),
             *communication_passes(
-                mod, system, bucket_bytes=self.bucket_bytes, ahead_bytes=self.ahead_bytes
+                mod,
+                system,
+                bucket_bytes=self.bucket_bytes,
+                ahead_bytes=self.ahead_bytes,
+                overlap_activations=self.overlap_activations,
             ),
         ]
         names = [name for name, _ in named]

@@ -37,6 +37,7 @@ def communication_passes(
     bucket_bytes: int | str | None = None,
     overlap: System | str | None = None,
     ahead_bytes: int | None = None,
+    overlap_activations: bool = False,
 ) -> tuple[Named, ...]:
     """Return the level-5 passes on collectives that :func:`distribute` runs last.
 
@@ -46,7 +47,7 @@ def communication_passes(
         The module that is distributed. Where a system is given, a training step has its
         reductions and gathers of weights merged and its collectives overlapped with other work by
         default.
-    system, bucket_bytes, overlap, ahead_bytes
+    system, bucket_bytes, overlap, ahead_bytes, overlap_activations
         See :func:`distribute`.
     """
     usual = system is not None and is_training_step(mod)
@@ -61,7 +62,8 @@ def communication_passes(
     clock = system if overlap is None and usual else overlap
     if clock is not None and ahead_bytes != 0:
         timed = {"system": clock, "ahead_bytes": ahead_bytes}
-        passes += [("split", {}), ("schedule", timed), ("defer", {})]
+        scheduled = {**timed, "activations": overlap_activations}
+        passes += [("split", {}), ("schedule", scheduled), ("defer", {})]
         units = {"units": True} if "units" in options and ahead_bytes is None else {}
         passes += [("prefetch", {**timed, **units})]
     return tuple(passes)
@@ -104,6 +106,7 @@ def distribute(
     bucket_bytes: int | str | None = None,
     overlap: System | str | None = None,
     ahead_bytes: int | None = None,
+    overlap_activations: bool = False,
 ) -> ir.IRModule:
     """Distribute a module according to a plan and lower it to the program of each device.
 
@@ -131,6 +134,10 @@ def distribute(
         Most bytes that work running ahead may take in a block beyond those of the order as it is.
         None: a sixteenth of them. As many again may be gathered before the function is called
         that needs it (:func:`PrefetchGathers`). 0: leave the order as it is.
+    overlap_activations : bool
+        Whether collectives of activations, such as those of tensor parallelism, overlap with other
+        work too. Otherwise they block, as in most frameworks, which overlap gathers of weights,
+        reductions of gradients and messages.
 
     Returns
     -------
@@ -144,6 +151,7 @@ def distribute(
         What the passes raise, naming the place.
     """
     later = communication_passes(
-        mod, system, bucket_bytes=bucket_bytes, overlap=overlap, ahead_bytes=ahead_bytes
-    )
+        mod, system, bucket_bytes=bucket_bytes, overlap=overlap, ahead_bytes=ahead_bytes,
+        overlap_activations=overlap_activations,
+    )  # fmt: skip
     return pipeline(as_plan(plan, mod), system=system, later=later)(mod)

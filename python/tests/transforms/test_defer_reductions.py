@@ -71,6 +71,22 @@ def test_results_are_the_same_bits(zero: Any, units: bool) -> None:
     assert DeferReductions()(new).same_as(new)
 
 
+def test_layers_that_are_recomputed_in_several_blocks() -> None:
+    """What calls the backward pass of a layer, after its forward pass, hands reductions on."""
+    model = td.zoo.gpt(size="tiny", layers=3, batch=4, dropout=0.1)
+    step = td.train_step(model, optimizer="adam", recompute="checkpoint", reread=True)
+    plan = make_plan(step, "fsdp", {"dp": 2})
+    mod = scheduled(step, plan)
+    new = DeferReductions()(mod)
+    check_level(new, 5)
+    callers = [name for name in deferring(new) if "checkpoint" in name]
+    assert callers and all(len(new[name].body.blocks) > 1 for name in callers)
+    values = draw_inputs(step, seed=0)
+    results = [td.run(m, values, engine="virtual") for m in (mod, new)]
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_reductions_overlap_with_the_next_layer() -> None:
     """At most the last reduction is exposed, in a step whose layers take longer than theirs."""
     step = td.train_step(

@@ -110,5 +110,6 @@ def _converted(study: Any, level: str | None) -> Any:
             system=study.system,
             bucket_bytes=study.bucket_bytes,
             ahead_bytes=study.ahead_bytes,
+            overlap_activations=study.overlap_activations,
         )
     return study.distribute(_FROM[here], _UNTIL.get(level))

@@ -192,14 +192,22 @@ def add_overlap(parser: argparse.ArgumentParser) -> None:
         "--bucket-bytes",
         metavar="N",
         help="Set the bucket size of small collectives in bytes; 0 disables bucketing, and "
-        "unit makes one of each block, as FSDP does (default: "
-        "26214400 for gradient reductions of training steps with a system, otherwise 0).",
+        "unit gathers and reduces each layer's weights by one flat buffer, as FSDP does, and makes "
+        "buckets of 25 MiB of other reductions (default: unit for training steps with a system, "
+        "otherwise 0).",
     )
     parser.add_argument(
         "--ahead-bytes",
         metavar="N",
         help="Set the extra memory in bytes for overlapping collectives with compute in training "
-        "steps with a system; 0 disables overlap (default: 1/16 of the peak memory).",
+        "steps with a system; 0 disables overlap (default: 1/16 of the peak memory, and the "
+        "weights of a layer).",
+    )
+    parser.add_argument(
+        "--overlap-activations",
+        action="store_true",
+        help="Overlap collectives of activations, such as those of tensor parallelism, with other "
+        "work; by default they block, as in most frameworks.",
     )
 
 

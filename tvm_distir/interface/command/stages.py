@@ -76,6 +76,7 @@ def study_of(
         if arguments.bucket_bytes == "unit"
         else parse_bytes(arguments.bucket_bytes, "--bucket-bytes"),
         ahead_bytes=parse_bytes(arguments.ahead_bytes, "--ahead-bytes"),
+        overlap_activations=arguments.overlap_activations,
         watch=watch,
         **settings,
     )

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tvm import ir, relax
@@ -26,7 +27,8 @@ from tvm_distir.core import (
 
 from .binding_costs import BindingCosts
 from .dependence import BlockNode, block_nodes, peak_bytes
-from .editing import Editor, FunctionStep, rewrite_of
+from .editing import Editor, FunctionStep, rewrite_of, stepped
+from .overlap_choice import OverlapChoice
 from .scan import Scan
 
 
@@ -54,6 +56,7 @@ class _Split(Editor):
         return self.normalize(collective_done(flying))
 
 
+NONE_BLOCKS: Mapping[int, int] = MappingProxyType({})
 WINDOWS = (None, 512, 128, 32, 8, 2, 0)
 """The distances ahead of the first due binding at which another may run, tried in order."""
 
@@ -64,6 +67,7 @@ def ScheduleCollectives(
     *,
     memory_limit_bytes: int | None = None,
     ahead_bytes: int | None = None,
+    activations: bool = True,
 ) -> Rewrite:
     """Schedule other work while collectives are in flight.
 
@@ -84,6 +88,10 @@ def ScheduleCollectives(
         that takes more in any case keeps its order.
     ahead_bytes : int, optional
         Maximum additional bytes over the original order. None: a sixteenth of its bytes.
+    activations : bool
+        Whether collectives of activations overlap with other work. Otherwise each is waited for at
+        once, as those of tensor parallelism are in most frameworks; gathers of weights, reductions
+        of gradients and rings overlap.
 
     Returns
     -------
@@ -91,10 +99,15 @@ def ScheduleCollectives(
     """
     known = System.known(system)
     kinds = tuple(start_name(kind) for kind in COLLECTIVES)
-    step = FunctionStep(
-        _Schedule, kinds, system=known, limit_bytes=memory_limit_bytes, more_bytes=ahead_bytes
-    )
-    return rewrite_of([step], level=5)
+
+    def schedule(mod: ir.IRModule) -> ir.IRModule:
+        step = FunctionStep(
+            _Schedule, kinds, system=known, limit_bytes=memory_limit_bytes, more_bytes=ahead_bytes,
+            choice=None if activations else OverlapChoice(mod),
+        )  # fmt: skip
+        return stepped(mod, [step], 5)
+
+    return schedule
 
 
 class _Schedule(Editor):
@@ -107,8 +120,14 @@ class _Schedule(Editor):
         system: System,
         limit_bytes: int | None,
         more_bytes: int | None,
+        choice: OverlapChoice | None,
     ) -> None:
         super().__init__(mod, name, fn, scan)
+        self.overlapped = (
+            None
+            if choice is None
+            else choice.of(name, fn.params, [row for rows in scan.blocks for row in rows])
+        )
         self.limit_bytes, self.more_bytes = limit_bytes, more_bytes
         io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
         self.devices = tuple(int(d) for d in io.get("devices", ()))
@@ -146,65 +165,94 @@ class _Schedule(Editor):
             more_bytes = original_bytes // 16 if self.more_bytes is None else self.more_bytes
             limit_bytes = original_bytes + more_bytes
         spent_ps = [self._spent_ps(row[3], n) for n, row in enumerate(rows, first)]
-        due = _due(nodes, spent_ps)
+        blocking = self._blocking(nodes, rows)
+        due = _due(nodes, spent_ps, blocking)
         for window in WINDOWS:
-            order = _order(nodes, spent_ps, due, window)
+            order = _order(nodes, spent_ps, due, window, blocking)
             if peak_bytes(nodes, order) <= limit_bytes:
                 return order
         return original
+
+    def _blocking(self, nodes: Sequence[BlockNode], rows: Sequence[Any]) -> dict[int, int]:
+        """Return the done of each start that is waited for at once."""
+        return {
+            node.done_of: number
+            for number, node in enumerate(nodes)
+            if node.done_of is not None
+            and self.overlapped is not None
+            and rows[node.done_of][1] not in self.overlapped
+        }
 
     def _spent_ps(self, kind: str | None, number: int) -> int:
         """Return the time of a binding on its stream; transfers have a separate stream."""
         return 0 if kind in TRANSFERS else self.costs.picoseconds(number)
 
 
-def _due(nodes: Sequence[BlockNode], spent_ps: Sequence[int]) -> list[int]:
+def _due(
+    nodes: Sequence[BlockNode], spent_ps: Sequence[int], blocking: Collection[int] = ()
+) -> list[int]:
     """Return the rank of each binding: its position, or earlier if it only prepares a start.
 
     A start is due once the last of what it needs is made that others need too; so are the
     bindings between, not before, so that their results do not wait. What leaves less than
     a quarter of what it reads keeps its place: put off, it would hold that. A gather, which takes
     more memory than its operand, is not due before it must be begun to be there when it is needed.
+    A ``blocking`` start keeps its place.
     """
     feeds = [False] * len(nodes)
     for i in reversed(range(len(nodes))):
         node = nodes[i]
-        feeds[i] = node.starts or (
+        feeds[i] = (node.starts and i not in blocking) or (
             bool(node.readers) and not node.leaves and all(feeds[r] for r in node.readers)
         )
         read_bytes = sum(nodes[owner].size_bytes for owner in node.reads)
         shrinks = not node.starts and 0 < 4 * node.size_bytes < read_bytes
         feeds[i] = feeds[i] and bool(node.deps) and not node.fixed and not shrinks
     due = list(range(len(nodes)))
+    first = [False] * len(nodes)
     for i, node in enumerate(nodes):
         if feeds[i]:
             due[i] = max(due[d] for d in node.deps)
             if node.starts and node.size_bytes > sum(nodes[o].size_bytes for o in node.reads):
-                due[i] = max(due[i], _in_time(nodes, spent_ps, i))
+                place = _in_time(nodes, spent_ps, i, blocking)
+                first[i] = place > due[i]
+                due[i] = max(due[i], place)
     for i in reversed(range(len(nodes))):
         if feeds[i] and not nodes[i].starts:
             due[i] = min(due[r] for r in nodes[i].readers)
     rank = [0] * len(nodes)
-    for number, i in enumerate(sorted(range(len(nodes)), key=lambda i: (due[i], i))):
+    for number, i in enumerate(sorted(range(len(nodes)), key=lambda i: (due[i], not first[i], i))):
         rank[i] = number
     return rank
 
 
-def _in_time(nodes: Sequence[BlockNode], spent_ps: Sequence[int], start: int) -> int:
-    """Return the last position at which a start is early enough, with others in flight."""
+def _in_time(
+    nodes: Sequence[BlockNode], spent_ps: Sequence[int], start: int, blocking: Collection[int]
+) -> int:
+    """Return the last position before which a start is early enough, with others in flight.
+
+    Nothing overlaps with a blocking start, which takes as much time of the network as it gives.
+    """
     place = min((r for done in nodes[start].readers for r in nodes[done].readers), default=start)
     left_ps = spent_ps[start]
     while left_ps > 0 and place > 0:
         place -= 1
-        if nodes[place].done_of is None and place != start:
+        if nodes[place].done_of is None and place != start and place not in blocking:
             left_ps += spent_ps[place] if nodes[place].starts else -spent_ps[place]
     return place
 
 
 def _order(
-    nodes: Sequence[BlockNode], spent_ps: Sequence[int], due: Sequence[int], window: int | None
+    nodes: Sequence[BlockNode],
+    spent_ps: Sequence[int],
+    due: Sequence[int],
+    window: int | None,
+    blocking: Mapping[int, int] = NONE_BLOCKS,
 ) -> list[int]:
-    """Run list scheduling with a stream for compute and a stream for collectives."""
+    """Run list scheduling with a stream for compute and a stream for collectives.
+
+    ``blocking`` has the done of each start behind which it follows at once.
+    """
     missing = [len(node.deps) for node in nodes]
     at_rank = [0] * len(nodes)
     for i, rank in enumerate(due):
@@ -219,6 +267,8 @@ def _order(
 
     def release(i: int) -> None:
         node = nodes[i]
+        if node.done_of in blocking:
+            return  # its start places it
         if node.done_of is not None:
             heapq.heappush(flying, (ends_ps[node.done_of], due[i]))
         else:
@@ -237,6 +287,9 @@ def _order(
             missing[reader] -= 1
             if not missing[reader]:
                 release(reader)
+        if i in blocking:
+            now_ps = max(now_ps, ends_ps[i])
+            place(blocking[i])
 
     for i, count in enumerate(missing):
         if not count:

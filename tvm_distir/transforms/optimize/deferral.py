@@ -141,9 +141,9 @@ def _deferrable(
     """Return a function with its last reductions left in flight, or None if there are none."""
     result = fn.body.body
     noted = fn.attrs[IN_FLIGHT_ATTR] if fn.attrs and IN_FLIGHT_ATTR in fn.attrs else {}
-    if len(fn.body.blocks) != 1 or type(result) is not relax.Tuple or "results" in noted:
+    if type(result) is not relax.Tuple or "results" in noted:
         return None
-    bindings = list(fn.body.blocks[0].bindings)
+    bindings = [b for block in fn.body.blocks for b in block.bindings]
     if len(axes_of(b.value for b in bindings)) > 1:
         return None
     flying = _flying(bindings, known)
@@ -153,8 +153,7 @@ def _deferrable(
             moved = _layout_after(binding, bindings)
             if moved is not None:
                 groups.append((binding.value.args[0], moved))
-    layout = {id(b): b for _, moved in groups for b in moved}
-    made = {b.var for b in layout.values()}
+    made = {b.var for _, moved in groups for b in moved}
     fields = {n: field for n, field in enumerate(result.fields) if field in made}
     if not fields:
         return None
@@ -162,12 +161,17 @@ def _deferrable(
     outputs = {start: _output(start) for start, _ in groups}
     results = [*(result.fields[n] for n in kept_places), *outputs.values()]
     rest = [
-        make_binding(outputs.get(b.var, b.var), substitute(b.value, outputs))
-        for b in bindings
-        if id(b) not in layout
+        type(block)(
+            [
+                make_binding(outputs.get(b.var, b.var), substitute(b.value, outputs))
+                for b in block.bindings
+                if b.var not in made
+            ]
+        )
+        for block in fn.body.blocks
     ]
     whole = typed(relax.Tuple(results), relax.TupleType([r.ty for r in results]))
-    blocks, _ = pruned([type(fn.body.blocks[0])(rest)], whole)
+    blocks, _ = pruned(rest, whole)
     new = with_body(fn, fn.params, blocks, whole, bool(fn.is_pure), fn.attrs)
     new = in_flight(new, {"results": range(len(kept_places), len(results))})
     return DeferredResults(
@@ -175,7 +179,7 @@ def _deferrable(
         new,
         {old: place for place, old in enumerate(kept_places)},
         tuple(outputs),
-        tuple(b for b in bindings if id(b) in layout),
+        tuple(b for b in bindings if b.var in made),
         fields,
     )
 
@@ -217,91 +221,112 @@ def _layout_after(done: Any, bindings: Sequence[Any]) -> list[Any] | None:
     return moved
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
-    """Reductions of a call that its caller has not waited for yet."""
+    """Reductions of a call that its caller has not waited for yet.
+
+    Attributes
+    ----------
+    found : DeferredResults
+    call : Var
+        The result of the call.
+    items : dict of int to list of Var
+        The variables of the caller that are fields of the old result.
+    unseen : set of Var
+        Those of them whose bindings are still to come.
+    """
 
     found: DeferredResults
     call: Any
-    items: dict[int, Any]
+    items: Mapping[int, list[Any]]
+    unseen: set[Any]
 
 
 def _waiting(fn: relax.Function, deferred: Mapping[Any, DeferredResults]) -> relax.Function:
     """Return a caller that waits for what its callees leave in flight."""
-    blocks = [_CallerBlock(fn, block, deferred).run() for block in fn.body.blocks]
+    blocks = _Caller(fn, deferred).run()
     return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure), fn.attrs)
 
 
-class _CallerBlock:
-    """Writer of a block of a caller.
+class _Caller:
+    """Writer of the blocks of a caller.
 
     Parameters
     ----------
     fn : Function
         The caller.
-    block : BindingBlock
     deferred : mapping of GlobalVar to DeferredResults
     """
 
-    def __init__(
-        self, fn: relax.Function, block: Any, deferred: Mapping[Any, DeferredResults]
-    ) -> None:
-        self.block, self.deferred = block, deferred
-        self.hidden = isinstance(block, relax.DataflowBlock)
+    def __init__(self, fn: relax.Function, deferred: Mapping[Any, DeferredResults]) -> None:
+        self.blocks, self.deferred = fn.body.blocks, deferred
+        self.hidden = False
         self.written: list[Any] = []
         self.pending: list[_Pending] = []
+        self.calls: dict[Any, _Pending] = {}
         self.items: dict[Any, dict[int, list[Any]]] = {}
-        for other in fn.body.blocks:
-            for binding in other.bindings:
+        for block in fn.body.blocks:
+            for binding in block.bindings:
                 value = binding.value
                 if type(value) is relax.TupleGetItem:
                     fields = self.items.setdefault(value.tuple_value, {})
                     fields.setdefault(int(value.index), []).append(binding.var)
 
-    def run(self) -> Any:
-        """Return the block."""
-        calls: dict[Any, tuple[DeferredResults, Any]] = {}
-        for binding in self.block.bindings:
-            value = binding.value
-            found = self.deferred.get(callee_of(value))
-            if found is not None:
-                self._wait_before(value)
-                call = make_call(found.gv, value.args, value.attrs, [], found.fn.ret_ty)
-                var = make_var(str(binding.var.name), found.fn.ret_ty, self.hidden)
-                self.written.append(make_binding(var, call))
-                calls[binding.var] = found, var
-                self._wait_for_all()
-                self.pending.append(_Pending(found, var, self.items.get(binding.var, {})))
-            elif type(value) is relax.TupleGetItem and value.tuple_value in calls:
-                found, var = calls[value.tuple_value]
-                if int(value.index) in found.kept:
-                    item = relax.TupleGetItem(var, found.kept[int(value.index)])
-                    self.written.append(make_binding(binding.var, typed(item, binding.var.ty)))
-            else:
-                self._wait_before(value)
-                self.written.append(binding)
-        self._wait_for_all()
-        return type(self.block)(self.written)
+    def run(self) -> list[Any]:
+        """Return the blocks."""
+        blocks = []
+        for number, block in enumerate(self.blocks, 1):
+            self.hidden, self.written = isinstance(block, relax.DataflowBlock), []
+            for binding in block.bindings:
+                self._binding(binding)
+            self._wait_for([p for p in self.pending if not p.unseen or number == len(self.blocks)])
+            blocks.append(type(block)(self.written))
+        return blocks
+
+    def _binding(self, binding: Any) -> None:
+        var, value = binding.var, binding.value
+        found = self.deferred.get(callee_of(value))
+        if found is not None:
+            self._wait_before(value)
+            call = make_call(found.gv, value.args, value.attrs, [], found.fn.ret_ty)
+            new = make_var(str(var.name), found.fn.ret_ty, type(var) is relax.DataflowVar)
+            self.written.append(make_binding(new, call))
+            self._wait_for([pending for pending in self.pending if not pending.unseen])
+            items = self.items.get(var, {})
+            unseen = {item for n in found.fields for item in items.get(n, ())}
+            self.calls[var] = _Pending(found, new, items, unseen)
+            self.pending.append(self.calls[var])
+        elif type(value) is relax.TupleGetItem and value.tuple_value in self.calls:
+            pending, field = self.calls[value.tuple_value], int(value.index)
+            pending.unseen.discard(var)
+            if field in pending.found.kept:
+                item = relax.TupleGetItem(pending.call, pending.found.kept[field])
+                self.written.append(make_binding(var, typed(item, var.ty)))
+        else:
+            self._wait_before(value)
+            self.written.append(binding)
 
     def _wait_before(self, value: Any) -> None:
         """Wait for reductions whose results a value reads."""
         read = set(variables(value))
-        for pending in list(self.pending):
-            made = {var for n in pending.found.fields for var in pending.items.get(n, ())}
-            if not made.isdisjoint(read):
-                self.pending.remove(pending)
-                self._wait(pending)
+        self._wait_for(
+            [
+                pending
+                for pending in self.pending
+                if any(not read.isdisjoint(pending.items.get(n, ())) for n in pending.found.fields)
+            ]
+        )
 
-    def _wait_for_all(self) -> None:
-        for pending in self.pending:
+    def _wait_for(self, some: Sequence[_Pending]) -> None:
+        for pending in some:
+            self.pending.remove(pending)
             self._wait(pending)
-        self.pending = []
 
     def _wait(self, pending: _Pending) -> None:
         """Write the waits for the reductions of a call, and the layout of their results."""
         found, env = pending.found, dict[Any, Any]()
         for place, started in enumerate(found.started, len(found.kept)):
-            env[started] = make_var(f"{started.name}", started.ty, self.hidden)
+            env[started] = make_var(str(started.name), started.ty, self.hidden)
             item = relax.TupleGetItem(pending.call, place)
             self.written.append(make_binding(env[started], typed(item, started.ty)))
         named: dict[Any, list[Any]] = {}
@@ -309,12 +334,10 @@ class _CallerBlock:
             named.setdefault(var, []).extend(pending.items.get(place, ()))
         for binding in found.layout:
             names = named.get(binding.var, [])
-            env[binding.var] = (
-                names[0] if names else make_var(str(binding.var.name), binding.var.ty, self.hidden)
-            )
+            fresh = [] if names else [make_var(str(binding.var.name), binding.var.ty, self.hidden)]
+            env[binding.var], *others = names or fresh
             value = substitute(binding.value, env)
             if is_done(binding.value):
                 value = collective_done(env[binding.value.args[0]])
             self.written.append(make_binding(env[binding.var], typed(value, binding.var.ty)))
-            for name in names[1:]:
-                self.written.append(make_binding(name, env[binding.var]))
+            self.written += [make_binding(name, env[binding.var]) for name in others]

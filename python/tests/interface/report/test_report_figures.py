@@ -17,9 +17,9 @@ from tests.interface.report.report_samples import GIB, sample
 from tests.performance.simulation.hand_programs import SYSTEM, Build, program, random_program
 from tests.performance.simulation.hand_stages import Sizes, stages
 from tvm_distir.core.cost_model.constants import Constant
+from tvm_distir.core.cost_model.hardware import OuterTier
 from tvm_distir.core.cost_model.network_reader import load_network, network_names
 from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.cost_model.hardware import OuterTier
 from tvm_distir.core.cost_model.system_reader import system_names
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.interface.report.advice import advice, advice_lines

@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Choose the collectives that training frameworks overlap with computation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    ACTIVATION,
+    GRADIENT,
+    IO_ATTR,
+    ROLE_ATTR,
+    call_axes,
+    data_positions,
+    is_private,
+    started_op,
+)
+
+from .call_sites import CallSites, laid_out
+
+_OF_WEIGHTS_ONLY = frozenset(("all_to_all", "exchange"))
+
+
+class OverlapChoice:
+    """Choice of the started collectives that other work may overlap with.
+
+    These are the collectives along axes that divide the samples: gathers of weights, reductions of
+    gradients, and the messages of rings. So are gathers of what a function is given, such as
+    activations that the forward pass has saved in parts (Korthikanti et al. 2022, section 4.2.2).
+    The next op waits for all others of activations: collectives along other axes, and exchanges.
+
+    Parameters
+    ----------
+    mod : IRModule
+        A module of level 5.
+    """
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.calls = CallSites(mod)
+        self.axes = _data_axes(self.calls)
+        self.weights = {
+            str(gv.name_hint): self.calls.early_params(gv) for gv in self.calls.functions
+        }
+        self.private = {
+            str(gv.name_hint) for gv, fn in self.calls.functions.items() if is_private(fn)
+        }
+
+    def of(self, name: str, params: Iterable[Any], rows: Iterable[Any]) -> set[Any]:
+        """Return the variables of a function's started collectives that overlap.
+
+        Parameters
+        ----------
+        name : str
+            The function.
+        params : iterable of Var
+            Its parameters.
+        rows : iterable of (Binding, Var, value, str or None)
+            Its bindings, in order.
+        """
+        positions = self.weights.get(name, set())
+        given = set(params) if name in self.private else set[Any]()
+        known = {param for number, param in enumerate(params) if number in positions}
+        chosen: set[Any] = set()
+        for _, var, value, _ in rows:
+            kind = started_op(value)
+            if kind is None:
+                for available in (known, given):
+                    item = type(value) is relax.TupleGetItem and value.tuple_value in available
+                    if item or laid_out(value, available):
+                        available.add(var)
+            elif not self.axes.isdisjoint(call_axes(value)):
+                if kind not in _OF_WEIGHTS_ONLY or value.args[0] in known:
+                    chosen.add(var)
+            elif kind == "all_gather" and value.args[0] in given:
+                chosen.add(var)
+        return chosen
+
+
+def _data_axes(calls: CallSites) -> set[int]:
+    """Return the mesh axes that divide the inputs of a module that are data."""
+    axes: set[int] = set()
+    for gv, fn in calls.functions.items():
+        if not fn.attrs or IO_ATTR not in fn.attrs:
+            continue
+        roles = [str(r) for r in fn.attrs[ROLE_ATTR]["params"]] if ROLE_ATTR in fn.attrs else []
+        for position in data_positions(fn, str(gv.name_hint)):
+            role = roles[position].partition(":")[0] if position < len(roles) else ""
+            if role in (ACTIVATION, GRADIENT):
+                continue
+            labels = str(fn.attrs[IO_ATTR]["inputs"][position]["placement"]).split(", ")
+            axes.update(axis for axis, label in enumerate(labels) if label.startswith("S["))
+    return axes
