@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tvm import ir
 
 from tvm_distir.core import FRONTEND_ATTR
-from tvm_distir.models.common.published import zoo_spec
+from tvm_distir.models.common.published import HUB, published_names, zoo_spec
 from tvm_distir.models.common.spec import (
     CONFIG,
     RELAX,
@@ -123,13 +123,14 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
     if suffix == ".pt2":
         mod = from_exported_program(path, batch=batch, dims=dims)
         return Model(mod, Path(path).stem, "torch", lambda: load_weights(path))
-    raise ModelError(
-        "DIST0302",
-        "the kind of the model is unknown",
-        place=spec,
-        remedy="Give file.onnx, .pt2, .mlir, .py, .json or zoo:NAME with NAME one of "
-        f"{', '.join(zoo.NAMES)}.",
-    )
+    if spec.partition("?")[0].lower() in published_names():
+        remedy = f"Write {HUB}{spec}."
+    else:
+        remedy = (
+            f"Give file.onnx, .pt2, .mlir, .py, .json, config.json, {HUB}NAME, or {ZOO}NAME "
+            f"with NAME one of {', '.join(zoo.NAMES)}."
+        )
+    raise ModelError("DIST0302", "the kind of the model is unknown", place=spec, remedy=remedy)
 
 
 def _from_config(path: str, spec: str, batch: int | None) -> Model:

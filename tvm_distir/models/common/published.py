@@ -54,6 +54,13 @@ PUBLISHED: Mapping[str, str] = {
 publisher."""
 
 
+def published_names() -> dict[str, str]:
+    """Return the names of the hub by what a MODEL string may write: lowercase, owner optional."""
+    names = {full.lower(): full for full in PUBLISHED}
+    names.update({full.lower().partition("/")[2]: full for full in PUBLISHED})
+    return names
+
+
 def zoo_spec(spec: str) -> str:
     """Return the MODEL string of the zoo for ``hf:NAME?key=value,...``; others unchanged.
 
@@ -65,8 +72,7 @@ def zoo_spec(spec: str) -> str:
     if not spec.startswith(HUB):
         return spec
     name, mark, keys = spec.removeprefix(HUB).partition("?")
-    names = {full.lower(): full for full in PUBLISHED}
-    names.update({full.lower().partition("/")[2]: full for full in PUBLISHED})
+    names = published_names()
     if name.lower() not in names:
         raise ModelError(
             "DIST0330",
