@@ -39,6 +39,7 @@ PATHS = {
     "redistribution": "core.redistribution",
     "runtime": "execution.runtime",
     "searching": "planning.search",
+    "serve": "interface.serve",
     "simulation": "performance.simulation",
     "strategy": "planning.strategies",
     "strategy.facts": "planning.strategies.model_info",

@@ -8,10 +8,13 @@ from .deployment.loading import load as load
 from .runtime.collectives.legalize import register_legalization as register_legalization
 from .runtime.dispatch.packed_names import check_dispatch as check_dispatch
 from .runtime.engines.registry import engine as engine
+from .runtime.engines.torch.engine import TorchEngine as TorchEngine
 from .runtime.program.planning import plan_storage as plan_storage
 from .runtime.program.sharded import ShardedArray as ShardedArray
 from .runtime.program.targets import as_target as as_target
 from .runtime.program.timing import measure as measure
+from .serving.folder_runs import ServeOptions as ServeOptions
+from .serving.folder_runs import serve as serve
 from .verification.random_inputs import draw_inputs as draw_inputs
 from .verification.report import VerifyReport as VerifyReport
 from .verification.verifying import verify as verify

@@ -27,8 +27,10 @@ from tvm_distir.support import RECORD, EngineError, OutputRecord, digest_file
 
 from . import safetensors
 from .checkpoint import open_weights
+from .launch_scripts import SCRIPTS, processes_per_host, write_scripts
 from .loading import Deployment
 from .manifest import MANIFEST, Manifest, broken, built_with
+from .step_state import state_of
 
 Array = npt.NDArray[Any]
 
@@ -40,6 +42,7 @@ def deploy(
     *,
     target: Any = None,
     dispatch: str | None = None,
+    hosts: int = 1,
     force: bool = False,
 ) -> Deployment:
     """Write a distributed program to a folder that runs without a compiler.
@@ -61,6 +64,8 @@ def deploy(
     dispatch : str, optional
         ``"torch"``: matrix products, attention and convolutions call the kernels of PyTorch, which
         must then be installed where the folder runs.
+    hosts : int
+        The number of hosts for which ``run.sh`` and ``run.sbatch`` are written.
     force : bool
         Whether to write into a folder of other files too, and to replace those whose names the
         deployed files need.
@@ -81,10 +86,13 @@ def deploy(
         DIST0602 for weights that do not fit, DIST0603 not at level 5, DIST0606 when TVM cannot
         compile it, DIST0608 for a kernel without threads on a GPU, DIST0640 when the folder
         cannot be written, DIST0641 for weights that cannot be read, DIST0622 for an unknown target,
-        DIST0623 for kernels of an unknown library.
+        DIST0623 for kernels of an unknown library, DIST0643 for devices that cannot be divided
+        among the hosts.
     """
     chosen, where = as_target(target), Path(os.path.realpath(folder))
     program = LoweredProgram(dist, dispatch)
+    devices = sum(len(entry.ranks) for entry in program.entries)
+    processes_per_host(devices, hosts)
     old = replaceable(where, force)
     need_compiler()
     load_cuda_backend(chosen)
@@ -104,10 +112,13 @@ def deploy(
             built_with(),
             json.loads(str(chosen)),
             program.communication,
+            state_of(dist, program.entries),
+            hosts,
         )
         manifest.write(stage)
+        scripts = write_scripts(stage, devices, hosts, chosen.kind.name == "cuda")
         digests = {name: digest for name, (_, digest) in files.items()}
-        digests[MANIFEST] = digest_file(stage / MANIFEST)[1]
+        digests |= {name: digest_file(stage / name)[1] for name in (MANIFEST, *scripts)}
         record = OutputRecord(where)
         record.forget(old)
         record.write(digests, stage)
@@ -156,7 +167,7 @@ def _order(path: Path) -> tuple[bool, bool, str]:
     return path.name != RECORD, path.name == MANIFEST, path.name
 
 
-_WRITTEN = (MANIFEST, "*.so", "*.safetensors")
+_WRITTEN = (MANIFEST, "*.so", "*.safetensors", *SCRIPTS)
 """Names of files that a deployed folder holds."""
 
 

@@ -31,6 +31,8 @@ from tvm_distir.support import (
     shortened,
 )
 
+from .step_state import StepState
+
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 _AGAIN = "Deploy the program again."
@@ -58,6 +60,10 @@ class Manifest:
         The target for which the libraries are compiled, as TVM's JSON form: ``kind``, ``mcpu``, ...
     communication : Communication
         The groups and pairs of ranks that communicate.
+    state : StepState
+        The outputs that are inputs of the next step, of a training step.
+    hosts : int
+        The number of hosts that the program is meant for.
     """
 
     entries: tuple[EntryFunction, ...]
@@ -68,6 +74,8 @@ class Manifest:
     built_with: Mapping[str, str]
     target: Mapping[str, Any]
     communication: Communication
+    state: StepState
+    hosts: int = 1
 
     def write(self, folder: Path) -> None:
         """Write the manifest into its folder."""
@@ -79,7 +87,12 @@ class Manifest:
             "schema_version": SCHEMA_VERSION,
             "built_with": dict(self.built_with),
             "target": dict(self.target),
+            "hosts": self.hosts,
             **self.communication.to_dict(),
+            "state": [
+                {"output": o, "input": i, "zero": i in self.state.zeros}
+                for o, i in self.state.inputs.items()
+            ],
             "entries": [
                 {
                     "function": e.function,
@@ -162,6 +175,15 @@ class _WeightFile:
 
 
 @dataclass(frozen=True)
+class _StateFile:
+    """The keys of an output that is an input of the next step."""
+
+    output: Count
+    input: Count
+    zero: bool = False
+
+
+@dataclass(frozen=True)
 class _File:
     """The size and the SHA-256 digest of a file."""
 
@@ -192,6 +214,8 @@ class _ManifestFile:
     target: Annotated[dict[str, Any], Check(_check_target)] = field(default_factory=_unnamed_target)
     groups: tuple[tuple[Count, ...], ...] = ()
     transfers: tuple[tuple[Count, Count], ...] = ()
+    state: tuple[_StateFile, ...] = ()
+    hosts: PositiveCount = 1
 
 
 def _refuse(place: str, what: str, remedy: str) -> EngineError:
@@ -233,12 +257,17 @@ def _manifest(file: _ManifestFile, path: Path) -> Manifest:
         file.built_with,
         file.target,
         Communication(file.groups or _axis_groups(axes), file.transfers),
+        StepState(
+            {item.output: item.input for item in file.state},
+            tuple(item.input for item in file.state if item.zero),
+        ),
+        file.hosts,
     )
 
 
 def _axis_groups(axes: AxisTable) -> tuple[tuple[int, ...], ...]:
     """Return the groups along all axes, for folders that do not list the groups they use."""
-    groups = {group: None for _, groups in axes.axes for group in groups if len(group) > 1}
+    groups = {group: None for _, groups in axes.axes for group in groups}
     return tuple(groups)
 
 

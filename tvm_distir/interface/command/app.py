@@ -32,6 +32,7 @@ from . import (
     opt,
     run,
     search,
+    serve,
     simulate,
     sweep,
     verify,
@@ -46,7 +47,7 @@ EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
     analyze, compare, search, sweep, explain, verify, opt, convert, export_plan, simulate, deploy,
-    run, calibrate,
+    run, serve, calibrate,
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .option_values import parse_count
 from .options import add_dispatch, add_model_options, asked_by, check_model_options, model_inputs
 from .outputs import Outputs, add_force
 from .stages import study_of
@@ -40,6 +41,12 @@ def add_parser(commands: Any) -> None:
         help="Compile for a target, such as cuda:sm_90 or llvm:x86-64-v3, or a tag of TVM, such as "
         "nvidia/nvidia-h100 (default: this machine's CPU).",
     )
+    parser.add_argument(
+        "--hosts",
+        default="1",
+        metavar="N",
+        help="Write the scripts run.sh and run.sbatch for N hosts (default: 1).",
+    )
     add_dispatch(parser)
     parser.add_argument(
         "-o",
@@ -64,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         target = as_target(arguments.target)
     with asked_by("--dispatch", "DIST0623"):
         check_dispatch(arguments.dispatch)
+    hosts = parse_count(arguments.hosts, "--hosts")
     replaceable(Path(os.path.realpath(arguments.folder)), arguments.force)
     study = study_of(arguments, axes)
     local = study.local
@@ -75,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             weights,
             target=target,
             dispatch=arguments.dispatch,
+            hosts=hosts,
             force=arguments.force,
         )
     inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in made.inputs]

@@ -12,6 +12,7 @@ from tvm import ir
 
 from .axis_table import AxisTable
 from .compilation import compile_module
+from .communication import Communication
 from .io_layout import EntryFunction
 from .linking import export_library, need_compiler
 from .lowered import LoweredProgram, entry_module
@@ -49,6 +50,11 @@ class CompiledProgram:
     def axes(self) -> AxisTable:
         """Return the names of the mesh axes that collectives work along."""
         return self._program.axes
+
+    @property
+    def communication(self) -> Communication:
+        """Return the groups and pairs of ranks that communicate."""
+        return self._program.communication
 
     @property
     def fingerprint(self) -> str:

@@ -61,7 +61,7 @@ def communication_of(mod: Any) -> Communication:
 
     def visit(expr: Any) -> None:
         if collective_op(expr) in COLLECTIVES:
-            groups.update(dict.fromkeys(g for g in decode_collective(expr).groups if len(g) > 1))
+            groups.update(dict.fromkeys(decode_collective(expr).groups))
         elif dist_op_name(expr) == "send":
             tiles = decode_transfer(expr).tiles()
             pairs.update((tile.src, tile.dst) for tile in tiles if tile.src != tile.dst)

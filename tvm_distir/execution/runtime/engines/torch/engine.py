@@ -11,11 +11,11 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
-import tvm
 
 from tvm_distir.execution.runtime.collectives.fabric import Aborted
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults, check_outputs
@@ -25,16 +25,14 @@ from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree, inpu
 from tvm_distir.execution.runtime.engines.job_results import ExecutedCounts, collect, wait_for_end
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
-from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.execution.runtime.program.joining import gather_outputs
-from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 from tvm_distir.execution.runtime.program.targets import check_engine_runs, check_machine_runs
-from tvm_distir.execution.runtime.program.tensors import flat_tensors
 from tvm_distir.support import EngineError, nearest
 
 from .job_environment import is_torchrun_process
+from .rank_session import RankSession
 from .run_member import TorchMember
 from .torch_job import TorchJob, current_job, forget_job, is_initialized, load_torch
 
@@ -152,6 +150,21 @@ class TorchEngine(Engine):
         device: str | None = None,
     ) -> list[Any]:
         """Run as a single rank of the job that this process is part of."""
+        with self.member(program, device) as (job, member):
+            return self._run_rank(job, member, program, inputs, outputs)
+
+    @contextmanager
+    def member(
+        self, program: Runnable, device: str | None = None
+    ) -> Iterator[tuple[TorchJob, TorchMember]]:
+        """Be a member of a run of the job; a failure inside becomes the first cause of all.
+
+        Parameters
+        ----------
+        program : Runnable
+        device : str, optional
+            ``"cpu"`` or ``"cuda"``; by default that of the target of the program.
+        """
         job = current_job(self.timeout_s, device or device_of(program.target))
         ranks = sorted(r for e in program.entries for r in e.ranks)
         reduce = self.reduce or ("library" if job.device == "cuda" else "ordered")
@@ -159,7 +172,7 @@ class TorchEngine(Engine):
         member = TorchMember(job, ranks, reduce, bool(self.check))
         try:
             with run_turn(), one_thread_each(_local_size(job)):
-                return self._run_rank(job, member, program, inputs, outputs)
+                yield job, member
         except BaseException as err:
             seen = err if member.calls is None else member.calls.failure or err
             cause = failures.first_cause(seen)
@@ -183,8 +196,9 @@ class TorchEngine(Engine):
         results: dict[int, list[Array]] = {}
         for entry in entries:
             if member.rank is not None and member.rank in entry.ranks:
-                given = local.of(entry, member.rank)
-                results[member.rank] = _execute(job, member, program, entry, given)
+                session = RankSession(job, member, program, entry)
+                tensors = session.call([session.tensor(a) for a in local.of(entry, member.rank)])
+                results[member.rank] = [t.numpy() for t in tensors]
         if job.failures is not None:
             job.failures.end()
         member.finish_sends()
@@ -205,26 +219,3 @@ def _place(program: Runnable, ranks: Sequence[int], process: int) -> str:
 def _local_size(job: TorchJob) -> int:
     """Return the number of processes on this host, or of all where it is not known."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", job.size))
-
-
-def _execute(
-    job: TorchJob,
-    member: TorchMember,
-    program: Runnable,
-    entry: EntryFunction,
-    inputs: Sequence[Array],
-) -> list[Array]:
-    calls = member.calls
-    if calls is None:
-        return []
-    library = program.library(entry)
-    calls.register()
-    index = job.torch_device.index
-    device = tvm.cpu() if index is None else tvm.cuda(index)
-    if index is not None:
-        job.torch.cuda.set_device(index)
-    machine = make_machine(library, device)
-    result = machine[entry.function](*(tvm.runtime.tensor(a, device) for a in inputs))
-    calls.finish()
-    job.wait_for_device(entry.function)
-    return [t.numpy() for t in flat_tensors(result)]

@@ -147,6 +147,8 @@ class TorchJob:
         self.size = int(self.dist.get_world_size())
         place = find_job_place()
         self.local_rank = self.process if place is None else place.local_rank
+        if device == "cuda":
+            self.torch.cuda.set_device(self.torch_device)
         self._prefix = f"tvm_distir/{next(self._numbers)}"
         self._groups: dict[tuple[int, ...], RankGroup] = {}
         self._channels: dict[tuple[int, int], Any] = {}

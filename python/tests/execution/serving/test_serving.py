@@ -1,0 +1,133 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A training step that is served from a folder: losses, checkpoints, other meshes, refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tvm_distir as td
+from tvm_distir.execution.deployment.launch_scripts import processes_per_host
+from tvm_distir.execution.deployment.step_state import state_of
+from tvm_distir.execution.runtime.program.inputs import input_ports
+from tvm_distir.execution.runtime.program.lowered import LoweredProgram
+from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.planning import strategies as strategy
+from tvm_distir.support.errors.tree import EngineError
+
+STEPS = 12
+MESHES = {"four": ("zero:stage=3+megatron", {"dp": 2, "tp": 2}), "two": ("zero:stage=1", {"dp": 2})}
+
+
+def training_step(optimizer="adamw"):
+    net = td.zoo.gpt(vocab=19, layers=1, hidden=16, heads=2, seq=4, batch=4)
+    return td.train_step(net, optimizer=optimizer)
+
+
+def serve(count, *words, expect=0):
+    """Run ``tvm_distir.serve`` with ``torchrun``; returns what it printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={count}", "-m", "tvm_distir.serve", *map(str, words)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
+        "OMP_NUM_THREADS": "1",
+        "TVM_USE_RUNTIME_LIB": "1",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env=environment, check=False
+    )
+    said = done.stdout + done.stderr
+    assert (done.returncode == 0) == (expect == 0), said
+    return said
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Folders of a step on two meshes, its data, and the losses of a single device."""
+    pytest.importorskip("torch.distributed")
+    folder = tmp_path_factory.mktemp("served")
+    mod = training_step()
+    values = draw_inputs(mod, seed=1)
+    names = [str(p.name) for p in mod["main"].params]
+    weights = range(2, 2 + (len(names) - 3) // 3)
+    rng = np.random.default_rng(0)
+    data = {n: rng.integers(0, 19, (STEPS, 4, 4)).astype(values[0].dtype) for n in names[:2]}
+    np.savez(folder / "steps.npz", **data)
+    for name, (plan, axes) in MESHES.items():
+        dist = td.distribute(mod, strategy.make_plan(mod, plan, axes))
+        ports = input_ports(LoweredProgram(dist).entries)
+        td.deploy(dist, folder / name, {ports[i].name: values[i] for i in weights})
+    reference, losses = td.runtime.Reference(mod), []
+    state = [v if i in weights else np.zeros_like(v) for i, v in enumerate(values)][2:]
+    for step in range(STEPS):
+        loss, *state = reference.run([*(data[n][step] for n in names[:2]), *state])
+        losses.append(float(loss))
+    return folder, np.array(losses)
+
+
+def test_losses_equal_one_device_and_resumed_runs_go_on(served):
+    folder, losses = served
+    kept, out = folder / "kept", folder / "y.npz"
+    words = ["--steps", folder / "steps.npz", "--timeout-s", "60", "-o", out]
+    said = serve(4, folder / "four", *words, "--checkpoints", kept, "--every", "5")
+    assert f"4 processes, {STEPS} steps" in said
+    whole = np.load(out)["output0"]
+    np.testing.assert_allclose(whole, losses, rtol=1e-4)
+    assert sorted(p.name for p in kept.iterdir()) == [f"step-{n:08d}" for n in (5, 10, 12)]
+    middle = kept / "step-00000005"
+    serve(4, folder / "four", *words, "--resume", middle)
+    np.testing.assert_array_equal(np.load(out)["output0"], whole[5:])
+    serve(2, folder / "two", *words, "--resume", middle)
+    np.testing.assert_allclose(np.load(out)["output0"], losses[5:], rtol=1e-4)
+
+
+def test_a_job_of_another_size_is_refused(served):
+    folder, _ = served
+    said = serve(2, folder / "four", "--steps", folder / "steps.npz", expect=1)
+    assert "DIST0632 engine torch: the job has 2 processes, the program requires 4" in said
+
+
+def test_without_a_launcher(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch.distributed")
+    from tvm_distir.interface.command.app import main
+
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["serve", str(tmp_path)]) == 1
+    assert "DIST0633" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_state_of_a_step(optimizer):
+    mod = training_step(optimizer)
+    dist = td.distribute(mod, strategy.make_plan(mod, "data_parallel", {"dp": 2}))
+    entries = LoweredProgram(dist).entries
+    ports, state = input_ports(entries), state_of(dist, entries)
+    assert [ports[i].name for i in range(len(ports)) if i not in state.inputs.values()] == [
+        "input_ids",
+        "targets",
+    ]
+    weights = (
+        sum(not name.endswith((".m", ".v", "step")) for name in (p.name for p in ports.values()))
+        - 2
+    )
+    assert len(state.inputs) - len(state.zeros) == weights
+    assert all(ports[i].name.endswith((".m", ".v", "step")) for i in state.zeros)
+
+
+def test_inference_has_no_state():
+    mod = td.zoo.gpt(vocab=19, layers=1, hidden=16, heads=2, seq=4, batch=4)
+    dist = td.distribute(mod, strategy.make_plan(mod, "data_parallel", {"dp": 2}))
+    assert not state_of(dist, LoweredProgram(dist).entries).inputs
+
+
+def test_devices_are_divided_among_hosts():
+    assert processes_per_host(8, 2) == 4
+    with pytest.raises(EngineError, match=r"DIST0643 hosts: 8 devices .* among 3 hosts"):
+        processes_per_host(8, 3)

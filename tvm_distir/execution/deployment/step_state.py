@@ -1,0 +1,75 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Find the state of a training step: the outputs that are inputs of the next step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_distir.execution.runtime.program.inputs import input_ports
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
+
+
+@dataclass(frozen=True)
+class StepState:
+    """The state of a training step.
+
+    Attributes
+    ----------
+    inputs : mapping of int to int
+        The position of the input that an output becomes in the next step, by position of the
+        output.
+    zeros : tuple of int
+        The positions of the inputs that are zero before the first step: the state of the
+        optimizer.
+    """
+
+    inputs: Mapping[int, int] = field(default_factory=dict)
+    zeros: tuple[int, ...] = ()
+
+
+def state_of(mod: Any, entries: Sequence[EntryFunction]) -> StepState:
+    """Return the state of a training step; empty for other programs.
+
+    A training step takes its state last and returns it last, in the same order.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The module, at level 5.
+    entries : sequence of EntryFunction
+        Its entry functions.
+    """
+    from tvm import relax  # TVM's runtime alone loads folders
+
+    from tvm_distir.core import TRAINING_ATTR, training_notes
+
+    functions = [fn for fn in mod.functions.values() if isinstance(fn, relax.Function)]
+    steps = [fn for fn in functions if fn.attrs and TRAINING_ATTR in fn.attrs]
+    updated, weights = (
+        {_plain(name) for fn in steps for name in training_notes(fn, key)}
+        for key in ("updated", "gradients")
+    )
+    inputs = input_ports(entries)
+    outputs = {port.index: port for entry in entries for port in entry.outputs}
+    pairs: dict[int, int] = {}
+    for output, given in zip(sorted(outputs, reverse=True), sorted(inputs, reverse=True)):
+        if not updated or not _is_same(outputs[output], inputs[given]):
+            break
+        pairs[output] = given
+    names = {index: _plain(inputs[index].name) for index in pairs.values()}
+    if not updated <= set(names.values()):
+        return StepState()
+    zeros = sorted(index for index, name in names.items() if name not in weights)
+    return StepState(dict(sorted(pairs.items())), tuple(zeros))
+
+
+def _plain(name: Any) -> str:
+    return re.sub(r"\W", "_", str(name))
+
+
+def _is_same(output: Port, given: Port) -> bool:
+    return (output.shape, output.dtype) == (given.shape, given.dtype)
