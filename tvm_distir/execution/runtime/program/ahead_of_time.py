@@ -11,8 +11,8 @@ from typing import Any
 from tvm import ir
 
 from .axis_table import AxisTable
-from .compilation import compile_module
 from .communication import Communication
+from .compilation import compile_module
 from .io_layout import EntryFunction
 from .linking import export_library, need_compiler
 from .lowered import LoweredProgram, entry_module
