@@ -39,7 +39,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What a job does with a deployed folder.
+    """Options of a run of a deployed folder in a job.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class ServeOptions:
 
 @dataclass
 class ServeResult:
-    """What a job computed, on one of its processes.
+    """The outputs and times of a run of a deployed folder, on one process of the job.
 
     Attributes
     ----------
