@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from tvm import te
 
 import tvm_distir as td
+from tvm_distir.core.ops.lowering.lookup_gradient import te_take_backward
 from tvm_distir.execution.runtime.program.cuda_backend import load_cuda_backend
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.targets import as_target, host_target
@@ -60,6 +62,38 @@ def test_every_kernel_of_gpt_runs_on_the_gpu(dispatch: str | None) -> None:
     assert not unlaunched
     products = {name for name in called if "matmul" in name}
     assert bool(products) == (dispatch is None)
+
+
+@needs_cuda_codegen
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_every_kernel_of_a_training_step_runs_on_the_gpu(model: str) -> None:
+    step = td.train_step(td.load_model(f"zoo:{model}?size=tiny,layers=1").mod, optimizer="adamw")
+    dist = td.distribute(step, td.strategy.make_plan(step, "data_parallel", {"dp": 2}))
+    program = td.compile(dist, target="cuda:sm_90")
+    source = program.kernel_source(program.entries[0])
+    assert "take_backward_kernel" in source  # a kernel of the host is refused (DIST0608)
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_gradients_of_lookups(axis: int | None) -> None:
+    """The loops of the GPU's kernel, run one after the other on a CPU."""
+    rng = np.random.default_rng(0)
+    indices = np.array([3, 0, 3, 3, 1], "int64")
+    shape = (5,) if axis is None else (6, 5, 4)
+    grad_shape = (5,) if axis is None else tuple(5 if d == axis else n for d, n in enumerate(shape))
+    grad = rng.standard_normal(grad_shape).astype("float32")
+    operands = [
+        te.placeholder(grad_shape, "float32", "grad"),
+        te.placeholder(shape, "float32", "table"),
+        te.placeholder((5,), "int64", "indices"),
+    ]
+    result = te_take_backward(*operands, axis, on_gpu=False)
+    built = tvm.compile(te.create_prim_func([operands[0], operands[2], result]), host_target())
+    out = tvm.runtime.empty(shape, "float32")
+    built(tvm.runtime.tensor(grad), tvm.runtime.tensor(indices), out)
+    expected = np.zeros(shape, "float32")
+    np.add.at(expected, (slice(None),) * (axis or 0) + (indices,), grad)
+    assert np.allclose(out.numpy(), expected, atol=1e-6)
 
 
 @needs_cuda_codegen

@@ -18,6 +18,7 @@ op                   computes
 ``sign``             NaN of NaN, as in NumPy, JAX and ONNX
 ``multiply``,        with a constant zero: NaN of NaN and infinities, which TVM folds to zero
 ``divide``
+``take_backward``    the same on threads of a GPU (:mod:`.lookup_gradient`)
 ``take`` (``fast``)  the kernel of TVM, which warns of what :mod:`.repair` prevents
 ===================  =======================================================================
 """
@@ -32,6 +33,7 @@ from tvm import ir, relax, te, tirx, topi
 
 from tvm_distir.core.ir.types import tensor_type
 
+from .lookup_gradient import take_backward
 from .repair import is_nan
 
 Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
@@ -216,6 +218,7 @@ LEGALIZATIONS: dict[str, Legalize] = {
     "relax.argmin": _extreme_place(largest=False),
     "relax.sign": _of_floats(_sign),
     "relax.take": _take,
+    "relax.grad.take_backward": take_backward,
     "relax.multiply": _of_floats(_with_zero(topi.multiply)),
     "relax.divide": _of_floats(_with_zero(topi.divide)),
 }

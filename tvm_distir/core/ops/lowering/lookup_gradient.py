@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Compute the gradient of look-ups on threads of a GPU; TVM's kernel has serial loops only.
+
+A thread sums the gradients of one column of the table, in the order of the look-ups, so no two
+threads write the same element, and the sums are those of a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tvm
+from tvm import ir, relax, te, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+_THREADS = 256
+
+
+@contextmanager
+def _parallel(count: int, on_gpu: bool) -> Iterator[Any]:
+    """Yield the index of a loop, whose iterations are threads on a GPU."""
+    if not on_gpu:
+        with T.serial(count) as index:
+            yield index
+        return
+    block, thread = te.thread_axis("blockIdx.x"), te.thread_axis("threadIdx.x")
+    frames = [
+        T.attr(thread, "thread_extent", _THREADS),
+        T.attr(block, "thread_extent", -(-count // _THREADS)),
+    ]
+    index = tirx.Cast("int64", block) * _THREADS + tirx.Cast("int64", thread)
+    with T.frame_scope(frames), T.If(index < count), T.Then():
+        yield index
+
+
+def te_take_backward(
+    grad: Any, table: Any, indices: Any, axis: int | None, on_gpu: bool = True
+) -> Any:
+    """Sum the rows of ``grad`` into a tensor of zeros like ``table``, along an axis.
+
+    Parameters
+    ----------
+    grad : te.Tensor
+        Of the shape of ``table``, but as long as ``indices`` along the axis.
+    table, indices : te.Tensor
+        ``indices`` has one dim.
+    axis : int, optional
+        None: the table is flattened.
+    on_gpu : bool
+        Whether iterations are threads.
+    """
+    shape = [int(n) for n in table.shape]
+    before = math.prod(shape[:axis]) if axis is not None else 1
+    after = math.prod(shape[axis + 1 :]) if axis is not None else 1
+    rows, count = math.prod(shape) // (before * after), int(indices.shape[0])
+
+    def kernel(grad_buffer: Any, index_buffer: Any, out_buffer: Any) -> Any:
+        with IRBuilder() as builder:
+            terms, places, out = map(T.buffer_proxy, (grad_buffer, index_buffer, out_buffer))
+            with T.seq_scope():
+                with _parallel(math.prod(shape), on_gpu) as element:
+                    out[element] = tirx.const(0, table.dtype)
+                with _parallel(before * after, on_gpu) as column:
+                    outer, inner = column // after, column % after
+                    with T.serial(count) as number:
+                        place = (outer * rows + places[number]) * after + inner
+                        term = terms[(outer * count + number) * after + inner]
+                        out[place] = out[place] + term
+            return builder.get()
+
+    return te.extern(
+        [table.shape],
+        [grad, indices],
+        lambda operands, results: kernel(operands[0], operands[1], results[0]),
+        dtype=table.dtype,
+        out_buffers=[tirx.decl_buffer(table.shape, table.dtype, "out_buf", layout=None)],
+        name="take_backward",
+        tag="take_backward",
+    )
+
+
+def take_backward(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    """Write the gradient for the target in scope; TVM's kernel on a CPU, or for dynamic shapes."""
+    target = tvm.target.Target.current(allow_none=True)
+    static = all(isinstance(n, tirx.IntImm) for arg in call.args for n in arg.ty.shape)
+    if target is None or "gpu" not in target.keys or not static:
+        return call.op.get_attr("FLegalize")(builder, call)
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    return builder.call_te(te_take_backward, *call.args, axis, primfunc_name_hint="take_backward")
