@@ -241,6 +241,26 @@ def test_a_model_keeps_within_its_bound(share):
     assert repeated.script() == step.script()
 
 
+def test_a_model_with_fused_attention_keeps_within_its_bound():
+    """Its forward pass saves the result of attention and a view of it, which share a buffer."""
+
+    def peak_bytes(policy: str) -> int:
+        study = td.analyze(
+            "zoo:llama?size=tiny,layers=8,seq=64,batch=2",
+            strategy="data_parallel",
+            mesh={"dp": 1},
+            system="h100",
+            train={"optimizer": "sgd"},
+            recompute=policy,
+        )
+        return study.peak_memory_bytes
+
+    full, none = peak_bytes("full"), peak_bytes("none")
+    bound = (full + none) // 2
+    assert full < bound < none
+    assert full <= peak_bytes(f"auto:memory_gib={bound / GIB!r}") <= bound
+
+
 def test_equal_layers_with_other_policies_have_names_that_say_so():
     step = td.train_step(layers(4), "mse", recompute="layer=full*2+none+selective")
     names = {str(gv.name_hint) for gv in step.functions}

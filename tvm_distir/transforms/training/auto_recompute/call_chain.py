@@ -174,14 +174,14 @@ class CallChain:
         held = {b for b in needed if self._is_value(b) and self.last.get(b, -1) < place.backward}
         forward = str(pair.forward.name_hint)
         tree, _ = memory.results(forward, operands)
-        saved = list(dict.fromkeys(leaves(tree[1]))) if pair.saves else []
+        saved = list(leaves(tree[1])) if pair.saves else []  # views share a buffer
         ends = {b for b in operands if self._is_value(b) and self.last.get(b) == place.forward}
         grad = self.main.tasks[place.backward].reads[: self._width(place)]
         dying = {
             b for b in (*grad, *needed) if self.last.get(b) == place.backward and self._is_value(b)
         }
         return (
-            memory.sizes((*saved, *held)),
+            memory.sizes((*dict.fromkeys(saved), *held)),
             memory.peak(forward, operands, ends - held) + memory.sizes(ends & held),
             memory.peak(
                 str(pair.backward.name_hint), [*grad, *saved, *needed], {*dying, *saved, *held}
