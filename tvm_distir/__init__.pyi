@@ -12,6 +12,7 @@ from .execution.deployment.loading import load as load
 from .execution.runtime.engines.registry import run as run
 from .execution.runtime.engines.xla.jax_function import to_jax as to_jax
 from .execution.runtime.program.ahead_of_time import compile as compile
+from .execution.runtime.program.device_objects import DeviceObjects as DeviceObjects
 from .execution.runtime.program.planning import plan_storage as plan_storage
 from .execution.runtime.program.sharded import ShardedArray as ShardedArray
 from .execution.runtime.program.timing import measure as measure

@@ -182,6 +182,8 @@ from .ops.lowering.written_attention import WRITTEN_ATTENTION as WRITTEN_ATTENTI
 from .ops.lowering.written_attention import written_attention as written_attention
 from .ops.lowering.written_paged_attention import WRITTEN_OPS as WRITTEN_OPS
 from .ops.match import describe_factor as describe_factor
+from .ops.packed import CACHE_HEADS as CACHE_HEADS
+from .ops.packed import creates_cache as creates_cache
 from .ops.packed import is_packed_call as is_packed_call
 from .ops.partial import call_form as call_form
 from .ops.partial import carried as carried

@@ -9,6 +9,7 @@ from .runtime.collectives.legalize import register_legalization as register_lega
 from .runtime.dispatch.packed_names import check_dispatch as check_dispatch
 from .runtime.engines.registry import engine as engine
 from .runtime.engines.torch.engine import TorchEngine as TorchEngine
+from .runtime.program.device_objects import DeviceObjects as DeviceObjects
 from .runtime.program.planning import plan_storage as plan_storage
 from .runtime.program.sharded import ShardedArray as ShardedArray
 from .runtime.program.targets import as_target as as_target

@@ -30,7 +30,7 @@ from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
-from tvm_distir.support.errors.tree import LoweringError, PropagationError
+from tvm_distir.support.errors.tree import PropagationError
 from tvm_distir.transforms.optimize.passes import OptimizeCollectives
 
 F32 = "float32"
@@ -263,16 +263,8 @@ def test_an_uneven_dim_is_made_whole():
     assert "R.Tensor((6, 3)" in str(local["main"])
 
 
-def test_objects_neither_come_in_nor_go_out_of_an_entry():
-    """They live on one device: there is no global value one to cut or to gather."""
-    bb = relax.BlockBuilder()
-    cache, x = relax.Var("cache", relax.AnyType()), var("x", (1, H, 8))
-    name = "vm.builtin.attention_kv_cache_append"
-    with bb.function("main", [cache, x], pure=False):
-        packed(bb, name, cache, x)
-        bb.emit_func_output(bb.emit(relax.op.add(x, x)))
-    with pytest.raises(LoweringError, match=r"DIST0504 main/cache.*create the object inside"):
-        td.distribute(bb.finalize(), plan_of({"tp": 2}, {"x": "S[1]"}))
+def test_an_object_goes_out_of_an_entry():
+    """A cache that an entry creates is an object of each device, with the heads of the device."""
     bb = relax.BlockBuilder()
     x = var("x", (T, H, 8))
     with bb.function("main", [x], pure=False):
@@ -284,8 +276,13 @@ def test_objects_neither_come_in_nor_go_out_of_an_entry():
             tvm.tirx.IntImm("int64", T),
         )
         bb.emit_func_output(made)
-    with pytest.raises(LoweringError, match=r"DIST0504 main: result 0 .*no global value"):
-        td.distribute(bb.finalize(), plan_of({"tp": 2}, {"x": "S[1]"}))
+    dist = td.distribute(bb.finalize(), plan_of({"tp": 2}, {"x": "S[1]"}))
+    values = np.arange(T * H * 8, dtype="float32").reshape(T, H, 8)
+    (caches,) = td.run(dist, [values])
+    shape = tvm.runtime.ShapeTuple([T, H // 2, 8])
+    views = caches.call("vm.builtin.attention_kv_cache_view", shape)
+    for view, part in zip(views, np.split(values, 2, axis=1), strict=True):
+        assert np.array_equal(view.numpy(), part)
 
 
 # random numbers ------------------------------------------------------------------------

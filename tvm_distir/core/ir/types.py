@@ -29,8 +29,13 @@ def tensor_type(ty: Any) -> relax.TensorType | None:
     return ty.tensor_ty if kind is DTensorType else None
 
 
-TENSORS_ONLY = "Pass tensors, and create the object inside from tensors, on each device separately."
-"""What to do about a parameter of a public function that is an object, as ``R.Any``."""
+TENSORS_ONLY = "Pass tensors, (nested) tuples of tensors, or objects (R.Any)."
+"""What to do about a parameter of a public function of another type."""
+
+
+def is_object(ty: Any) -> bool:
+    """Return whether a type is that of an opaque object, of which each device has its own."""
+    return type(ty) is relax.AnyType
 
 
 def flat_types(ty: Any) -> list[Any]:

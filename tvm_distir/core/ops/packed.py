@@ -30,12 +30,23 @@ from .registry import load_entry_points, note_change
 
 CACHE = "vm.builtin.attention_kv_cache_"
 _DISTRIBUTED = "vm.builtin.distributed."
+FUSED_ATTENTION = f"{CACHE}attention_with_fused_qkv"
+INTERLEAVED_ATTENTION = FUSED_ATTENTION.replace("vm.builtin.", _DISTRIBUTED, 1)
+"""The same function of a cache with the heads of a device, on interleaved heads; followed by the
+number of devices, as ``.2``."""
+_PARTS = re.compile(rf"(?<=^{re.escape(INTERLEAVED_ATTENTION)})\.\d+$")
 
 PACKED_OPS = ("relax.call_pure_packed", "relax.call_dps_packed")
 """Ops whose first argument is a packed function, which they call on the others."""
 
 _DRAWS = re.compile(r"(^|[._])(random|rand|rng|randn|seed|dropout)([._]|$)")
 """Names of functions that generate numbers from a separate random stream."""
+
+CACHE_HEADS = 1
+"""The dim of a cache, (positions, heads, size), by which plans divide it."""
+
+HEAD_ARGUMENTS: dict[str, tuple[int, ...]] = {"mlc.create_paged_kv_cache_generic": (4, 5)}
+"""The arguments of functions that create caches which are numbers of heads: of queries and keys."""
 
 Dims = tuple[Any, ...]
 Tie = tuple[Mapping[int, int], Mapping[int, int]]
@@ -138,6 +149,11 @@ def is_packed_call(expr: Any) -> bool:
     return type(op) is relax.ExternFunc
 
 
+def creates_cache(value: Any) -> bool:
+    """Return whether an expression creates a cache whose heads can be divided."""
+    return is_packed_call(value) and packed_name(value) in HEAD_ARGUMENTS
+
+
 def packed_args(call: ir.Call) -> list[Any]:
     """Return the arguments that the packed function of a call gets."""
     if isinstance(call.op, relax.ExternFunc):
@@ -150,9 +166,28 @@ def packed_args(call: ir.Call) -> list[Any]:
 
 def packed_name(call: ir.Call) -> str:
     """Return the global name of the packed function of a call, as it is called on a device."""
-    called = call.op if isinstance(call.op, relax.ExternFunc) else call.args[0]
-    name = str(called.global_symbol)
+    name = _PARTS.sub("", _symbol(call))
     return name.replace(_DISTRIBUTED, "vm.builtin.", 1)
+
+
+def interleaved_parts(call: ir.Call) -> int | None:
+    """Return for how many parts the heads of a call are interleaved, None for other calls."""
+    parts = _PARTS.search(_symbol(call))
+    return int(parts[0][1:]) if parts is not None else None
+
+
+def _symbol(call: ir.Call) -> str:
+    called = call.op if isinstance(call.op, relax.ExternFunc) else call.args[0]
+    return str(called.global_symbol)
+
+
+def rule_name(call: ir.Call) -> str:
+    """Return the name under which the rule of a packed function is registered.
+
+    A call that stands for one on each device, ``vm.builtin.distributed.*``, may have its own rule.
+    """
+    name = _PARTS.sub("", _symbol(call))
+    return name if name in _writers else packed_name(call)
 
 
 def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall, PackedForm]:
@@ -171,8 +206,8 @@ def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall,
     PropagationError
         DIST0401 for a function that draws random numbers, DIST0402 for an unknown shape.
     """
-    name = packed_name(call)
     load_entry_points()
+    name = rule_name(call)
     leaves = [t for a in packed_args(call) for t in value_types(a.ty)]
     ins = tuple(
         _dims(name, t) if tensor_type(t) is not None else (dims or None)
@@ -281,6 +316,28 @@ def cache_append(call: PackedCall) -> PackedForm:
     data = call.ins[1] or ()
     ties = [({0: d, 1: d}, {0: d}) for d in range(1, len(data))]
     return PackedForm(ties, {0: data})
+
+
+@register_packed_rule(
+    *(f"{CACHE}{name}" for name in (
+        "attention_with_fused_qkv", "self_attention", "cross_attention", "append_mla_kv",
+        "merge_attn_output_inplace", "get_query_positions",
+    )),
+    "vm.builtin.rnn_state_get", "vm.builtin.rnn_state_set",
+)  # fmt: skip
+def paged_cache_call(call: PackedCall) -> PackedForm:
+    """Replicate the operands: the cache of each device holds all heads of all sequences."""
+    return PackedForm()
+
+
+@register_packed_rule(INTERLEAVED_ATTENTION)
+def interleaved_attention(call: PackedCall) -> PackedForm:
+    """Shard ``(cache, layer, scale, qkv)`` by heads, of which each device has a part of q, k and v.
+
+    The heads of ``qkv`` are interleaved for the devices (:class:`.segments.Segments`): the call has
+    a meaning on shards only, each with a cache of its heads.
+    """
+    return PackedForm([({len(call.ins) - 1: 1}, {0: 1})])
 
 
 @register_packed_rule(f"{CACHE}view")

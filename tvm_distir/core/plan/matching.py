@@ -11,8 +11,9 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.attributes import FIELDS_ATTR, param_names
-from tvm_distir.core.ir.placement import check_placement
-from tvm_distir.core.ir.types import is_private, static_shape, tensor_type
+from tvm_distir.core.ir.placement import R, check_placement
+from tvm_distir.core.ir.types import is_object, is_private, static_shape, tensor_type
+from tvm_distir.core.ops.packed import CACHE_HEADS, creates_cache
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.tuple_parameters import field_path
 from tvm_distir.support import Faults, MeshError, PlanError, nearest
@@ -39,6 +40,8 @@ class FunctionTargets:
     args : dict of Var to (dict of int to PlanRule)
         The rules of arguments, by the variable that a call is bound to, then by the position of the
         argument.
+    caches : dict of Var to PlanRule
+        The rule of each created cache (:func:`.packed.creates_cache`), by the variable as bound.
     positions : dict of str to list of int
         Positions of the parameters by name, so that thousands of exact names are quick to find.
     bound : dict of str to list of Var
@@ -50,6 +53,7 @@ class FunctionTargets:
     params: dict[int, PlanRule] = field(default_factory=dict)
     values: dict[Any, PlanRule] = field(default_factory=dict)
     args: dict[Any, dict[int, PlanRule]] = field(default_factory=dict)
+    caches: dict[Any, PlanRule] = field(default_factory=dict)
     positions: dict[str, list[int]] = field(default_factory=dict, repr=False)
     bound: dict[str, list[Any]] = field(default_factory=dict, repr=False)
     calls: dict[str, list[Any]] | None = field(default=None, repr=False)
@@ -210,6 +214,13 @@ def _match_values(
     else:
         named = targets.bound.get(plain_name(rule.name), [])
     tensors = [var for var in named if tensor_type(var.ty) is not None]
+    caches = [] if tensors else _created_caches(fn, named)
+    for var in caches:
+        if any(label not in (None, R, CACHE_HEADS) for label in rule.placement):
+            raise _no_tensor(rule, f"{name}/{var.name}", var.ty, "Divide a cache by heads: S[1].")
+        give(targets.caches, var, rule, f"{name}/{var.name}")
+    if caches:
+        return True
     if named and not tensors:
         raise _no_tensor(rule, f"{name}/{named[0].name}", named[0].ty)
     if len(tensors) > 1 and not is_pattern(rule.name):
@@ -223,6 +234,14 @@ def _match_values(
         check(var.ty, f"{name}/{var.name}")
         give(targets.values, var, rule, f"{name}/{var.name}")
     return bool(tensors)
+
+
+def _created_caches(fn: relax.Function, named: Sequence[Any]) -> list[Any]:
+    """Return the variables, of these, to which a created cache is bound."""
+    objects = {var for var in named if is_object(var.ty)}
+    if not objects:
+        return []
+    return [b.var for b in all_bindings(fn.body) if b.var in objects and creates_cache(b.value)]
 
 
 def _calls_of(fn: relax.Function) -> dict[str, list[Any]]:
@@ -255,12 +274,14 @@ def _match_calls(
     return matched
 
 
-def _no_tensor(rule: PlanRule, place: str, ty: Any) -> PlanError:
+def _no_tensor(
+    rule: PlanRule, place: str, ty: Any, remedy: str = "Name the tensors that it contains."
+) -> PlanError:
     return PlanError(
         "DIST0224",
         f"the rule {rule.title} selects a value of type {ty}, which is not a tensor",
         place=place,
-        remedy="Name the tensors that it contains.",
+        remedy=remedy,
     )
 
 

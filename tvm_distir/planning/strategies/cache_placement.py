@@ -8,16 +8,27 @@ its consumers, ``R.dist.kv_append`` and ``R.dist.paged_attention``.
 
 from __future__ import annotations
 
+import glob
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tvm import ir, relax
 
-from tvm_distir.core import CACHE_OPS, HEADS_DIM, POOLS_DIM, POSITIONS_DIM, MeshSpec
+from tvm_distir.core import (
+    CACHE_OPS,
+    HEADS_DIM,
+    POOLS_DIM,
+    POSITIONS_DIM,
+    MeshSpec,
+    OpenLabels,
+    PlanRule,
+    all_bindings,
+    creates_cache,
+)
 from tvm_distir.support import PlanError
 
 from .consumers import Consumers
-from .model_info import Parameter
+from .model_info import Parameter, entries
 
 _CACHE_NDIM = 5
 
@@ -89,3 +100,14 @@ def warn_of_full_caches(caches: Sequence[Parameter], strategy: str, axis: str) -
             "divides them by requests, context_parallel by positions.",
             stacklevel=3,
         )
+
+
+def created_cache_rules(
+    mod: ir.IRModule, mesh: MeshSpec, placement: OpenLabels
+) -> Iterator[PlanRule]:
+    """Yield the rules that divide the heads of the caches that entries create."""
+    for _, fn, function in entries(mod):
+        for binding in all_bindings(fn.body):
+            if creates_cache(getattr(binding, "value", None)):
+                name = glob.escape(str(binding.var.name))
+                yield PlanRule("value", name, placement, mesh.name, function=function)

@@ -73,6 +73,8 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", dim: int =
     rules, faults = [], faults_of_plan('strategy "data_parallel"')
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
+        if not parameters:  # it creates an object, say
+            continue
         data = data_positions(fn, name)
         batched: list[int] = []
         caches = cache_positions(mod, fn, parameters)

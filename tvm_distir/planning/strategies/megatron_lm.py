@@ -18,6 +18,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core import (
+    CACHE_HEADS,
     ROLE_ATTR,
     TRAINING_ATTR,
     MeshSpec,
@@ -29,7 +30,12 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import PlanError
 
-from .cache_placement import cache_positions, heads_label, warn_of_full_caches
+from .cache_placement import (
+    cache_positions,
+    created_cache_rules,
+    heads_label,
+    warn_of_full_caches,
+)
 from .consumers import Consumers
 from .fused_weights import FusedSegments, fused_segments
 from .head_groups import heads_of, key_heads, tensor_axes, with_copies
@@ -116,6 +122,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     read: list[list[Projection]] = []
     agreed: dict[tuple[str, Any], PlanRule] = {}
     unread: list[tuple[int, Parameter]] = []
+    divides_heads = False
     faults = faults_of_plan('strategy "megatron"')
     for name, fn, rule_name in entries(mod):
         data, arriving = data_positions(fn, name), boundary_positions(fn)
@@ -156,6 +163,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             sizes = segments.sizes if segments is not None and label != R else ()
             sizes = sizes if len(sizes) > 1 else ()
             rule = replace(rule, placement=some_axes(spec, cut), segments=sizes)
+            divides_heads |= bool(sizes) and weight is not None and weight.role == "fused"
             if reads:
                 agreed.setdefault((parameter.name, parameter.shape), rule)
             else:
@@ -168,6 +176,9 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
             with faults.gathered():
                 rules.extend(sequence_rules(rows, consumers, rule_name, spec, names))
+    if divides_heads:
+        by_heads = some_axes(spec, dict.fromkeys(axes, CACHE_HEADS))
+        rules.extend(created_cache_rules(mod, spec, by_heads))
     faults.raise_all()
     if len(incomplete) == len(entries(mod)):
         raise incomplete[0]  # a stage, or an entry, may have none of these weights, not all of them

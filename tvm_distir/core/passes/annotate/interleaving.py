@@ -30,6 +30,13 @@ from tvm import ir, relax
 from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments
 from tvm_distir.core.ir.types import known_shape, static_shape, tensor_type
 from tvm_distir.core.ops.lookup import rule_of
+from tvm_distir.core.ops.packed import (
+    FUSED_ATTENTION,
+    INTERLEAVED_ATTENTION,
+    is_packed_call,
+    packed_args,
+    packed_name,
+)
 from tvm_distir.core.ops.registration import SAME_OP
 from tvm_distir.core.ops.registry import registration_of
 from tvm_distir.core.rewriting.calls import TIR_CALLS, called_name, leaves_of, rebuild, typed
@@ -112,6 +119,8 @@ class _Interleaver:
             self._keep(var, value, self.fields[value.tuple_value][int(value.index)])
         elif type(value) is ir.Call and called_name(value) == _SPLIT:
             self._split(var, value)
+        elif is_packed_call(value) and packed_name(value) == FUSED_ATTENTION:
+            self._attention(var, value)
         else:
             order = self._order(value, var.ty) if type(value) is ir.Call else None
             value = value if order is not None else self._restored(value)
@@ -181,6 +190,17 @@ class _Interleaver:
             return None
         step = extent // factor.size
         return Segments(target, tuple(n * step for n in sizes), parts)
+
+    def _attention(self, var: Any, call: Any) -> None:
+        """Let attention take interleaved heads, where each part has whole heads of q, k and v."""
+        args = packed_args(call)
+        order, shape = self.orders.get(args[-1]), static_shape(var.ty) or ()
+        keys = ((static_shape(args[-1].ty) or (0, 0))[-2] - shape[-2]) // 2
+        if order is None or order.dim != 1 or order.sizes != (shape[-2], keys, keys):
+            self._keep(var, self._restored(call), None)
+            return
+        called = relax.ExternFunc(f"{INTERLEAVED_ATTENTION}.{order.parts}")
+        self.writer.bind(var, rebuild(call, call.op, [called, *call.args[1:]], call.ty))
 
     # -- back to the original order
 

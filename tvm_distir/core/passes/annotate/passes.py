@@ -46,6 +46,7 @@ from tvm_distir.core.ir.mesh import (
 from tvm_distir.core.ir.placement import placement_of
 from tvm_distir.core.ir.segments import Segments
 from tvm_distir.core.ir.types import is_private, known_shape
+from tvm_distir.core.ops.packed import CACHE_HEADS
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.plan.matching import FunctionTargets, resolve
 from tvm_distir.core.plan.name_patterns import plain_name
@@ -62,6 +63,7 @@ from tvm_distir.core.rewriting.tuple_parameters import open_tuples
 from tvm_distir.core.rewriting.writer import BlockWriter, merged_blocks
 from tvm_distir.support import LevelError, PlanError
 
+from .created_caches import divide_heads
 from .interleaving import interleave
 
 SUFFIX = "_placed"
@@ -112,6 +114,7 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
         target = targets.get(str(gv.name_hint))
         if target is not None:
             fn = _interleaved(fn, str(gv.name_hint), mod, plan, target)
+            fn = _with_divided_caches(fn, str(gv.name_hint), plan, target)
         functions[gv] = fn if target is None else _Annotator(target, by_name).annotate(fn)
     attrs = dict(mod.attrs or {})
     attrs.update(schedule)
@@ -136,6 +139,18 @@ def _interleaved(fn: Any, name: str, mod: ir.IRModule, plan: Plan, target: Funct
     if not given:
         return fn
     return interleave(fn, mod, given, {*target.values, *target.args})
+
+
+def _with_divided_caches(fn: Any, name: str, plan: Plan, target: FunctionTargets) -> Any:
+    """Return the function whose caches have the heads of a device, as rules ask for."""
+    if not target.caches:
+        return fn
+    parts = {}
+    for var, rule in target.caches.items():
+        sizes = plan.mesh(rule.mesh, name).shape
+        axes = [axis for axis, label in enumerate(rule.placement) if label == CACHE_HEADS]
+        parts[var] = math.prod(sizes[axis] for axis in axes)
+    return divide_heads(fn, name, parts)
 
 
 def _segments(fn: Any, place: str, plan: Plan, position: int, rule: PlanRule) -> Segments | None:

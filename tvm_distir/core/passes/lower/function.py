@@ -11,7 +11,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.handles import handle
-from tvm_distir.core.ir.types import TENSORS_ONLY, flat_types
+from tvm_distir.core.ir.types import TENSORS_ONLY, flat_types, is_object
 from tvm_distir.core.ops.terms import attribute_axes, axes_of, sums
 from tvm_distir.core.rewriting.calls import bindings_of, is_tensors, leaves_of, typed
 from tvm_distir.core.rewriting.native.function_index import FunctionView
@@ -145,6 +145,9 @@ class LocalFunction:
     def _entry_param(self, position: int, param: Any) -> None:
         """Write the parameters of an entry: tensors on its mesh, with flattened tuples."""
         values = self.values
+        if is_object(param.ty):
+            self._object_param(position, param)
+            return
         if not is_tensors(param.ty):
             raise LoweringError(
                 "DIST0504",
@@ -175,6 +178,25 @@ class LocalFunction:
         if value is not None:
             values.env[param] = value
 
+    def _object_param(self, position: int, param: Any) -> None:
+        """Write a parameter that is an object of each device."""
+        values = self.values
+        self._refuse_several_meshes(f"{values.name}/{param.name}", "an input")
+        var = relax.Var(param.name, param.ty)
+        self.params.append(var)
+        self.param_leaves.append(Leaf(position, str(param.name), param.ty, -1))
+        values.env[param] = var
+
+    def _refuse_several_meshes(self, place: str, what: str) -> None:
+        """Refuse an object of a module with several meshes: it is not known which has it."""
+        if len(self.values.context.keys) > 1:
+            raise LoweringError(
+                "DIST0504",
+                f"{what} is an object, and the module has several meshes",
+                place=place,
+                remedy="Use a single mesh, or create the object inside from tensors.",
+            )
+
     def _result(self) -> Any:
         """Return the result, after checking that it is reduced as the boundary declares."""
         values, reading = self.values, self.reading
@@ -203,14 +225,21 @@ class LocalFunction:
                 mine.append(values.local(whole))
                 self.outputs.append(Output(index, ty, like))
                 continue
+            if is_object(ty):
+                self._refuse_several_meshes(values.name, f"result {index}")
+                value = values.local(whole)
+                if isinstance(expr.ty, relax.TupleType):
+                    value = self._item(value, number)
+                mine.append(value)
+                self.outputs.append(Output(index, ty, -1))
+                continue
             if not isinstance(ty, DTensorType):
                 values.local_type(ty, values.name)
                 raise LoweringError(
                     "DIST0504",
-                    f"result {index} is of type {ty}: it exists on its device only and has no "
-                    "global value",
+                    f"result {index} is of type {ty}, which has no global value",
                     place=values.name,
-                    remedy="Return tensors: an object cannot be gathered.",
+                    remedy="Return tensors, or objects of each device.",
                 )
             if values.context.mesh_number(ty.device_mesh) != values.number:
                 continue

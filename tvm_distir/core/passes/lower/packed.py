@@ -16,13 +16,14 @@ from tvm_distir.core.ops.local.shard import Shard
 from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import (
     PackedForm,
+    interleaved_parts,
     packed_args,
     packed_form,
     packed_name,
     packed_rule,
 )
 from tvm_distir.core.rewriting.calls import leaves_of, place_of, typed
-from tvm_distir.support import LoweringError
+from tvm_distir.support import LoweringError, PropagationError
 
 from .values import LocalValues
 
@@ -78,6 +79,9 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
                 remedy="Redistribute it to the object's mesh.",
             )
         shard(ty)
+    parts = interleaved_parts(call)
+    if parts is not None:
+        _check_parts(parts, operands[-1][2], shard, place)
     types = [values.local_type(ty, place) for ty in call.ty_args]
     types_of = {"in": [t for _, _, t in operands], "out": results}
     args = [_argument(values, i, a, form, types_of, shard) for i, a in enumerate(arguments)]
@@ -87,6 +91,18 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     if str(call.op.name) == "relax.call_dps_packed":
         args = [typed(relax.Tuple(args), relax.TupleType([a.ty for a in args]))]
     return ir.Call(call.op, [called, *args], call.attrs, types)
+
+
+def _check_parts(parts: int, ty: Any, shard: Callable[[Any], Shard], place: str) -> None:
+    """Refuse (PropagationError DIST0405) heads that are not divided as they are interleaved."""
+    count = shard(ty).counts[1] if isinstance(ty, DTensorType) else 1
+    if count != parts:
+        raise PropagationError(
+            "DIST0405",
+            f"its heads are interleaved for {parts} devices, and divided among {count}",
+            place=place,
+            remedy="Shard the fused weights along the mesh axes that divide the heads alone.",
+        )
 
 
 def _counts(ty: Any) -> bool:

@@ -13,9 +13,9 @@ from tvm import ir, relax
 from tvm_distir.core.ir.attributes import INPUTS_ATTR, IO_ATTR
 from tvm_distir.core.ir.branches import branch_of
 from tvm_distir.core.ir.mesh import mesh_key, meshes
-from tvm_distir.core.ir.placement import labels_of, placement_text
+from tvm_distir.core.ir.placement import R, labels_of, placement_text
 from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments, segments_of
-from tvm_distir.core.ir.types import is_private, static_shape
+from tvm_distir.core.ir.types import is_object, is_private, static_shape
 from tvm_distir.core.ops.index_ranges import IndexRange, input_index_ranges
 from tvm_distir.core.passes.branches.restore import restore_branches
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
@@ -178,7 +178,7 @@ def _part(
     segments = segments_of(attrs)
     attrs.pop(SEGMENTS_ATTR, None)
     data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
-    said, which = _Described(), []
+    said, which = _Described(len(values.sizes)), []
     for position, name, ty, like in lowered.param_leaves:
         role = ""
         if data is not None:
@@ -210,7 +210,8 @@ class _Described:
         The descriptions, by number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, axes: int) -> None:
+        self.whole = placement_text((R,) * axes)
         self.rows: list[dict[str, Any]] = []
         self._known: dict[tuple[int, str, IndexRange | None, Segments | None], int] = {}
 
@@ -226,6 +227,10 @@ class _Described:
         number = self._known.get((like, role, allowed, segments))
         if number is not None:
             return number
+        if is_object(ty):
+            empty = tvm_ffi.convert([])
+            self.rows.append({"shape": empty, "dtype": "object", "placement": self.whole})
+            return len(self.rows) - 1
         row = {
             "shape": tvm_ffi.convert([int(n) for n in static_shape(ty) or ()]),
             "dtype": str(ty.tensor_ty.dtype),

@@ -15,7 +15,7 @@ from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import meshes
 from tvm_distir.core.ir.placement import P, R, placement_of
-from tvm_distir.core.ir.types import as_dtensor
+from tvm_distir.core.ir.types import as_dtensor, tensor_type
 from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.solve.conversions import Form, ReshardPath
 from tvm_distir.core.rewriting.calls import typed
@@ -242,9 +242,14 @@ class PlacedValues:
     # constants -------------------------------------------------------------------------
 
     def constant(self, value: Any, mesh: int) -> Any:
-        """Return the placed constant that an old expression is, or represents."""
-        labels = [R] * len(self.decision.mesh_axes(mesh))
+        """Return the placed constant that an old expression is, or represents.
+
+        A constant that is no tensor, as ``R.dtype("float32")``, has no placement.
+        """
         constant = self._unaliased(value)
+        if tensor_type(constant.ty) is None:
+            return constant
+        labels = [R] * len(self.decision.mesh_axes(mesh))
         return ir.GenericConst(constant.value, as_dtensor(constant.ty, self.meshes[mesh], labels))
 
     def _unaliased(self, value: Any) -> Any:

@@ -47,9 +47,12 @@ class Engine(ABC):
         The collectives that the last run executed, as the first rank of every mesh counted them.
     dispatch : str or None
         The library whose kernels modules call, ``"torch"``, or None for TVM's kernels.
+    takes_objects : bool
+        Whether its ranks are in this process, so that they can be given objects.
     """
 
     name: str
+    takes_objects: bool = False
     dispatch: str | None = None
     collectives: tuple[CollectiveCount, ...] = ()
 
@@ -72,6 +75,15 @@ class Engine(ABC):
         self.collectives = ()
         program = as_runnable(dist, self.dispatch)
         check_engine_runs(program.target, f"engine {self.name}")
+        ports = (p for entry in program.entries for p in (*entry.inputs, *entry.outputs))
+        held = next((port for port in ports if port.is_object), None)
+        if held is not None and not self.takes_objects:
+            raise EngineError(
+                "DIST0605",
+                "it is an object of each device, which cannot leave its process",
+                place=f'engine {self.name}/"{held.name}"',
+                remedy='Use the engine "threads" or "virtual".',
+            )
         return self.run_program(program, inputs, outputs)
 
     def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:

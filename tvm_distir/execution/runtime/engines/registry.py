@@ -87,6 +87,7 @@ def run(
     outputs: str = "whole",
     *,
     dispatch: str | None = None,
+    entry: str | None = None,
 ) -> list[Any]:
     """Run a distributed module on all its devices.
 
@@ -99,7 +100,8 @@ def run(
         The inputs in the order of the original ``main``'s parameters, or by their names. Each is a
         full array of exactly the parameter's shape and type, which is sharded; a stored array
         (:func:`tvm_distir.open_weights`), of which only shards are read; or a
-        :class:`ShardedArray`, whose parts are used as they are.
+        :class:`ShardedArray`, whose parts are used as they are. For an object (``R.Any``), such as
+        a cache, :class:`DeviceObjects` with an object of each device.
     engine : str or Engine
         The name of an engine, ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``,
         ``"torch"``, ``"xla"``, or an engine object with particular options.
@@ -109,6 +111,8 @@ def run(
         ``"torch"``: matrix products, attention and convolutions of a module call the kernels of
         PyTorch (extra ``torch``) on the same memory; results then differ from those of TVM's
         kernels by rounding.
+    entry : str, optional
+        The function to run, of a module with several entry points, such as ``decode``.
 
     Returns
     -------
@@ -125,6 +129,10 @@ def run(
     DependencyError
         DIST0111 for ``dispatch="torch"`` without PyTorch.
     """
+    if entry is not None:
+        from tvm_distir.core import keep_entry
+
+        dist = keep_entry(dist, entry)
     return _engine(engine, dispatch).run(dist, inputs, outputs)
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tvm_distir.core import Segments
 from tvm_distir.support import EngineError, Faults, nearest
 
+from .device_objects import DeviceObjects
 from .io_layout import Bounds, EntryFunction, Port, np_dtype
 from .sharded import ShardedArray, Stored, read_part
 
@@ -131,7 +132,12 @@ def _by_name(
 
 def _checked(value: Any, port: Port, faults: Faults) -> Any:
     """Return a value of exactly the port's full shape and type, an array or :class:`Stored`."""
-    if isinstance(value, ShardedArray):
+    if port.is_object != isinstance(value, DeviceObjects):
+        given = "an object of each device" if port.is_object else "an array"
+        remedy = "Pass td.DeviceObjects." if port.is_object else "Give the full array."
+        faults.add(bad_input(f"it has to be {given}", remedy, port))
+        return value
+    if isinstance(value, ShardedArray | DeviceObjects):
         return value
     if not isinstance(value, Stored):
         try:
@@ -177,9 +183,11 @@ class LocalInputs:
         """Return the local arrays of a rank, in ``dist.io`` order."""
         return [self.part(entry, port, rank) for port in entry.inputs]
 
-    def part(self, entry: EntryFunction, port: Port, rank: int) -> Array:
-        """Return the local (zero-padded) array of an input on a rank."""
+    def part(self, entry: EntryFunction, port: Port, rank: int) -> Any:
+        """Return the local (zero-padded) array of an input on a rank, or the rank's object."""
         value = self._values[port.index]
+        if isinstance(value, DeviceObjects):
+            return value.of(rank, _input_place(port))
         if isinstance(value, ShardedArray):
             return _own_part(value, entry, port, rank)
         bounds = entry.bounds(port, rank)

@@ -26,6 +26,9 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import EngineError
 
+OBJECT = "object"
+"""Dtype of an input or output that is an object of each device, without shape and placement."""
+
 Array = npt.NDArray[Any]
 Bounds = tuple[tuple[int, int], ...]
 """A box of a tensor: start and stop per dim."""
@@ -63,6 +66,11 @@ class Port:
     mesh: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     index_range: tuple[int, ...] = ()
     segments: Segments | None = None
+
+    @property
+    def is_object(self) -> bool:
+        """Return whether each device has its own object here, and no part of a tensor."""
+        return self.dtype == OBJECT
 
     def to_dict(self) -> dict[str, Any]:
         """Return an item of ``dist.io``."""

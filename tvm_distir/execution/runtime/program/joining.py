@@ -15,6 +15,7 @@ import numpy as np
 from tvm_distir.core import placement_text
 from tvm_distir.support import EngineError
 
+from .device_objects import DeviceObjects
 from .io_layout import Array, Bounds, EntryFunction, Port, np_dtype, wrong_module
 
 _CHUNK = 1 << 20
@@ -106,8 +107,10 @@ def check_results(entries: Sequence[EntryFunction], results: Mapping[int, Sequen
 
 def gather_outputs(
     entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
-) -> list[Array]:
+) -> list[Any]:
     """Return the full outputs, in the order of the original function's flattened results.
+
+    An output that is an object of each device is :class:`.device_objects.DeviceObjects`.
 
     Parameters
     ----------
@@ -122,16 +125,25 @@ def gather_outputs(
         output is missing or has a wrong shape or type.
     """
     check_results(entries, results)
+    objects: dict[int, dict[int, Any]] = {}
     joined: dict[int, dict[Any, tuple[str, _OutputAssembly]]] = {}
     for entry in entries:
         for k, port in enumerate(entry.outputs):
+            if port.is_object:
+                objects.setdefault(port.index, {}).update(
+                    (rank, results[rank][k]) for rank in entry.ranks
+                )
+                continue
             mesh = entry.mesh_of(port)
             place = entry.output_place(port)
             copies = joined.setdefault(port.index, {})
             _, whole = copies.setdefault(mesh, (place, _OutputAssembly(port, mesh[1])))
             for rank in entry.ranks:
                 whole.add(entry, port, rank, results[rank][k])
-    return [_agreed(joined[i]) for i in range(len(joined))]
+    return [
+        DeviceObjects(objects[i]) if i in objects else _agreed(joined[i])
+        for i in range(len(joined) + len(objects))
+    ]
 
 
 def _agreed(copies: Mapping[Any, tuple[str, _OutputAssembly]]) -> Array:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tvm_distir.support import EngineError
 
+from .device_objects import DeviceObjects
 from .io_layout import Bounds, EntryFunction
 from .joining import check_local, check_results
 
@@ -93,7 +94,7 @@ def read_part(part: Any) -> Array:
 
 def sharded_outputs(
     entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
-) -> list[ShardedArray]:
+) -> list[Any]:
     """Return the outputs as the ranks hold them, in the order of the original function's results.
 
     Parameters
@@ -111,8 +112,14 @@ def sharded_outputs(
     parts: dict[int, dict[int, Array]] = {}
     boxes: dict[int, dict[int, Bounds]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
+    objects: dict[int, dict[int, Any]] = {}
     for entry in entries:
         for k, port in enumerate(entry.outputs):
+            if port.is_object:
+                shapes[port.index] = ()
+                held = objects.setdefault(port.index, {})
+                held.update((rank, results[rank][k]) for rank in entry.ranks if rank in results)
+                continue
             shapes[port.index] = port.shape
             for rank in entry.ranks:
                 if rank not in results:
@@ -120,4 +127,9 @@ def sharded_outputs(
                 check_local(results[rank][k], port, entry, rank, entry.output_place(port))
                 parts.setdefault(port.index, {})[rank] = results[rank][k]
                 boxes.setdefault(port.index, {})[rank] = entry.bounds(port, rank)
-    return [ShardedArray(parts.get(i, {}), shapes[i], boxes.get(i, {})) for i in sorted(shapes)]
+    return [
+        DeviceObjects(objects[i])
+        if i in objects
+        else ShardedArray(parts.get(i, {}), shapes[i], boxes.get(i, {}))
+        for i in sorted(shapes)
+    ]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tvm
+import tvm_ffi
 
 Array = npt.NDArray[Any]
 
@@ -24,13 +25,23 @@ _SHARED = frozenset(
 """Types that both sides know; the others (bool, bfloat16, ...) are copied."""
 
 
-def to_tensor(array: Array) -> Any:
-    """Return the TVM tensor with a copy of the array's values, shape () included."""
+def to_tensor(array: Any) -> Any:
+    """Return the TVM tensor with a copy of the array's values, shape () included.
+
+    What is no array is an object of a device, and stays.
+    """
+    if not isinstance(array, np.ndarray | np.generic):
+        return array
     return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
 
 
-def to_array(tensor: Any) -> Array:
-    """Return a read-only array over the tensor's memory, or a copy where the type needs it."""
+def to_array(tensor: Any) -> Any:
+    """Return a read-only array over the tensor's memory, or a copy where the type needs it.
+
+    What is no tensor is an object of a device, and stays.
+    """
+    if not isinstance(tensor, tvm.runtime.Tensor):
+        return tensor
     if str(tensor.dtype) in _SHARED:
         return np.from_dlpack(tensor)
     copied: Array = tensor.numpy()
@@ -38,7 +49,7 @@ def to_array(tensor: Any) -> Array:
 
 
 def flat_tensors(value: Any) -> list[Any]:
-    """Return the leaves of a (nested) tuple or FFI array of tensors, in order."""
-    if isinstance(value, tvm.runtime.Tensor):
+    """Return the leaves of a (nested) tuple or FFI array of tensors and objects, in order."""
+    if not isinstance(value, tvm_ffi.Array | list | tuple):
         return [value]
     return [leaf for item in value for leaf in flat_tensors(item)]

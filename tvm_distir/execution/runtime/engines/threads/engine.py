@@ -190,6 +190,7 @@ class ThreadsEngine(Engine):
     """
 
     name = "threads"
+    takes_objects = True
 
     def __init__(self, timeout_s: float = TIMEOUT_S, collectives: str = "native") -> None:
         if collectives not in ccl.FABRICS:

@@ -32,6 +32,7 @@ class PlainEngine(Engine):
     """
 
     name = "virtual"
+    takes_objects = True
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s

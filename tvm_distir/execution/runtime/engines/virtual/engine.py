@@ -178,6 +178,7 @@ class VirtualEngine(Engine):
     """
 
     name = "virtual"
+    takes_objects = True
 
     def __init__(self, kernels: KernelCache | None = None) -> None:
         self._kernels = kernels or _KERNELS
