@@ -136,6 +136,8 @@ def test_a_value_of_a_module_shows_its_partial_sum(levels: list[Any]) -> None:
     assert drawn.title == "main/tokens_terms: 16 x 16 x 64, S[0], P on mesh0 (dp=2, tp=2)"
     assert [shard.devices for shard in drawn.shards] == [(0, 1), (2, 3)]
     assert "0:8" in str(drawn)
+    for name in ("wte.weight", "wte_weight", "main/wte.weight"):
+        assert td.visualize(levels[2], name).title.startswith("main/wte_weight: 503 x 64, R, S[0]")
     with pytest.raises(PropagationError, match="tokens_terms"):
         td.visualize(levels[2], "tokens_term")
 

@@ -22,6 +22,7 @@ from tvm_distir.core import (
     labels_of,
     mesh_index,
     placement_text,
+    plain_name,
     plan_of_meshes,
     relax_functions,
     shard_counts,
@@ -220,8 +221,8 @@ def _of_module(mod: ir.IRModule, name: str, nodes: int | None) -> ShardMap:
     for gv, fn in relax_functions(mod):
         for var in (*fn.params, *(binding.var for binding in all_bindings(fn.body))):
             if isinstance(var.ty, DTensorType):
-                values.setdefault(f"{gv.name_hint}/{var.name}", var)
-    key = f"{function or MAIN}/{variable}"
+                values.setdefault(f"{gv.name_hint}/{plain_name(str(var.name))}", var)
+    key = f"{function or MAIN}/{plain_name(variable)}"
     if key not in values:
         raise PropagationError(
             "DIST0430",

@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The examples run, each in a process of its own, and print that they compute what they should."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples"
+PRINTED = {
+    "two_meshes": r"equal to one device, bit by bit: True",
+    "sequential_passes": r'"tp: P"\)(?s:.*)verified: ',
+    "custom_rule": r"equal: True\ncollectives: 0",
+    "custom_strategy": r"dim 0: \d+ us(?s:.*)dim 1: \d+ us",
+    "custom_system": r"12\.5 GB/s per adapter: (?s:.*)  50 GB/s",
+    "search_plan": r"the best plan takes \d+ us and computes the same",
+    "serve_decoder": r"equal: True",
+    "jax_model": r"equal: True",
+    "train_torchrun": r"loss ([\d.]+) -> ([\d.]+)",
+}
+"""A pattern of what each example prints."""
+PACKAGES = {"jax_model": "jax", "train_torchrun": "torch"}
+
+
+def test_every_example_is_run() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED)
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_runs(name: str) -> None:
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
+    job = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if "torchrun" in name else []
+    run = subprocess.run(
+        [sys.executable, *job, str(EXAMPLES / f"{name}.py")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    match = re.search(PRINTED[name], run.stdout)
+    assert match is not None, run.stdout[-2000:]
+    if name == "train_torchrun":
+        assert float(match[2]) < float(match[1]) / 2
