@@ -5,6 +5,7 @@ from .fusion.grouped import grouped as grouped
 from .fusion.kernel_classes import ALIGNED as ALIGNED
 from .fusion.profile import Profile as Profile
 from .fusion.profile import profile_names as profile_names
+from .fusion.quantization import check_products as check_products
 from .memory.account import BufferGroup as BufferGroup
 from .memory.account import MemoryAccount as MemoryAccount
 from .memory.peaks import Peaks as Peaks

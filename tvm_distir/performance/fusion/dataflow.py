@@ -12,7 +12,8 @@ from tvm_distir.performance.program.parts import Function
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 CAST = "relax.astype"
-_GRADIENT = re.compile(r"grad(?:ient)?(?:\d|_\d|\.|$)")
+GRADIENT = re.compile(r"grad(?:ient)?(?:\d|_\d|\.|$)")
+"""Names of values that are gradients given to a function."""
 
 
 class Dataflow:
@@ -129,7 +130,7 @@ class Dataflow:
 
     def after_gradients(self) -> set[int]:
         """Return the ops that wait for a given gradient: those of the backward pass."""
-        late = {p for p in self.fn.params if _GRADIENT.match(self.fn.values[p].name)}
+        late = {p for p in self.fn.params if GRADIENT.match(self.fn.values[p].name)}
         numbers: set[int] = set()
         for number, op in enumerate(self.fn.ops):
             if not late.isdisjoint(op.inputs):

@@ -16,6 +16,7 @@ from .grouping import Grouping, plain
 from .hosts import with_hosts
 from .kernel_classes import classified
 from .profile import Profile
+from .quantization import quantized
 from .reductions import reduced
 from .wrappers import without_wrappers
 
@@ -41,6 +42,8 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     ------
     HardwareError
         DIST0701 for an unknown profile.
+    UsageError
+        DIST0152 for a training step under a profile that quantizes weights alone.
     """
     known = Profile.known(profile)
     if known.changes_nothing or _measured(program):
@@ -49,7 +52,7 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     functions, besides = dict[str, Function](), dict[str, int]()
     for name, fn in program.functions.items():
         functions[name], besides[name] = _function(fn, known)
-    program = dataclasses.replace(program, functions=functions)
+    program = quantized(dataclasses.replace(program, functions=functions), known)
     if known.accumulates:
         program = accumulated(program)
     return with_hosts(program, {} if known.graphs else besides, known.graphs)

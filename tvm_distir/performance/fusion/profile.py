@@ -12,10 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from annotated_types import Le
+
 from tvm_distir.core import KERNEL_CLASSES, PROFILES, offered, offered_names
 from tvm_distir.support import (
     Count,
     HardwareError,
+    Positive,
     PositiveCount,
     Text,
     check_version,
@@ -91,6 +94,29 @@ class FusionRule:
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """Products of 16-bit floats whose operands are quantized.
+
+    Attributes
+    ----------
+    bits : float
+        The bits of an element of a quantized operand, its share of the scales included.
+    dtype : str
+        The type of the arithmetic, as the peaks of devices name it; empty: that of the operands.
+    operands : str
+        ``all``; or ``weights``, which are quantized beforehand.
+    passes : int
+        How often a kernel that quantizes an operand reads it: twice where the scale of a whole
+        tensor has to be known first.
+    """
+
+    bits: Annotated[Positive, Le(16)]
+    dtype: str = ""
+    operands: Literal["all", "weights"] = "all"
+    passes: PositiveCount = 1
+
+
+@dataclass(frozen=True)
 class Profile:
     """Profile of how a backend groups ops into kernels.
 
@@ -124,6 +150,8 @@ class Profile:
         The rules, in the order in which they are tried.
     attention : str
         Whether softmax attention is a kernel (``fused``) or products and a softmax (``written``).
+    quantization : Quantization, optional
+        How operands of products are quantized; None: they are not.
     """
 
     name: Text
@@ -139,6 +167,7 @@ class Profile:
     sums: Literal["float32", "weight"] = "float32"
     rules: tuple[FusionRule, ...] = field(default=(), metadata={"alias": "kernels"})
     attention: Literal["written", "fused"] = "written"
+    quantization: Quantization | None = None
 
     @property
     def changes_nothing(self) -> bool:

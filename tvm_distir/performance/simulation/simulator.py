@@ -9,6 +9,7 @@ from tvm import ir
 from tvm_distir.core import System
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile
+from tvm_distir.performance.fusion.quantization import check_products
 from tvm_distir.performance.memory.planned import ALLOCATORS
 from tvm_distir.performance.program.exporter import export
 from tvm_distir.performance.program.program import Program
@@ -92,6 +93,7 @@ def simulate(
         )
     laps = StageTimes()
     profile = Profile.known(system.kernels if kernels is None else kernels)
+    check_products(profile, system)
     program, blocking = grouped(program, profile), blocking or profile.blocking
     laps.end("kernels")
     if program.staged is not None:

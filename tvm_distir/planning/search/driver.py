@@ -14,6 +14,7 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core import Plan, System, gc_paused
+from tvm_distir.performance import Profile, check_products
 from tvm_distir.planning.workers import ONE_AT_A_TIME, Lookahead, Workers
 from tvm_distir.support import InfeasibleError, UsageError
 
@@ -104,6 +105,8 @@ def search(
 
     Raises
     ------
+    HardwareError
+        DIST0705 for a kernel profile whose products the device cannot compute.
     InfeasibleError
         DIST0802 where the constraints leave nothing; DIST0801 where no candidate fits.
     UsageError
@@ -112,6 +115,7 @@ def search(
     """
     known = System.known(system)
     assert known is not None
+    check_products(Profile.known(known.kernels), known)
     source = Source(model, batch, train, known)
     limit = known.memory_capacity_bytes if memory_bytes is None else memory_bytes
     rules = constraints or Constraints()

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import System, gc_paused
+from tvm_distir.performance import Profile, check_products
 from tvm_distir.planning.strategies.memory_fit import is_auto
 from tvm_distir.planning.workers import Lookahead, Workers
 from tvm_distir.support import UsageError, nearest
@@ -108,6 +109,8 @@ def sweep(
 
     Raises
     ------
+    HardwareError
+        DIST0705 for a kernel profile whose products the device cannot compute.
     SimulationError
         DIST0750 for rows that cannot be read; DIST0753 for a prediction that is not that of the
         whole pipeline.
@@ -121,6 +124,7 @@ def sweep(
             raise UsageError("DIST0152", what, place=option, remedy=nearest(word, words))
     known = System.known(system)
     assert known is not None
+    check_products(Profile.known(known.kernels), known)
     check_model_given(model)
     folder = None if cache is None else Path(cache)
     pipeline = ProgramPipeline(model, known, train, tensor, cuts, decide, dims or {}, folder)

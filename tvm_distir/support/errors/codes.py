@@ -161,6 +161,7 @@ CODES: dict[str, str] = {
     "DIST0702": "the description of a system cannot be read",
     "DIST0703": "the description of a system has an unknown, missing or invalid value",
     "DIST0704": "a system does not describe the link between devices and their host",
+    "DIST0705": "a device has no peak for the products of a kernel profile",
     "DIST0710": "a program cannot be read",
     "DIST0711": "a program has another schema version",
     "DIST0712": "a program contradicts itself",

@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Price matrix products of quantized operands, and the kernels that quantize these."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+
+from tvm_distir.core import System
+from tvm_distir.performance.program.parts import Function, Op
+from tvm_distir.performance.program.program import Program
+from tvm_distir.support import HardwareError, UsageError
+
+from .dataflow import GRADIENT, Dataflow
+from .profile import Profile, Quantization
+
+HALF = ("float16", "bfloat16")
+QUANTIZE = "quantize"
+"""Name of the kernels that quantize an operand."""
+_PRODUCTS = ("relax.matmul", "relax.einsum", "product_with_bias")
+
+
+def quantized(program: Program, profile: Profile) -> Program:
+    """Quantize the operands of the products of 16-bit floats in a grouped program.
+
+    Products of logits and attention stay, as in Transformer Engine. An operand is quantized once
+    in a function: in training a row-wise and a column-wise copy are written, as Hopper's tensor
+    cores need them (Transformer Engine). What a backward function is given, except for gradients,
+    the forward pass has quantized; the weights of an inference program are quantized beforehand.
+
+    Parameters
+    ----------
+    program : Program
+        Grouped into kernels whose classes are known.
+    profile : Profile
+        Programs of profiles without ``quantization`` stay.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for a training step under a profile that quantizes weights alone.
+    """
+    chosen = profile.quantization
+    if chosen is None:
+        return program
+    functions = program.functions
+    training = any(Dataflow(fn, False).after_gradients() for fn in functions.values())
+    if training and chosen.operands == "weights":
+        raise UsageError(
+            "DIST0152",
+            f'the kernel profile "{profile.name}" quantizes weights for inference, and the program '
+            "is a training step",
+            place="kernels",
+            remedy="Use fused-fp8, fused-mxfp8 or fused-nvfp4, or leave out --train.",
+        )
+    new = {name: _Quantizer(fn, chosen, training).run() for name, fn in functions.items()}
+    return dataclasses.replace(program, functions=new)
+
+
+def check_products(profile: Profile, system: System) -> None:
+    """Refuse a profile whose products are of a type that a device cannot multiply.
+
+    Raises
+    ------
+    HardwareError
+        DIST0705, naming the types that the device lists.
+    """
+    chosen, peaks = profile.quantization, system.device.matmul_TFLOPs
+    family = "" if chosen is None else chosen.dtype.split("_")[0]
+    if chosen is not None and chosen.dtype and not {chosen.dtype, family} & peaks.keys():
+        listed = ", ".join(name for name in peaks if name != "default")
+        raise HardwareError(
+            "DIST0705",
+            f'the device of the system "{system.name}" has no peak for products of {chosen.dtype}, '
+            f'which the kernel profile "{profile.name}" uses',
+            place="kernels",
+            remedy=f"Use a profile for one of its types: {listed}.",
+        )
+
+
+class _Quantizer:
+    """Writer of a function with quantized products.
+
+    Parameters
+    ----------
+    fn : Function
+    chosen : Quantization
+    training : bool
+        Whether the function belongs to a training step.
+    """
+
+    def __init__(self, fn: Function, chosen: Quantization, training: bool) -> None:
+        self.fn, self.chosen, self.training = fn, chosen, training
+        self.flow = Dataflow(fn, False)
+        self.late = self.flow.after_gradients()
+        self.done: set[int] = set()
+
+    def run(self) -> Function:
+        """Return the function."""
+        ops: list[Op] = []
+        for number, op in enumerate(self.fn.ops):
+            if self._is_linear(op):
+                operands = self._operands(number)
+                saved = sum(self.fn.values[v].bytes - self._bytes(v) for v in operands)
+                if self.chosen.operands == "all":
+                    ops += self._kernels(number, operands)
+                op = op._replace(
+                    dtype=self.chosen.dtype or op.dtype, bytes_read=max(op.bytes_read - saved, 0)
+                )
+            ops.append(op)
+        return dataclasses.replace(self.fn, ops=tuple(ops))
+
+    def _is_linear(self, op: Op) -> bool:
+        """Return whether an op is a 16-bit product with a weight, or the gradient of one."""
+        if op.kernel_class != "matmul" or op.dtype not in HALF or op.op not in _PRODUCTS:
+            return False
+        return any(len(self.fn.values[v].shape) == 2 for v in (*op.inputs, *op.outputs))
+
+    def _operands(self, number: int) -> list[int]:
+        """Return the operands of a product that are quantized."""
+        values = self.fn.values
+        matrices = [
+            v
+            for v in self.flow.reads(number)
+            if values[v].dtype in HALF and len(values[v].shape) > 1
+        ]
+        if self.chosen.operands == "all":
+            return matrices
+        return [v for v in matrices if self._is_given(v)][-1:]
+
+    def _is_given(self, value: int) -> bool:
+        """Return whether a value is a parameter, or has been gathered from parameters."""
+        maker = self.flow.maker.get(value)
+        return maker is None or self.fn.ops[maker].kind in ("collective", "wait")
+
+    def _kernels(self, number: int, operands: list[int]) -> Iterator[Op]:
+        """Yield the kernels that quantize operands that no earlier product of the function has."""
+        for value in operands:
+            if value in self.done:
+                continue
+            self.done.add(value)
+            known = self.fn.values[value]
+            kept = self.training and number not in self.late
+            if self._is_given(value) and not kept and not GRADIENT.match(known.name):
+                continue
+            yield Op(
+                f"{known.name}_quantized", "compute", QUANTIZE, (value,), (), 0,
+                self.chosen.passes * known.bytes, (1 + self.training) * self._bytes(value), True,
+                "memory", known.dtype,
+            )  # fmt: skip
+
+    def _bytes(self, value: int) -> int:
+        """Return the bytes of a value once it is quantized, with its scales."""
+        return math.ceil(self.fn.values[value].bytes * Fraction(self.chosen.bits) / 16)
