@@ -35,6 +35,7 @@ from . import (
     serve,
     simulate,
     sweep,
+    ui,
     verify,
 )
 from .help import get_to_work
@@ -46,8 +47,8 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
-    analyze, compare, search, sweep, explain, verify, opt, convert, export_plan, simulate, deploy,
-    run, serve, calibrate,
+    analyze, compare, ui, search, sweep, explain, verify, opt, convert, export_plan, simulate,
+    deploy, run, serve, calibrate,
 )  # fmt: skip
 
 

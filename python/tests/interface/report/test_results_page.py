@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The page of saved results: what it reads, and how it sorts, filters and compares in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tvm_distir as td
+from tvm_distir.cli import main
+from tvm_distir.errors import SimulationError
+from tvm_distir.interface.report.results_page import read_steps, results_page
+
+MODEL = "zoo:gpt?size=tiny"
+MESHES = ({"dp": 4}, {"dp": 2, "tp": 2})
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two analyses, a search, a sweep, and a file that is no result."""
+    path = tmp_path_factory.mktemp("results")
+    for number, mesh in enumerate(MESHES):
+        strategy = "data_parallel" if number == 0 else "data_parallel+megatron"
+        analysis = td.analyze(MODEL, strategy=strategy, mesh=mesh, system="h100")
+        (path / f"{number}.json").write_text(analysis.to_json())
+    found = td.search(td.zoo.gpt(size="tiny"), 4, "h100")
+    (path / "s").mkdir()
+    (path / "s/search.json").write_text(json.dumps(found.to_dict()))
+    rows = [{"batch": 4 * dp, "dp": dp, "tp": 1} for dp in (1, 2)]
+    (path / "sweep.csv").write_text(td.sweep(MODEL, rows, "h100").to_csv())
+    (path / "plan.json").write_text(json.dumps(found.plans[0].plan.to_dict()))
+    return path
+
+
+def _data(page: str) -> dict[str, Any]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    data: dict[str, Any] = json.loads(match[1])
+    return data
+
+
+def test_all_kinds_of_results_are_read(folder: Path) -> None:
+    steps = read_steps([folder])
+    kinds = [row["kind"] for row in steps.rows]
+    assert sorted(set(kinds)) == ["analysis", "search", "sweep"] and kinds.count("sweep") == 2
+    assert steps.skipped == ["plan.json"]
+    first = json.loads((folder / "0.json").read_text())
+    [row] = [row for row in steps.rows if row["file"] == "0.json"]
+    assert row["time_s"] == first["time_s"] and row["mfu"] == first["throughput"]["mfu"]
+    searched = json.loads((folder / "s/search.json").read_text())["rows"]
+    times = [row["time_s"] for row in steps.rows if row["kind"] == "search"]
+    assert times == [row["time_s"] for row in searched if "time_s" in row]
+
+
+def test_files_are_read_by_name(folder: Path) -> None:
+    assert [row["mesh"] for row in read_steps([folder / "1.json"]).rows] == ["dp=2,tp=2"]
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(SimulationError, match="DIST0740"):
+        read_steps([tmp_path])
+    (tmp_path / "y.json").write_text("{")
+    with pytest.raises(SimulationError, match=r"y\.json"):
+        read_steps([tmp_path])
+
+
+def test_the_page_is_escaped_and_deterministic(folder: Path) -> None:
+    steps = read_steps([folder])
+    steps.rows[0]["name"] = "</script><b>"
+    page = results_page(steps, "<title>")
+    assert page == results_page(steps, "<title>")
+    assert "</script><b>" not in page and "<h1>&lt;title&gt;</h1>" in page
+    assert _data(page)["rows"][0][0][0] == "</script><b>"
+
+
+def test_the_command_writes_the_page(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert main(["ui", str(folder), "-o", str(out)]) == 0
+    assert out.read_text() == results_page(read_steps([folder]), str(folder))
+    assert main(["ui", str(tmp_path / "none"), "-o", str(out)]) == 1
+
+
+def _in_browser(page: str, script: str, tmp_path: Path) -> dict[str, Any]:
+    """Run a script in the page, in a browser, and return what it puts into ``result``."""
+    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"no browser is installed: {', '.join(BROWSERS)}")
+    path = tmp_path / "page.html"
+    driver = (
+        "<script>const result = {errors: []}; onerror = (text) => result.errors.push(text);"
+        "const table = () => [...document.querySelectorAll('#table tbody tr')].map("
+        "(row) => [...row.cells].slice(1).map((cell) => cell.textContent));"
+        "const head = (name) => [...document.querySelectorAll('#table th button')].find("
+        "(button) => button.textContent === name);"
+        f"{script};document.body.innerHTML = '';"
+        "document.body.append(Object.assign(document.createElement('pre'),"
+        "{id: 'result', textContent: JSON.stringify(result)}));</script></body>"
+    )
+    path.write_text(page.replace("</body>", driver))
+    run = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", path.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    match = re.search(r'<pre id="result">(.*?)</pre>', run.stdout, re.DOTALL)
+    assert match is not None, run.stderr[-2000:] + run.stdout[-500:]
+    result: dict[str, Any] = json.loads(match[1].replace("&amp;", "&").replace("&gt;", ">"))
+    assert result["errors"] == []
+    return result
+
+
+def test_a_browser_sorts_filters_and_compares(folder: Path, tmp_path: Path) -> None:
+    page = results_page(read_steps([folder]), "results")
+    data = _data(page)
+    titles = [column["title"] for column in data["columns"]]
+    result = _in_browser(
+        page,
+        """
+        result.first = table();
+        head('peak memory').click(); result.memory = table();
+        head('peak memory').click(); result.reverse = table();
+        const boxes = document.querySelectorAll('#table input');
+        boxes[0].click(); boxes[1].click();
+        result.sides = [...document.querySelectorAll('#sides tr')].map(
+          (row) => [...row.cells].map((cell) => cell.textContent));
+        const filter = document.getElementById('filter');
+        filter.value = 'sweep dp=2'; filter.dispatchEvent(new Event('input'));
+        result.filtered = table();
+        result.shown = document.getElementById('shown').textContent;
+        result.width = document.documentElement.scrollWidth <= innerWidth;
+        """,
+        tmp_path,
+    )
+    time, memory = titles.index("time"), titles.index("peak memory")
+    by_time = sorted(data["rows"], key=lambda row: row[time][0])
+    assert [row[time] for row in result["first"]] == [row[time][1] for row in by_time]
+    by_memory = sorted(data["rows"], key=lambda row: row[memory][0])
+    texts = [row[memory][1] for row in by_memory]
+    assert [row[memory] for row in result["memory"]] == texts
+    assert [row[memory] for row in result["reverse"]] == texts[::-1]
+    sides = {row[0]: row[1:] for row in result["sides"]}
+    [_, second] = sides["peak memory"]
+    ratio = by_memory[-2][memory][0] / by_memory[-1][memory][0]
+    assert second == f"{by_memory[-2][memory][1]} ({ratio:.2f}x)"
+    assert len(result["filtered"]) == 1 and result["shown"].startswith("1 of ")
+    assert result["width"]

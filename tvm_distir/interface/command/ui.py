@@ -1,0 +1,49 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir ui``: write a page that sorts, filters and compares saved results."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from .outputs import Outputs
+from .terminal import say
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "ui",
+        help="Write a page that sorts, filters and compares saved results.",
+        description="Write an HTML page of all analyses (`analyze --json` and `-o`), searches "
+        "(`search -o`) and sweeps (CSV) in files and folders. The page needs no server.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "folders", metavar="FOLDER", nargs="+", help="A folder with results, or a file."
+    )
+    parser.add_argument(
+        "-o",
+        dest="out",
+        metavar="FILE",
+        default="results.html",
+        help="Write to a file (default: results.html).",
+    )
+    parser.set_defaults(run=run, registers=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the results, and write the page."""
+    from tvm_distir.interface.report.results_page import read_steps, results_page
+
+    outputs = Outputs(
+        {f"FOLDER {name}": name for name in arguments.folders if Path(name).is_file()}
+    )
+    target = outputs.promise(arguments.out, "-o")
+    steps = read_steps([Path(name) for name in arguments.folders])
+    outputs.add(target, results_page(steps, ", ".join(arguments.folders)))
+    for path in outputs.commit():
+        say(f"wrote {path}: {len(steps.rows)} steps")
+    return 0
