@@ -62,6 +62,7 @@ from .ir.attributes import BACKWARD_PHASE as BACKWARD_PHASE
 from .ir.attributes import DROPOUT_KERNEL as DROPOUT_KERNEL
 from .ir.attributes import DROPOUT_RATE_ATTR as DROPOUT_RATE_ATTR
 from .ir.attributes import EACH_PHASE as EACH_PHASE
+from .ir.attributes import FIELDS_ATTR as FIELDS_ATTR
 from .ir.attributes import FORWARD_PHASE as FORWARD_PHASE
 from .ir.attributes import FRONTEND_ATTR as FRONTEND_ATTR
 from .ir.attributes import IN_FLIGHT_ATTR as IN_FLIGHT_ATTR
