@@ -12,16 +12,23 @@ from typing import Any
 
 from tvm_distir.core import mesh_axes, mesh_names
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
-from tvm_distir.execution.runtime.program.inputs import LocalInputs
+from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs, bind_inputs
+from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 from tvm_distir.models import to_stablehlo
 from tvm_distir.support import EngineError
 
+from .jax_job import JaxJob, is_jax_job
 from .process import TIMEOUT_S, XlaCollective, missing, process_turn, running
 
 
 class XlaEngine(Engine):
     """Runs level-5 modules of a mesh with XLA:CPU, as replicas on as many host devices.
+
+    In a process that has joined a JAX job (``jax.distributed.initialize``) it runs in this
+    process, on the devices of the job, whatever their kind. Results are then on every process, or
+    with ``outputs="sharded"`` on the process of their device.
 
     XLA merges collectives and reduces in other orders: its results are compared within
     tolerances, and what ran is not counted as the other engines count it.
@@ -71,17 +78,8 @@ class XlaEngine(Engine):
             DIST0380 what has no form in StableHLO.
         """
         self.check_available()
-        mod: Any = getattr(program, "mod", None)
-        if mod is None or len(program.entries) != 1:
-            what = "a compiled program" if mod is None else f"{len(program.entries)} programs"
-            raise _unfit(f"runs a single module on a single mesh, not {what}")
-        for name in (*mesh_names(mod), *chain(*mesh_axes(mod))):
-            if not name.isascii():  # XLA ends itself where it reads one
-                raise _unfit(f'supports only ASCII names of meshes and axes, not "{name}"')
-        entry = program.entries[0]
-        ranks = sorted(entry.ranks)
-        arrays = [array for rank in ranks for array in local.of(entry, rank)]
-        text = to_stablehlo(mod, "replicas")
+        ranks, text = self._checked(program)
+        arrays = [a for rank in ranks for a in local.of(program.entries[0], rank)]
         with process_turn():
             worker = running(self._python, len(ranks), self.timeout_s)
             results, self.ran = worker.run(
@@ -89,6 +87,43 @@ class XlaEngine(Engine):
             )
         width = len(results) // len(ranks)
         return {rank: results[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}
+
+    def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:
+        """Run in the JAX job that this process has joined, or else in a process of its own.
+
+        In a job all processes must call it with the same program.
+
+        Raises
+        ------
+        EngineError
+            As :meth:`run_local`; DIST0631 when the processes do not run the same, DIST0632 for too
+            few devices.
+        """
+        if not is_jax_job():
+            return super().run_program(program, inputs, outputs)
+        ranks, text = self._checked(program)
+        job = JaxJob(ranks)
+        job.check_program(f"{program.fingerprint} {outputs}")
+        entries = program.entries
+        local = bind_inputs(entries, inputs, program.stored)
+        given = {rank: local.of(entries[0], rank) for rank in job.local_ranks}
+        results, ran = job.run(text, given)
+        self.ran = [XlaCollective(*entry) for entry in ran]
+        if outputs == "sharded":
+            return list(sharded_outputs(entries, results))
+        return gather_outputs(entries, job.gathered(results, ranks))
+
+    @staticmethod
+    def _checked(program: Runnable) -> tuple[list[int], str]:
+        """Return the device ids and the text of a program, if it can be run."""
+        mod: Any = getattr(program, "mod", None)
+        if mod is None or len(program.entries) != 1:
+            what = "a compiled program" if mod is None else f"{len(program.entries)} programs"
+            raise _unfit(f"runs a single module on a single mesh, not {what}")
+        for name in (*mesh_names(mod), *chain(*mesh_axes(mod))):
+            if not name.isascii():  # XLA ends itself where it reads one
+                raise _unfit(f'supports only ASCII names of meshes and axes, not "{name}"')
+        return sorted(program.entries[0].ranks), to_stablehlo(mod, "replicas")
 
 
 def _unfit(what: str) -> EngineError:

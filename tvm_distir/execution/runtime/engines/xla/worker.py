@@ -32,12 +32,19 @@ class Xla:
     def __init__(self) -> None:
         import jax
 
-        jax.config.update("jax_enable_x64", True)
         self._jax = jax
         self.version = str(jax.__version__)
 
-    def compiled(self, text: str, count: int, replicas: bool) -> Any:
-        """Return a program for so many devices, as replicas or as partitions of a program."""
+    def enable_wide_types(self) -> None:
+        """Let arrays have 64-bit types in this process."""
+        self._jax.config.update("jax_enable_x64", True)
+
+    def devices(self, count: int) -> list[Any]:
+        """Return the first devices."""
+        return list(self._jax.devices()[:count])
+
+    def compiled(self, text: str, devices: list[Any], replicas: bool) -> Any:
+        """Return a program for devices, as replicas or as partitions of a program."""
         from jax._src import compiler, xla_bridge
         from jax._src.interpreters import mlir
         from jaxlib._jax import DeviceList
@@ -45,36 +52,39 @@ class Xla:
 
         module = ir.Module.parse(text, mlir.make_ir_context())
         module.operation.verify()
-        backend = xla_bridge.get_backend("cpu")
-        shape = (count, 1) if replicas else (1, count)
+        backend = xla_bridge.get_backend()
+        shape = (len(devices), 1) if replicas else (1, len(devices))
         options = compiler.get_compile_options(
             num_replicas=shape[0],
             num_partitions=shape[1],
-            device_assignment=np.arange(count).reshape(shape),
+            device_assignment=np.array([device.id for device in devices]).reshape(shape),
             backend=backend,
         )
         build = options.executable_build_options
         build.use_spmd_partitioning = not replicas
         build.use_shardy_partitioner = not replicas
-        devices = DeviceList(tuple(self._jax.devices()[:count]))
-        return backend.compile_and_load(module, devices, options, [])
+        return backend.compile_and_load(module, DeviceList(tuple(devices)), options, [])
 
-    def run_replicas(self, program: Any, columns: list[list[Any]]) -> list[list[Any]]:
-        """Run on the arrays of each device, and return each device's results."""
+    def run_replicas(
+        self, program: Any, columns: dict[int, list[Any]], devices: list[Any]
+    ) -> dict[int, list[Any]]:
+        """Run on the arrays of the devices of this process, by position; returns their results."""
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-        devices = self._jax.devices()[: len(columns)]
         whole = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec())
         args = []
-        for index in range(len(columns[0])):
+        for index in range(len(next(iter(columns.values()), []))):
             parts = [
-                self._jax.device_put(np.ascontiguousarray(column[index]), device)
-                for column, device in zip(columns, devices, strict=True)
+                self._jax.device_put(np.ascontiguousarray(column[index]), devices[position])
+                for position, column in columns.items()
             ]
             shape = parts[0].shape
             args.append(self._jax.make_array_from_single_device_arrays(shape, whole, parts))
         results = self._parts(program, args)
-        return [[np.asarray(result[i]) for result in results] for i in range(len(columns))]
+        return {
+            position: [np.asarray(result[i]) for result in results]
+            for i, position in enumerate(columns)
+        }
 
     def run_whole(self, program: Any, arrays: list[Any], count: int) -> list[Any]:
         """Run on full arrays, and return full arrays; the program states their shardings."""
@@ -162,12 +172,14 @@ def _answer(xla: Xla, question: dict[str, Any]) -> dict[str, Any]:
     with open(question["text"], encoding="utf-8") as file:
         text = file.read()
     count, replicas = int(question["devices"]), bool(question["replicas"])
-    program = xla.compiled(text, count, replicas)
+    devices = xla.devices(count)
+    program = xla.compiled(text, devices, replicas)
     arrays = _read(question["inputs"], question["kinds"])
     if replicas:
         width = len(arrays) // count
-        columns = [arrays[i * width : (i + 1) * width] for i in range(count)]
-        results = [array for row in xla.run_replicas(program, columns) for array in row]
+        columns = {i: arrays[i * width : (i + 1) * width] for i in range(count)}
+        rows = xla.run_replicas(program, columns, devices)
+        results = [array for i in range(count) for array in rows[i]]
     else:
         results = xla.run_whole(program, arrays, count)
     kinds = [str(array.dtype) for array in results]
@@ -191,6 +203,7 @@ def main() -> None:
     """Answer questions."""
     try:
         xla = Xla()
+        xla.enable_wide_types()
         greeting = {"version": xla.version}
     except ImportError as error:
         print(json.dumps({"missing": str(error)}), flush=True)
