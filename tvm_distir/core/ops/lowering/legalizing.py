@@ -19,6 +19,7 @@ op                   computes
 ``multiply``,        with a constant zero: NaN of NaN and infinities, which TVM folds to zero
 ``divide``
 ``take_backward``    the same on threads of a GPU (:mod:`.lookup_gradient`)
+``nn.attention``     in float32 for half precision, of which TVM's kernel mixes the types
 ``take`` (``fast``)  the kernel of TVM, which warns of what :mod:`.repair` prevents
 ===================  =======================================================================
 """
@@ -35,6 +36,8 @@ from tvm_distir.core.ir.types import tensor_type
 
 from .lookup_gradient import take_backward
 from .repair import is_nan
+
+_NARROW = ("float16", "bfloat16")
 
 Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
 
@@ -210,6 +213,17 @@ def _with_zero(compute: Callable[..., Any]) -> Legalize:
     return legalize
 
 
+def _attention(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    stock, dtype = call.op.get_attr("FLegalize"), _float_type(call)
+    if dtype not in _NARROW:
+        return stock(builder, call)
+    operands = [builder.emit(relax.op.astype(arg, "float32")) for arg in call.args]
+    a = call.attrs
+    mask = None if a.causal_mask is None else str(a.causal_mask)
+    wide = relax.op.nn.attention(*operands, scale=a.scale, causal_mask=mask)
+    return relax.op.astype(builder.emit(stock(builder, builder.normalize(wide))), dtype)
+
+
 LEGALIZATIONS: dict[str, Legalize] = {
     "relax.sort": _of_floats(_sort),
     "relax.argsort": _of_floats(_argsort),
@@ -218,6 +232,8 @@ LEGALIZATIONS: dict[str, Legalize] = {
     "relax.argmin": _extreme_place(largest=False),
     "relax.sign": _of_floats(_sign),
     "relax.take": _take,
+    "relax.nn.attention": _attention,
+    "relax.nn.attention_bias": _attention,
     "relax.grad.take_backward": take_backward,
     "relax.multiply": _of_floats(_with_zero(topi.multiply)),
     "relax.divide": _of_floats(_with_zero(topi.divide)),
