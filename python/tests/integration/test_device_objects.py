@@ -261,3 +261,32 @@ def test_created_caches_have_the_heads_of_a_device() -> None:
     rule["placement"] = "S[0]"
     with pytest.raises(PlanError, match=r"DIST0224.*by heads"):
         td.distribute(create, wrong)
+
+
+@pytest.mark.parametrize("strategy", ["data_parallel", "tensor_parallel", "megatron"])
+def test_effects_pass_through(strategy: str) -> None:
+    """The effect of a module exported for debugging is an object that entries hand on."""
+
+    class Block(nn.Module):
+        """A feed-forward block."""
+
+        def __init__(self) -> None:
+            self.up_proj, self.down_proj = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Return the output of the block."""
+            return self.down_proj(op.relu(self.up_proj(x)))
+
+    spec = {"forward": {"x": nn.spec.Tensor([4, 8], "float32")}}
+    mod, _ = Block().export_tvm(spec, debug=True)[:2]
+    axis = "dp" if strategy == "data_parallel" else "tp"
+    dist = td.distribute(mod, td.strategy.make_plan(mod, strategy, {axis: 2}))
+    rng = np.random.default_rng(0)
+    shapes = [(4, 8), (16, 8), (16,), (8, 16), (8,)]
+    x, *weights = [rng.standard_normal(shape).astype("float32") for shape in shapes]
+    effects = td.DeviceObjects({rank: tvm.runtime.ShapeTuple([rank]) for rank in range(2)})
+    got, after = td.run(dist, [x, effects, *weights], "virtual")
+    up, up_bias, down, down_bias = weights
+    expected = np.maximum(x @ up.T + up_bias, 0) @ down.T + down_bias
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    assert [list(after.objects[rank]) for rank in range(2)] == [[0], [1]]

@@ -17,6 +17,9 @@ from tvm_distir.support import LoweringError
 from .calls import bindings_of
 from .scopes import all_bindings
 
+EFFECTS = "_initialize_effect"
+"""The function that `relax.nn` exports beside the methods of a module."""
+
 
 def has_dtensor(fn: relax.Function) -> bool:
     """Return whether a parameter, a bound variable or the result of a function is a DTensor."""
@@ -55,8 +58,10 @@ def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
     """Make public functions private that other functions of the module call.
 
     A function is an entry, which is cut up for each device, or it is called and has its callers'
-    placements: a function that is both counts as called.
+    placements: a function that is both counts as called. The function that `relax.nn` exports to
+    make effects, objects that its methods pass through, is no entry, and is left out.
     """
+    mod = _without_effects(mod)
     functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
     public = {name for name, fn in functions.items() if not is_private(fn)}
     if not any(_mentions(fn, public - {name}) for name, fn in functions.items()):
@@ -75,6 +80,14 @@ def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
         for gv, fn in mod.functions.items()
     }
     return ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _without_effects(mod: ir.IRModule) -> ir.IRModule:
+    """Return the module without the function that makes the effects of a `relax.nn` module."""
+    if not any(str(gv.name_hint) == EFFECTS for gv in mod.functions):
+        return mod
+    functions = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) != EFFECTS}
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _mentions(fn: relax.Function, names: set[str]) -> bool:

@@ -33,10 +33,6 @@ from .training_parts import state_names
 MeshLike: TypeAlias = "MeshSpec | Mapping[str, int] | DeviceMesh"
 
 
-EFFECTS = "_initialize_effect"
-"""The function that `relax.nn` exports beside the methods of a module."""
-
-
 @dataclass(frozen=True)
 class Parameter:
     """A tensor parameter of an entry function.
@@ -97,14 +93,13 @@ def mesh_axis(mesh: MeshSpec, axis: str, strategy: str, option: str = "axis") ->
 def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
     """Return the entry functions: name, function, and the ``function`` that rules need, if any.
 
-    ``main`` where it exists, else all public functions, but for the one that only makes the effects
-    of a `relax.nn` module.
+    ``main`` where it exists, else all public functions.
     """
     mod = inner_made_private(mod)
     public = {
         str(gv.name_hint): fn
         for gv, fn in mod.functions.items()
-        if isinstance(fn, relax.Function) and not is_private(fn) and str(gv.name_hint) != EFFECTS
+        if isinstance(fn, relax.Function) and not is_private(fn)
     }
     if MAIN in public:
         return [(MAIN, public[MAIN], None)]

@@ -48,8 +48,14 @@ def to_array(tensor: Any) -> Any:
     return copied
 
 
+def is_nested(value: Any) -> bool:
+    """Return whether a value is a tuple of values; TVM's shapes, tuples of numbers, are none."""
+    nested = isinstance(value, tvm_ffi.Array | list | tuple)
+    return nested and not isinstance(value, tvm_ffi.Shape)
+
+
 def flat_tensors(value: Any) -> list[Any]:
     """Return the leaves of a (nested) tuple or FFI array of tensors and objects, in order."""
-    if not isinstance(value, tvm_ffi.Array | list | tuple):
+    if not is_nested(value):
         return [value]
     return [leaf for item in value for leaf in flat_tensors(item)]

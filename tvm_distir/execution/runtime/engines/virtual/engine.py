@@ -14,7 +14,6 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
-import tvm_ffi
 from tvm import ir, relax
 
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
@@ -25,7 +24,12 @@ from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.runnable import Runnable
-from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
+from tvm_distir.execution.runtime.program.tensors import (
+    flat_tensors,
+    is_nested,
+    to_array,
+    to_tensor,
+)
 from tvm_distir.support import EngineError, InternalError
 
 from .exchanges import Exchanges, PerRank, Value
@@ -47,7 +51,7 @@ _KERNELS = KernelCache()
 
 def _tuples(value: Any) -> Value:
     """Turn FFI arrays of results into tuples; opaque objects stay."""
-    if isinstance(value, tvm_ffi.Array | list | tuple):
+    if is_nested(value):
         return tuple(_tuples(v) for v in value)
     return value
 
