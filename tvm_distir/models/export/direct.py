@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax
 
 from .elementwise import BINARY, COMPARE, UNARY
@@ -48,6 +49,14 @@ def _binary(step: ExportStep) -> bool:
     """Accept values of the same rank, or a value of full rank with broadcast others."""
     kinds = {value.dtype for value in step.args}
     return len(kinds) == 1 and not _all_constant(step) and _spreads(step)
+
+
+def _shift(step: ExportStep) -> bool:
+    """Accept a shift by a number below the width, beyond which only StableHLO defines it."""
+    count = step.call.args[1]
+    if not isinstance(count, ir.GenericConst) or count.ty.ndim:
+        return False
+    return 0 <= int(count.value.numpy()) < np.iinfo(step.dtype).bits and _binary(step)
 
 
 def _spreads(step: ExportStep) -> bool:
@@ -135,6 +144,7 @@ _DIRECT: dict[str, Callable[[ExportStep], bool]] = {
     **{name: _unary for name in UNARY},
     **{name: _binary for name in BINARY},
     **{name: _compare for name in COMPARE},
+    **{name: _shift for name in ("left_shift", "right_shift")},
     **{name: _reduced for name in ("sum", "max", "min", "prod")},
     "mod": lambda step: _binary(step) and not is_float(step.dtype),
     "where": _where,
