@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write logits of small models of `transformers`, with which the tests compare the zoo's decoders.
+"""Write logits of small models of `transformers`, with which the tests compare the zoo's models.
 
 ``python scripts/peers/transformers_references.py`` needs torch and transformers. Weights are drawn
 by ``python/tests/models/drawn_weights.py`` from their names, so that only shapes are stored.
@@ -55,6 +55,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3",
         {"head_dim": 16, "sliding_window": 5, "num_hidden_layers": 7},
     ),
+    "olmo": ("Olmo", {}),
+    "olmo2": ("Olmo2", {}),
+    "falcon": ("Falcon", {"bias": False, "alibi": False}),
+    "falcon_grouped": (
+        "Falcon",
+        {"bias": False, "alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
     "phi3": (
         "Phi3",
         {
@@ -85,6 +92,110 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+ENCODER: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+}  # fmt: skip
+T5: dict[str, Any] = {
+    "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10,
+}  # fmt: skip
+WHISPER: dict[str, Any] = {
+    "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "vocab_size": 64,
+    "num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 12, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+TOKENS = {"vocab_size": 64, "max_position_embeddings": 16}
+ENCODER_CASES: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
+    "bert": (
+        "BertForMaskedLM",
+        "Bert",
+        {**ENCODER, **TOKENS},
+        ("input_ids", "token_type_ids", "attention_mask"),
+    ),
+    "bert_classifier": (
+        "BertForSequenceClassification",
+        "Bert",
+        {**ENCODER, **TOKENS, "architectures": ["BertForSequenceClassification"], "num_labels": 3},
+        ("input_ids", "token_type_ids", "attention_mask"),
+    ),
+    "vit": (
+        "ViTForImageClassification",
+        "ViT",
+        {**ENCODER, "image_size": 16, "patch_size": 8, "num_labels": 5},
+        ("pixel_values",),
+    ),
+    "t5": ("T5ForConditionalGeneration", "T5", T5, ("input_ids", "decoder_input_ids")),
+    "t5_gated": (
+        "T5ForConditionalGeneration",
+        "T5",
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+        ("input_ids", "decoder_input_ids"),
+    ),
+    "whisper": (
+        "WhisperForConditionalGeneration",
+        "Whisper",
+        WHISPER,
+        ("input_features", "decoder_input_ids"),
+    ),
+}
+"""The class, the family, its keys and what it reads."""
+
+
+def encoder_model(kind: str, family: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a model with an encoder, and its configuration as data."""
+    config = getattr(transformers, f"{family}Config")(**keys)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, kind)(config).eval()
+    return model, json.loads(config.to_json_string(use_diff=False))
+
+
+def sampled_inputs(names: tuple[str, ...], config: Any) -> dict[str, Any]:
+    """Return inputs of two samples, by name."""
+    rng = np.random.default_rng(0)
+    mask = np.ones((2, 12), "int32")
+    mask[1, 9:] = 0
+    made: dict[str, Any] = {
+        "input_ids": rng.integers(0, 64, (2, 12)).astype("int32"),
+        "decoder_input_ids": rng.integers(0, 64, (2, 7)).astype("int32"),
+        "token_type_ids": rng.integers(0, 2, (2, 12)).astype("int32"),
+        "attention_mask": mask,
+        "pixel_values": rng.normal(size=(2, 3, 16, 16)).astype("float32"),
+        "input_features": rng.normal(size=(2, 8, 24)).astype("float32"),
+    }
+    return {name: made[name] for name in names}
+
+
+def own_shapes(model: Any) -> dict[str, list[int]]:
+    """Return the shapes of the weights, without those that are another one."""
+    seen: set[int] = set()
+    shapes = {}
+    for name, value in model.state_dict().items():
+        if value.data_ptr() not in seen:
+            seen.add(value.data_ptr())
+            shapes[name] = list(value.shape)
+    return shapes
+
+
+def write_encoders() -> None:
+    """Write the cases of models with an encoder."""
+    for name, (kind, family, keys, inputs) in ENCODER_CASES.items():
+        model, config = encoder_model(kind, family, keys)
+        shapes = own_shapes(model)
+        state = {key: torch.from_numpy(v) for key, v in drawn_weights(shapes).items()}
+        model.load_state_dict(state, strict=False)
+        model.tie_weights()
+        values = sampled_inputs(inputs, config)
+        with torch.no_grad():
+            args = {key: torch.from_numpy(v) for key, v in values.items()}
+            logits = model(**{k: v.long() if "in" in str(v.dtype) else v for k, v in args.items()})
+        about = {"source": f"transformers {transformers.__version__}, {kind}, float32"}
+        text = json.dumps({**about, "config": config, "shapes": shapes}, indent=1)
+        (OUT / f"{name}.json").write_text(text + "\n")
+        np.savez_compressed(OUT / f"{name}.npz", **values, logits=logits.logits.numpy())
+        print(f"{name}: {tuple(logits.logits.shape)}")
+
+
 def model_of(kind: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a model of `transformers` and its configuration as data."""
     config_name = f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config"
@@ -97,12 +208,14 @@ def model_of(kind: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 def main() -> None:
     """Write a JSON file (configuration, shapes) and logits per model."""
     OUT.mkdir(exist_ok=True)
+    write_encoders()
     ids = np.random.default_rng(0).integers(0, SIZES["vocab_size"], (2, 12))
     for name, (kind, keys) in CASES.items():
         model, config = model_of(kind, keys)
-        shapes = {key: list(value.shape) for key, value in model.state_dict().items()}
+        shapes = own_shapes(model)
         state = {key: torch.from_numpy(v) for key, v in drawn_weights(shapes).items()}
-        model.load_state_dict(state)
+        model.load_state_dict(state, strict=False)
+        model.tie_weights()
         with torch.no_grad():
             logits = model(torch.from_numpy(ids)).logits.numpy()
         about = {"source": f"transformers {transformers.__version__}, {kind}ForCausalLM, float32"}

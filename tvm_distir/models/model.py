@@ -134,7 +134,7 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
 
 
 def _from_config(path: str, spec: str, batch: int | None) -> Model:
-    """Build the decoder that a ``config.json`` describes, with random weights."""
+    """Build the model that a ``config.json`` describes, with random weights."""
     from tvm_distir.models.huggingface.config_reader import read_config
 
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
@@ -143,7 +143,7 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
         keys["batch"] = str(batch)
     keys, caches = zoo.split_serve_keys(spec, keys)
     config = read_config(read_json(file, _no_config), str(file), keys)
-    mod = zoo.build_decoder(config, caches)
+    mod = zoo.build_config(config, caches)
     return Model(mod, file.resolve().parent.name, "huggingface")
 
 

@@ -11,11 +11,23 @@ from tvm_distir.support import ModelError, nearest
 HUB = "hf:"
 
 PUBLISHED: Mapping[str, str] = {
+    "allenai/OLMo-2-0325-32B": "olmo?size=2-32b",
+    "allenai/OLMo-2-1124-13B": "olmo?size=2-13b",
+    "allenai/OLMo-2-1124-7B": "olmo?size=2-7b",
     "deepseek-ai/DeepSeek-R1": "deepseek?size=v3",
     "deepseek-ai/DeepSeek-V2-Lite": "deepseek?size=v2-lite",
     "deepseek-ai/DeepSeek-V3": "deepseek?size=v3",
     "google-bert/bert-base-uncased": "bert?size=bert-base",
     "google-bert/bert-large-uncased": "bert?size=bert-large",
+    "google-t5/t5-11b": "t5?size=11b",
+    "google-t5/t5-3b": "t5?size=3b",
+    "google-t5/t5-base": "t5?size=base",
+    "google-t5/t5-large": "t5?size=large",
+    "google-t5/t5-small": "t5?size=small",
+    "google/flan-t5-base": "t5?size=flan-base",
+    "google/flan-t5-large": "t5?size=flan-large",
+    "google/flan-t5-xl": "t5?size=flan-xl",
+    "google/flan-t5-xxl": "t5?size=flan-xxl",
     "google/gemma-2-27b": "gemma?size=2-27b",
     "google/gemma-2-9b": "gemma?size=2-9b",
     "google/gemma-3-27b-pt": "gemma?size=3-27b",
@@ -42,6 +54,12 @@ PUBLISHED: Mapping[str, str] = {
     "openai-community/gpt2-xl": "gpt?size=gpt2-xl",
     "openai/gpt-oss-120b": "gpt_oss?size=120b",
     "openai/gpt-oss-20b": "gpt_oss?size=20b",
+    "openai/whisper-base": "whisper?size=base",
+    "openai/whisper-large-v2": "whisper?size=large-v2",
+    "openai/whisper-large-v3": "whisper?size=large-v3",
+    "openai/whisper-medium": "whisper?size=medium",
+    "openai/whisper-small": "whisper?size=small",
+    "openai/whisper-tiny": "whisper?size=tiny-39m",
     "Qwen/Qwen2.5-32B": "qwen2?size=32b",
     "Qwen/Qwen2.5-72B": "qwen2?size=72b",
     "Qwen/Qwen2.5-7B": "qwen2?size=7b",
@@ -49,6 +67,8 @@ PUBLISHED: Mapping[str, str] = {
     "Qwen/Qwen3-30B-A3B": "qwen3?size=30b-a3b",
     "Qwen/Qwen3-32B": "qwen3?size=32b",
     "Qwen/Qwen3-8B": "qwen3?size=8b",
+    "tiiuae/falcon-40b": "falcon?size=40b",
+    "tiiuae/falcon-7b": "falcon?size=7b",
 }
 """The model of the zoo of each published name. Names are read in any case, with or without the
 publisher."""

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Read ``config.json`` of decoders as :class:`~tvm_distir.models.zoo.DecoderConfig`.
+"""Read ``config.json`` of the Hugging Face hub as a configuration of the zoo.
 
 The meaning of each key is that of the model's class in ``transformers``.
 """
@@ -11,78 +11,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from tvm_distir.models.zoo.configs import convert_key
+from tvm_distir.models.zoo.configs import Config, convert_key
 from tvm_distir.models.zoo.decoder_config import DecoderConfig
 from tvm_distir.support import ModelError, nearest
+
+from .config_keys import ConfigKeys
+from .encoder_configs import ENCODERS
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }  # fmt: skip
 _ROTARY = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
-_NOT_IN_GRAPH = frozenset(
-    """
-    _attn_implementation _attn_implementation_autoset _name_or_path add_cross_attention
-    architectures attention_dropout attn_implementation auto_map aux_loss_alpha bad_words_ids
-    bos_token_id cache_implementation chunk_size_feed_forward cross_attention_hidden_size
-    decoder_start_token_id embd_pdrop eos_token_id ep_size experts_per_token
-    experts_implementation finetuning_task forced_bos_token_id forced_eos_token_id id2label
-    initial_context_length initializer_range is_decoder is_encoder_decoder label2id
-    max_position_embeddings max_window_layers model_type num_nextn_predict_layers
-    original_max_position_embeddings output_attentions output_hidden_states output_router_logits
-    pad_token_id prefix pretraining_tp problem_type quantization_config resid_pdrop
-    return_dict router_aux_loss_coef router_jitter_noise sep_token_id seq_aux task_specific_params
-    tokenizer_class torch_dtype dtype transformers_version unsloth_fixed use_cache
-    use_bidirectional_attention _sliding_window_pattern
-    """.split()
-)
-"""Keys that do not change the graph of a forward pass: what initializes, trains, quantizes or
-decodes. Positions bound the sequence; layers of multi-token prediction are read by training code
-only."""
 
 
-class _Reading:
-    """The keys of a configuration, each of which is read once."""
-
-    def __init__(self, data: Mapping[str, Any], place: str) -> None:
-        self.data, self.place = data, place
-        self.unread = {key for key in data if key not in _NOT_IN_GRAPH}
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value; the default where it is missing or null."""
-        self.unread.discard(key)
-        value = self.data.get(key)
-        return default if value is None else value
-
-    def number(self, key: str, default: float | None = None) -> Any:
-        """Return a number, which must be there without a default."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            what = f"{key} is missing" if value is None else f"{key} is not a number: {value!r}"
-            raise self.fault(what, "Give the config.json that the model publishes.")
-        return value
-
-    def flag(self, key: str, default: bool = False) -> int:
-        """Return 1 for true."""
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            raise self.fault(f"{key} is not true or false: {value!r}", "Correct it.")
-        return int(value)
-
-    def require(self, key: str, *values: Any) -> None:
-        """Refuse any other value of a key that changes the graph."""
-        value = self.get(key, values[0])
-        if value not in values:
-            known = " or ".join(map(repr, values))
-            raise self.fault(f"{key}={value!r} is not supported", f"Known: {known}.")
-
-    def fault(self, what: str, remedy: str) -> ModelError:
-        """Return the error DIST0334."""
-        return ModelError("DIST0334", what, place=self.place, remedy=remedy)
-
-
-def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) -> DecoderConfig:
-    """Return the configuration of a decoder from the content of its ``config.json``.
+def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) -> Config:
+    """Return the configuration of a model from the content of its ``config.json``.
 
     Parameters
     ----------
@@ -91,7 +35,7 @@ def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) ->
     place : str
         The file, for messages.
     keys : mapping, optional
-        Fields of :class:`DecoderConfig` that override it, such as ``batch`` and ``seq``.
+        Fields of the configuration that override it, such as ``batch`` and ``seq``.
 
     Raises
     ------
@@ -109,14 +53,16 @@ def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) ->
     if isinstance(data.get("text_config"), Mapping):
         inner = data["text_config"]
         data = {"model_type": data["model_type"], **inner}
-    reading = _Reading(data, place)
+    reading = ConfigKeys(data, place)
     kind = str(data["model_type"])
-    if kind not in _FAMILIES:
+    if kind not in MODEL_TYPES:
         raise reading.fault(
             f'the model type "{kind}" is not known',
-            f"{nearest(kind, _FAMILIES)} Export it by torch.export or ONNX instead.",
+            f"{nearest(kind, MODEL_TYPES)} Export it by torch.export or ONNX instead.",
         )
-    config = _FAMILIES[kind](reading, _common(reading))
+    config: Any = (
+        ENCODERS[kind](reading) if kind in ENCODERS else _FAMILIES[kind](reading, _common(reading))
+    )
     if reading.unread:
         names = ", ".join(sorted(reading.unread))
         raise reading.fault(
@@ -127,8 +73,9 @@ def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) ->
         value = getattr(config, field.name)
         if isinstance(field.default, int) and not isinstance(value, int):
             raise reading.fault(f"{field.name} is not an integer: {value!r}", "Correct it.")
-    bound = reading.number("max_position_embeddings", config.seq)
-    config = replace(config, seq=min(config.seq, int(bound)))
+    if isinstance(config, DecoderConfig):
+        bound = reading.number("max_position_embeddings", config.seq)
+        config = replace(config, seq=min(config.seq, int(bound)))
     known = {field.name: type(getattr(config, field.name)) for field in fields(config)}
     for key in keys or {}:
         if key not in known:
@@ -137,11 +84,13 @@ def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) ->
     config = replace(config, **changes)
     for what, remedy in config.faults():
         raise ModelError("DIST0332", what, place=place, remedy=remedy)
-    return config
+    result: Config = config
+    return result
 
 
-def _common(reading: _Reading) -> DecoderConfig:
-    heads = reading.number("num_attention_heads")
+def _common(reading: ConfigKeys) -> DecoderConfig:
+    heads, hidden = reading.number("num_attention_heads"), reading.number("hidden_size")
+    falcon = reading.data["model_type"] == "falcon"
     word = str(reading.get("hidden_activation") or reading.get("hidden_act", "silu"))
     reading.get("hidden_act")
     if word not in _ACTIVATIONS:
@@ -149,11 +98,11 @@ def _common(reading: _Reading) -> DecoderConfig:
     dtype = str(reading.data.get("dtype") or reading.data.get("torch_dtype") or "float32")
     config = DecoderConfig(
         layers=reading.number("num_hidden_layers"),
-        hidden=reading.number("hidden_size"),
+        hidden=hidden,
         heads=heads,
         kv_heads=reading.number("num_key_value_heads", heads),
         head_dim=reading.number("head_dim", 0),
-        ffn=reading.number("intermediate_size"),
+        ffn=reading.number("intermediate_size", 4 * hidden if falcon else None),
         vocab=reading.number("vocab_size"),
         eps=float(reading.number("rms_norm_eps", 1e-6)),
         activation=_ACTIVATIONS[word],
@@ -163,7 +112,7 @@ def _common(reading: _Reading) -> DecoderConfig:
     return _with_rotary(reading, config)
 
 
-def _with_rotary(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _with_rotary(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     """Read the rotary embedding, which version 5 of transformers writes as one entry."""
     scaling = dict(reading.get("rope_scaling") or {})
     together = dict(reading.get("rope_parameters") or {})
@@ -222,7 +171,7 @@ def _with_rotary(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     return config
 
 
-def _required(reading: _Reading, scaling: dict[str, Any], key: str) -> float:
+def _required(reading: ConfigKeys, scaling: dict[str, Any], key: str) -> float:
     """Take a number of the scaling of the rotary embedding, which must be there."""
     value = scaling.pop(key, None)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -233,17 +182,17 @@ def _required(reading: _Reading, scaling: dict[str, Any], key: str) -> float:
     return float(value)
 
 
-def _llama(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _llama(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     bias = reading.flag("attention_bias")
     reading.require("mlp_bias", False)
     return replace(config, qkv_bias=bias, o_bias=bias)
 
 
-def _mistral(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _mistral(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     return replace(config, window=reading.number("sliding_window", 0))
 
 
-def _mixtral(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _mixtral(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     return replace(
         _mistral(reading, config),
         experts=reading.number("num_local_experts"),
@@ -253,14 +202,14 @@ def _mixtral(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def _qwen2(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _qwen2(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     reading.require("use_sliding_window", False)
     reading.get("sliding_window")
     _all_of(reading, "full_attention")
     return replace(config, qkv_bias=1)
 
 
-def _qwen3(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _qwen3(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     bias = reading.flag("attention_bias")
     reading.require("use_sliding_window", False)
     reading.get("sliding_window")
@@ -268,7 +217,7 @@ def _qwen3(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     return replace(config, qk_norm=1, qkv_bias=bias, o_bias=bias)
 
 
-def _qwen3_moe(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _qwen3_moe(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     reading.require("decoder_sparse_step", 1)
     reading.require("mlp_only_layers", [])
     return replace(
@@ -281,7 +230,7 @@ def _qwen3_moe(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def _gemma2(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _gemma2(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     bias = reading.flag("attention_bias")
     return replace(
         config,
@@ -300,17 +249,52 @@ def _gemma2(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def _gemma3(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _gemma3(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     default = int(reading.number("sliding_window_pattern", 6))
     config = replace(_gemma2(reading, config), qk_norm=1, local_theta=config.local_theta or 1e4)
     return replace(config, window_period=_period(reading, config.layers, default))
 
 
-def _phi3(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _olmo2(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
+    reading.require("attention_bias", False)
+    return replace(config, pre_norms=0, post_norms=1, joint_qk_norm=1)
+
+
+def _olmo(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
+    reading.require("attention_bias", False)
+    reading.require("clip_qkv", None)
+    return replace(config, norm="plain", eps=1e-5)
+
+
+def _falcon(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
+    reading.require("alibi", False)
+    reading.require("bias", False)
+    reading.require("parallel_attn", True)
+    reading.require("activation", "gelu")
+    grouped = reading.flag("new_decoder_architecture")
+    single = reading.flag("multi_query", True)
+    kv_heads = reading.number("num_kv_heads", config.heads)
+    if not grouped:
+        kv_heads = 1 if single else config.heads
+    return replace(
+        config,
+        kv_heads=kv_heads,
+        ffn=reading.number("ffn_hidden_size", 4 * config.hidden),
+        eps=float(reading.number("layer_norm_epsilon", 1e-5)),
+        activation="gelu",
+        tied=reading.flag("tie_word_embeddings", True),
+        norm="layer",
+        gated=0,
+        parallel=1,
+        parallel_norms=int(reading.number("num_ln_in_parallel_attn", 2 if grouped else 1)),
+    )
+
+
+def _phi3(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     return replace(config, window=reading.number("sliding_window", 0))
 
 
-def _latent(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _latent(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     reading.require("attention_bias", False)
     reading.require("moe_layer_freq", 1)
     reading.get("head_dim"), reading.get("qk_head_dim")
@@ -337,7 +321,7 @@ def _latent(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def _deepseek_v2(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _deepseek_v2(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     config = _latent(reading, config)
     reading.require("topk_method", "greedy")
     reading.require("norm_topk_prob", False)
@@ -346,7 +330,7 @@ def _deepseek_v2(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     return replace(config, routing="softmax_all", expert_groups=1, top_groups=1)
 
 
-def _deepseek_v3(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _deepseek_v3(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     config = _latent(reading, config)
     reading.require("topk_method", "noaux_tc")
     reading.require("norm_topk_prob", True)
@@ -354,7 +338,7 @@ def _deepseek_v3(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     return replace(config, routing="sigmoid")
 
 
-def _gpt_oss(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
+def _gpt_oss(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     bias = reading.flag("attention_bias", True)
     reading.require("swiglu_alpha", 1.702)
     return replace(
@@ -373,14 +357,14 @@ def _gpt_oss(reading: _Reading, config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def _all_of(reading: _Reading, kind: str) -> None:
+def _all_of(reading: ConfigKeys, kind: str) -> None:
     """Refuse layers of another kind of attention."""
     kinds = reading.get("layer_types", [])
     if any(layer != kind for layer in kinds):
         raise reading.fault("layer_types mixes kinds of attention", f"Known: {kind} only.")
 
 
-def _period(reading: _Reading, layers: int, default: int) -> int:
+def _period(reading: ConfigKeys, layers: int, default: int) -> int:
     """Return after how many layers one has no window, from ``layer_types`` where they are given."""
     kinds = list(reading.get("layer_types", []))
     if not kinds:
@@ -392,7 +376,7 @@ def _period(reading: _Reading, layers: int, default: int) -> int:
     return period
 
 
-_FAMILIES: Mapping[str, Callable[[_Reading, DecoderConfig], DecoderConfig]] = {
+_FAMILIES: Mapping[str, Callable[[ConfigKeys, DecoderConfig], DecoderConfig]] = {
     "llama": _llama,
     "mistral": _mistral,
     "mixtral": _mixtral,
@@ -404,10 +388,13 @@ _FAMILIES: Mapping[str, Callable[[_Reading, DecoderConfig], DecoderConfig]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma3_text": _gemma3,
+    "olmo": _olmo,
+    "olmo2": _olmo2,
+    "falcon": _falcon,
     "phi3": _phi3,
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
     "gpt_oss": _gpt_oss,
 }
 
-MODEL_TYPES = tuple(_FAMILIES)
+MODEL_TYPES = (*_FAMILIES, *ENCODERS)

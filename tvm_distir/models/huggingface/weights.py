@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Convert weights of ``transformers`` to those of the zoo's decoders."""
+"""Convert weights of ``transformers`` to those of the zoo's models."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.models.zoo.configs import Config
 from tvm_distir.models.zoo.decoder_config import DecoderConfig
 from tvm_distir.support import ModelError
+
+from .encoder_weights import renamed_weights
 
 Array = npt.NDArray[Any]
 
 
-def convert_weights(config: DecoderConfig, state: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the weights of a decoder by the names of its parameters.
+def convert_weights(config: Config, state: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the weights of a model by the names of its parameters.
 
     Parameters
     ----------
-    config : DecoderConfig
+    config : Config
     state : mapping of str to array
         Tensors by the names of the state dictionary of the model's class, whose experts are
         stacked, ``experts.gate_up_proj``.
@@ -35,11 +38,13 @@ def convert_weights(config: DecoderConfig, state: Mapping[str, Array]) -> dict[s
     Raises
     ------
     ModelError
-        DIST0335 for a tensor that belongs to no weight of the decoder.
+        DIST0335 for a tensor that belongs to no weight of the model.
     """
+    if not isinstance(config, DecoderConfig):
+        return renamed_weights(config, state)
     out: dict[str, Array] = {}
     for name, value in state.items():
-        plain = name.removeprefix("model.").replace("block_sparse_moe.", "mlp.")
+        plain = _plain_name(name)
         if config.tied and plain == "lm_head.weight":
             continue
         stem, _, leaf = plain.rpartition(".")
@@ -51,11 +56,29 @@ def convert_weights(config: DecoderConfig, state: Mapping[str, Array]) -> dict[s
         else:
             raise ModelError(
                 "DIST0335",
-                "the tensor belongs to no weight of the decoder",
+                "the tensor belongs to no weight of the model",
                 place=name,
                 remedy="Give the weights of the model that config.json describes.",
             )
     return out
+
+
+def _plain_name(name: str) -> str:
+    """Return the name of a weight as most classes write it; Falcon's have others."""
+    plain = name.removeprefix("model.").replace("block_sparse_moe.", "mlp.")
+    if not name.startswith("transformer."):
+        return plain
+    for theirs, ours in _FALCON_NAMES:
+        plain = plain.replace(theirs, ours)
+    return plain
+
+
+_FALCON_NAMES = (
+    ("transformer.word_embeddings", "embed_tokens"), ("transformer.ln_f", "norm"),
+    ("transformer.h.", "layers."), ("self_attention.dense", "self_attn.o_proj"),
+    ("self_attention.", "self_attn."), ("dense_h_to_4h", "up_proj"),
+    ("dense_4h_to_h", "down_proj"), ("ln_attn", "input_layernorm"), ("ln_mlp", "mlp_layernorm"),
+)  # fmt: skip
 
 
 def _tail(name: str) -> str:
@@ -118,6 +141,19 @@ def _joint_qkv(config: DecoderConfig, stem: str, value: Array) -> dict[str, Arra
     return {f"{block}.{name}.weight": part for name, part in zip(names, parts, strict=True)}
 
 
+def _grouped_qkv(config: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
+    """Split the rows of Falcon's projection: per key head its queries, the key and the value."""
+    width, kv_heads = config.plain_width, config.kv_heads
+    queries = config.heads // kv_heads
+    rows = value.reshape(kv_heads, queries + 2, width, -1)
+    block = stem.removesuffix(".query_key_value")
+    parts = (rows[:, :queries], rows[:, queries : queries + 1], rows[:, queries + 1 :])
+    return {
+        f"{block}.{name}.weight": part.reshape(-1, value.shape[1])
+        for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True)
+    }
+
+
 def _joint_gate_up(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
     gate, up = np.split(value, 2)
     block = stem.removesuffix(".gate_up_proj")
@@ -134,5 +170,6 @@ _CONVERSIONS: Mapping[str, Conversion] = {
     "experts.gate_up_proj_bias": _gate_up_bias,
     "experts.down_proj_bias": _down_bias,
     "qkv_proj.weight": _joint_qkv,
+    "query_key_value.weight": _grouped_qkv,
     "gate_up_proj.weight": _joint_gate_up,
 }

@@ -20,8 +20,10 @@ from . import (
     mlp_model,
     moe_model,
     resnet_model,
+    t5_model,
     unet_model,
     vit_model,
+    whisper_model,
 )
 from .bert_model import BertConfig
 from .cached_config import CacheConfig, serving_config, split_serve_keys
@@ -30,6 +32,7 @@ from .configs import (
     GPT_PRESETS,
     LLAMA_DEFAULT_SIZE,
     LLAMA_PRESETS,
+    Config,
     GptConfig,
     LlamaConfig,
     configure,
@@ -38,8 +41,10 @@ from .decoder_config import FAMILIES, DecoderConfig
 from .mlp_model import MlpConfig
 from .moe_model import MoeConfig
 from .resnet_model import ResnetConfig
+from .t5_model import T5Config
 from .unet_config import UnetConfig
 from .vit_model import VitConfig
+from .whisper_model import WhisperConfig
 
 __all__ = [
     "NAMES",
@@ -51,13 +56,16 @@ __all__ = [
     "MlpConfig",
     "MoeConfig",
     "ResnetConfig",
+    "T5Config",
     "UnetConfig",
     "VitConfig",
+    "WhisperConfig",
     "bert",
     "build",
-    "build_decoder",
+    "build_config",
     "config",
     "deepseek",
+    "falcon",
     "gemma",
     "gpt",
     "gpt_oss",
@@ -67,13 +75,16 @@ __all__ = [
     "mixtral",
     "mlp",
     "moe",
+    "olmo",
     "phi",
     "qwen2",
     "qwen3",
     "resnet",
     "split_serve_keys",
+    "t5",
     "unet",
     "vit",
+    "whisper",
 ]
 
 
@@ -166,6 +177,48 @@ def vit(**keys: Any) -> ir.IRModule:
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
     return vit_model.build(config("vit", keys))
+
+
+def t5(**keys: Any) -> ir.IRModule:
+    """Build a T5, ``main(input_ids, decoder_input_ids, *weights) -> logits``.
+
+    Weights are named ``shared``, ``encoder.relative``, ``encoder.layers.<i>.ln_1``,
+    ``.self_attn.{q,k,v,o}_proj``, ``.mlp.{gate,up,down}_proj``, ``encoder.norm``, and those of the
+    decoder likewise, with ``.cross_attn``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, small, base (default), large, 3b, 11b, flan-base, flan-large, flan-xl,
+        flan-xxl; and any field of :class:`T5Config`, which overrides that of the size. Batch is 16,
+        seq 512, decoder_seq 128.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return t5_model.build(config("t5", keys))
+
+
+def whisper(**keys: Any) -> ir.IRModule:
+    """Build a Whisper, ``main(input_features, decoder_input_ids, *weights) -> logits``.
+
+    Weights are named ``encoder.conv1``, ``encoder.layers.<i>.self_attn.{q,k,v,o}_proj``,
+    ``.mlp.{up,down}_proj``, and those of the decoder likewise, with ``.encoder_attn``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, tiny-39m, base, small (default), medium, large-v2, large-v3; and any field
+        of :class:`WhisperConfig`, which overrides that of the size. Batch is 16, seq 448.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return whisper_model.build(config("whisper", keys))
 
 
 def moe(**keys: Any) -> ir.IRModule:
@@ -275,14 +328,21 @@ def _family(name: str) -> Callable[..., ir.IRModule]:
 
 
 deepseek = _family("deepseek")
+falcon = _family("falcon")
 gemma = _family("gemma")
 gpt_oss = _family("gpt_oss")
 llama3 = _family("llama3")
 mistral = _family("mistral")
 mixtral = _family("mixtral")
+olmo = _family("olmo")
 phi = _family("phi")
 qwen2 = _family("qwen2")
 qwen3 = _family("qwen3")
+
+
+_DECODERS = (
+    *(deepseek, falcon, gemma, gpt_oss, llama3, mistral, mixtral, olmo, phi, qwen2, qwen3),
+)
 
 
 class _Model(NamedTuple):
@@ -300,6 +360,8 @@ _MODELS = {
         (llama, LLAMA_PRESETS, LLAMA_DEFAULT_SIZE),
         (bert, bert_model.PRESETS, bert_model.DEFAULT_SIZE),
         (vit, vit_model.PRESETS, vit_model.DEFAULT_SIZE),
+        (t5, t5_model.PRESETS, t5_model.DEFAULT_SIZE),
+        (whisper, whisper_model.PRESETS, whisper_model.DEFAULT_SIZE),
         (moe, moe_model.PRESETS, moe_model.DEFAULT_SIZE),
         (unet, unet_model.PRESETS, unet_model.DEFAULT_SIZE),
         (resnet, resnet_model.PRESETS, resnet_model.DEFAULT_SIZE),
@@ -307,7 +369,7 @@ _MODELS = {
     )
 } | {
     make.__name__: _Model(make, FAMILIES[make.__name__], next(iter(FAMILIES[make.__name__])))
-    for make in (deepseek, gemma, gpt_oss, llama3, mistral, mixtral, phi, qwen2, qwen3)
+    for make in _DECODERS
 }
 
 NAMES = tuple(_MODELS)
@@ -335,10 +397,26 @@ def config(name: str, keys: Mapping[str, Any]) -> Any:
     return configure(name, known.presets, known.usual, keys)
 
 
-def build_decoder(configuration: DecoderConfig, caches: CacheConfig | None = None) -> ir.IRModule:
-    """Build the decoder of a configuration, or its serving step with caches."""
+_BUILDERS: Mapping[type, Callable[[Any], ir.IRModule]] = {
+    DecoderConfig: decoder_model.build,
+    BertConfig: bert_model.build,
+    VitConfig: vit_model.build,
+    T5Config: t5_model.build,
+    WhisperConfig: whisper_model.build,
+}
+
+
+def build_config(configuration: Config, caches: CacheConfig | None = None) -> ir.IRModule:
+    """Build the model of a configuration, or the serving step of a decoder with caches."""
     if caches is None:
-        return decoder_model.build(configuration)
+        return _BUILDERS[type(configuration)](configuration)
+    if not isinstance(configuration, DecoderConfig):
+        raise ModelError(
+            "DIST0331",
+            "a model with an encoder has no serving step",
+            place="config.json",
+            remedy="Remove the key entry=serve.",
+        )
     return cached_model.build(serving_config("config.json", configuration, caches), caches)
 
 

@@ -18,7 +18,6 @@ from .layers import Attention, FeedForward
 from .transformer_blocks import LayerNorm, Tensor, emit, export_model, layer_class, positions
 
 HEADS = ("mlm", "classify")
-EPS = 1e-12
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ class BertConfig(FourfoldFfn):
         The dtype of weights and activations: float32, float16 or bfloat16.
     nested : int
         1: a layer is a private function; 0: everything stands in ``main``.
+    eps : float
+        Epsilon of the layer norms.
     """
 
     layers: int = 12
@@ -56,6 +57,7 @@ class BertConfig(FourfoldFfn):
     seq: int = 128
     dtype: str = "float32"
     nested: int = 1
+    eps: float = 1e-12
 
     def faults(self) -> Iterator[Fault]:
         """Yield faults, including heads that do not divide, and too few positions."""
@@ -81,9 +83,9 @@ class BertLayer(nn.Module):  # type: ignore[misc]
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.attn = Attention(config.hidden, config.heads, config.dtype)
-        self.attn_norm = LayerNorm(config.hidden, config.dtype, EPS)
+        self.attn_norm = LayerNorm(config.hidden, config.dtype, config.eps)
         self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype)
-        self.mlp_norm = LayerNorm(config.hidden, config.dtype, EPS)
+        self.mlp_norm = LayerNorm(config.hidden, config.dtype, config.eps)
 
     def forward(self, x: Any, mask: Any) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
@@ -99,7 +101,7 @@ class Embeddings(nn.Module):  # type: ignore[misc]
         self.tokens = nn.Embedding(config.vocab, config.hidden, config.dtype)
         self.positions = nn.Embedding(config.positions, config.hidden, config.dtype)
         self.types = nn.Embedding(config.types, config.hidden, config.dtype)
-        self.norm = LayerNorm(config.hidden, config.dtype, EPS)
+        self.norm = LayerNorm(config.hidden, config.dtype, config.eps)
 
     def forward(self, ids: Any, types: Any) -> Any:
         """Map two times (batch, seq) to (batch, seq, hidden)."""
@@ -115,7 +117,7 @@ class MlmHead(nn.Module):  # type: ignore[misc]
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden, config.hidden, dtype=config.dtype)
-        self.norm = LayerNorm(config.hidden, config.dtype, EPS)
+        self.norm = LayerNorm(config.hidden, config.dtype, config.eps)
         self.bias = nn.Parameter((config.vocab,), config.dtype)
 
     def forward(self, x: Any, table: Any) -> Any:

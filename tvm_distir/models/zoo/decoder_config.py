@@ -4,8 +4,9 @@
 
 Families: Llama 3 (Grattafiori et al. 2024), Mistral (Jiang et al. 2023), Mixtral (Jiang et al.
 2024), Qwen 2.5 and Qwen 3 (Yang et al. 2024, 2025), Gemma 2 and 3 (Gemma Team 2024, 2025), Phi 3
-(Abdin et al. 2024), DeepSeek-V2 and V3 (DeepSeek-AI 2024), GPT-OSS (OpenAI 2025). The sizes are
-those of the ``config.json`` that each of them publishes.
+(Abdin et al. 2024), OLMo 2 (OLMo et al. 2024), Falcon (Almazrouei et al. 2023), DeepSeek-V2 and V3
+(DeepSeek-AI 2024), GPT-OSS (OpenAI 2025). The sizes are those of the ``config.json`` that each of
+them publishes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .configs import Config, Fault, indivisible
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 ROTARY_SCALINGS = ("none", "linear", "llama3", "yarn")
+NORMS = ("rms", "layer", "plain")
 ROUTINGS = ("softmax", "softmax_all", "sigmoid")
 
 
@@ -43,12 +45,21 @@ class DecoderConfig(Config):
         The activation of the gate: ``silu``, ``gelu`` or ``gelu_tanh``.
     qkv_bias, o_bias : int
         1: the projections of attention have biases.
-    qk_norm : int
-        1: queries and keys are normalized per head.
+    qk_norm, joint_qk_norm : int
+        1: queries and keys are normalized, per head or over all heads.
     tied : int
         1: the head of the model is the token table.
+    norm : str
+        ``rms``, ``layer`` (with a bias), or ``plain``: a layer norm without weights.
+    gated : int
+        0: the feed-forward block has no gate.
+    parallel, parallel_norms : int
+        1: attention and the feed-forward block read the same values and their results are added;
+        and how many norms they have.
     norm_offset : int
         1: norms multiply by ``1 + weight``.
+    pre_norms : int
+        1: attention and the feed-forward block read normalized values.
     post_norms : int
         1: the results of attention and of the feed-forward block are normalized too.
     embed_scale : int
@@ -107,6 +118,7 @@ class DecoderConfig(Config):
         {
             *("nested", "qkv_bias", "o_bias", "qk_norm", "tied", "norm_offset", "post_norms"),
             *("embed_scale", "sinks", "rotary_interleaved", "rotary_rounded", "expert_bias"),
+            *("pre_norms", "joint_qk_norm", "gated", "parallel"),
         }
     )
     MAY_BE_ZERO = frozenset(
@@ -173,6 +185,12 @@ class DecoderConfig(Config):
     expert_bias: int = 0
     swiglu_limit: float = 0.0
     capacity_factor: float = 1.25
+    norm: str = "rms"
+    pre_norms: int = 1
+    joint_qk_norm: int = 0
+    gated: int = 1
+    parallel: int = 0
+    parallel_norms: int = 1
 
     @property
     def width(self) -> int:
@@ -225,6 +243,7 @@ class DecoderConfig(Config):
             ("activation", ACTIVATIONS),
             ("rotary_scaling", ROTARY_SCALINGS),
             ("routing", ROUTINGS),
+            ("norm", NORMS),
         ):
             if (word := getattr(self, name)) not in words:
                 yield f'unknown {name} "{word}"', nearest(word, words)
@@ -238,6 +257,10 @@ class DecoderConfig(Config):
                 f"the rotated width {self.rotated} is odd, which rotary embedding cannot use",
                 "Choose head_dim and rotary_share with an even product.",
             )
+        if not self.pre_norms and not self.post_norms:
+            yield "pre_norms=0 without post_norms", "Add post_norms=1."
+        if self.parallel and (self.post_norms or self.parallel_norms > 2):
+            yield "parallel blocks with norms of results", "Remove post_norms; give 1 or 2 norms."
         if self.experts:
             yield from self._expert_faults()
 
@@ -305,6 +328,14 @@ _GPT_OSS = DecoderConfig(
     window_period=2, experts=32, top_k=4, expert_ffn=2880, expert_bias=1, swiglu_limit=7.0,
 )  # fmt: skip
 
+_OLMO2 = DecoderConfig(
+    kv_heads=32, ffn=11008, vocab=100352, eps=1e-6, pre_norms=0, post_norms=1, joint_qk_norm=1
+)
+_FALCON = DecoderConfig(
+    layers=32, hidden=4544, heads=71, kv_heads=1, ffn=18176, vocab=65024, seq=2048, theta=10000.0,
+    activation="gelu", tied=1, norm="layer", gated=0, parallel=1,
+)  # fmt: skip
+
 _TINY_EXPERTS = replace(_TINY, experts=4, top_k=2, expert_ffn=48)
 
 FAMILIES: Mapping[str, Mapping[str, DecoderConfig]] = {
@@ -359,6 +390,21 @@ FAMILIES: Mapping[str, Mapping[str, DecoderConfig]] = {
         "tiny": replace(
             _TINY, head_dim=16, tied=1, norm_offset=1, post_norms=1, embed_scale=1, window=4,
             window_period=2, score_cap=50.0, logit_cap=30.0, activation="gelu_tanh",
+        ),
+    },
+    "olmo": {
+        "2-7b": _OLMO2,
+        "2-13b": replace(_OLMO2, layers=40, hidden=5120, heads=40, kv_heads=40, ffn=13824),
+        "2-32b": replace(_OLMO2, layers=64, hidden=5120, heads=40, kv_heads=8, ffn=27648),
+        "tiny": replace(_TINY, pre_norms=0, post_norms=1, joint_qk_norm=1),
+    },
+    "falcon": {
+        "7b": _FALCON,
+        "40b": replace(
+            _FALCON, layers=60, hidden=8192, heads=128, kv_heads=8, ffn=32768, parallel_norms=2
+        ),
+        "tiny": replace(
+            _TINY, kv_heads=1, activation="gelu", tied=1, norm="layer", gated=0, parallel=1
         ),
     },
     "phi": {

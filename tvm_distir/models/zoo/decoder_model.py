@@ -13,10 +13,11 @@ from tvm import ir, relax
 from tvm.relax.frontend import nn
 
 from .decoder_config import DecoderConfig
-from .mixture import GatedBlock, Mixture
+from .mixture import GatedBlock, Mixture, PlainBlock
 from .rotary import part, rotate, tables
 from .transformer_blocks import (
     MASKED_SCORE,
+    LayerNorm,
     RmsNorm,
     Tensor,
     attend,
@@ -52,8 +53,12 @@ class PositionTables(NamedTuple):
         return merge_heads(attention.attend_with_sinks(q, k, v, self.mask))
 
 
-def norm(width: int, config: DecoderConfig) -> RmsNorm:
+def norm(width: int, config: DecoderConfig) -> Any:
     """Return the norm of a configuration over ``width`` elements."""
+    if config.norm == "layer":
+        return LayerNorm(width, config.dtype, config.eps)
+    if config.norm == "plain":
+        return LayerNorm(width, config.dtype, config.eps, weighted=False)
     return RmsNorm(width, config.dtype, config.eps, bool(config.norm_offset))
 
 
@@ -123,12 +128,17 @@ class GroupedAttention(AttentionBlock):
         if config.qk_norm:
             self.q_norm = norm(width, config)
             self.k_norm = norm(width, config)
+        elif config.joint_qk_norm:
+            self.q_norm = norm(queries, config)
+            self.k_norm = norm(keys, config)
 
     def forward(self, x: Any, places: PositionTables) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
-        q = places.split(self.q_proj(x), config.heads)
-        k = places.split(self.k_proj(x), config.kv_heads)
+        q, k = self.q_proj(x), self.k_proj(x)
+        if config.joint_qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = places.split(q, config.heads), places.split(k, config.kv_heads)
         v = places.split(self.v_proj(x), config.kv_heads)
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -194,13 +204,10 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.post_norms = bool(config.post_norms)
-        self.input_layernorm = norm(config.hidden, config)
+        self.config = config
         self.self_attn = self.attention[bool(config.kv_rank)](config)
-        self.post_attention_layernorm = norm(config.hidden, config)
-        if self.post_norms:
-            self.pre_feedforward_layernorm = norm(config.hidden, config)
-            self.post_feedforward_layernorm = norm(config.hidden, config)
+        for name in _norm_names(config):
+            setattr(self, name, norm(config.hidden, config))
         self.mlp = type(self).feed_forward(config)
 
     def forward(self, x: Any, mask: Any, cos: Any, sin: Any) -> Any:
@@ -209,17 +216,33 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
 
     def block(self, x: Any, places: Any) -> Any:
         """Apply attention, with what it reads by position, and the feed-forward block."""
-        mixed = self.self_attn(self.input_layernorm(x), places)
-        if not self.post_norms:
+        config = self.config
+        if config.parallel:
+            read = self.input_layernorm(x)
+            apart = self.mlp_layernorm(x) if config.parallel_norms == 2 else read
+            return nn.op.add(nn.op.add(x, self.self_attn(read, places)), self.mlp(apart))
+        mixed = self.self_attn(self.input_layernorm(x) if config.pre_norms else x, places)
+        if not config.post_norms:
             x = nn.op.add(x, mixed)
             return nn.op.add(x, self.mlp(self.post_attention_layernorm(x)))
         x = nn.op.add(x, self.post_attention_layernorm(mixed))
-        out = self.mlp(self.pre_feedforward_layernorm(x))
+        out = self.mlp(self.pre_feedforward_layernorm(x) if config.pre_norms else x)
         return nn.op.add(x, self.post_feedforward_layernorm(out))
 
 
-def _dense(config: DecoderConfig) -> GatedBlock:
-    return GatedBlock(config, config.ffn)
+def _norm_names(config: DecoderConfig) -> tuple[str, ...]:
+    """Return the names of the norms of a layer."""
+    if config.parallel:
+        return ("input_layernorm", "mlp_layernorm")[: config.parallel_norms]
+    before = ("input_layernorm",) if config.pre_norms else ()
+    if not config.post_norms:
+        return (*before, "post_attention_layernorm")
+    inner = ("pre_feedforward_layernorm",) if config.pre_norms else ()
+    return (*before, "post_attention_layernorm", *inner, "post_feedforward_layernorm")
+
+
+def _dense(config: DecoderConfig) -> Any:
+    return (GatedBlock if config.gated else PlainBlock)(config, config.ffn)
 
 
 class DenseLayer(TransformerLayer):

@@ -25,6 +25,8 @@ class Attention(nn.Module):  # type: ignore[misc]
         Whether query, key and value have biases; the output projection always has a bias.
     dropout : float
         The dropout rate of the weights of attention, and of the result.
+    key_bias : bool
+        Whether the key has one where query and value have.
     """
 
     def __init__(
@@ -35,11 +37,12 @@ class Attention(nn.Module):  # type: ignore[misc]
         source: int = 0,
         bias: bool = True,
         dropout: float = 0.0,
+        key_bias: bool = True,
     ) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.q_proj = nn.Linear(width, width, bias=bias, dtype=dtype)
-        self.k_proj = nn.Linear(source or width, width, bias=bias, dtype=dtype)
+        self.k_proj = nn.Linear(source or width, width, bias=bias and key_bias, dtype=dtype)
         self.v_proj = nn.Linear(source or width, width, bias=bias, dtype=dtype)
         self.o_proj = nn.Linear(width, width, dtype=dtype)
 

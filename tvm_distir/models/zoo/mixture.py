@@ -61,6 +61,20 @@ class GatedBlock(nn.Module):  # type: ignore[misc]
         return self.down_proj(nn.op.multiply(hidden, self.up_proj(x)))
 
 
+class PlainBlock(nn.Module):  # type: ignore[misc]
+    """Feed-forward block without a gate: down(activation(up(x)))."""
+
+    def __init__(self, config: DecoderConfig, inner: int) -> None:
+        super().__init__()
+        self.config = config
+        self.up_proj = nn.Linear(config.hidden, inner, bias=False, dtype=config.dtype)
+        self.down_proj = nn.Linear(inner, config.hidden, bias=False, dtype=config.dtype)
+
+    def forward(self, x: Any) -> Any:
+        """Map (batch, seq, hidden) to the same shape."""
+        return self.down_proj(activation(self.config.activation, self.up_proj(x)))
+
+
 class ExpertRouter(nn.Module):  # type: ignore[misc]
     """ExpertRouter of tokens to experts; its weight is (hidden, experts), as it is multiplied."""
 

@@ -122,12 +122,16 @@ def attend(
 
 
 class LayerNorm(nn.Module):  # type: ignore[misc]
-    """Layer norm over the last dim, computed in float32."""
+    """Layer norm over the last dim, computed in float32; optionally without weight and bias."""
 
-    def __init__(self, width: int, dtype: str, eps: float = 1e-5) -> None:
+    def __init__(self, width: int, dtype: str, eps: float = 1e-5, weighted: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter((width,), dtype)
-        self.bias = nn.Parameter((width,), dtype)
+        if weighted:
+            self.weight: Any = nn.Parameter((width,), dtype)
+            self.bias: Any = nn.Parameter((width,), dtype)
+        else:
+            self.weight = Tensor.from_const(np.ones(width, "float32"))
+            self.bias = Tensor.from_const(np.zeros(width, "float32"))
         self.eps = eps
 
     def forward(self, x: Any) -> Any:

@@ -15,8 +15,6 @@ from .configs import Fault, FourfoldFfn, indivisible
 from .layers import Attention, FeedForward
 from .transformer_blocks import LayerNorm, emit, export_model, layer_class
 
-EPS = 1e-6
-
 
 @dataclass(frozen=True)
 class VitConfig(FourfoldFfn):
@@ -35,6 +33,8 @@ class VitConfig(FourfoldFfn):
         The dtype of images, weights and activations: float32, float16 or bfloat16.
     nested : int
         1: a layer is a private function; 0: everything stands in ``main``.
+    eps : float
+        Epsilon of the layer norms.
     """
 
     layers: int = 12
@@ -48,6 +48,7 @@ class VitConfig(FourfoldFfn):
     batch: int = 16
     dtype: str = "float32"
     nested: int = 1
+    eps: float = 1e-6
 
     @property
     def patches(self) -> int:
@@ -75,9 +76,9 @@ class VitLayer(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
-        self.ln_1 = LayerNorm(config.hidden, config.dtype, EPS)
+        self.ln_1 = LayerNorm(config.hidden, config.dtype, config.eps)
         self.attn = Attention(config.hidden, config.heads, config.dtype)
-        self.ln_2 = LayerNorm(config.hidden, config.dtype, EPS)
+        self.ln_2 = LayerNorm(config.hidden, config.dtype, config.eps)
         self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype)
 
     def forward(self, x: Any) -> Any:
@@ -99,7 +100,7 @@ class Vit(nn.Module):  # type: ignore[misc]
         self.class_token = nn.Parameter((1, 1, config.hidden), config.dtype)
         self.places = nn.Parameter((1, config.patches + 1, config.hidden), config.dtype)
         self.layers = nn.ModuleList([layer(config) for _ in range(config.layers)])
-        self.norm = LayerNorm(config.hidden, config.dtype, EPS)
+        self.norm = LayerNorm(config.hidden, config.dtype, config.eps)
         self.head = nn.Linear(config.hidden, config.classes, dtype=config.dtype)
 
     def main(self, images: Any) -> Any:

@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define Whisper in relax.nn (Radford et al. 2023): an audio encoder and a text decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tvm import ir
+from tvm.relax.frontend import nn
+
+from .configs import Config, Fault, indivisible
+from .layers import Attention, FeedForward
+from .transformer_blocks import LayerNorm, causal_mask, export_model, layer_class, positions
+
+
+@dataclass(frozen=True)
+class WhisperConfig(Config):
+    """Configuration of a Whisper.
+
+    Attributes
+    ----------
+    layers, decoder_layers, hidden, heads, decoder_heads, ffn, decoder_ffn, vocab : int
+        Sizes of the encoder and of the decoder.
+    mels : int
+        Channels of the spectrogram.
+    frames : int
+        Positions of the encoder; the spectrogram has twice as many.
+    positions : int
+        Rows of the decoder's table of positions; ``seq`` cannot exceed it.
+    batch, seq : int
+        Samples, and tokens per sample of the decoder.
+    dtype : str
+        The dtype of weights and activations: float32, float16 or bfloat16.
+    nested : int
+        1: a layer is a private function; 0: everything stands in ``main``.
+    """
+
+    LIMITS: ClassVar[Mapping[str, int]] = {"layers": 1024, "decoder_layers": 1024}
+
+    layers: int = 12
+    decoder_layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    decoder_heads: int = 12
+    ffn: int = 3072
+    decoder_ffn: int = 3072
+    vocab: int = 51865
+    mels: int = 80
+    frames: int = 1500
+    positions: int = 448
+    batch: int = 16
+    seq: int = 448
+    dtype: str = "float32"
+    nested: int = 1
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield faults, including heads that do not divide, and too few positions."""
+        yield from super().faults()
+        yield from indivisible("hidden", self.hidden, "heads", self.heads)
+        yield from indivisible("hidden", self.hidden, "decoder_heads", self.decoder_heads)
+        if self.seq > self.positions:
+            yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
+
+
+def _size(layers: int, hidden: int, heads: int, decoder_layers: int = 0) -> WhisperConfig:
+    wide = 4 * hidden
+    return WhisperConfig(layers, decoder_layers or layers, hidden, heads, heads, wide, wide)
+
+
+DEFAULT_SIZE = "small"
+PRESETS = {
+    "tiny": WhisperConfig(
+        2, 2, 64, 4, 4, 128, 128, vocab=512, mels=8, frames=16, positions=16, batch=4, seq=8
+    ),
+    "tiny-39m": _size(4, 384, 6),
+    "base": _size(6, 512, 8),
+    "small": WhisperConfig(),
+    "medium": _size(24, 1024, 16),
+    "large-v2": _size(32, 1280, 20),
+    "large-v3": WhisperConfig(32, 32, 1280, 20, 20, 5120, 5120, vocab=51866, mels=128),
+}
+
+
+class AudioLayer(nn.Module):  # type: ignore[misc]
+    """Layer of the encoder."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        hidden, dtype = config.hidden, config.dtype
+        self.self_attn = Attention(hidden, config.heads, dtype, key_bias=False)
+        self.self_attn_layer_norm = LayerNorm(hidden, dtype)
+        self.mlp = FeedForward(hidden, config.ffn, dtype)
+        self.final_layer_norm = LayerNorm(hidden, dtype)
+
+    def forward(self, x: Any) -> Any:
+        """Map (batch, frames, hidden) to the same shape."""
+        x = nn.op.add(x, self.self_attn(self.self_attn_layer_norm(x)))
+        return nn.op.add(x, self.mlp(self.final_layer_norm(x)))
+
+
+class TextLayer(nn.Module):  # type: ignore[misc]
+    """Layer of the decoder, which also attends to the encoder's result."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        hidden, heads, dtype = config.hidden, config.decoder_heads, config.dtype
+        self.self_attn = Attention(hidden, heads, dtype, key_bias=False)
+        self.self_attn_layer_norm = LayerNorm(hidden, dtype)
+        self.encoder_attn = Attention(hidden, heads, dtype, key_bias=False)
+        self.encoder_attn_layer_norm = LayerNorm(hidden, dtype)
+        self.mlp = FeedForward(hidden, config.decoder_ffn, dtype)
+        self.final_layer_norm = LayerNorm(hidden, dtype)
+
+    def forward(self, x: Any, encoded: Any, mask: Any) -> Any:
+        """Map (batch, seq, hidden) to the same shape."""
+        x = nn.op.add(x, self.self_attn(self.self_attn_layer_norm(x), mask))
+        y = self.encoder_attn(self.encoder_attn_layer_norm(x), None, encoded)
+        x = nn.op.add(x, y)
+        return nn.op.add(x, self.mlp(self.final_layer_norm(x)))
+
+
+class AudioEncoder(nn.Module):  # type: ignore[misc]
+    """Two convolutions over time and layers."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        hidden, dtype = config.hidden, config.dtype
+        layer = layer_class(AudioLayer, config.nested, "EncoderLayer")
+        self.conv1 = nn.Conv1D(config.mels, hidden, 3, padding=1, bias=True, dtype=dtype)
+        self.conv2 = nn.Conv1D(hidden, hidden, 3, stride=2, padding=1, bias=True, dtype=dtype)
+        self.embed_positions = nn.Embedding(config.frames, hidden, dtype)
+        self.layers = nn.ModuleList([layer(config) for _ in range(config.layers)])
+        self.layer_norm = LayerNorm(hidden, dtype)
+
+    def forward(self, features: Any) -> Any:
+        """Map (batch, mels, 2 frames) to (batch, frames, hidden)."""
+        x = nn.op.gelu(self.conv2(nn.op.gelu(self.conv1(features))))
+        x = nn.op.permute_dims(x, [0, 2, 1])
+        x = nn.op.add(x, self.embed_positions.weight)
+        for layer in self.layers:
+            x = layer(x)
+        return self.layer_norm(x)
+
+
+class TextDecoder(nn.Module):  # type: ignore[misc]
+    """Layers over tokens, and the head, which is the token table."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        layer = layer_class(TextLayer, config.nested, "DecoderLayer")
+        self.embed_tokens = nn.Embedding(config.vocab, config.hidden, config.dtype)
+        self.embed_positions = nn.Embedding(config.positions, config.hidden, config.dtype)
+        self.layers = nn.ModuleList([layer(config) for _ in range(config.decoder_layers)])
+        self.layer_norm = LayerNorm(config.hidden, config.dtype)
+
+    def forward(self, ids: Any, encoded: Any) -> Any:
+        """Map ids (batch, seq) to logits (batch, seq, vocab)."""
+        places = positions(ids.shape[1])
+        x = nn.op.take(self.embed_tokens.weight, ids, axis=0, name="tokens")
+        rows = nn.op.take(self.embed_positions.weight, places, axis=0, name="places")
+        x, mask = nn.op.add(x, rows), causal_mask(places)
+        for layer in self.layers:
+            x = layer(x, encoded, mask)
+        head = nn.op.permute_dims(self.embed_tokens.weight)
+        return nn.op.matmul(self.layer_norm(x), head, name="logits")
+
+
+class Whisper(nn.Module):  # type: ignore[misc]
+    """Model from a spectrogram and token ids to logits."""
+
+    def __init__(self, config: WhisperConfig) -> None:
+        super().__init__()
+        self.encoder, self.decoder = AudioEncoder(config), TextDecoder(config)
+
+    def main(self, input_features: Any, decoder_input_ids: Any) -> Any:
+        """Map (batch, mels, 2 frames) and ids (batch, seq) to logits (batch, seq, vocab)."""
+        return self.decoder(decoder_input_ids, self.encoder(input_features))
+
+
+def build(config: WhisperConfig) -> ir.IRModule:
+    """Build the module of a Whisper without allocating weights."""
+    return export_model(
+        Whisper(config),
+        input_features=((config.batch, config.mels, 2 * config.frames), config.dtype),
+        decoder_input_ids=((config.batch, config.seq), "int32"),
+    )
