@@ -17,6 +17,7 @@ import tvm
 import tvm_ffi
 
 import tvm_distir as td
+from tests.campaign.campaign_check import QUICK_TARGET
 from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.mpi_programs import DTYPES, calls, draw, groups_of
 from tvm_distir.core.collectives.meaning import apply
@@ -97,25 +98,31 @@ ALL_CASES = {**CASES, "train_step": train_step, "pipeline": pipeline}
 def modules(*names: str) -> None:
     """Run modules as every process of a job; all forms of inputs and outputs."""
     torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
     for name in names:
         mod, inputs = ALL_CASES[name]()
+        with QUICK_TARGET:
+            _compare(name, mod, inputs, rank)
+    torch.distributed.destroy_process_group()
+
+
+def _compare(name: str, mod: Any, inputs: list[Any], rank: int) -> None:
+    """Compare the results with those of ``virtual``, which process 0 computes."""
+    ordered = TorchEngine(180.0, check=True)
+    got = ordered.run(mod, inputs)
+    most = ordered.most_in_flight
+    close = TorchEngine(180.0, "library").run(mod, inputs if rank == 0 else None)
+    parts = ordered.run(mod, inputs, "sharded")
+    assert all(set(p.parts) <= {rank} for p in parts)
+    if rank == 0:
         want = td.run(mod, inputs, engine="virtual")
-        (first, *rest) = [
-            TorchEngine(TIMEOUT_S, check=True),
-            TorchEngine(TIMEOUT_S, "library"),
-        ]
-        got = first.run(mod, inputs)
         assert all(same_bits(a, b) for a, b in zip(got, want, strict=True)), name
-        rank = torch.distributed.get_rank()
-        for engine in rest:
-            got = engine.run(mod, inputs if rank == 0 else None)
-            assert all(is_close(a, b, "float32") for a, b in zip(got, want, strict=True)), name
-        parts = first.run(mod, inputs, "sharded")
-        virtual = td.run(mod, inputs, engine="virtual", outputs="sharded")
-        for mine, all_of in zip(parts, virtual, strict=True):
-            assert set(mine.parts) <= {rank}
+        assert all(is_close(a, b, "float32") for a, b in zip(close, want, strict=True)), name
+        whole = td.run(mod, inputs, engine="virtual", outputs="sharded")
+        for mine, all_of in zip(parts, whole, strict=True):
             assert all(same_bits(mine.parts[r], all_of.parts[r]) for r in mine.parts)
-        print(f"rank {rank}: {name} right, {len(first.collectives)} collectives", flush=True)
+    print(f"rank {rank}: {name} right, {most} in flight", flush=True)
 
 
 def recovers() -> None:

@@ -19,6 +19,9 @@ the other; ``op``: position in :data:`tvm_distir.core.ir.names.REDUCE_OPS`):
 ``send``                  x, tag, shape, then per side (source first) mesh shape, device ids,
                           labels; returns a copy of x
 ``recv``                  tag, shape, the same six, out
+``<collective>_start``    as the collective, with 1 before ``out`` where the operand must be
+                          copied, because its memory may be used again before the done
+``done``                  the ``out`` of a start, and its operand where that is at hand
 ========================  ==============================================================
 
 The following have no level-5 op; they are available to ``call_dps_packed``, with the native
@@ -47,7 +50,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from tvm_distir.core import REDUCE_OPS, Collective, Transfer
+from tvm_distir.core import COLLECTIVES, REDUCE_OPS, Collective, Transfer
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
 from tvm_distir.support import EngineError
@@ -58,6 +61,8 @@ from .native_fabric import NativeFabric
 from .python_fabric import PythonFabric
 
 PREFIX = "tvm_distir.ccl."
+START = "_start"
+DONE = "done"
 
 ARGS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("op",),
@@ -197,7 +202,18 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
     else:
         bodies = {name: _guarded(name, _collective(name)) for name in ARGS}
     ours = {"exchange": _exchange, "send": _send, "recv": _recv}
-    return {**bodies, **{name: _guarded(name, body) for name, body in ours.items()}}
+    bodies.update({name: _guarded(name, body) for name, body in ours.items()})
+    starts = {name + START: _start(bodies[name]) for name in COLLECTIVES}
+    return {**bodies, **starts, DONE: _done}
+
+
+def _start(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a start that runs the whole collective: these fabrics do not overlap."""
+    return lambda *args: collective(*args[:-2], args[-1])
+
+
+def _done(*_: Any) -> None:
+    """Wait for nothing: the start has run the collective."""
 
 
 def register(collectives: str = "native") -> None:

@@ -28,41 +28,43 @@ from .ccl import PREFIX as CCL_PREFIX
 Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
 
 
-def _int(value: int) -> Any:
+def integer(value: int) -> Any:
+    """Return an integer argument of a packed call."""
     return tirx.IntImm("int64", value)
 
 
 def _shape(values: Sequence[int]) -> relax.ShapeExpr:
-    return relax.ShapeExpr([_int(v) for v in values])
+    return relax.ShapeExpr([integer(v) for v in values])
+
+
+def collective_arguments(call: ir.Call) -> list[Any]:
+    """Return the arguments of the packed call of a collective, or of its start, but the result."""
+    decoded = decode_collective(call)
+    arguments: dict[str, Any] = dict(decoded.args)
+    groups = _shape([r for group in decoded.groups for r in group])
+    first = [*call.args, groups, integer(len(decoded.groups[0]))]
+    if decoded.name == "exchange":
+        (mesh, _, before), (_, _, after) = arguments["src"], arguments["dst"]
+        return [*first, *(_shape(part) for part in (arguments["shape"], mesh, before, after))]
+    arguments.setdefault("wrap", 0)
+    names = ARGS[decoded.name]
+    values = [REDUCE_OPS.index(arguments[k]) if k == "op" else arguments[k] for k in names]
+    return [*first, *map(integer, values)]
 
 
 def _collective(name: str) -> Legalize:
     def legalize(_: relax.BlockBuilder, call: ir.Call) -> Any:
-        decoded = decode_collective(call)
-        arguments: dict[str, Any] = dict(decoded.args)
-        arguments.setdefault("wrap", 0)
-        values = [REDUCE_OPS.index(arguments[k]) if k == "op" else arguments[k] for k in ARGS[name]]
-        flat = [r for group in decoded.groups for r in group]
-        args = [*call.args, _shape(flat), _int(len(decoded.groups[0])), *map(_int, values)]
-        return relax.op.call_dps_packed(CCL_PREFIX + name, args, out_ty=call.ty)
+        return relax.op.call_dps_packed(
+            CCL_PREFIX + name, collective_arguments(call), out_ty=call.ty
+        )
 
     return legalize
-
-
-def _exchange(_: relax.BlockBuilder, call: ir.Call) -> Any:
-    decoded = decode_collective(call)
-    arguments: dict[str, Any] = dict(decoded.args)
-    (mesh, _, before), (_, _, after) = arguments["src"], arguments["dst"]
-    groups = _shape([r for group in decoded.groups for r in group])
-    parts = [_shape(part) for part in (arguments["shape"], mesh, before, after)]
-    args = [call.args[0], groups, _int(len(decoded.groups[0])), *parts]
-    return relax.op.call_dps_packed(CCL_PREFIX + "exchange", args, out_ty=call.ty)
 
 
 def _transfer_args(call: ir.Call) -> list[Any]:
     transfer = decode_transfer(call)
     parts = [_shape(part) for side in (transfer.src, transfer.dst) for part in side]
-    return [_int(transfer.tag), _shape(transfer.shape), *parts]
+    return [integer(transfer.tag), _shape(transfer.shape), *parts]
 
 
 def _send(_: relax.BlockBuilder, call: ir.Call) -> Any:
@@ -76,8 +78,8 @@ def _recv(_: relax.BlockBuilder, call: ir.Call) -> Any:
 
 def register_legalization() -> None:
     """Register the legalization of every op of this package; ops of TVM stay untouched."""
-    table: dict[str, Legalize] = {name: _collective(name) for name in ARGS}
-    table.update(exchange=_exchange, send=_send, recv=_recv)
+    table: dict[str, Legalize] = {name: _collective(name) for name in (*ARGS, "exchange")}
+    table.update(send=_send, recv=_recv)
     table.update({start_name(name): table[name] for name in COLLECTIVES})
     table[DONE] = lambda _, call: call.args[0]  # the start has done it
     named = {PREFIX + name: function for name, function in table.items()}

@@ -14,7 +14,8 @@ import tvm
 import tvm_ffi
 from tvm import ir
 
-from tvm_distir.core import reached_from
+from tvm_distir.core import outline_branches, reached_from
+from tvm_distir.execution.runtime.collectives.async_calls import split_starts
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
 from tvm_distir.transforms import ExpandSchedule
 
@@ -33,8 +34,9 @@ _LIBRARIES = LibraryCache(64)
 
 
 def entry_module(mod: ir.IRModule, entry: str) -> ir.IRModule:
-    """Return a module of the entry function and all functions that it reaches."""
-    return ir.IRModule(reached_from(mod, [entry]), global_infos=mod.global_infos)
+    """Return a module of the entry function and all functions that it reaches, for compilation."""
+    part = ir.IRModule(reached_from(mod, [entry]), global_infos=mod.global_infos)
+    return split_starts(outline_branches(part))
 
 
 def compile_entry(mod: ir.IRModule, name: str) -> Any:

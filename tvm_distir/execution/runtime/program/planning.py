@@ -12,6 +12,7 @@ import tvm
 from tvm import ir, relax
 
 from tvm_distir.core import all_bindings, kernel_passes, known_shape, outline_branches, size_bytes
+from tvm_distir.execution.runtime.collectives.async_calls import split_starts
 from tvm_distir.performance import (
     BRANCH,
     CALL,
@@ -81,7 +82,7 @@ def _planned(mod: ir.IRModule) -> ir.IRModule:
     ]
     try:
         with target_in_scope():
-            return tvm.transform.Sequential(passes)(outline_branches(mod))
+            return tvm.transform.Sequential(passes)(split_starts(outline_branches(mod)))
     except Exception as err:
         raise EngineError(
             "DIST0606",

@@ -69,6 +69,12 @@ class TorchEngine(Engine):
         Modules that every started process imports first, for example because they register
         packed functions that the program calls.
 
+    Attributes
+    ----------
+    most_in_flight : int
+        The most collectives that this process had started and not waited for at once, in the last
+        run of a job that it joined.
+
     Raises
     ------
     EngineError
@@ -76,6 +82,7 @@ class TorchEngine(Engine):
     """
 
     name = "torch"
+    most_in_flight = 0
 
     def __init__(
         self,
@@ -203,6 +210,7 @@ class TorchEngine(Engine):
             job.failures.end()
         member.finish_sends()
         ended = wait_for_end(member, entries, results, outputs)
+        self.most_in_flight = 0 if member.calls is None else member.calls.most_in_flight
         self.collectives = count_executed(program.axes, entries, ExecutedCounts(ended))
         if outputs == "sharded":
             return list(sharded_outputs(entries, results))

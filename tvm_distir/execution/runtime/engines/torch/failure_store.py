@@ -11,6 +11,7 @@ their state before it judges.
 from __future__ import annotations
 
 import base64
+import contextlib
 import pickle
 import threading
 import time
@@ -74,10 +75,17 @@ class FailureStore:
         The device ids; the i-th is process i.
     place : str
         The place of this process, for messages.
+    timeout_s : float
+        The time after which the store counts as unreachable. torch itself would wait for minutes
+        where the network to its host is down.
     """
 
-    def __init__(self, store: Any, process: int, ranks: Sequence[int], place: str) -> None:
+    def __init__(
+        self, store: Any, process: int, ranks: Sequence[int], place: str, timeout_s: float
+    ) -> None:
         self._store = store
+        self._timeout_s = timeout_s
+        self._is_lost = False
         self._process = process
         self._ranks = list(ranks)
         self._place = place
@@ -97,20 +105,30 @@ class FailureStore:
     def close(self) -> None:
         """End the thread that answers other processes."""
         self._closed.set()
-        self._answering.join()
+        self._answering.join(2 * _ANSWER_S)
 
     def _reached(self, call: Callable[[], Any]) -> Any:
         """Return the result of a call of the store; DIST0615 where its host does not answer."""
-        try:
-            return call()
-        except RuntimeError as err:
+        results: list[Any] = []
+
+        def run() -> None:
+            with contextlib.suppress(RuntimeError):
+                results.append(call())
+
+        if not self._is_lost:
+            caller = threading.Thread(target=run, name="job store", daemon=True)
+            caller.start()
+            caller.join(self._timeout_s)
+        if not results:
+            self._is_lost = True
             raise EngineError(
                 "DIST0615",
                 f"rank {self.rank} cannot reach the job's store: the process that holds it ended, "
                 "or its host cannot be reached",
                 place=self._place,
                 remedy="Check process 0 and its host, or the launcher.",
-            ) from err
+            )
+        return results[0]
 
     # Failures -------------------------------------------------------------------------------
 
@@ -130,7 +148,8 @@ class FailureStore:
         """Return the first failure of any process."""
         if not self._reached(lambda: self._store.check(["failure"])):
             return None
-        error: BaseException = pickle.loads(base64.b64decode(self._store.get("failure")))
+        text = self._reached(lambda: self._store.get("failure"))
+        error: BaseException = pickle.loads(base64.b64decode(text))
         return error
 
     def check(self) -> None:
@@ -145,7 +164,7 @@ class FailureStore:
         while time.monotonic() < latest_s:
             self.check()
             if self._reached(lambda: self._has(f"text/{other}")):
-                return str(self._store.get(f"text/{other}").decode())
+                return str(self._reached(lambda: self._store.get(f"text/{other}")).decode())
             time.sleep(_LOOK_S / 10)
         return "another collective"
 
@@ -196,7 +215,7 @@ class FailureStore:
                 return failure
             time.sleep(_LOOK_S)
         states = {
-            p: self._store.get(f"state/{p}").decode()
+            p: self._reached(lambda p=p: self._store.get(f"state/{p}")).decode()  # type: ignore[misc]
             for p in lost.processes
             if self._reached(lambda p=p: self._has(f"state/{p}"))  # type: ignore[misc]
         }

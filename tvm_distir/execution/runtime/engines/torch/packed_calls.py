@@ -17,7 +17,14 @@ import tvm
 import tvm_ffi
 
 from tvm_distir.core import REDUCE_OPS, Collective, Transfer, counted_bytes
-from tvm_distir.execution.runtime.collectives.ccl import ARGS, PREFIX, parse_transfer, split_groups
+from tvm_distir.execution.runtime.collectives.ccl import (
+    ARGS,
+    DONE,
+    PREFIX,
+    START,
+    parse_transfer,
+    split_groups,
+)
 from tvm_distir.execution.runtime.collectives.fabric import ranks_text
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.support import EngineError
@@ -26,6 +33,9 @@ from .mover import Mover, PendingCollective, as_bytes
 from .torch_job import RankGroup, TorchJob, load_torch
 
 _DIGEST_BYTES = 16
+
+_Begun = tuple[Collective, RankGroup, PendingCollective]
+"""A collective that was started, and its group."""
 
 
 def as_torch(x: Any) -> Any:
@@ -53,6 +63,8 @@ class PackedCalls:
     executed : list of Executed
     received : list of (Transfer, int)
         The transfers that came to this rank, each with the bytes of an element.
+    most_in_flight : int
+        The most collectives that were started and not waited for at once.
     failure : BaseException or None
         What a function raised. TVM hands on its text only.
     """
@@ -64,18 +76,23 @@ class PackedCalls:
         self._process = {r: i for i, r in enumerate(sorted(ranks))}
         self._mover = Mover(reduce)
         self._calls: dict[tuple[Any, ...], tuple[Collective, RankGroup]] = {}
+        self._pending: dict[int, _Begun] = {}
         self._mail: dict[int, deque[Any]] = {}
         self._sent: list[tuple[Any, Any, str, tuple[int, int]]] = []
         self.executed: list[Executed] = []
         self.received: list[tuple[Transfer, int]] = []
+        self.most_in_flight = 0
         self.failure: BaseException | None = None
 
     def register(self) -> None:
         """Register the functions with the FFI, in place of earlier ones."""
         bodies: dict[str, Callable[..., Any]] = {
-            **{name: self._collective(name) for name in ARGS if name not in _LOCAL},
+            **{name: self._blocking(self._begin(name)) for name in ARGS if name not in _LOCAL},
             **{name: self._local(name) for name in _LOCAL},
-            "exchange": self._exchange,
+            "exchange": self._blocking(self._begin_exchange),
+            **{name + START: self._start(self._begin(name)) for name in ARGS if name not in _LOCAL},
+            "exchange" + START: self._start(self._begin_exchange),
+            DONE: self._done,
             "send": self._send,
             "recv": self._receive,
         }
@@ -107,36 +124,21 @@ class PackedCalls:
         call = Collective(name, split_groups(groups, int(size)), tuple(arguments))
         return call, [as_torch(x) for x in (*operand, args[-1])]
 
-    def _collective(self, name: str) -> Callable[..., None]:
-        def body(*args: Any) -> None:
+    def _begin(self, name: str) -> Callable[..., _Begun]:
+        def body(*args: Any) -> _Begun:
             call, (x, out) = self._decoded(name, args)
-            self._run(call, x, out, name)
+            group = self._group(call)
+            self._compare(call, x, group)
+            values = dict(call.args)
+            if name == "collective_permute":
+                values["position"] = group.ranks.index(self._rank)
+                values["wrap"] = bool(values["wrap"])
+            self.executed.append(Executed(name, call.groups, out.nbytes, 1))
+            return call, group, getattr(self._mover, name)(group, x, out, **values)
 
         return body
 
-    def _run(self, call: Collective, x: Any, out: Any, name: str) -> None:
-        group = self._group(call)
-        self._compare(call, x, group)
-        values = dict(call.args)
-        if name == "collective_permute":
-            values["position"] = group.ranks.index(self._rank)
-            values["wrap"] = bool(values["wrap"])
-        self._finish(getattr(self._mover, name)(group, x, out, **values), call, group)
-        self.executed.append(Executed(name, call.groups, out.nbytes, 1))
-
-    def _finish(
-        self, pending: PendingCollective | None, call: Collective, group: RankGroup
-    ) -> None:
-        def what(late: Sequence[int]) -> str:
-            missing = late or [r for r in group.ranks if r != self._rank]
-            return f"{call.text()} for {ranks_text(missing)}"
-
-        while pending is not None:
-            for work in pending.works:
-                self._job.finish(work, what, group.processes)
-            pending = pending.complete()
-
-    def _exchange(self, x: Any, groups: Any, size: Any, *rest: Any) -> None:
+    def _begin_exchange(self, x: Any, groups: Any, size: Any, *rest: Any) -> _Begun:
         *parts, out = rest
         shape, mesh, before, after = (tuple(int(n) for n in part) for part in parts)
         places = tuple(range(int(size)))
@@ -147,8 +149,42 @@ class PackedCalls:
         self._compare(call, given, group)
         transfer = Transfer(0, shape, (mesh, places, before), (mesh, places, after))
         position = group.ranks.index(self._rank)
-        self._finish(self._mover.exchange(group, given, result, position, transfer), call, group)
         self.executed.append(Executed(call.name, call.groups, counted_bytes(call, result), 1))
+        return call, group, self._mover.exchange(group, given, result, position, transfer)
+
+    def _blocking(self, begin: Callable[..., _Begun]) -> Callable[..., None]:
+        return lambda *args: self._finish(*begin(*args))
+
+    def _start(self, begin: Callable[..., _Begun]) -> Callable[..., None]:
+        def body(x: Any, *rest: Any) -> None:
+            *args, copies, out = rest
+            operand = tvm.runtime.from_dlpack(as_torch(x).clone()) if int(copies) else x
+            begun = begin(operand, *args, out)
+            address = as_torch(out).data_ptr()
+            if address in self._pending or not as_torch(out).numel():
+                self._finish(*begun)
+                return
+            self._pending[address] = begun
+            self.most_in_flight = max(self.most_in_flight, len(self._pending))
+
+        return body
+
+    def _done(self, out: Any, *_: Any) -> None:
+        begun = self._pending.pop(as_torch(out).data_ptr(), None)
+        if begun is not None:
+            self._finish(*begun)
+
+    def _finish(
+        self, call: Collective, group: RankGroup, pending: PendingCollective | None
+    ) -> None:
+        def what(late: Sequence[int]) -> str:
+            missing = late or [r for r in group.ranks if r != self._rank]
+            return f"{call.text()} for {ranks_text(missing)}"
+
+        while pending is not None:
+            for work in pending.works:
+                self._job.finish(work, what, group.processes)
+            pending = pending.complete()
 
     def _local(self, name: str) -> Callable[..., None]:
         def body(*args: Any) -> None:

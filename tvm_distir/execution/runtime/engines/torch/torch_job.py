@@ -178,7 +178,7 @@ class TorchJob:
         """Begin a run: make the record of its failures."""
         store = self.dist.distributed_c10d._get_default_store()
         prefixed = self.dist.PrefixStore(f"{self._prefix}/{next(self._runs)}", store.clone())
-        self.failures = FailureStore(prefixed, self.process, ranks, place)
+        self.failures = FailureStore(prefixed, self.process, ranks, place, self.timeout_s)
         return self.failures
 
     # Groups ---------------------------------------------------------------------------------
