@@ -10,7 +10,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.core import is_done, outline_branches, started_op
-from tvm_distir.execution.runtime.collectives.async_calls import split_starts
+from tvm_distir.execution.runtime.program.async_calls import split_starts
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram, entry_module
 from tvm_distir.execution.verification.random_inputs import draw_inputs

@@ -51,6 +51,7 @@ import numpy as np
 import tvm_ffi
 
 from tvm_distir.core import COLLECTIVES, REDUCE_OPS, Collective, Transfer
+from tvm_distir.execution.runtime.program.async_names import DONE, START
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
 from tvm_distir.support import EngineError
@@ -61,8 +62,6 @@ from .native_fabric import NativeFabric
 from .python_fabric import PythonFabric
 
 PREFIX = "tvm_distir.ccl."
-START = "_start"
-DONE = "done"
 
 ARGS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("op",),
@@ -204,7 +203,7 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
     ours = {"exchange": _exchange, "send": _send, "recv": _recv}
     bodies.update({name: _guarded(name, body) for name, body in ours.items()})
     starts = {name + START: _start(bodies[name]) for name in COLLECTIVES}
-    return {**bodies, **starts, DONE: _done}
+    return {**bodies, **starts, DONE.removeprefix(PREFIX): _done}
 
 
 def _start(collective: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,35 +28,32 @@ from .ccl import PREFIX as CCL_PREFIX
 Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
 
 
-def integer(value: int) -> Any:
-    """Return an integer argument of a packed call."""
+def _int(value: int) -> Any:
     return tirx.IntImm("int64", value)
 
 
 def _shape(values: Sequence[int]) -> relax.ShapeExpr:
-    return relax.ShapeExpr([integer(v) for v in values])
+    return relax.ShapeExpr([_int(v) for v in values])
 
 
-def collective_arguments(call: ir.Call) -> list[Any]:
+def _arguments(call: ir.Call) -> list[Any]:
     """Return the arguments of the packed call of a collective, or of its start, but the result."""
     decoded = decode_collective(call)
     arguments: dict[str, Any] = dict(decoded.args)
     groups = _shape([r for group in decoded.groups for r in group])
-    first = [*call.args, groups, integer(len(decoded.groups[0]))]
+    first = [*call.args, groups, _int(len(decoded.groups[0]))]
     if decoded.name == "exchange":
         (mesh, _, before), (_, _, after) = arguments["src"], arguments["dst"]
         return [*first, *(_shape(part) for part in (arguments["shape"], mesh, before, after))]
     arguments.setdefault("wrap", 0)
     names = ARGS[decoded.name]
     values = [REDUCE_OPS.index(arguments[k]) if k == "op" else arguments[k] for k in names]
-    return [*first, *map(integer, values)]
+    return [*first, *map(_int, values)]
 
 
 def _collective(name: str) -> Legalize:
     def legalize(_: relax.BlockBuilder, call: ir.Call) -> Any:
-        return relax.op.call_dps_packed(
-            CCL_PREFIX + name, collective_arguments(call), out_ty=call.ty
-        )
+        return relax.op.call_dps_packed(CCL_PREFIX + name, _arguments(call), out_ty=call.ty)
 
     return legalize
 
@@ -64,7 +61,7 @@ def _collective(name: str) -> Legalize:
 def _transfer_args(call: ir.Call) -> list[Any]:
     transfer = decode_transfer(call)
     parts = [_shape(part) for side in (transfer.src, transfer.dst) for part in side]
-    return [integer(transfer.tag), _shape(transfer.shape), *parts]
+    return [_int(transfer.tag), _shape(transfer.shape), *parts]
 
 
 def _send(_: relax.BlockBuilder, call: ir.Call) -> Any:

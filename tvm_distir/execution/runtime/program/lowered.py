@@ -15,10 +15,10 @@ import tvm_ffi
 from tvm import ir
 
 from tvm_distir.core import outline_branches, reached_from
-from tvm_distir.execution.runtime.collectives.async_calls import split_starts
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
 from tvm_distir.transforms import ExpandSchedule
 
+from .async_calls import split_starts
 from .axis_table import AxisTable
 from .communication import Communication, communication_of
 from .compilation import compile_module

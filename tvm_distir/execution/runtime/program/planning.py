@@ -12,7 +12,6 @@ import tvm
 from tvm import ir, relax
 
 from tvm_distir.core import all_bindings, kernel_passes, known_shape, outline_branches, size_bytes
-from tvm_distir.execution.runtime.collectives.async_calls import split_starts
 from tvm_distir.performance import (
     BRANCH,
     CALL,
@@ -26,6 +25,7 @@ from tvm_distir.performance import (
 from tvm_distir.support import EngineError
 from tvm_distir.transforms import ExpandSchedule
 
+from .async_calls import split_starts
 from .dist_io import entries
 from .targets import target_in_scope
 

@@ -19,14 +19,13 @@ import tvm_ffi
 from tvm_distir.core import REDUCE_OPS, Collective, Transfer, counted_bytes
 from tvm_distir.execution.runtime.collectives.ccl import (
     ARGS,
-    DONE,
     PREFIX,
-    START,
     parse_transfer,
     split_groups,
 )
 from tvm_distir.execution.runtime.collectives.fabric import ranks_text
 from tvm_distir.execution.runtime.collectives.native_library import Executed
+from tvm_distir.execution.runtime.program.async_names import DONE, START
 from tvm_distir.support import EngineError
 
 from .mover import Mover, PendingCollective, as_bytes
@@ -92,7 +91,7 @@ class PackedCalls:
             "exchange": self._blocking(self._begin_exchange),
             **{name + START: self._start(self._begin(name)) for name in ARGS if name not in _LOCAL},
             "exchange" + START: self._start(self._begin_exchange),
-            DONE: self._done,
+            DONE.removeprefix(PREFIX): self._done,
             "send": self._send,
             "recv": self._receive,
         }

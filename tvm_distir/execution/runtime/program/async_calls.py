@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from tvm_distir.core import (
     callers_closure,
@@ -29,8 +29,7 @@ from tvm_distir.core import (
     with_body,
 )
 
-from .ccl import DONE, PREFIX, START
-from .legalize import collective_arguments, integer
+from .async_names import DONE, START
 
 
 def split_starts(mod: ir.IRModule) -> ir.IRModule:
@@ -76,7 +75,7 @@ def _split(fn: relax.Function, names: dict[Any, Any]) -> relax.Function:
             begun = value.args[0]
             operand = [operands[begun]] if begun in operands else []
             nothing = relax.TupleType([])
-            call = ir.Call(relax.ExternFunc(PREFIX + DONE), [begun, *operand], ty_args=[nothing])
+            call = ir.Call(relax.ExternFunc(DONE), [begun, *operand], ty_args=[nothing])
             out.append(relax.VarBinding(relax.Var("waited", nothing), typed(call, nothing)))
             env[binding.var] = begun
             continue
@@ -84,11 +83,14 @@ def _split(fn: relax.Function, names: dict[Any, Any]) -> relax.Function:
         if isinstance(var, relax.DataflowVar):
             var = relax.Var(str(var.name), var.ty)
             env[binding.var] = var
-        kind = started_op(value)
-        if kind is not None:
+        if started_op(value) is not None:
             is_here = binding.var in awaited
-            arguments = [*collective_arguments(value), integer(int(not is_here))]
-            made = relax.op.call_dps_packed(f"{PREFIX}{kind}{START}", arguments, out_ty=value.ty)
+            # The legalization of a start is the packed call of its collective.
+            whole, arguments = value.op.get_attr("FLegalize")(None, value).args
+            copies = tirx.IntImm("int64", int(not is_here))
+            made = relax.op.call_dps_packed(
+                f"{whole.global_symbol}{START}", [*arguments.fields, copies], out_ty=value.ty
+            )
             operands |= {var: value.args[0]} if is_here else {}
             value = typed(made, value.ty)
         if isinstance(binding, relax.MatchCast):
