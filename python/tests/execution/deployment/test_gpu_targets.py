@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import te
+from tvm import relax, te
 
 import tvm_distir as td
 from tvm_distir.core.ops.lowering.lookup_gradient import te_take_backward
@@ -72,6 +72,26 @@ def test_every_kernel_of_a_training_step_runs_on_the_gpu(model: str) -> None:
     program = td.compile(dist, target="cuda:sm_90")
     source = program.kernel_source(program.entries[0])
     assert "take_backward_kernel" in source  # a kernel of the host is refused (DIST0608)
+
+
+@needs_cuda_codegen
+def test_a_reduction_that_threads_cannot_share_is_serial() -> None:
+    """TVM knows no reduction of pairs such as those of the gradient of a max pool."""
+    x, grad = (
+        relax.Var(name, relax.TensorType(shape, "float32"))
+        for name, shape in (("x", (2, 64, 112, 112)), ("grad", (2, 64, 56, 56)))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [grad, x]):
+        with builder.dataflow():  # the ops in it are fused
+            pooled = relax.op.grad.max_pool2d_backward(grad, x, (3, 3), (2, 2), (1, 1, 1, 1))
+            zero = relax.const(0, "float32")
+            passed = relax.op.where(relax.op.less_equal(x, zero), zero, builder.emit(pooled))
+            out = builder.emit_output(builder.emit(passed))
+        builder.emit_func_output(out)
+    dist = td.distribute(builder.get(), {"schema_version": 1, "mesh": {"dp": 1}, "rules": []})
+    program = td.compile(dist, target="cuda:sm_90")
+    assert "max_pool2d_backward" in program.kernel_source(program.entries[0])
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])

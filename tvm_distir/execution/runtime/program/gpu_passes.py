@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir import dlight
 from tvm.s_tir.schedule.schedule import ScheduleError
 
-from tvm_distir.core import all_bindings, register_gpu_reducers
+from tvm_distir.core import all_bindings, register_gpu_reducers, repair_kernels
 from tvm_distir.support import EngineError
 
 
@@ -44,8 +44,13 @@ def _inline_all_projections(mod: ir.IRModule, _: Any) -> ir.IRModule:
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
+_LOWER_REDUCTIONS = tvm.transform.Sequential(
+    [s_tir.transform.CanonicalizeLoop(), s_tir.transform.LowerCrossThreadReduction()]
+)
+
+
 class _Optional(dlight.base.ScheduleRule):  # type: ignore[misc,unused-ignore]
-    """A rule of DLight that leaves a kernel to the next rule where it fails."""
+    """A rule of DLight that leaves a kernel to the next rule where TVM fails on it."""
 
     def __init__(self, rule: Any) -> None:
         self._rule = rule
@@ -53,7 +58,11 @@ class _Optional(dlight.base.ScheduleRule):  # type: ignore[misc,unused-ignore]
     def apply(self, func: tirx.PrimFunc, target: Any, tunable: bool) -> Any:
         """Return the schedule of a kernel, or None."""
         try:
-            return self._rule.apply(func, target, tunable)
+            schedule = self._rule.apply(func, target, tunable)
+            if isinstance(schedule, s_tir.Schedule):
+                # TVM reduces across threads by the reductions that it knows only.
+                _LOWER_REDUCTIONS(repair_kernels(schedule.mod))
+            return schedule
         except (AssertionError, ScheduleError, RuntimeError, ValueError):
             return None  # a kernel that no rule binds to threads is refused later
 
