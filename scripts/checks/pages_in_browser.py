@@ -76,6 +76,15 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
         """Write nothing."""
 
 
+class QuietServer(http.server.ThreadingHTTPServer):
+    """A server whose client, a browser that closes pages, may hang up at any time."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report errors other than a closed connection."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def find_browser() -> str | None:
     """Return the path of a browser that can be driven, or None."""
     return next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -107,7 +116,7 @@ def faults(folder: Path, browser: str) -> list[str]:
     driver = folder / "_pages_in_browser.html"
     driver.write_text(DRIVER % json.dumps([pages, WIDTHS_PX, SEARCHES]), encoding="utf-8")
     try:
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        with QuietServer(("127.0.0.1", 0), handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             text = _open(browser, f"http://127.0.0.1:{server.server_port}/{driver.name}")
             server.shutdown()
