@@ -138,8 +138,8 @@ def cache_maker(numbers: Sequence[Any], parts: int) -> Any:
             return TIRPagedKVCache(
                 "mha", max_batch_size, max_total_seq_len, prefill_chunk_size, page_size,
                 support_sliding_window, relax.ShapeExpr([0, layers]), layers, queries // parts,
-                keys // parts, query_size, value_size, 0, 0, RopeMode(int(numbers[10])),
-                int(numbers[11]), int(numbers[12]), json.loads(str(numbers[13].value)),
+                keys // parts, query_size, value_size, 0, 0, RopeMode(numbers[10].value),
+                numbers[11].value, numbers[12].value, json.loads(str(numbers[13].value)),
                 relax.prim_value(0), int(numbers[15]), False, "float32",
                 tvm.target.Target("llvm"),
             )  # fmt: skip
@@ -230,7 +230,7 @@ class Comparison:
         plan = td.strategy.make_plan(self.mod, strategy, {axis: DEVICES})
         dist = td.distribute(self.mod, plan)
         text = dist.script()
-        heads = DEVICES if "_interleaved" in text and strategy == "megatron" else 1
+        heads = self._divided_by(dist)
         ranks = range(DEVICES)
         caches = td.DeviceObjects(
             {rank: makers[heads]() for rank in ranks} if self.takes_cache else {}
@@ -245,6 +245,15 @@ class Comparison:
         names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
         count = sum(text.count(f"R.dist.{name}(") for name in names)
         return [g for g in got if isinstance(g, np.ndarray)], count
+
+    def _divided_by(self, dist: ir.IRModule) -> int:
+        """Return how many devices divide the heads of attention."""
+        heads = []
+        for mod in (self.mod, dist):
+            values = [binding.value for binding in all_bindings(mod[self.entry].body)]
+            calls = [v for v in values if isinstance(v, ir.Call) and "fused_qkv" in str(v.args[:1])]
+            heads += [int((static_shape(calls[0].ty_args[0]) or (0, 1))[1])] if calls else [1]
+        return heads[0] // heads[1]
 
 
 def compared(case: Comparison, expected: list[Any], strategy: str, makers: dict[int, Any]) -> str:
@@ -282,7 +291,12 @@ def main() -> int:
         makers = {parts: cache_maker(numbers, parts) for parts in (1, DEVICES)}
         for entry in ENTRIES:
             case = Comparison(mod, entry)
-            expected = case.one_device(makers[1])
+            try:
+                expected = case.one_device(makers[1])
+            except (RuntimeError, TypeError, ValueError) as error:
+                reason = str(error).strip().splitlines()[0][:80]
+                print(f"{family} {entry}: one device fails ({reason})", flush=True)
+                continue
             for strategy in args.strategy or ("data_parallel", "tensor_parallel", "megatron"):
                 name = strategy
                 if strategy == "data_parallel" and case.values[0].shape[0] == 1:

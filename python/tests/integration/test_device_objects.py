@@ -26,9 +26,10 @@ STEPS = 10
 
 
 class Layer(nn.Module):
-    """A decoder layer as MLC-LLM writes it."""
+    """A decoder layer as MLC-LLM writes it, with norms of heads as Qwen 3 has them, or without."""
 
-    def __init__(self) -> None:
+    def __init__(self, normalizes: bool) -> None:
+        self.head_norm = nn.RMSNorm(SIZE, -1, 1e-5, bias=False) if normalizes else None
         self.input_layernorm = nn.RMSNorm(WIDTH, -1, 1e-5, bias=False)
         self.qkv_proj = nn.Linear(WIDTH, (HEADS + 2 * KEYS) * SIZE, bias=False)
         self.o_proj = nn.Linear(HEADS * SIZE, WIDTH, bias=False)
@@ -40,6 +41,9 @@ class Layer(nn.Module):
         batch, seq, _ = x.shape
         qkv = self.qkv_proj(self.input_layernorm(x))
         qkv = op.reshape(qkv, (batch, seq, HEADS + 2 * KEYS, SIZE))
+        if self.head_norm is not None:
+            q, k, v = op.split(qkv, [HEADS, HEADS + KEYS], axis=2)
+            qkv = op.concat([self.head_norm(q), self.head_norm(k), v], dim=2)
         mixed = cache.attention_with_fused_qkv(number, qkv, HEADS, SIZE**-0.5)
         x = x + self.o_proj(op.reshape(mixed, (batch, seq, HEADS * SIZE)))
         gate, up = op.split(self.gate_up_proj(x), 2, axis=-1)
@@ -49,8 +53,8 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Two layers that share a cache."""
 
-    def __init__(self) -> None:
-        self.layers = nn.ModuleList([Layer() for _ in range(LAYERS)])
+    def __init__(self, normalizes: bool) -> None:
+        self.layers = nn.ModuleList([Layer(normalizes) for _ in range(LAYERS)])
 
     def step(self, x: Tensor, paged_kv_cache: PagedKVCache) -> Any:
         """Return the hidden states and the cache."""
@@ -124,7 +128,7 @@ def new_cache(parts: int = 1) -> Any:
 
 
 @functools.cache
-def decoder() -> ir.IRModule:
+def decoder(normalizes: bool = False) -> ir.IRModule:
     """Return the decoder as `relax.nn` exports it."""
     cache = nn.spec.Object(object_type=PagedKVCache)
     spec = {
@@ -135,13 +139,15 @@ def decoder() -> ir.IRModule:
         }
         for name, length in (("prefill", TOKENS), ("decode", 1))
     }
-    return Decoder().export_tvm(spec)[0]
+    return Decoder(normalizes).export_tvm(spec)[0]
 
 
-def weights() -> list[np.ndarray]:
+def weights(normalizes: bool = False) -> list[np.ndarray]:
     """Return weights of the decoder."""
     rng = np.random.default_rng(3)
-    (packed,) = (p for p in decoder()["decode"].params if isinstance(p.ty, relax.TupleType))
+    (packed,) = (
+        p for p in decoder(normalizes)["decode"].params if isinstance(p.ty, relax.TupleType)
+    )
     shapes = [tuple(int(n) for n in ty.shape.values) for ty in packed.ty.fields]
     scales = [1.0 if len(shape) == 1 else shape[-1] ** -0.5 for shape in shapes]
     return [
@@ -158,11 +164,11 @@ def inputs() -> list[np.ndarray]:
 
 
 @functools.cache
-def expected() -> list[np.ndarray]:
+def expected(normalizes: bool = False) -> list[np.ndarray]:
     """Return what stock TVM computes on one device."""
-    machine = relax.VirtualMachine(tvm.compile(decoder(), "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(decoder(normalizes), "llvm"), tvm.cpu())
     cache, outputs = new_cache(), []
-    packed = tuple(map(tvm.runtime.tensor, weights()))
+    packed = tuple(map(tvm.runtime.tensor, weights(normalizes)))
     caches = td.DeviceObjects({0: cache})
     caches.call("vm.builtin.kv_state_add_sequence", 0)
     for number, x in enumerate(inputs()):
@@ -179,10 +185,12 @@ def begin(caches: td.DeviceObjects, tokens: int) -> None:
     caches.call("vm.builtin.kv_state_begin_forward", shape([0]), shape([tokens]))
 
 
-@pytest.mark.parametrize("engine", ["virtual", "threads"])
-def test_prefill_and_decode_by_heads(engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "normalizes"), [("virtual", False), ("threads", False), ("threads", True)]
+)
+def test_prefill_and_decode_by_heads(engine: str, normalizes: bool) -> None:
     """Prefill and ten decode steps on two devices give what one device gives."""
-    mod = decoder()
+    mod = decoder(normalizes)
     plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
     dist = td.distribute(mod, plan)
     assert dist["decode"].script().count("R.dist.all_reduce(") == 2 * LAYERS
@@ -192,9 +200,9 @@ def test_prefill_and_decode_by_heads(engine: str) -> None:
     for number, x in enumerate(inputs()):
         begin(caches, x.shape[1])
         entry = "decode" if number else "prefill"
-        got, caches = td.run(dist, [x, caches, *weights()], engine, entry=entry)
+        got, caches = td.run(dist, [x, caches, *weights(normalizes)], engine, entry=entry)
         caches.call("vm.builtin.kv_state_end_forward")
-        np.testing.assert_allclose(got, expected()[number], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(got, expected(normalizes)[number], rtol=1e-4, atol=1e-5)
 
 
 def test_replicated_heads_and_sharded_outputs() -> None:

@@ -83,11 +83,14 @@ class _Interleaver:
         self.fields: dict[Any, list[Segments | None]] = {}  # of new variables that are tuples
         self.env: dict[Any, Any] = {}
         self.restored: dict[Any, Any] = {}
+        self.made: dict[Any, Any] = {}  # reshapes and joins, by their new variables
+        self.heads: dict[tuple[int, ...], int] = {}  # parts by the sizes of segments
         self.writer = BlockWriter(relax.BlockBuilder(), False)
 
     def run(self, fn: relax.Function, given: Mapping[int, Segments]) -> relax.Function:
         """Return the rewritten function."""
         self.orders = {fn.params[i]: segments for i, segments in given.items()}
+        self.heads = {segments.sizes: segments.parts for segments in given.values()}
         blocks = []
         for block in fn.body.blocks[:]:
             dataflow = isinstance(block, relax.DataflowBlock)
@@ -103,6 +106,12 @@ class _Interleaver:
 
     def _binding(self, binding: Any) -> None:
         var, value = binding.var, substitute(binding.value, self.env)
+        attends = is_packed_call(value) and packed_name(value) == FUSED_ATTENTION
+        if attends:
+            self._attention(var, value)
+            return
+        if type(value) is ir.Call and called_name(value) in ("relax.reshape", "relax.concat"):
+            self.made[var] = value
         read = [x for x in variables(value) if x in self.orders or x in self.fields]
         if type(binding) is relax.MatchCast or not read:
             value = self._restored(value)
@@ -119,8 +128,6 @@ class _Interleaver:
             self._keep(var, value, self.fields[value.tuple_value][int(value.index)])
         elif type(value) is ir.Call and called_name(value) == _SPLIT:
             self._split(var, value)
-        elif is_packed_call(value) and packed_name(value) == FUSED_ATTENTION:
-            self._attention(var, value)
         else:
             order = self._order(value, var.ty) if type(value) is ir.Call else None
             value = value if order is not None else self._restored(value)
@@ -194,13 +201,50 @@ class _Interleaver:
     def _attention(self, var: Any, call: Any) -> None:
         """Let attention take interleaved heads, where each part has whole heads of q, k and v."""
         args = packed_args(call)
-        order, shape = self.orders.get(args[-1]), static_shape(var.ty) or ()
-        keys = ((static_shape(args[-1].ty) or (0, 0))[-2] - shape[-2]) // 2
-        if order is None or order.dim != 1 or order.sizes != (shape[-2], keys, keys):
+        shape, fused = static_shape(var.ty) or (), static_shape(args[-1].ty) or ()
+        sizes = (shape[-2], *[(fused[-2] - shape[-2]) // 2] * 2)
+        parts = self.heads.get(tuple(n * fused[-1] for n in sizes))
+        if parts is None:
             self._keep(var, self._restored(call), None)
             return
-        called = relax.ExternFunc(f"{INTERLEAVED_ATTENTION}.{order.parts}")
-        self.writer.bind(var, rebuild(call, call.op, [called, *call.args[1:]], call.ty))
+        order = self.orders.get(args[-1])
+        if order != Segments(1, sizes, parts):
+            pieces = self._joined_pieces(args[-1], sizes) or self._split_pieces(args[-1], sizes)
+            args[-1] = self._interleaved(pieces, fused, parts)
+        called = relax.ExternFunc(f"{INTERLEAVED_ATTENTION}.{parts}")
+        operands = typed(relax.Tuple(args), relax.TupleType([arg.ty for arg in args]))
+        self.writer.bind(var, rebuild(call, call.op, [called, operands], call.ty))
+
+    def _joined_pieces(self, value: Any, sizes: tuple[int, ...]) -> list[Any]:
+        """Return what a value joins, as models do that normalize heads; empty for other values."""
+        while (made := self.made.get(value)) is not None and called_name(made) == "relax.reshape":
+            value = made.args[0]
+        if made is None or called_name(made) != "relax.concat":
+            return []
+        fields, axis = list(getattr(made.args[0], "fields", ())), int(made.attrs.axis)
+        shapes = [static_shape(field.ty) or () for field in fields]
+        heads = len(shapes[0]) - 2 if shapes else -1
+        if axis % len(shapes[0]) != heads or tuple(shape[heads] for shape in shapes) != sizes:
+            return []
+        return [self._original(field) if field in self.orders else field for field in fields]
+
+    def _split_pieces(self, value: Any, sizes: tuple[int, ...]) -> list[Any]:
+        """Return the heads of query, key and value of a value in its original order."""
+        whole = self._restored(value)
+        borders = list(itertools.accumulate(sizes[:-1]))
+        split = self.writer.emit(relax.op.split(whole, borders, 1), str(value.name))
+        items = [relax.TupleGetItem(split, i) for i in range(len(sizes))]
+        return [self.writer.emit(item, str(value.name)) for item in items]
+
+    def _interleaved(self, pieces: Sequence[Any], shape: Sequence[Any], parts: int) -> Any:
+        """Return (tokens, heads, size) with the heads of all pieces interleaved."""
+        divided = []
+        for piece in pieces:
+            name, heads = str(piece.name), (static_shape(piece.ty) or ())[-2]
+            divided.append(self._reshaped(piece, [shape[0], parts, heads // parts, shape[2]], name))
+        name = f"{pieces[0].name}{SUFFIX}"
+        joined = self.writer.emit(relax.op.concat(divided, 2), name)
+        return self._reshaped(joined, shape, name)
 
     # -- back to the original order
 
