@@ -197,21 +197,25 @@ def _role(exported: ExportedPlan, axis: int) -> tuple[str | None, int]:
         if weights:
             return ZERO, 3
         grads = any(
-            rule.kind == "value" and "_grad" in rule.name and (rule.placement[axis] or 0) >= 0
-            and rule.placement[axis] is not None
+            rule.kind == "value" and "_grad" in rule.name and _is_sharded(rule.placement[axis])
             for rule in exported.plan.rules
-        )  # fmt: skip
+        )
         return (ZERO, 2 if grads else 1) if states else (DATA, 0)
     if data == {1} and not weights:
         return CONTEXT, 0
     return (TENSOR, 0) if weights and not data else (None, 0)
 
 
+def _is_sharded(label: int | None) -> bool:
+    """Return whether a label shards a dim: it is neither open nor replicated."""
+    return label is not None and label >= 0
+
+
 def _shards_values(plan: Plan, axis: int) -> bool:
-    """Return whether values other than results of updates are sharded along an axis."""
+    """Return whether activations are sharded along an axis by their sequence dim."""
     return any(
         rule.kind == "value"
-        and (rule.placement[axis] is not None and rule.placement[axis] == 1)
+        and rule.placement[axis] == 1
         and not rule.name.endswith("_updated")
         and "_grad" not in rule.name
         for rule in plan.rules
