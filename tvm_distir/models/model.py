@@ -134,7 +134,8 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
 
 
 def _from_config(path: str, spec: str, batch: int | None) -> Model:
-    """Build the model that a ``config.json`` describes, with random weights."""
+    """Build the model that a ``config.json`` describes; weights are read from its folder."""
+    from tvm_distir.models.huggingface.checkpoint import holds_checkpoint, read_checkpoint
     from tvm_distir.models.huggingface.config_reader import read_config
 
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
@@ -144,7 +145,10 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     keys, caches = zoo.split_serve_keys(spec, keys)
     config = read_config(read_json(file, _no_config), str(file), keys)
     mod = zoo.build_config(config, caches)
-    return Model(mod, file.resolve().parent.name, "huggingface")
+    folder = file.resolve().parent
+    if not holds_checkpoint(folder):
+        return Model(mod, folder.name, "huggingface")
+    return Model(mod, folder.name, "huggingface", lambda: read_checkpoint(folder, config))
 
 
 def _no_config(place: str, what: str, remedy: str) -> ModelError:

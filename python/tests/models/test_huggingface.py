@@ -209,3 +209,48 @@ def test_layers_of_experts_keep_the_batch_sharded() -> None:
     assert len(layers) >= 2
     kinds = {op.collective for fn in layers.values() for op in fn.ops}
     assert kinds <= {"", "all_reduce"}
+
+
+def _saved(folder: Path, name: str, per_expert: bool = False) -> tuple[Any, dict[str, Any]]:
+    """Save the weights of a case in two files with an index; return them and its config."""
+    safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    about, _, _ = _case(name)
+    state = drawn_weights(about["shapes"])
+    if per_expert:
+        for key in [key for key in state if key.endswith("experts.gate_up_proj")]:
+            stem, value = key.removesuffix(".gate_up_proj"), state.pop(key)
+            down = state.pop(f"{stem}.down_proj")
+            for i, (both, last) in enumerate(zip(value, down, strict=True)):
+                gate, up = np.split(both, 2)
+                for part, single in (("w1", gate), ("w3", up), ("w2", last)):
+                    state[f"{stem}.{i}.{part}.weight"] = np.ascontiguousarray(single)
+    names = sorted(state)
+    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, keys in halves.items():
+        safetensors.save_file({key: state[key] for key in keys}, folder / file)
+    weight_map = {key: file for file, keys in halves.items() for key in keys}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(about["config"]))
+    return about, state
+
+
+@pytest.mark.parametrize(
+    ("name", "per_expert"), [("llama", False), ("phi3", False), ("mixtral", True)]
+)
+def test_weights_beside_a_config_are_read(tmp_path: Path, name: str, per_expert: bool) -> None:
+    about, _ = _saved(tmp_path, name, per_expert)
+    _, ids, logits = _case(name)
+    model = td.load_model(f"{tmp_path}?batch=2,seq=12,dtype=float32")
+    found = _logits(model.mod, ids, model.read_weights())
+    np.testing.assert_allclose(found, logits, rtol=2e-5, atol=2e-5 * abs(logits).max())
+    half = td.load_model(f"{tmp_path}?batch=2,seq=12,dtype=bfloat16").read_weights()
+    assert {str(value.dtype) for value in half.values()} == {"bfloat16"}
+    assert about["config"]["model_type"] == name
+
+
+def test_a_broken_checkpoint_is_refused(tmp_path: Path) -> None:
+    _saved(tmp_path, "llama")
+    (tmp_path / "b.safetensors").write_bytes(b"none")
+    with pytest.raises(ModelError, match=r"DIST0315.*b\.safetensors"):
+        td.load_model(str(tmp_path)).read_weights()

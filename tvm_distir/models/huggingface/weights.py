@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,7 +44,9 @@ def convert_weights(config: Config, state: Mapping[str, Array]) -> dict[str, Arr
     if not isinstance(config, DecoderConfig):
         return renamed_weights(config, state)
     out: dict[str, Array] = {}
-    for name, value in state.items():
+    for name, value in _stacked_experts(state).items():
+        if name.endswith("rotary_emb.inv_freq"):  # old files hold what is computed
+            continue
         plain = _plain_name(name)
         if config.tied and plain == "lm_head.weight":
             continue
@@ -60,6 +63,30 @@ def convert_weights(config: Config, state: Mapping[str, Array]) -> dict[str, Arr
                 place=name,
                 remedy="Give the weights of the model that config.json describes.",
             )
+    return out
+
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+_EXPERT_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def _stacked_experts(state: Mapping[str, Array]) -> dict[str, Array]:
+    """Stack the weights of single experts, as files hold them, as the model's class does."""
+    out: dict[str, Array] = {}
+    parts: dict[str, dict[str, dict[int, Array]]] = {}
+    for name, value in state.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            out[name] = value
+            continue
+        part = _EXPERT_PARTS.get(match[3], match[3])
+        parts.setdefault(match[1], {}).setdefault(part, {})[int(match[2])] = np.asarray(value)
+    for stem, by_part in parts.items():
+        stacked = {part: np.stack([v[i] for i in sorted(v)]) for part, v in by_part.items()}
+        out[f"{stem}.gate_up_proj"] = np.concatenate(
+            [stacked["gate_proj"], stacked["up_proj"]], axis=1
+        )
+        out[f"{stem}.down_proj"] = stacked["down_proj"]
     return out
 
 
