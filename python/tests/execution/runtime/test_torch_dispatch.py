@@ -153,3 +153,26 @@ def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DependencyError, match=r"DIST0111 .*PyTorch") as info:
         torch_kernels.register_torch_kernels()
     assert "tvm_distir[torch]" in info.value.remedy
+
+
+def test_gradients_of_lookups_leave_out_indices_beyond_the_table() -> None:
+    pytest.importorskip("torch")
+    shapes = {"grad": (6, 3), "table": (5, 3)}
+    grad, table = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in shapes.items())
+    places = relax.Var("places", relax.TensorType((6,), "int64"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [grad, table, places]):
+        with builder.dataflow():
+            moved = builder.emit(relax.op.add(places, relax.const(2, "int64")))
+            out = builder.emit(relax.op.grad.take_backward(grad, table, moved, 0))
+            out = builder.emit_output(out)
+        builder.emit_func_output(out)
+    dist = td.distribute(builder.get(), {"schema_version": 1, "mesh": {"dp": 1}, "rules": []})
+    rng = np.random.default_rng(0)
+    terms = rng.standard_normal((6, 3)).astype("float32")
+    inputs = [terms, np.zeros((5, 3), "float32"), np.array([0, 2, 0, 3, -1, -3], "int64")]
+    (got,) = td.run(dist, inputs, engine="virtual", dispatch="torch")
+    expected = np.zeros((5, 3), "float32")
+    np.add.at(expected, [2, 4, 2, 1], terms[[0, 1, 2, 4]])  # the others are 5 and -1
+    assert packed_calls(dispatch_kernels(dist, "torch")) == ["take_backward"]
+    assert np.allclose(got, expected, atol=1e-6)
