@@ -20,7 +20,7 @@ from .profile import Profile, Quantization
 HALF = ("float16", "bfloat16")
 QUANTIZE = "quantize"
 """Name of the kernels that quantize an operand."""
-_PRODUCTS = ("relax.matmul", "relax.einsum", "product_with_bias")
+_PRODUCTS = ("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", "product_with_bias")
 
 
 def quantized(program: Program, profile: Profile) -> Program:
