@@ -54,8 +54,8 @@ HIDDEN = (0.0, 0.75)
 """Shares of what can be sent beside the work that labels take to be hidden, in sequence;
 where there are stages, the first alone."""
 
-KNOWN = ("zero:stage=3",)
-"""Strategies that send more than labels would and hide it, tried as they are."""
+KNOWN = ("zero:stage=3", "zero:stage=1")
+"""Strategies whose collectives overlap more than labels take them to, tried as they are."""
 
 
 @dataclass(frozen=True)
