@@ -214,22 +214,25 @@ class FailureStore:
             if failure is not None:
                 return failure
             time.sleep(_LOOK_S)
+        everyone = sorted({*lost.processes, *range(len(self._ranks))})
         states = {
             p: self._reached(lambda p=p: self._store.get(f"state/{p}")).decode()  # type: ignore[misc]
-            for p in lost.processes
+            for p in everyone
             if self._reached(lambda p=p: self._has(f"state/{p}"))  # type: ignore[misc]
         }
         silent = [self._named(p) for p in lost.processes if p not in states]
         if lost.waited_s is None:
             return self._disconnected(lost, silent)
-        busy = [self._named(p) for p, state in states.items() if state == COMPUTES]
-        if not silent and not busy:
+        late = [self._named(p) for p in everyone if states.get(p, COMPUTES) == COMPUTES]
+        if not late:
             return self.deadlock(states)
-        late = sorted({*silent, *busy})
+        missing = [r for r in late if r in map(self._named, lost.processes)]
+        # Where its own peers wait as well, the rank that they all wait for is in another group.
+        words = lost.what(missing) if missing else f"{mine}, which waits for {ranks_text(late)}"
         return EngineError(
             "DIST0613",
-            f"rank {self.rank} waited {lost.waited_s:g} s in {lost.what(late)}",
-            place=ranks_text(late[:1]),
+            f"rank {self.rank} waited {lost.waited_s:g} s in {words}",
+            place=ranks_text((missing or late)[:1]),
             remedy="Raise the engine's timeout_s if it is only slow.",
         )
 

@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Two hosts as network namespaces: a served step by torchrun and mpirun, and a pulled cable.
+
+Usage: scripts/checks/two_hosts.py [--mpiexec MPIEXEC] [--timeout-s 8]
+Needs root, `ip` of iproute2 (Debian: apt install iproute2), torch, and MPICH for the second part.
+
+Each namespace is a host: its only interfaces are a loopback and an end of a virtual cable, and its
+processes have a separate copy of the deployed folder and a separate folder for checkpoints. A
+training step with two processes per host runs to its end, and its losses are compared with those of
+one host. Then it runs again and the cable is pulled in the middle: every rank must end with a cause
+within the timeout, and no file may be left half written. Prints a line per check. Exits 1 when one
+fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+import tvm_distir as td
+from tvm_distir.execution.runtime.program.inputs import input_ports
+from tvm_distir.execution.runtime.program.lowered import LoweredProgram
+from tvm_distir.execution.serving.checkpoints import read_checkpoint
+from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.planning import strategies as strategy
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTS = {"tvm-distir-a": "10.77.0.1", "tvm-distir-b": "10.77.0.2"}
+CABLE = "cable"
+PORT = 29517
+STEPS = 8
+CAUSE = re.compile(r"^(DIST06\d\d [^\n]*)", re.MULTILINE)
+
+
+def shell(*words: str, check: bool = True) -> None:
+    """Run a command of the system."""
+    subprocess.run(words, check=check, capture_output=not check)
+
+
+def make_hosts() -> None:
+    """Make the namespaces and the cable between them."""
+    remove_hosts()
+    for name in HOSTS:
+        shell("ip", "netns", "add", name)
+        shell("ip", "-n", name, "link", "set", "lo", "up")
+    first, second = HOSTS
+    shell("ip", "-n", first, "link", "add", CABLE, "type", "veth", "peer", CABLE, "netns", second)
+    for name, address in HOSTS.items():
+        shell("ip", "-n", name, "address", "add", f"{address}/24", "dev", CABLE)
+        shell("ip", "-n", name, "link", "set", CABLE, "up")
+
+
+def remove_hosts() -> None:
+    """Remove the namespaces, if there are any."""
+    for name in HOSTS:
+        shell("ip", "netns", "delete", name, check=False)
+
+
+def set_cable(state: str) -> None:
+    """Pull or plug the cable."""
+    shell("ip", "-n", next(iter(HOSTS)), "link", "set", CABLE, state)
+
+
+def deploy(folder: Path) -> Path:
+    """Deploy a training step for four devices; returns the file of its data."""
+    net = td.zoo.gpt(vocab=19, layers=1, hidden=16, heads=2, seq=4, batch=4)
+    mod = td.train_step(net, optimizer="adamw")
+    values = draw_inputs(mod, seed=1)
+    plan = strategy.make_plan(mod, "zero:stage=3+megatron", {"dp": 2, "tp": 2})
+    dist = td.distribute(mod, plan)
+    ports = input_ports(LoweredProgram(dist).entries)
+    names = [p.name for i, p in ports.items() if i >= 2 and not p.name.endswith((".m", ".v"))]
+    position = {p.name: i for i, p in ports.items()}
+    weights = {name: values[position[name]] for name in names if name != "step"}
+    td.deploy(dist, folder / "served", weights, hosts=2)
+    rng = np.random.default_rng(0)
+    data = {ports[i].name: rng.integers(0, 19, (STEPS, 4, 4)).astype("int32") for i in (0, 1)}
+    np.savez(folder / "steps.npz", **data)
+    return folder / "steps.npz"
+
+
+class Host:
+    """A namespace with its own files.
+
+    Parameters
+    ----------
+    name : str
+    folder : Path
+        The folder of this host.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder / name
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        shutil.copytree(folder / "served", self.folder / "served")
+        shutil.copy(folder / "steps.npz", self.folder)
+
+    def words(self, *more: str) -> list[str]:
+        """The arguments of ``tvm_distir.serve``."""
+        return [
+            *("-m", "tvm_distir.serve", str(self.folder / "served")),
+            *("--steps", str(self.folder / "steps.npz")),
+            *("--checkpoints", str(self.folder / "kept"), "-o", str(self.folder / "y.npz")),
+            *more,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """The environment of its processes."""
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+            "GLOO_SOCKET_IFNAME": CABLE,
+            "TP_SOCKET_IFNAME": CABLE,
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start a command on this host."""
+        with open(self.folder / "log", "wb") as log:
+            return subprocess.Popen(
+                ["ip", "netns", "exec", self.name, *command],
+                env=self.environment(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def text(self) -> str:
+        """What its processes printed."""
+        return (self.folder / "log").read_text(errors="replace")
+
+
+def torchrun(hosts: list[Host], *more: str) -> list[subprocess.Popen[bytes]]:
+    """Start an agent of torchrun with two processes on each host."""
+    head = next(iter(HOSTS.values()))
+    return [
+        host.start(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
+                *("--nproc-per-node", "2", "--node-rank", str(number)),
+                *("--master-addr", head, "--master-port", str(PORT)),
+                *host.words(*more),
+            ]
+        )
+        for number, host in enumerate(hosts)
+    ]
+
+
+def mpirun(mpiexec: str, host: Host, folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    """Start MPICH's mpiexec on the first host; it reaches both by a launcher script."""
+    launcher = folder / "reach"
+    cases = "".join(f"{ip}) name={name};;\n" for name, ip in HOSTS.items())
+    launcher.write_text(
+        f'#!/bin/sh\n[ "$1" = -x ] && shift\ncase "$1" in\n{cases}esac\nshift\n'
+        'exec ip netns exec "$name" sh -c "$*"\n'
+    )
+    launcher.chmod(0o755)
+    addresses = list(HOSTS.values())
+    command = [mpiexec, "-launcher", "ssh", "-launcher-exec", str(launcher), "-iface", CABLE]
+    command += ["-hosts", ",".join(addresses), "-ppn", "2", "-n", "4"]
+    command += ["-genv", "MASTER_ADDR", addresses[0], "-genv", "MASTER_PORT", str(PORT + 1)]
+    return host.start([*command, sys.executable, *host.words(*more)])
+
+
+def wait(processes: list[subprocess.Popen[bytes]], limit_s: float) -> list[int | None]:
+    """Wait for processes; returns their exit codes, None for those that were ended by force."""
+    codes: list[int | None] = []
+    latest_s = time.monotonic() + limit_s
+    for process in processes:
+        try:
+            codes.append(process.wait(max(0.1, latest_s - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            codes.append(None)
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+            process.wait()
+    return codes
+
+
+def report(what: str, is_good: bool, detail: str) -> bool:
+    """Print the line of a check."""
+    print(f"{'ok   ' if is_good else 'WRONG'} {what}: {detail}", flush=True)
+    return is_good
+
+
+def pulled(hosts: list[Host], timeout_s: float) -> bool:
+    """Pull the cable; return whether all ranks end with a cause, and all files are whole."""
+    more = ["--repeat", "100000", "--every", "50", "--timeout-s", str(timeout_s)]
+    processes = torchrun(hosts, *more)
+    latest_s = time.monotonic() + 240
+    while "step 60:" not in hosts[0].text() and time.monotonic() < latest_s:
+        time.sleep(0.2)
+    set_cable("down")
+    begun_s = time.monotonic()
+    causes: list[str] = []
+    while len(causes) < 4 and time.monotonic() - begun_s < 4 * timeout_s + 20:
+        time.sleep(0.2)
+        causes = [
+            c for host in hosts for c in re.findall(r"^(DIST06\d\d [^\n]*)", host.text(), re.M)
+        ]
+    took_s = time.monotonic() - begun_s
+    wait(processes, 5.0)
+    set_cable("up")
+    good = report("pulled cable", len(causes) == 4, f"{len(causes)} of 4 ranks ended with a cause "
+                  f"after {took_s:.1f} s (timeout {timeout_s:g} s)")  # fmt: skip
+    for cause in causes:
+        print(f"      {cause[:170]}")
+    parts = [p for host in hosts for p in (host.folder / "kept").rglob("*.part")]
+    steps = [read_checkpoint(host.folder / "kept").step for host in hosts]
+    return good & report(
+        "files", not parts, f"{len(parts)} half written, last whole checkpoints {steps}"
+    )
+
+
+def main() -> int:
+    """Run the checks."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--mpiexec", default=shutil.which("mpiexec"))
+    parser.add_argument("--timeout-s", type=float, default=8.0)
+    options = parser.parse_args()
+    good = True
+    with tempfile.TemporaryDirectory(prefix="tvm-distir-hosts-") as name:
+        folder = Path(name)
+        deploy(folder)
+        make_hosts()
+        try:
+            losses: dict[str, np.ndarray] = {}
+            hosts = [Host(host, folder) for host in HOSTS]
+            codes = wait(torchrun(hosts, "--timeout-s", "60"), 240)
+            good &= report("torchrun, 2 hosts x 2", codes == [0, 0], f"exit codes {codes}")
+            losses["torchrun"] = np.load(hosts[0].folder / "y.npz")["output0"]
+            if options.mpiexec:
+                hosts = [Host(host, folder) for host in HOSTS]
+                codes = wait([mpirun(options.mpiexec, hosts[0], folder, "--timeout-s", "60")], 240)
+                good &= report("mpirun, 2 hosts x 2", codes == [0], f"exit codes {codes}")
+                if codes != [0]:
+                    print(hosts[0].text()[-2000:])
+                    return 1
+                losses["mpirun"] = np.load(hosts[0].folder / "y.npz")["output0"]
+            hosts = [Host(host, folder) for host in HOSTS]
+            good &= pulled(hosts, options.timeout_s)
+        finally:
+            remove_hosts()
+        program, data = td.load(folder / "served"), np.load(folder / "steps.npz")
+        zeros = {p.name: np.zeros(p.shape, p.dtype) for p in program.inputs}
+        first = {key: data[key][0] for key in data.files}
+        loss = program.run({**zeros, **first}, engine="threads")[0]
+        for launcher, values in losses.items():
+            same = float(values[0]) == float(loss)
+            good &= report(f"{launcher}, first loss", same, f"{values[0]:.8g}, threads {loss:.8g}")
+            equal = np.array_equal(values, losses["torchrun"])
+            good &= report(f"{launcher}, all losses", bool(equal), f"{values[-1]:.8g} at the end")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
