@@ -37,6 +37,8 @@ from .planning.plan_export.plan_formats import export_plan as export_plan
 from .planning.search.auto_sharding import auto_shard as auto_shard
 from .planning.search.auto_sharding import label as label
 from .planning.search.driver import search as search
+from .planning.serving.serving_report import serve_analyze as serve_analyze
+from .planning.serving.serving_search import search_serving as search_serving
 from .planning.sweep.sweep_driver import sweep as sweep
 from .transforms.distribute import distribute as distribute
 from .transforms.training.train_step import train_step as train_step

@@ -10,3 +10,6 @@ from .model import Model as Model
 from .model import load_model as load_model
 from .model import load_weights as load_weights
 from .model import model_keys as model_keys
+from .model import serving_step as serving_step
+from .zoo.cached_config import CacheConfig as CacheConfig
+from .zoo.decoder_config import DecoderConfig as DecoderConfig

@@ -34,6 +34,8 @@ from . import zoo
 from .hlo import read_stablehlo
 from .relax_json import read_relax
 from .tvmscript import from_tvmscript
+from .zoo.cached_config import CacheConfig
+from .zoo.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
     import onnx
@@ -131,6 +133,38 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
             f"with NAME one of {', '.join(zoo.NAMES)}."
         )
     raise ModelError("DIST0302", "the kind of the model is unknown", place=spec, remedy=remedy)
+
+
+def serving_step(spec: str) -> tuple[DecoderConfig, CacheConfig]:
+    """Return the configurations of a serving step, from a MODEL string with ``entry=serve``.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 for a model without a serving step; and what reading a model raises.
+    """
+    spec = zoo_spec(spec)
+    path = model_file(spec)
+    if path is not None and not is_config(path):
+        raise _no_step(spec)
+    name, keys = split_keys(spec.removeprefix(ZOO), spec)
+    rest, caches = zoo.split_serve_keys(spec, keys)
+    if caches is None or (path is None and name in zoo.WITHOUT_SERVING):
+        raise _no_step(spec)
+    if path is None:
+        return zoo.serving_config(spec, zoo.config(name, rest), caches), caches
+    from tvm_distir.models.huggingface.config_reader import read_config
+
+    file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
+    config = read_config(read_json(file, _no_config), str(file), rest)
+    if not isinstance(config, DecoderConfig):
+        raise _no_step(spec)
+    return config, caches
+
+
+def _no_step(spec: str) -> ModelError:
+    remedy = "Give a decoder with rotary positions of the zoo, or a config.json."
+    return ModelError("DIST0331", "the model has no serving step", place=spec, remedy=remedy)
 
 
 def _from_config(path: str, spec: str, batch: int | None) -> Model:

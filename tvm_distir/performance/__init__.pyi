@@ -34,6 +34,7 @@ from .program.storage import StorageFunction as StorageFunction
 from .program.storage import StorageStep as StorageStep
 from .program.unit_phases import unit_phases as unit_phases
 from .simulation.batched import Batch as Batch
+from .simulation.batched_flat import FlatBatch as FlatBatch
 from .simulation.critical import PathPart as PathPart
 from .simulation.critical import critical_path as critical_path
 from .simulation.device_results import Branch as Branch

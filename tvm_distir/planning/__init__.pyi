@@ -8,6 +8,16 @@ from .search.candidates import Constraints as Constraints
 from .search.result import CandidateRow as CandidateRow
 from .search.result import SearchResult as SearchResult
 from .search.trials import StrategyMaker as StrategyMaker
+from .serving.batching import SchedulerOptions as SchedulerOptions
+from .serving.batching import StepTimes as StepTimes
+from .serving.levels import ServiceLevels as ServiceLevels
+from .serving.serving_report import ServingReport as ServingReport
+from .serving.serving_report import serve_analyze as serve_analyze
+from .serving.serving_search import ServingSearchResult as ServingSearchResult
+from .serving.serving_search import search_serving as search_serving
+from .serving.surface import ServedModel as ServedModel
+from .serving.surface import Surface as Surface
+from .serving.workload import Workload as Workload
 from .strategies.composition import make_plan as make_plan
 from .strategies.registry import find_strategy as find_strategy
 from .strategies.registry import parse as parse

@@ -33,6 +33,7 @@ from . import (
     run,
     search,
     serve,
+    serve_analyze,
     simulate,
     sweep,
     ui,
@@ -47,8 +48,8 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
-    analyze, compare, ui, search, sweep, explain, verify, opt, convert, export_plan, simulate,
-    deploy, run, serve, calibrate,
+    analyze, compare, ui, search, sweep, serve_analyze, explain, verify, opt, convert,
+    export_plan, simulate, deploy, run, serve, calibrate,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm_distir.support import UsageError, shortened
 
+from . import serve_analyze
 from .option_values import parse_batch, parse_count, parse_dims, parse_mesh
 from .options import (
     add_jobs,
@@ -124,6 +125,7 @@ def add_parser(commands: Any) -> None:
     )
     add_jobs(parser)
     add_force(parser)
+    serve_analyze.add_serving(parser)
     parser.add_argument("--resume", action="store_true", help="Resume the search in -o DIR.")
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.add_argument(
@@ -200,6 +202,9 @@ _SETTINGS = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, print the table, write the plans."""
+    if arguments.serve:
+        devices = parse_count(arguments.devices, "--devices")
+        return serve_analyze.run_search(arguments, devices, arguments.json)
     arguments.batch = parse_batch(arguments.batch)
     arguments.dims = parse_dims(arguments.dim)
     check_training(arguments, ("recompute",))

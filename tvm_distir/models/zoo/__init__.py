@@ -48,6 +48,7 @@ from .whisper_model import WhisperConfig
 
 __all__ = [
     "NAMES",
+    "WITHOUT_SERVING",
     "BertConfig",
     "CacheConfig",
     "DecoderConfig",
@@ -80,6 +81,7 @@ __all__ = [
     "qwen2",
     "qwen3",
     "resnet",
+    "serving_config",
     "split_serve_keys",
     "t5",
     "unet",
@@ -373,6 +375,8 @@ _MODELS = {
 }
 
 NAMES = tuple(_MODELS)
+WITHOUT_SERVING = ("bert", "gpt", "mlp", "resnet", "t5", "unet", "vit", "whisper")
+"""Models without a serving step."""
 
 
 def _built(name: str, keys: Mapping[str, Any], make: Callable[[Any], ir.IRModule]) -> ir.IRModule:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Separate the numbers of a pipelined step from its structure."""
+"""Separate the numbers of a step from its structure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EDGE_NUMBERS = 5
 
 @dataclass
 class Numbers:
-    """All numbers of a program in stages, in an order that follows from the rest.
+    """All numbers of a program, in an order that follows from the rest.
 
     Attributes
     ----------
@@ -55,16 +55,24 @@ def edges_of(staged: PipelineProgram) -> list[Edge]:
 
 
 def numbers_of(program: Program) -> Numbers:
-    """Extract the numbers of a pipelined program."""
-    staged = program.staged
-    if staged is None:
-        raise TypeError("the program has no stages")
+    """Extract the numbers of a program."""
     numbers, digest = Numbers(), hashlib.sha256()
     dims: list[int] = []
     for name, fn in program.functions.items():
         digest.update(repr((name, fn.mesh, fn.params, fn.results)).encode())
         numbers.value_at[name] = list(_values(numbers, dims, digest, fn.values))
         numbers.op_at[name] = list(_ops(numbers, digest, fn))
+    if program.staged is not None:
+        _stages(numbers, dims, digest, program.staged)
+    digest.update(repr([mesh.axes for mesh in program.meshes]).encode())
+    numbers.dims_from = len(numbers.values)
+    numbers.values += dims
+    numbers.skeleton = digest.hexdigest()
+    return numbers
+
+
+def _stages(numbers: Numbers, dims: list[int], digest: Any, staged: PipelineProgram) -> None:
+    """Add the numbers of stages and of the messages between them."""
     for role in staged.roles:
         rest = (role.name, role.params, role.results, role.sums, role.updates, role.phases)
         digest.update(repr(rest).encode())
@@ -77,11 +85,6 @@ def numbers_of(program: Program) -> Numbers:
         digest.update(repr((edge.source, edge.target, edge.direction)).encode())
         numbers.edge_at.append(len(numbers.values))
         numbers.values += [*edge.bytes, *edge.wire_bytes, edge.split]
-    digest.update(repr([mesh.axes for mesh in program.meshes]).encode())
-    numbers.dims_from = len(numbers.values)
-    numbers.values += dims
-    numbers.skeleton = digest.hexdigest()
-    return numbers
 
 
 def _values(

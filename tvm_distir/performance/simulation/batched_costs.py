@@ -74,9 +74,8 @@ class BatchPrices:
             for number, meshes in enumerate(shapes)
         ]
         self._known: dict[Hashable, tuple[Ints, Codes]] = {}
-        assert program.staged is not None
-        edges = zip(edges_of(program.staged), numbers.edge_at, strict=True)
-        self._edges = {id(edge): at for edge, at in edges}
+        edges = [] if program.staged is None else edges_of(program.staged)
+        self._edges = {id(edge): at for edge, at in zip(edges, numbers.edge_at, strict=True)}
 
     def key(self, function: str, number: int, op: Op) -> Hashable:
         """Return the key of an op; ops of the same key take equally long."""

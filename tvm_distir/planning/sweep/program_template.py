@@ -43,8 +43,14 @@ class ProgramTemplate:
     formulas: list[Formula]
 
     @staticmethod
-    def of(programs: Sequence[Program], sizes: Sequence[Sequence[int]]) -> ProgramTemplate:
+    def of(
+        programs: Sequence[Program],
+        sizes: Sequence[Sequence[int]],
+        extra: Sequence[Exponents] = (),
+    ) -> ProgramTemplate:
         """Fit formulas to programs of the same skeleton, given the symbols of each.
+
+        ``extra`` are monomials that sums may have beside those that occur in the programs.
 
         Raises
         ------
@@ -63,7 +69,7 @@ class ProgramTemplate:
             if formulas[number] is None:
                 formulas[number] = _sum(rows[number], ins, outs, formulas, rows)
             if formulas[number] is None:
-                formulas[number] = fit.total(rows[number], basis)
+                formulas[number] = fit.total(rows[number], [*extra, *basis])
         for number, place in template._places(missing):
             if formulas[number] is None:
                 raise SimulationError(

@@ -179,6 +179,8 @@ CODES: dict[str, str] = {
     "DIST0751": "a row of a sweep is not a valid configuration of the model",
     "DIST0752": "a number of a program is not a sum of monomials in the sizes",
     "DIST0753": "a prediction by a template differs from that of the full pipeline",
+    "DIST0760": "steps of a serving engine cannot be predicted together",
+    "DIST0761": "a workload, a scheduler or a level of a serving engine is invalid",
     # 08xx: infeasible
     "DIST0801": "no placement that was found fits in the memory of each device",
     "DIST0802": "search: the constraints exclude every candidate",

@@ -1,0 +1,412 @@
+// Licensed under the Apache License, Version 2.0; see LICENSE.
+// SPDX-License-Identifier: Apache-2.0
+//
+// The event loop of a serving engine: which requests does each step work on, and when does it end?
+//
+// A step works on one token of each request that decodes, and on tokens of prompts. Its time is
+// interpolated in tables. Requests wait in order of arrival; a request takes pages of the cache as
+// its tokens grow, and the one that was admitted last gives its pages up where none are free, to
+// compute its tokens again. Prefixes that requests share stay in pages that nobody needs.
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "ffi/array.h"
+
+namespace tvm_distir {
+namespace {
+
+using tvm::ffi::TensorView;
+
+enum Scheduler { kContinuous = 0, kPrefillFirst = 1, kStatic = 2 };
+// Columns of a request, and of what is found about it.
+enum RequestField { kArrival, kInput, kOutput, kPrefix, kPrefixTokens, kFilled, kRequestFields };
+enum FoundField { kFirst, kFinish, kPreemptions, kAdmitted, kStart, kFoundFields };
+enum OptionField {
+  kScheduler, kMostTokens, kMostRequests, kPages, kPage, kStepOverhead, kGain, kUsers, kOptionFields
+};
+enum StepField { kBegin, kSpan, kDecoding, kPromptTokens, kUsedPages, kStepFields };
+constexpr int64_t kUnit = 1 << 16;  // fixed point of the tokens that a step gains
+constexpr int64_t kNever = -1;
+
+// A table of times at points of two sizes, bilinear between them and linear beyond.
+class Table {
+ public:
+  Table(const TensorView& rows, const TensorView& columns, const TensorView& times, const char* name)
+      : rows_(Listed(rows, "rows")), columns_(Listed(columns, "columns")),
+        times_(Listed(times, name)) {
+    if (rows_.size() < 2 || columns_.size() < 2 ||
+        times_.size() != rows_.size() * columns_.size()) {
+      TVM_FFI_THROW(ValueError) << name << " needs two rows and columns at least";
+    }
+  }
+
+  double At(double row, double column) const {
+    const size_t i = Below(rows_, row), j = Below(columns_, column);
+    const double u = (row - rows_[i]) / static_cast<double>(rows_[i + 1] - rows_[i]);
+    const double v = (column - columns_[j]) / static_cast<double>(columns_[j + 1] - columns_[j]);
+    const double first = Cell(i, j) + (Cell(i, j + 1) - Cell(i, j)) * v;
+    const double second = Cell(i + 1, j) + (Cell(i + 1, j + 1) - Cell(i + 1, j)) * v;
+    return first + (second - first) * u;
+  }
+
+ private:
+  static size_t Below(const std::vector<int64_t>& axis, double value) {
+    size_t i = 0;
+    while (i + 2 < axis.size() && static_cast<double>(axis[i + 1]) <= value) ++i;
+    return i;
+  }
+  double Cell(size_t i, size_t j) const {
+    return static_cast<double>(times_[i * columns_.size() + j]);
+  }
+
+  std::vector<int64_t> rows_, columns_, times_;
+};
+
+struct Request {
+  int64_t arrival, input, output, prefix, prefix_tokens, filled;
+  int64_t held = 0;       // tokens whose keys and values are in its cache
+  int64_t pages = 0;      // pages that it alone holds
+  int64_t shared = 0;     // pages of its prefix
+  int64_t made = 0;       // tokens that it has generated, in parts of kUnit
+  int64_t again = 0;      // tokens to compute before it goes on
+  bool uses_prefix = false;
+};
+
+struct Prefix {
+  int64_t pages = 0, users = 0, used_at = 0;
+};
+
+class Engine {
+ public:
+  Engine(const TensorView& requests, const TensorView& options, Table decode, Table prefill,
+         const TensorView& found, const TensorView& steps)
+      : option_(Listed(options, "options")), decode_(std::move(decode)),
+        prefill_(std::move(prefill)), found_(found, "found"), steps_(steps, "steps") {
+    if (option_.size() != kOptionFields) TVM_FFI_THROW(ValueError) << "options are incomplete";
+    const std::vector<int64_t> given = Listed(requests, "requests");
+    for (size_t at = 0; at + kRequestFields <= given.size(); at += kRequestFields) {
+      Request r;
+      r.arrival = given[at + kArrival];
+      r.input = given[at + kInput];
+      r.output = given[at + kOutput];
+      r.prefix = given[at + kPrefix];
+      r.prefix_tokens = given[at + kPrefixTokens];
+      r.filled = given[at + kFilled];
+      r.again = r.filled ? 0 : r.input;
+      requests_.push_back(r);
+    }
+    found_.CheckSize(static_cast<int64_t>(requests_.size()) * kFoundFields, "found");
+    for (int64_t i = 0; i < found_.size(); ++i) found_[i] = i % kFoundFields < 2 ? kNever : 0;
+    free_ = option_[kPages];
+  }
+
+  // Returns the number of steps; as many as there is room for are written.
+  int64_t Run() {
+    const int64_t count = static_cast<int64_t>(requests_.size());
+    const int64_t users = option_[kUsers];
+    next_ = 0;
+    arrived_ = users > 0 ? std::min(users, count) : count;
+    while (finished_ < count) {
+      Arrive();
+      if (running_.empty() && waiting_.empty()) {
+        now_ = std::max(now_, requests_[next_].arrival);
+        continue;
+      }
+      if (!Step()) return kNever;
+    }
+    return step_;
+  }
+
+ private:
+  void Arrive() {
+    while (next_ < arrived_ && requests_[next_].arrival <= now_) waiting_.push_back(next_++);
+  }
+
+  int64_t PagesFor(int64_t tokens) const {
+    return (tokens + option_[kPage] - 1) / option_[kPage];
+  }
+
+  // Frees pages of prefixes that nobody uses, the oldest first, until `count` pages are free.
+  bool Free(int64_t count) {
+    while (free_ < count) {
+      auto oldest = prefixes_.end();
+      for (auto it = prefixes_.begin(); it != prefixes_.end(); ++it) {
+        if (it->second.users == 0 &&
+            (oldest == prefixes_.end() || it->second.used_at < oldest->second.used_at)) {
+          oldest = it;
+        }
+      }
+      if (oldest == prefixes_.end()) return false;
+      free_ += oldest->second.pages;
+      prefixes_.erase(oldest);
+    }
+    return true;
+  }
+
+  // Takes pages so that a request holds `tokens`.
+  bool Grow(Request* r, int64_t tokens) {
+    const int64_t more = PagesFor(tokens) - r->shared - r->pages;
+    if (more <= 0) return true;
+    if (!Free(more)) return false;
+    free_ -= more;
+    r->pages += more;
+    return true;
+  }
+
+  void Release(Request* r) {
+    free_ += r->pages;
+    r->pages = 0;
+    r->held = 0;
+    if (r->uses_prefix) {
+      Prefix& known = prefixes_[r->prefix];
+      --known.users;
+      known.used_at = now_;
+      r->uses_prefix = false;
+    }
+    r->shared = 0;
+  }
+
+  // Uses the pages of a prefix that are still there.
+  void Share(Request* r) {
+    const auto it = r->prefix < 0 ? prefixes_.end() : prefixes_.find(r->prefix);
+    if (it == prefixes_.end() || r->filled) return;
+    ++it->second.users;
+    it->second.used_at = now_;
+    r->uses_prefix = true;
+    r->shared = it->second.pages;
+    const int64_t known = std::min(it->second.pages * option_[kPage], r->again - 1);
+    r->held = known;
+    r->again -= known;
+  }
+
+  // Leaves the full pages of the prefix of a request that has filled them to others.
+  void Publish(Request* r) {
+    const int64_t pages = r->prefix_tokens / option_[kPage];
+    if (r->prefix < 0 || r->uses_prefix || pages == 0 || prefixes_.count(r->prefix)) return;
+    const int64_t moved = std::min(pages, r->pages);
+    prefixes_[r->prefix] = Prefix{moved, 1, now_};
+    r->pages -= moved;
+    r->shared = moved;
+    r->uses_prefix = true;
+  }
+
+  bool Admit(int64_t id, int64_t tokens) {
+    Request& r = requests_[id];
+    const int64_t before = r.again;
+    Share(&r);
+    const int64_t chunk = std::min(tokens, r.again);
+    const int64_t needed = r.filled && r.held == 0 ? r.input + 1 : r.held + chunk;
+    if (!Grow(&r, needed)) {
+      Release(&r);
+      r.again = before;
+      return false;
+    }
+    if (r.filled && r.held == 0) {
+      r.held = r.input;
+      if (r.made == 0) r.made = kUnit;
+    }
+    int64_t* found = &found_[id * kFoundFields];
+    if (found[kAdmitted] == 0) {
+      found[kStart] = now_;
+      found[kAdmitted] = 1;
+    }
+    running_.push_back(id);
+    return true;
+  }
+
+  void Preempt(int64_t place) {
+    const int64_t id = running_[place];
+    Request& r = requests_[id];
+    const int64_t known = r.held + r.again;
+    Release(&r);
+    r.again = known;
+    r.filled = 0;
+    ++found_[id * kFoundFields + kPreemptions];
+    running_.erase(running_.begin() + place);
+    waiting_.push_front(id);
+    preempted_ = true;
+  }
+
+  bool Step() {
+    const int64_t kind = option_[kScheduler];
+    int64_t budget = option_[kMostTokens];
+    std::vector<std::pair<int64_t, int64_t>> chunks;
+    std::vector<int64_t> decoding;
+    bool prompts = false;
+    for (const int64_t id : running_) prompts |= requests_[id].again > 0;
+    const bool may_admit = kind != kStatic || running_.empty();
+    const bool together = kind == kContinuous;
+    preempted_ = false;
+    if (together) Decode(&decoding, &budget);
+    // Prompts that have begun, then those that wait.
+    for (const int64_t id : running_) {
+      Request& r = requests_[id];
+      if (r.again == 0 || budget <= 0) continue;
+      const int64_t chunk = std::min(r.again, budget);
+      if (!Grow(&r, r.held + chunk)) continue;
+      chunks.emplace_back(id, chunk);
+      budget -= chunk;
+    }
+    while (may_admit && !preempted_ && !waiting_.empty() && budget > 0 &&
+           static_cast<int64_t>(running_.size()) < option_[kMostRequests]) {
+      const int64_t id = waiting_.front();
+      Request& r = requests_[id];
+      if (!together && r.again > budget && !chunks.empty()) break;
+      if (!Admit(id, budget)) break;
+      waiting_.pop_front();
+      if (r.again == 0) {
+        if (together) decoding.push_back(id);
+        continue;
+      }
+      const int64_t chunk = std::min(r.again, budget);
+      chunks.emplace_back(id, chunk);
+      budget -= chunk;
+    }
+    if (!together && chunks.empty()) Decode(&decoding, &budget);
+    if (chunks.empty() && decoding.empty()) {
+      if (running_.empty()) return false;  // the first request that waits never fits
+      if (prompts && running_.size() > 1) {
+        Preempt(static_cast<int64_t>(running_.size()) - 1);
+        return true;
+      }
+      return false;
+    }
+    Work(decoding, chunks);
+    return true;
+  }
+
+  // Selects the requests that decode, and preempts the last ones where pages are missing.
+  void Decode(std::vector<int64_t>* decoding, int64_t* budget) {
+    for (size_t place = 0; place < running_.size();) {
+      const int64_t id = running_[place];
+      Request& r = requests_[id];
+      if (r.again > 0 || *budget <= 0) {
+        ++place;
+        continue;
+      }
+      bool fits = Grow(&r, r.held + 1);
+      while (!fits && running_.size() > place + 1) {
+        Preempt(static_cast<int64_t>(running_.size()) - 1);
+        fits = Grow(&r, r.held + 1);
+      }
+      if (!fits) {
+        if (running_.size() > 1) Preempt(static_cast<int64_t>(place));
+        return;
+      }
+      decoding->push_back(id);
+      --*budget;
+      ++place;
+    }
+  }
+
+  double StepTime(const std::vector<int64_t>& decoding,
+                  const std::vector<std::pair<int64_t, int64_t>>& chunks) const {
+    const double count = static_cast<double>(decoding.size());
+    double time = 0, context = 0;
+    for (const int64_t id : decoding) context += static_cast<double>(requests_[id].held);
+    if (count > 0) context /= count;
+    if (chunks.empty()) return decode_.At(count, context);
+    double tokens = 0, pairs = 0;
+    for (const auto& [id, chunk] : chunks) {
+      const double rows = static_cast<double>(chunk);
+      tokens += rows;
+      pairs += rows * (static_cast<double>(requests_[id].held) + rows / 2);
+    }
+    // One prompt with as many pairs of queries and keys takes as long.
+    const double rows = tokens + count;
+    time = prefill_.At(rows, pairs / rows - rows / 2);
+    if (count > 0) time += decode_.At(count, context) - decode_.At(count, 0);
+    return time;
+  }
+
+  void Work(const std::vector<int64_t>& decoding,
+            const std::vector<std::pair<int64_t, int64_t>>& chunks) {
+    const int64_t begin = now_;
+    const int64_t span = std::max<int64_t>(
+        1, static_cast<int64_t>(std::floor(StepTime(decoding, chunks) + 0.5)));
+    const int64_t used = option_[kPages] - free_;
+    now_ += span + option_[kStepOverhead];
+    int64_t prompt_tokens = 0;
+    for (const auto& [id, chunk] : chunks) {
+      Request& r = requests_[id];
+      prompt_tokens += chunk;
+      r.held += chunk;
+      r.again -= chunk;
+      if (r.again > 0) continue;
+      Publish(&r);
+      if (r.made == 0) {
+        r.made = kUnit;
+        found_[id * kFoundFields + kFirst] = now_;
+      } else {
+        r.made += kUnit;
+      }
+      Finish(id);
+    }
+    for (const int64_t id : decoding) {
+      Request& r = requests_[id];
+      r.made = std::min(r.output * kUnit, r.made + option_[kGain]);
+      r.held = std::max(r.held, r.input + r.made / kUnit - 1);
+      if (found_[id * kFoundFields + kFirst] == kNever) found_[id * kFoundFields + kFirst] = now_;
+      Finish(id);
+    }
+    running_.erase(std::remove_if(running_.begin(), running_.end(),
+                                  [&](int64_t id) {
+                                    return found_[id * kFoundFields + kFinish] != kNever;
+                                  }),
+                   running_.end());
+    if ((step_ + 1) * kStepFields <= steps_.size()) {
+      int64_t* row = &steps_[step_ * kStepFields];
+      row[kBegin] = begin;
+      row[kSpan] = now_ - begin;
+      row[kDecoding] = static_cast<int64_t>(decoding.size());
+      row[kPromptTokens] = prompt_tokens;
+      row[kUsedPages] = used;
+    }
+    ++step_;
+  }
+
+  void Finish(int64_t id) {
+    Request& r = requests_[id];
+    if (r.made < r.output * kUnit) return;
+    found_[id * kFoundFields + kFinish] = now_;
+    Release(&r);
+    ++finished_;
+    if (option_[kUsers] > 0 && arrived_ < static_cast<int64_t>(requests_.size())) {
+      requests_[arrived_++].arrival = now_;
+    }
+  }
+
+  std::vector<int64_t> option_;
+  Table decode_, prefill_;
+  Int64View found_, steps_;
+  std::vector<Request> requests_;
+  std::vector<int64_t> running_;
+  std::deque<int64_t> waiting_;
+  std::map<int64_t, Prefix> prefixes_;
+  int64_t free_ = 0, now_ = 0, next_ = 0, arrived_ = 0, finished_ = 0, step_ = 0;
+  bool preempted_ = false;
+};
+
+int64_t Serve(const TensorView& requests, const TensorView& options, const TensorView& batches,
+              const TensorView& contexts, const TensorView& decode, const TensorView& tokens,
+              const TensorView& pasts, const TensorView& prefill, const TensorView& found,
+              const TensorView& steps) {
+  return Engine(requests, options, Table(batches, contexts, decode, "decode"),
+                Table(tokens, pasts, prefill, "prefill"), found, steps)
+      .Run();
+}
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(serve, Serve);
+
+}  // namespace
+}  // namespace tvm_distir

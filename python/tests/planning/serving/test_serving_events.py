@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The event loop of engines: a reference in Python, and the laws of queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tests.planning.serving.engine_reference import ReferenceEngine
+from tvm_distir.planning.serving.batching import (
+    SCHEDULERS,
+    SchedulerOptions,
+    StepTimes,
+    seconds,
+    serve_requests,
+)
+from tvm_distir.planning.serving.levels import ServiceLevels, summarize
+from tvm_distir.planning.serving.workload import Workload
+from tvm_distir.support.errors.tree import SimulationError
+
+MS = 10**9
+PAGE = 16
+
+
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+def steps_of(base=5 * MS, request=MS // 10, context=1000, token=MS // 100, past=50):
+    """Times of an engine: a step takes ``base``, and more for what it works on."""
+    batches, contexts = ints(1, 4, 16, 64, 256), ints(0, 128, 1024, 8192)
+    tokens, pasts = ints(2, 64, 512, 4096), ints(0, 1024, 8192)
+    decode = base + batches[:, None] * (request + contexts[None, :] * context)
+    prefill = base + tokens[:, None] * (token + pasts[None, :] * past + tokens[:, None] * past // 2)
+    return StepTimes(batches, contexts, decode, tokens, pasts, prefill)
+
+
+def random_case(number):
+    """Draw a workload, a scheduler, a small cache and the kind of arrivals."""
+    rng = np.random.default_rng([11, number])
+    count = int(rng.integers(5, 60))
+    lengths = f"in=uniform:1-{rng.integers(2, 300)},out=uniform:1-{rng.integers(2, 60)}"
+    prefix = f",prefix={rng.integers(16, 120)}" if number % 3 == 0 else ""
+    arrivals = (f"poisson:{rng.uniform(1, 60):.2f}", "burst", f"closed:{rng.integers(1, 9)}")
+    work = Workload.parse(f"{arrivals[number % 3]},{lengths}{prefix},seed={number}")
+    options = SchedulerOptions(
+        SCHEDULERS[number % 4 % 3], int(rng.integers(16, 400)), int(rng.integers(1, 12)),
+        float(rng.integers(0, 2)) * 150.5,
+    )  # fmt: skip
+    pages = int(rng.integers(24, 80))
+    times = replace(steps_of(), gain=1.0 if number % 2 else float(rng.uniform(1, 3)))
+    users = work.users if work.kind == "closed" else 0
+    return work.draw(count), times, options, pages, users, number % 7 == 3 and not users
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_the_native_loop_is_the_reference(block):
+    """500 workloads, with preemption, prefixes, speculation, closed loops and full caches."""
+    preempted = 0
+    for number in range(block * 50, block * 50 + 50):
+        requests, times, options, pages, users, filled = random_case(number)
+        got = serve_requests(requests, times, options, pages, PAGE, users, filled)
+        engine = ReferenceEngine(requests, times, options, pages, PAGE, users, filled)
+        want = engine.run(requests)
+        for name in ("first_ps", "finish_ps", "start_ps", "preemptions", "steps"):
+            np.testing.assert_array_equal(
+                getattr(got, name), getattr(want, name), f"{number} {name}"
+            )
+        preempted += int(got.preemptions.sum())
+        assert got.steps[:, 4].max() <= pages
+        kept = sum(p["pages"] for p in engine.prefixes.values())
+        assert engine.free + kept == pages
+        if not filled and not got.preemptions.any() and requests.prefix_id.max() < 0:
+            assert got.steps[:, 3].sum() == requests.input_tokens.sum()
+    assert preempted > 0
+
+
+def test_littles_law():
+    """Requests in the engine are the rate times the time that each is in it."""
+    work = Workload.parse("poisson:20,in=uniform:16-200,out=uniform:4-60")
+    served = serve_requests(work.draw(4000), steps_of(), SchedulerOptions(), 4096, PAGE)
+    arrival, finish = seconds(served.requests.arrival_ps), seconds(served.finish_ps)
+    span = finish.max() - arrival.min()
+    moments = np.linspace(arrival.min(), finish.max(), 20001)
+    inside = np.searchsorted(np.sort(arrival), moments) - np.searchsorted(np.sort(finish), moments)
+    assert inside.mean() == pytest.approx(4000 / span * (finish - arrival).mean(), rel=0.01)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_prompts_alone_are_an_m_d_1_queue(load):
+    """The wait is load / (2 (1 - load)) services (Kleinrock 1975, eq. 5.71)."""
+    times = steps_of(base=10 * MS, request=0, context=0, token=0, past=0)
+    work = Workload.parse(f"poisson:{load * 100},in=64,out=1,seed=4")
+    options = SchedulerOptions("prefill_first", tokens=64, requests=1)
+    waits = []
+    for seed in range(4):
+        requests = replace(work, seed=seed).draw(40000)
+        served = serve_requests(requests, times, options, 64, PAGE)
+        waits.append(float(seconds(served.first_ps - served.requests.arrival_ps).mean()))
+    expected = 0.01 * (1 + load / (2 * (1 - load)))
+    assert np.mean(waits) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_request_alone_takes_the_time_of_its_steps():
+    times = steps_of()
+    served = serve_requests(
+        Workload.parse("burst,in=64,out=3").draw(1), times, SchedulerOptions(), 64, PAGE
+    )
+    first = int(times.prefill_ps[1, 0])
+    decode = [5 * MS + MS // 10 + c * 1000 for c in (64, 65)]
+    assert served.first_ps.tolist() == [first]
+    assert served.finish_ps.tolist() == [first + sum(decode)]
+
+
+def test_more_users_never_speed_up_a_user():
+    rates = []
+    for users in (1, 2, 4, 8, 16, 32):
+        work = Workload.parse(f"closed:{users},in=128,out=64")
+        served = serve_requests(work.draw(400), steps_of(), SchedulerOptions(), 4096, PAGE, users)
+        rates.append(1 / summarize([served], ServiceLevels(), window=True).tpot.mean_s)
+    assert all(b <= a * 1.01 for a, b in pairwise(rates))
+
+
+def test_a_shared_prefix_is_computed_once():
+    work = Workload.parse("poisson:5,in=128,out=8,prefix=96")
+    plain = Workload.parse("poisson:5,in=128,out=8")
+    tokens = [
+        int(serve_requests(w.draw(50), steps_of(), SchedulerOptions(), 512, PAGE).steps[:, 3].sum())
+        for w in (work, plain)
+    ]
+    assert tokens == [128 + 49 * 32, 50 * 128]
+
+
+def test_the_same_seed_gives_the_same_requests_at_any_rate():
+    work = Workload.parse("poisson:3,in=lognormal:200:0.5,out=uniform:1-90,seed=5")
+    a, b = work.draw(40), work.at_rate(6).draw(60)
+    np.testing.assert_array_equal(a.input_tokens, b.input_tokens[:40])
+    np.testing.assert_allclose(a.arrival_ps, 2 * b.arrival_ps[:40], atol=2)
+
+
+@pytest.mark.parametrize(
+    "text", ["poisson:-1", "posson:2", "burst,in=uniform:x-3", "closed:2,inn=3", "none.csv"]
+)
+def test_wrong_workloads_are_refused(text):
+    with pytest.raises(SimulationError, match="DIST0761"):
+        Workload.parse(text).draw(3)
+
+
+def test_a_trace_is_read(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n2,30,4\n0.5,10,2\n")
+    requests = Workload.parse(str(path)).draw(0)
+    assert requests.arrival_ps.tolist() == [500 * MS, 2000 * MS]
+    assert requests.input_tokens.tolist() == [10, 30]
+
+
+def test_a_request_that_never_fits_is_refused():
+    requests = Workload.parse("burst,in=500,out=4").draw(2)
+    with pytest.raises(SimulationError, match=r"DIST0761.*does not fit"):
+        serve_requests(requests, steps_of(), SchedulerOptions(), 8, PAGE)

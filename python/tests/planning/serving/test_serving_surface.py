@@ -1,0 +1,192 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Surfaces of steps against the pipeline, and ways of serving found by search."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+
+from tvm_distir.core import System
+from tvm_distir.interface.command.__main__ import main
+from tvm_distir.planning.serving.levels import ServiceLevels
+from tvm_distir.planning.serving.serving_report import serve_analyze
+from tvm_distir.planning.serving.serving_search import search_serving
+from tvm_distir.planning.serving.surface import ServedModel, Surface, mixed_ps
+from tvm_distir.support.errors.tree import SimulationError
+
+SYSTEM = "dgx-h100"
+MODELS = [
+    ("llama3", "megatron", {"tp": 2}),
+    ("llama3", "megatron", {"tp": 4}),
+    ("gemma", "megatron", {"tp": 2}),
+    ("mixtral", "expert_parallel", {"ep": 2}),
+    ("llama3", "megatron", {"tp": 8}),
+    ("deepseek", "data_parallel", {"dp": 2}),
+    ("qwen3", "megatron", {"tp": 1}),
+]
+
+
+@pytest.mark.parametrize(("family", "strategy", "mesh"), MODELS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_surface_is_the_pipeline_to_the_picosecond(family, strategy, mesh):
+    served = ServedModel(f"zoo:{family}?size=tiny,layers=3", strategy, mesh, System.load(SYSTEM))
+    surface = Surface(served)
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        batch, past = int(rng.integers(1, 150)) * served.pools, int(rng.integers(0, 9000))
+        assert surface.decode_s(batch, past) == served.study(batch, 1, past).result.time_s
+        tokens, past = int(rng.integers(2, 6000)), int(rng.integers(0, 9000))
+        whole = served.study(served.pools, tokens, past).result.time_s
+        assert surface.prefill_s(tokens, past) == whole
+
+
+def test_steps_of_several_tokens_and_narrow_caches():
+    served = ServedModel(
+        "zoo:llama3?size=tiny", "megatron", {"tp": 1}, System.load(SYSTEM), "float8_e4m3fn"
+    )
+    surface = Surface(served, new=4)
+    assert surface.decode_s(7, 333) == served.study(7, 4, 333).result.time_s
+    wide = Surface(ServedModel("zoo:llama3?size=tiny", "megatron", {"tp": 1}, System.load(SYSTEM)))
+    assert surface.memory(64).token_bytes * 4 == wide.memory(64).token_bytes
+
+
+def test_memory_is_that_of_the_pipeline():
+    """Weights, caches and workspace are at least the peak of a step, and not much more."""
+    model = "zoo:llama3?size=3.1-8b,layers=4"
+    served = ServedModel(model, "megatron", {"tp": 2}, System.load(SYSTEM))
+    memory = Surface(served).memory(1024)
+    peak = served.study(1, 1024, 3072).result.peak_memory_bytes
+    whole = memory.weight_bytes + memory.token_bytes * 4096 + memory.workspace_bytes
+    assert peak <= whole <= 1.5 * peak
+
+
+def test_a_mixed_step_is_between_its_parts():
+    served = ServedModel(
+        "zoo:llama3?size=3.1-8b,layers=2", "megatron", {"tp": 1}, System.load(SYSTEM)
+    )
+    surface = Surface(served)
+    mixed = mixed_ps(surface, [32], [2000], [512])[0]
+    parts = (
+        surface.decode_ps(np.array([32]), np.array([2000]))[0],
+        surface.prefill_ps(np.array([512]), np.array([0]))[0],
+    )
+    assert max(parts) < mixed < sum(parts)
+
+
+MODEL = "zoo:llama3?size=3.1-8b,layers=4,vocab=4096"
+DRAFT = "zoo:llama3?size=3.1-8b,layers=1,vocab=4096,ffn=1024"
+LENGTHS = ("in=64,out=16", "in=uniform:16-900,out=uniform:2-40")
+LEVELS = [
+    ServiceLevels(ttft, tpot) for ttft in (0.004, 0.02, None) for tpot in (0.0006, 0.001, None)
+]
+SPACES = list(itertools.product(LENGTHS, LEVELS, (False, True), (1, 2)))[:50]
+
+
+@pytest.fixture(scope="module")
+def known_engines():
+    """Fit the steps of each plan once."""
+    from tvm_distir.planning.serving.serving_run import ServingEngine
+
+    known, make = {}, ServingEngine.of
+
+    def of(served, options):
+        key = (served.model, served.strategy, tuple(served.mesh.items()))
+        if key not in known:
+            known[key] = make(served, options)
+        return known[key].with_options(options)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(ServingEngine, "of", staticmethod(of))
+    yield known
+    patch.undo()
+
+
+@pytest.mark.parametrize("part", range(5))
+def test_the_best_is_that_of_exhaustive_search(part, known_engines):
+    cut = 0
+    for lengths, levels, apart, devices in SPACES[part::5]:
+        found = [
+            search_serving(
+                "zoo:llama3?size=tiny", devices, SYSTEM, f"poisson:1,{lengths}", levels,
+                schedulers=("continuous:tokens=128", "prefill_first:tokens=512"),
+                apart=apart, front=False, bounds=bounds,
+            )
+            for bounds in (True, False)
+        ]  # fmt: skip
+        best = [r.choices[0].per_device if r.choices else 0.0 for r in found]
+        assert best[0] == best[1]
+        cut += len(found[0].cuts)
+        assert len(found[0].choices) + len(found[0].cuts) == len(found[1].choices)
+        for choice in found[1].choices:
+            assert choice.requests_per_s <= choice.bound_per_s
+    assert cut > 0
+
+
+def test_no_point_of_the_front_is_dominated(known_engines):
+    result = search_serving(MODEL, 2, SYSTEM, "poisson:1,in=64,out=16", ServiceLevels())
+    assert len(result.front) > 3
+    for a, b in itertools.combinations(result.front, 2):
+        assert not (b.per_user >= a.per_user and b.per_device >= a.per_device)
+        assert not (a.per_user >= b.per_user and a.per_device >= b.per_device)
+
+
+def test_a_report_says_why_levels_break(known_engines):
+    report = serve_analyze(
+        MODEL, "megatron", {"tp": 1}, SYSTEM, "poisson:9000,in=256,out=16",
+        levels=ServiceLevels(0.01, 0.0001),
+    )  # fmt: skip
+    assert report.broken == ["TTFT", "TPOT"]
+    assert len(report.causes) == len(report.advice) == 2
+    assert "queue" in report.text()
+    with pytest.raises(SimulationError, match="DIST0761"):
+        serve_analyze(
+            "zoo:llama3?size=tiny", "megatron", {"tp": 1}, SYSTEM, "closed:3,in=9,out=4",
+            prefill_mesh={"tp": 1},
+        )  # fmt: skip
+
+
+def test_devices_apart_keep_prompts_from_those_that_decode(known_engines):
+    """The time per token is that of steps that decode, and tokens are conserved."""
+    work = "poisson:40,in=2048,out=64"
+    together, apart = (
+        serve_analyze(MODEL, "megatron", {"tp": 1}, SYSTEM, work, **more)
+        for more in ({}, {"prefill_mesh": {"tp": 1}})
+    )
+    assert apart.devices == 2
+    assert apart.summary.tpot.p90_s <= together.summary.tpot.p90_s
+    assert apart.summary.ttft.p50_s >= apart.alone_ttft_s
+
+
+def test_speculation_pays_where_tokens_are_accepted(known_engines):
+    plain, all_accepted, none_accepted = (
+        serve_analyze(
+            MODEL, "megatron", {"tp": 1}, SYSTEM,
+            "closed:1,in=64,out=64", **more,
+        )
+        for more in (
+            {},
+            {"draft": DRAFT, "draft_tokens": 3, "acceptance": 1.0},
+            {"draft": DRAFT, "draft_tokens": 3, "acceptance": 0.0},
+        )
+    )  # fmt: skip
+    assert all_accepted.summary.tpot.mean_s < plain.summary.tpot.mean_s / 2
+    assert none_accepted.summary.tpot.mean_s > plain.summary.tpot.mean_s
+
+
+def test_the_commands(capsys, tmp_path, known_engines):
+    common = [MODEL, "--system", SYSTEM, "--workload", "poisson:50,in=64,out=8"]
+    assert main(["serve-analyze", *common, "--mesh", "tp=1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["summary"]["steady"] is True
+    picture = tmp_path / "front.svg"
+    args = ["search", *common, "--serve", "--devices", "2", "--tpot", "2ms"]
+    assert main([*args, "--picture", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"best:\nzoo:llama3", out)
+    assert picture.read_text(encoding="utf-8").count("<circle") > 3
+    assert main(["serve-analyze", *common, "--mesh", "tp=1", "--ttft", "5"]) == 2

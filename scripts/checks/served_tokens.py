@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Serve a tiny model on threads, and compare its tokens and batches with what is expected.
+
+Usage: scripts/checks/served_tokens.py [FAMILY] [STRATEGY] [tp=N]
+
+Requests go through the steps of ``entry=serve``, distributed and run on an engine of threads: in
+each step a prompt is filled by a chunk, or the running requests decode a token each. The tokens
+must be those of the model on a single device, and each step must work on as many requests and
+tokens of prompts as the simulated engine says. Prints both; exits 1 when they differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+CHUNK, PAGE, COLUMNS, PAGES, MOST = 4, 4, 5, 16, 3
+INPUTS, OUTPUTS = (4, 8, 4, 8), (5, 3, 6, 4)
+
+
+class Steps:
+    """Steps of a model that run, by their requests and tokens."""
+
+    def __init__(self, model: str, strategy: str, mesh: dict[str, int]) -> None:
+        self.model, self.strategy, self.mesh = model, strategy, mesh
+        self.known: dict[tuple[int, int], tuple] = {}
+
+    def module(self, batch: int, seq: int) -> tuple:
+        """Return the module of a step, its distributed form, and the names of its inputs."""
+        import tvm_distir as td
+
+        if (batch, seq) not in self.known:
+            keys = f"entry=serve,batch={batch},seq={seq},past={COLUMNS * PAGE - seq}"
+            mod = td.load_model(f"{self.model},{keys},page={PAGE},pages={PAGES}").mod
+            plan = td.strategy.make_plan(mod, self.strategy, self.mesh)
+            names = [str(name) for name in mod["main"].attrs["dist.param_names"]]
+            self.known[batch, seq] = mod, td.distribute(mod, plan), names
+        return self.known[batch, seq]
+
+    def run(
+        self, tokens: Any, pages: Any, lengths: Any, caches: dict[str, Any], weights: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """Run a step on threads; return the next token of each request, and the caches."""
+        import tvm_distir as td
+
+        _, local, names = self.module(*tokens.shape)
+        given = {**weights, **caches, "input_ids": tokens, "pages": pages, "lengths": lengths}
+        logits, *new = td.run(local, [given[name] for name in names], engine="threads")
+        return logits.argmax(-1), dict(zip(caches, new, strict=True))
+
+
+def served(steps: Steps, prompts: list, weights: dict) -> tuple[list[list[int]], list[list[int]]]:
+    """Serve prompts, those that wait first; return tokens, and the sizes of steps."""
+    mod, _, names = steps.module(1, CHUNK)
+    shapes = dict(zip(names, (p.ty for p in mod["main"].params), strict=True))
+    caches = {
+        name: np.zeros([int(n) for n in ty.shape], str(ty.dtype))
+        for name, ty in shapes.items()
+        if name.endswith("_cache")
+    }
+    free = list(np.random.default_rng(0).permutation(PAGES))
+    waiting, running, batches = list(range(len(prompts))), [], []
+    tokens: list[list[int]] = [[] for _ in prompts]
+    held, table = [0] * len(prompts), np.zeros((len(prompts), COLUMNS), np.int32)
+
+    def take(number: int, count: int) -> None:
+        for column in range(-(-held[number] // PAGE), -(-count // PAGE)):
+            table[number, column] = free.pop()
+
+    while waiting or running:
+        filling = [n for n in running if held[n] < len(prompts[n])]
+        if not filling and waiting and len(running) < MOST:
+            filling = [waiting.pop(0)]
+            running.append(filling[0])
+        decoding = [] if filling else list(running)
+        batches.append([len(decoding), CHUNK * len(filling)])
+        if decoding:
+            for n in decoding:
+                take(n, held[n] + 1)
+            last = np.array([[tokens[n][-1]] for n in decoding], np.int32)
+            lengths = np.array([held[n] for n in decoding], np.int32)
+            new, caches = steps.run(last, table[decoding], lengths, caches, weights)
+            for n, token in zip(decoding, new.tolist(), strict=True):
+                held[n] += 1
+                tokens[n].append(token)
+        for n in filling:
+            take(n, held[n] + CHUNK)
+            part = prompts[n][None, held[n] : held[n] + CHUNK]
+            lengths = np.array([held[n]], np.int32)
+            new, caches = steps.run(part, table[[n]], lengths, caches, weights)
+            held[n] += CHUNK
+            if held[n] == len(prompts[n]):
+                tokens[n].append(int(new[0]))
+        for n in [n for n in running if len(tokens[n]) >= OUTPUTS[n]]:
+            running.remove(n)
+            free += table[n, : -(-held[n] // PAGE)].tolist()
+    return tokens, batches
+
+
+def alone(model: str, prompts: list, weights: dict) -> list[list[int]]:
+    """Return the tokens of the model forward on a single device, one request after the other."""
+    import tvm_distir as td
+
+    seq = COLUMNS * PAGE
+    mod = td.load_model(f"{model},batch={len(prompts)},seq={seq}").mod
+    local = td.distribute(mod, td.strategy.make_plan(mod, "data_parallel", {"dp": 1}))
+    names = [str(name) for name in mod["main"].attrs["dist.param_names"]]
+    ids = np.zeros((len(prompts), seq), np.int32)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    tokens: list[list[int]] = [[] for _ in prompts]
+    for step in range(max(OUTPUTS)):
+        (logits,) = td.run(local, [{**weights, "input_ids": ids}[name] for name in names])
+        for n, prompt in enumerate(prompts):
+            if step < OUTPUTS[n]:
+                token = int(logits[n, len(prompt) + step - 1].argmax())
+                tokens[n].append(token)
+                ids[n, len(prompt) + step] = token
+    return tokens
+
+
+def simulated() -> list[list[int]]:
+    """Return the requests that decode, and the tokens of prompts, of each simulated step."""
+    from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes, serve_requests
+    from tvm_distir.planning.serving.workload import Requests
+
+    count, axis = len(INPUTS), np.array([1, 100], np.int64)
+    zeros, ones = np.zeros(count, np.int64), np.ones((2, 2), np.int64)
+    sizes = (np.array(column, np.int64) for column in (INPUTS, OUTPUTS))
+    requests = Requests(zeros, *sizes, zeros - 1, zeros)
+    times = StepTimes(axis, axis, ones, axis, axis, ones)
+    options = SchedulerOptions("prefill_first", CHUNK, MOST)
+    result = serve_requests(requests, times, options, PAGES, PAGE)
+    return [[int(row[2]), int(row[3])] for row in result.steps]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command."""
+    from tvm_distir.execution.verification.random_inputs import draw_inputs
+
+    family, strategy, mesh = (*arguments, *("llama3", "megatron", "tp=2")[len(arguments) :])
+    axis, _, size = mesh.partition("=")
+    drops = ",capacity_factor=0" if family in ("mixtral", "moe", "deepseek", "gpt_oss") else ""
+    steps = Steps(f"zoo:{family}?size=tiny{drops}", strategy, {axis: int(size)})
+    mod, _, names = steps.module(1, CHUNK)
+    shapes = {"input_ids", "pages", "lengths", *(n for n in names if n.endswith("_cache"))}
+    drawn = dict(zip(names, draw_inputs(mod, seed=1), strict=True))
+    weights = {name: value for name, value in drawn.items() if name not in shapes}
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, 500, n).astype(np.int32) for n in INPUTS]
+    tokens, batches = served(steps, prompts, weights)
+    want, expected = alone(steps.model, prompts, weights), simulated()
+    print(f"{family}, {strategy} {mesh}, threads: {len(batches)} steps")
+    print(f"tokens of requests: {'equal' if tokens == want else f'{tokens}, not {want}'}")
+    print(f"order of batches: {'equal' if batches == expected else f'{batches}, not {expected}'}")
+    return int(tokens != want or batches != expected)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir serve-analyze``, and the options of ``tvm-distir search --serve``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.support import UsageError
+
+from .option_values import parse_count, parse_mesh, parse_number
+from .options import add_kernels, add_system
+from .resumable import begin
+from .terminal import put, say
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "serve-analyze",
+        help="Predict how a model is served: latencies, throughput, memory, cost.",
+        description="Serve requests by a simulated engine with paged caches: latencies and their "
+        "percentiles, throughput, use of the caches, what breaks the service levels.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "model", metavar="MODEL", help="A decoder: zoo:NAME?key=value,... or a config.json"
+    )
+    parser.add_argument(
+        "--strategy",
+        metavar="NAME",
+        default="megatron",
+        help="Set the strategy (default: megatron).",
+    )
+    parser.add_argument("--mesh", metavar="tp=4", required=True, help="Set the mesh of a replica.")
+    add_system(parser, required=True)
+    add_kernels(parser)
+    add_levels(parser)
+    parser.add_argument(
+        "--scheduler",
+        metavar="KIND[:k=v,...]",
+        default="continuous",
+        help="continuous (default), prefill_first or static, with tokens=N, requests=N and "
+        "step_overhead_us=X.",
+    )
+    parser.add_argument("--replicas", metavar="N", default="1", help="Set the number of replicas.")
+    parser.add_argument("--kv-dtype", metavar="T", default="", help="Set the dtype of caches.")
+    parser.add_argument(
+        "--prefill-mesh", metavar="tp=2", help="Fill caches on devices apart, with this mesh."
+    )
+    parser.add_argument(
+        "--prefill-replicas", metavar="N", default="1", help="Set the number of prefill replicas."
+    )
+    parser.add_argument("--draft", metavar="MODEL", default="", help="Set the draft model.")
+    parser.add_argument(
+        "--draft-tokens", metavar="K", default="0", help="Propose K tokens by the draft model."
+    )
+    parser.add_argument(
+        "--acceptance", metavar="A", default="0.7", help="Set the share of accepted tokens."
+    )
+    parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
+    parser.set_defaults(registers=True, run=run)
+
+
+def add_levels(parser: Any) -> None:
+    """Add the options of a workload and of service levels."""
+    parser.add_argument(
+        "--workload",
+        metavar="W",
+        default="poisson:1",
+        help="poisson:RATE, burst, closed:USERS or a CSV file, with in=, out=, prefix=, seed=.",
+    )
+    parser.add_argument("--ttft", metavar="500ms", help="Set the 90th percentile of the TTFT.")
+    parser.add_argument("--tpot", metavar="30ms", help="Set the 90th percentile of the TPOT.")
+    parser.add_argument("--e2e", metavar="20s", help="Set that of the time to the last token.")
+
+
+def levels_of(arguments: argparse.Namespace) -> Any:
+    """Return the service levels of the options."""
+    from tvm_distir.planning import ServiceLevels
+
+    return ServiceLevels(
+        *(
+            None if text is None else _seconds(text, f"--{name}")
+            for name in ("ttft", "tpot", "e2e")
+            for text in (getattr(arguments, name),)
+        )
+    )
+
+
+def _seconds(text: str, option: str) -> float:
+    """Read a time with its unit, such as ``500ms`` (UsageError DIST0152)."""
+    for unit, factor in (("ms", 1e-3), ("us", 1e-6), ("s", 1.0)):
+        if text.endswith(unit):
+            return parse_number(text.removesuffix(unit), option) * factor
+    raise UsageError(
+        "DIST0152", f'"{text}" has no unit', place=option, remedy="Write 500ms, or 0.5s."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve the workload and print the report."""
+    mesh = parse_mesh(arguments.mesh)
+    prefill = parse_mesh(arguments.prefill_mesh) if arguments.prefill_mesh else None
+    counts = [
+        parse_count(getattr(arguments, name), f"--{name.replace('_', '-')}")
+        for name in ("replicas", "prefill_replicas")
+    ]
+    draft_tokens = 0
+    if arguments.draft_tokens != "0":
+        draft_tokens = parse_count(arguments.draft_tokens, "--draft-tokens")
+    acceptance = parse_number(arguments.acceptance, "--acceptance")
+    system = begin(arguments, "--strategy", arguments.strategy)
+    from tvm_distir.planning import serve_analyze
+
+    report = serve_analyze(
+        arguments.model,
+        arguments.strategy,
+        mesh,
+        system,
+        arguments.workload,
+        scheduler=arguments.scheduler,
+        levels=levels_of(arguments),
+        replicas=counts[0],
+        kv_dtype=arguments.kv_dtype,
+        prefill_mesh=prefill,
+        prefill_replicas=counts[1],
+        draft=arguments.draft,
+        draft_tokens=draft_tokens,
+        acceptance=acceptance,
+    )
+    put(json.dumps(report.to_dict(), indent=1) if arguments.json else report.text())
+    put("\n")
+    return 0
+
+
+def add_serving(parser: Any) -> None:
+    """Add the options of ``search --serve``."""
+    group = parser.add_argument_group("serving")
+    group.add_argument(
+        "--serve",
+        action="store_true",
+        help="Search the way of serving that keeps --ttft, --tpot and --e2e at the highest rate.",
+    )
+    add_levels(group)
+    group.add_argument(
+        "--apart", action="store_true", help="Try devices apart for prefill and decode."
+    )
+    group.add_argument(
+        "--kv-dtypes",
+        metavar="T,T",
+        default="",
+        help="Try dtypes of caches, such as bfloat16,float8_e4m3fn.",
+    )
+    group.add_argument("--picture", metavar="FILE.svg", help="Draw the front of --serve.")
+
+
+def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> int:
+    """Search ways of serving and print them."""
+    system = begin(arguments, "--serve", None)
+    from tvm_distir.interface.report.serving_front import front_svg
+    from tvm_distir.planning import search_serving
+
+    result = search_serving(
+        arguments.model,
+        devices,
+        system,
+        arguments.workload,
+        levels_of(arguments),
+        kv_dtypes=[word.strip() for word in arguments.kv_dtypes.split(",")],
+        apart=arguments.apart,
+    )
+    put(json.dumps(result.to_dict(), indent=1) if as_json else result.text())
+    put("\n")
+    if arguments.picture:
+        title = f"{arguments.model} on {devices} x {system.name}, {arguments.workload}"
+        Path(arguments.picture).write_text(front_svg(result, title), encoding="utf-8")
+        say(f"wrote {arguments.picture}")
+    return 0

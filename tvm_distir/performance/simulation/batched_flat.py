@@ -1,0 +1,204 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Simulate many steps without stages together that differ in numbers only.
+
+A device runs the ops of a step in order, on a stream of kernels and one of collectives. Their
+times are arrays with an element per step. A call like the call before it, which begins in the same
+state but for a shift in time, ends in the same state but for this shift: layers are computed once
+or twice, whatever their number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import System
+from tvm_distir.performance.program.numbers import Numbers
+from tvm_distir.performance.program.parts import Function
+from tvm_distir.performance.program.program import Program
+from tvm_distir.support import SimulationError
+
+from .batched_costs import BatchPrices
+from .op_costs import COMM, COMPUTE
+
+Ints = npt.NDArray[np.int64]
+
+_KINDS = ("compute", "collective", "view", "call", "wait")
+
+
+class FlatTimes(NamedTuple):
+    """Times of simulated steps.
+
+    Attributes
+    ----------
+    time_ps : int64 array (rows,)
+    kernel_ps, collective_ps : int64 array (rows,)
+        The time in which each stream is busy.
+    fits : bool array (rows,)
+        The rows all of whose times fit.
+    """
+
+    time_ps: Ints
+    kernel_ps: Ints
+    collective_ps: Ints
+    fits: npt.NDArray[np.bool_]
+
+
+@dataclass
+class _State:
+    """Times at which the streams are free, and for which they were busy."""
+
+    free: list[Ints]
+    busy: list[Ints]
+
+
+@dataclass
+class _KnownCall:
+    """A call that was computed: arguments and streams before it, results and streams after it."""
+
+    args: list[Ints]
+    free: list[Ints]
+    results: list[Ints]
+    after: list[Ints]
+    busy: list[Ints]
+
+
+class FlatBatch:
+    """Batch of like steps without stages.
+
+    Parameters
+    ----------
+    program : Program
+        The program of a step, grouped into kernels.
+    system : System
+    numbers : Numbers
+        The numbers of the program.
+    which : int64 array
+        The quantity of each number of the program.
+    blocking : bool
+        The option, as :func:`.simulator.simulate` has it.
+
+    Raises
+    ------
+    SimulationError
+        DIST0760 for a program with branches, transfers or several entries.
+    """
+
+    def __init__(
+        self, program: Program, system: System, numbers: Numbers, which: Ints, blocking: bool
+    ) -> None:
+        self.program, self.system, self.numbers, self.which = program, system, numbers, which
+        self.blocking = blocking
+        if len(program.entries) != 1:
+            raise _unsupported("several entries", "program")
+        for name, fn in program.functions.items():
+            for op in fn.ops:
+                if op.kind not in _KINDS or op.is_start:
+                    raise _unsupported(f"an op of kind {op.kind}", f"{name}/{op.name}")
+
+    def run(self, quantities: Ints) -> FlatTimes:
+        """Simulate steps, of which ``quantities`` (quantities, rows) has the numbers."""
+        return _Run(self, quantities).times()
+
+
+class _Run:
+    """A run of all rows."""
+
+    def __init__(self, batch: FlatBatch, quantities: Ints) -> None:
+        self.batch, self.rows = batch, quantities.shape[1]
+        shape = np.zeros(self.rows, np.int64)
+        self.prices = BatchPrices(
+            batch.program,
+            batch.system,
+            batch.numbers,
+            batch.which,
+            quantities,
+            [batch.program.meshes],
+            shape,
+        )
+        self.zero = np.zeros(self.rows, np.int64)
+        self.known: dict[str, _KnownCall] = {}
+
+    def times(self) -> FlatTimes:
+        """Return the times of the entry."""
+        root = self.batch.program.entries[0].function
+        fn = self.batch.program.functions[root]
+        state = _State([self.zero] * 2, [self.zero] * 2)
+        self._function(root, fn, [self.zero] * len(fn.params), state)
+        time_ps = np.maximum(*state.free)
+        return FlatTimes(time_ps, state.busy[COMPUTE], state.busy[COMM], self.prices.fits)
+
+    def _function(self, name: str, fn: Function, args: list[Ints], state: _State) -> list[Ints]:
+        ready = [self.zero] * len(fn.values)
+        for value, time in zip(fn.params, args, strict=True):
+            ready[value] = time
+        for number, op in enumerate(fn.ops):
+            if op.kind == "view":
+                ready[op.outputs[0]] = ready[op.inputs[0]]
+                continue
+            if op.kind == "call":
+                results = self._call(op.callees[0], [ready[i] for i in op.inputs], state)
+                for value, time in zip(op.outputs, results, strict=True):
+                    ready[value] = time
+                continue
+            stream = COMM if op.kind == "collective" else COMPUTE
+            start = state.free[stream]
+            for i in op.inputs:
+                if ready[i] is not start and ready[i] is not self.zero:
+                    start = np.maximum(start, ready[i])
+            blocks = stream == COMM and self.batch.blocking
+            if blocks:
+                start = np.maximum(start, state.free[COMPUTE])
+            if op.kind == "wait":
+                end = start
+            else:
+                spent = self.prices.of(self.prices.key(name, number, op), op, name)[0]
+                end = start + spent
+                state.busy[stream] = state.busy[stream] + spent
+            state.free[stream] = end
+            if blocks:
+                state.free[COMPUTE] = end
+            for value in op.outputs:
+                ready[value] = end
+        return [ready[i] for i in fn.results]
+
+    def _call(self, name: str, args: list[Ints], state: _State) -> list[Ints]:
+        """Run a function, or shift what it did when it was called in the same state."""
+        before = _State(list(state.free), list(state.busy))
+        known = self.known.get(name)
+        if known is not None:
+            shift = before.free[COMPUTE] - known.free[COMPUTE]
+            if self._shifted(known, args, before.free, shift):
+                state.free = [time + shift for time in known.after]
+                state.busy = [a + b for a, b in zip(before.busy, known.busy, strict=True)]
+                return [time + shift for time in known.results]
+        results = self._function(name, self.batch.program.functions[name], args, state)
+        spent = [a - b for a, b in zip(state.busy, before.busy, strict=True)]
+        self.known[name] = _KnownCall(args, before.free, results, list(state.free), spent)
+        return results
+
+    def _shifted(self, known: _KnownCall, args: list[Ints], free: list[Ints], shift: Ints) -> bool:
+        """Return whether a state is a known one, shifted, but for what was ready before it."""
+        if not np.array_equal(free[COMM] - known.free[COMM], shift):
+            return False
+        first = np.minimum(*free)
+        first_known = np.minimum(*known.free)
+        for new, old in zip(args, known.args, strict=True):
+            if np.array_equal(new - old, shift):
+                continue
+            if not ((new <= first).all() and (old <= first_known).all()):
+                return False
+        return True
+
+
+def _unsupported(what: str, place: str) -> SimulationError:
+    return SimulationError(
+        "DIST0760",
+        f"steps with {what} cannot be simulated together",
+        place=place,
+        remedy="Simulate them one by one with td.simulate.",
+    )

@@ -1,0 +1,248 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Run the requests of a workload through an engine, by the native event loop.
+
+Schedulers: ``continuous`` decodes every running request in each step, and fills caches with what
+is left of the tokens of a step (Agrawal et al. 2024, "Sarathi-Serve"); ``prefill_first`` fills the
+caches of waiting requests in steps of their own, before others go on (Yu et al. 2022, "Orca");
+``static`` admits requests when all before have ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import PICOSECONDS
+from tvm_distir.support import SimulationError, load_library, nearest
+
+from .surface import Surface
+from .workload import Ints, Requests, workload_fault
+
+SCHEDULERS = ("continuous", "prefill_first", "static")
+UNIT = 1 << 16
+"""Fixed point of the tokens that a request gains in a step."""
+_BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+_CONTEXTS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+_TOKENS = (2, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
+           8192, 12288, 16384, 32768)  # fmt: skip
+_PASTS = (0, 1024, 4096, 16384, 65536)
+_FIELDS, _STEP_FIELDS, _MOST_STEPS = 5, 5, 1 << 20
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """Scheduler of an engine.
+
+    Attributes
+    ----------
+    kind : str
+        One of :data:`SCHEDULERS`.
+    tokens : int
+        The most tokens of a step.
+    requests : int
+        The most requests that run at a time.
+    step_overhead_us : float
+        What the host takes between two steps.
+    """
+
+    kind: str = "continuous"
+    tokens: int = 2048
+    requests: int = 256
+    step_overhead_us: float = 0.0
+
+    @staticmethod
+    def parse(text: str) -> SchedulerOptions:
+        """Read ``KIND[:tokens=N,requests=N,step_overhead_us=X]``.
+
+        Raises
+        ------
+        SimulationError
+            DIST0761.
+        """
+        kind, _, rest = text.partition(":")
+        if kind not in SCHEDULERS:
+            raise workload_fault(f'unknown scheduler "{kind}"', text, nearest(kind, SCHEDULERS))
+        options = SchedulerOptions(kind)
+        for item in rest.split(",") if rest else []:
+            key, _, value = item.partition("=")
+            try:
+                if key == "tokens":
+                    options = replace(options, tokens=int(value))
+                elif key == "requests":
+                    options = replace(options, requests=int(value))
+                elif key == "step_overhead_us":
+                    options = replace(options, step_overhead_us=float(value))
+                else:
+                    raise ValueError(key)
+            except ValueError as error:
+                known = "Use tokens=N, requests=N or step_overhead_us=X."
+                raise workload_fault(f'"{item}" is no option', text, known) from error
+        if min(options.tokens, options.requests) < 1 or options.step_overhead_us < 0:
+            raise workload_fault("an option is not positive", text, "Give positive numbers.")
+        return options
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Tables of the times of steps, between which an engine interpolates.
+
+    Attributes
+    ----------
+    batches, contexts : int64 arrays
+        Axes of ``decode_ps``.
+    decode_ps : int64 array (batches, contexts)
+    tokens, pasts : int64 arrays
+        Axes of ``prefill_ps``.
+    prefill_ps : int64 array (tokens, pasts)
+    gain : float
+        Tokens that a request gains by a step that decodes.
+    """
+
+    batches: Ints
+    contexts: Ints
+    decode_ps: Ints
+    tokens: Ints
+    pasts: Ints
+    prefill_ps: Ints
+    gain: float = 1.0
+
+    @staticmethod
+    def of(surface: Surface) -> StepTimes:
+        """Tabulate a surface."""
+        axes = [np.array(axis, np.int64) for axis in (_BATCHES, _CONTEXTS, _TOKENS, _PASTS)]
+        decode, prefill = (
+            evaluate(*(x.ravel() for x in np.meshgrid(a, b, indexing="ij"))).reshape(a.size, b.size)
+            for evaluate, a, b in (
+                (surface.decode_ps, axes[0], axes[1]),
+                (surface.prefill_ps, axes[2], axes[3]),
+            )
+        )
+        return StepTimes(axes[0], axes[1], decode, axes[2], axes[3], prefill)
+
+
+def speculative(target: Surface, draft: Surface, acceptance: float, plain: StepTimes) -> StepTimes:
+    """Return the times of an engine whose draft model proposes tokens that the model checks.
+
+    Parameters
+    ----------
+    target : Surface
+        Of steps of ``new`` tokens of each request, one more than the draft model proposes.
+    draft : Surface
+    acceptance : float
+        The probability that a proposed token is accepted.
+    plain : StepTimes
+        The times without speculation, whose prompts take as long.
+
+    Notes
+    -----
+    Tokens per step are ``(1 - a^(k + 1)) / (1 - a)`` (Leviathan et al. 2023, "Fast inference from
+    transformers via speculative decoding", eq. 1).
+    """
+    count = target.new - 1
+    pairs = [x.ravel() for x in np.meshgrid(plain.batches, plain.contexts, indexing="ij")]
+    spent = target.decode_ps(*pairs) + count * draft.decode_ps(*pairs)
+    gain = (
+        float(target.new)
+        if acceptance >= 1
+        else ((1 - acceptance ** (count + 1)) / (1 - acceptance))
+    )
+    return replace(plain, decode_ps=spent.reshape(plain.decode_ps.shape), gain=gain)
+
+
+@dataclass(frozen=True)
+class ServedRequests:
+    """Times of requests, and the steps that served them.
+
+    Attributes
+    ----------
+    requests : Requests
+        With the arrivals that users of a closed loop have.
+    first_ps, finish_ps : int64 arrays (requests,)
+        When the first token and the last are there.
+    start_ps : int64 array (requests,)
+        When the first step works on a request.
+    preemptions : int64 array (requests,)
+    steps : int64 array (steps, 5)
+        Begin, time, requests that decode, tokens of prompts, and pages in use.
+    """
+
+    requests: Requests
+    first_ps: Ints
+    finish_ps: Ints
+    start_ps: Ints
+    preemptions: Ints
+    steps: Ints
+
+
+def serve_requests(
+    requests: Requests,
+    times: StepTimes,
+    options: SchedulerOptions,
+    pages: int,
+    page: int,
+    users: int = 0,
+    filled: bool = False,
+) -> ServedRequests:
+    """Serve requests.
+
+    Parameters
+    ----------
+    requests : Requests
+    times : StepTimes
+    options : SchedulerOptions
+    pages, page : int
+        Pages of the caches, and positions of each.
+    users : int
+        Users that ask again when they have their answer; 0: requests arrive when they say.
+    filled : bool
+        Whether requests arrive with full caches, from the devices that filled them.
+
+    Raises
+    ------
+    SimulationError
+        DIST0761 for a request that the caches do not hold.
+    """
+    import tvm_ffi
+
+    count = len(requests)
+    table = np.stack(
+        [
+            requests.arrival_ps, requests.input_tokens, requests.output_tokens, requests.prefix_id,
+            requests.prefix_tokens, np.full(count, int(filled), np.int64),
+        ],
+        axis=1,
+    )  # fmt: skip
+    numbers = [
+        SCHEDULERS.index(options.kind), options.tokens, options.requests, pages, page,
+        round(options.step_overhead_us * 1e6), round(times.gain * UNIT), users,
+    ]  # fmt: skip
+    found = np.zeros(count * _FIELDS, np.int64)
+    steps = np.zeros(_MOST_STEPS * _STEP_FIELDS, np.int64)
+    arrays = [
+        table.ravel(), np.array(numbers, np.int64), times.batches, times.contexts,
+        times.decode_ps.ravel(), times.tokens, times.pasts, times.prefill_ps.ravel(), found, steps,
+    ]  # fmt: skip
+    total = int(load_library()["serve"](*(tvm_ffi.from_dlpack(a) for a in arrays)))
+    if total < 0:
+        most = int((requests.input_tokens + requests.output_tokens).max())
+        raise SimulationError(
+            "DIST0761",
+            f"a request of up to {most} tokens does not fit in caches of {pages * page} tokens",
+            place="workload",
+            remedy="Use more devices, caches of a narrower type, or shorter requests.",
+        )
+    first, finish, preemptions, _, start = found.reshape(count, _FIELDS).T.copy()
+    done = steps.reshape(-1, _STEP_FIELDS)[: min(total, _MOST_STEPS)].copy()
+    if users:
+        arrival = requests.arrival_ps.copy()
+        arrival[users:] = np.sort(finish)[: max(0, count - users)]
+        requests = replace(requests, arrival_ps=arrival)
+    return ServedRequests(requests, first, finish, start, preemptions, done)
+
+
+def seconds(time_ps: Ints) -> npt.NDArray[np.float64]:
+    """Return picoseconds as seconds."""
+    return np.asarray(time_ps / PICOSECONDS, np.float64)

@@ -1,0 +1,285 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Analyze a way of serving: what it gives, what breaks its levels, what to change first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tvm_distir.core import System
+
+from .batching import SchedulerOptions, speculative
+from .levels import ServiceLevels, ServiceSummary
+from .serving_run import ServingEngine, ServingSetup, run_deployment
+from .surface import ServedModel, Surface
+from .workload import Workload, mean_length
+
+_QUEUE, _BESIDE = 0.5, 0.25
+
+
+@dataclass(frozen=True)
+class ServingReport:
+    """Report of a way of serving.
+
+    Attributes
+    ----------
+    model, system, plan, workload, scheduler : str
+    devices : int
+    summary : ServiceSummary
+    levels : ServiceLevels
+    weight_bytes, cache_tokens, largest_batch : int
+        Of a device; tokens that the caches of a replica hold; requests of mean length in them.
+    alone_ttft_s, alone_tpot_s : float
+        The latencies of a single request of mean length.
+    usd_per_million_tokens : float, optional
+        Cost of a million output tokens, where the system has a price.
+    causes, advice : tuple of str
+    """
+
+    model: str
+    system: str
+    plan: str
+    workload: str
+    scheduler: str
+    devices: int
+    summary: ServiceSummary
+    levels: ServiceLevels
+    weight_bytes: int
+    cache_tokens: int
+    largest_batch: int
+    alone_ttft_s: float
+    alone_tpot_s: float
+    usd_per_million_tokens: float | None
+    causes: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def broken(self) -> list[str]:
+        """Return the levels that are broken."""
+        return self.summary.broken(self.levels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON has it."""
+        return {
+            **asdict(self),
+            "broken": self.broken,
+            "tokens_per_s_per_device": self.summary.output_tokens_per_s / self.devices,
+            "tokens_per_s_per_user": _rate(self.summary.tpot.mean_s),
+        }
+
+    def text(self) -> str:
+        """Return the report as text."""
+        s = self.summary
+        steady = {True: "steady", False: "not steady", None: "all requests"}[s.steady]
+        lines = [
+            f"{self.model} on {self.devices} devices of {self.system}: {self.plan}",
+            f"  workload {self.workload}, scheduler {self.scheduler}",
+            f"  {s.requests} requests in {s.window_s:.1f} s of a run of {s.run_s:.1f} s ({steady})",
+            "",
+            "                mean       p50       p90       p99",
+        ]
+        for name, latency, unit in (
+            ("TTFT ms", s.ttft, 1e3),
+            ("TPOT ms", s.tpot, 1e3),
+            ("e2e s", s.e2e, 1.0),
+            ("queue ms", s.queue, 1e3),
+        ):
+            values = (latency.mean_s, latency.p50_s, latency.p90_s, latency.p99_s)
+            lines.append(f"  {name:<10}" + "".join(f"{value * unit:10.2f}" for value in values))
+        cost = self.usd_per_million_tokens
+        lines += [
+            "",
+            f"  {s.output_tokens_per_s:.0f} output tokens/s: "
+            f"{s.output_tokens_per_s / self.devices:.1f} per device, "
+            f"{_rate(s.tpot.mean_s):.1f} per user"
+            + (f"; {cost:.2f} $ per million" if cost is not None else ""),
+            f"  {s.requests_per_s:.3f} requests/s, of which {s.goodput_per_s:.3f} keep all levels",
+            f"  devices work {s.utilization:.0%} of the time; {s.decoding:.1f} requests decode on "
+            "average",
+            f"  caches hold {self.cache_tokens:,} tokens, {self.largest_batch} requests at most; "
+            f"{s.preemptions} preemptions",
+            f"  a single request: TTFT {self.alone_ttft_s * 1e3:.1f} ms, "
+            f"TPOT {self.alone_tpot_s * 1e3:.2f} ms",
+        ]
+        if self.broken:
+            lines += ["", f"  broken levels: {', '.join(self.broken)}"]
+        lines += [f"  why: {cause}" for cause in self.causes]
+        lines += [f"  advice: {change}" for change in self.advice]
+        return "\n".join(lines)
+
+
+def _rate(time_s: float) -> float:
+    return 1 / time_s if time_s > 0 else 0.0
+
+
+def serve_analyze(
+    model: str,
+    strategy: str,
+    mesh: Mapping[str, int],
+    system: System | str,
+    workload: Workload | str,
+    *,
+    scheduler: SchedulerOptions | str = "continuous",
+    levels: ServiceLevels | None = None,
+    replicas: int = 1,
+    kv_dtype: str = "",
+    prefill_mesh: Mapping[str, int] | None = None,
+    prefill_replicas: int = 1,
+    draft: str = "",
+    draft_tokens: int = 0,
+    acceptance: float = 0.0,
+    count: int = 0,
+    request_overhead_us: float = 0.0,
+) -> ServingReport:
+    """Predict how a model is served.
+
+    Parameters
+    ----------
+    model : str
+        MODEL string of a decoder of the zoo, or of a ``config.json``.
+    strategy, mesh
+        The plan of a replica.
+    system : System or str
+    workload : Workload or str
+        Such as ``poisson:2,in=1024,out=256``; see :mod:`.workload`.
+    scheduler : SchedulerOptions or str
+        Such as ``continuous:tokens=2048,requests=256``; see :mod:`.batching`.
+    levels : ServiceLevels, optional
+    replicas : int
+        Engines behind a router that deals requests in turn.
+    kv_dtype : str
+        The dtype of caches.
+    prefill_mesh : mapping of str to int, optional
+        Mesh of devices apart, that fill caches only.
+    prefill_replicas : int
+    draft : str
+        MODEL string of a draft model, for speculation.
+    draft_tokens : int
+        Tokens that it proposes in each step.
+    acceptance : float
+        The probability that a proposed token is accepted.
+    count : int
+        Requests of the first run; 0: as the workload needs.
+    request_overhead_us : float
+        What the host adds to each request.
+
+    Raises
+    ------
+    SimulationError
+        DIST0761 for a workload or scheduler that is invalid.
+    SimulationError
+        DIST0760 for a plan whose steps cannot be predicted, DIST0761 for requests that the caches
+        do not hold.
+    """
+    known = System.known(system)
+    assert known is not None
+    work = Workload.parse(workload) if isinstance(workload, str) else workload
+    options = SchedulerOptions.parse(scheduler) if isinstance(scheduler, str) else scheduler
+    wanted = levels or ServiceLevels()
+    served = ServedModel(model, strategy, mesh, known, kv_dtype)
+    engine = ServingEngine.of(served, options)
+    if draft_tokens:
+        helper = ServedModel(draft or model, strategy, mesh, known, kv_dtype)
+        target, proposed = Surface(served, draft_tokens + 1), Surface(helper)
+        times = speculative(target, proposed, acceptance, engine.times)
+        engine = ServingEngine(served, engine.surface, times, options)
+    filler = None
+    if prefill_mesh is not None:
+        filler = ServingEngine.of(
+            ServedModel(model, strategy, prefill_mesh, known, kv_dtype), options
+        )
+    deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0)
+    summary, _ = run_deployment(deployment, work, wanted, count, request_overhead_us * 1e-6)
+    text = workload if isinstance(workload, str) else repr(workload)
+    return report_of(deployment, work, text, wanted, summary)
+
+
+def report_of(
+    deployment: ServingSetup,
+    work: Workload,
+    text: str,
+    levels: ServiceLevels,
+    summary: ServiceSummary,
+) -> ServingReport:
+    """Return the report of a deployment that has served a workload."""
+    engine = deployment.engine
+    filler = deployment.prefill or engine
+    inputs = max(2, round(mean_length(work.input_length)))
+    alone_ttft_s = filler.surface.prefill_s(inputs)
+    alone_tpot_s = engine.surface.decode_s(1, inputs)
+    price = engine.served.system.device.price_per_hour
+    cost = None
+    if price is not None and summary.output_tokens_per_s > 0:
+        hourly = price * deployment.devices
+        cost = hourly / 3600 / summary.output_tokens_per_s * 1e6
+    batch = max(1, round(summary.decoding / deployment.replicas))
+    decode_s = engine.surface.decode_s(batch, inputs)
+    causes, advice = _causes(deployment, levels, summary, alone_ttft_s, alone_tpot_s, decode_s)
+    options = engine.options
+    return ServingReport(
+        model=engine.served.model,
+        system=engine.served.system.name,
+        plan=deployment.plan_text,
+        workload=text,
+        scheduler=f"{options.kind}:tokens={options.tokens},requests={options.requests}",
+        devices=deployment.devices,
+        summary=summary,
+        levels=levels,
+        weight_bytes=engine.memory.weight_bytes,
+        cache_tokens=engine.pages * engine.served.page,
+        largest_batch=engine.largest_batch(work),
+        alone_ttft_s=alone_ttft_s,
+        alone_tpot_s=alone_tpot_s,
+        usd_per_million_tokens=cost,
+        causes=tuple(causes),
+        advice=tuple(advice),
+    )
+
+
+def _causes(
+    deployment: ServingSetup,
+    levels: ServiceLevels,
+    summary: ServiceSummary,
+    alone_ttft_s: float,
+    alone_tpot_s: float,
+    decode_s: float,
+) -> tuple[list[str], list[str]]:
+    """Return why levels are broken, and what to change first."""
+    broken = summary.broken(levels)
+    causes, advice = [], []
+    if "TTFT" in broken:
+        most = levels.ttft_s or 0.0
+        if alone_ttft_s > most:
+            causes.append(f"a prompt alone takes {alone_ttft_s * 1e3:.0f} ms to its first token")
+            advice.append("divide prompts among more devices of a replica (a larger tp)")
+        elif summary.queue.p90_s > _QUEUE * summary.ttft.p90_s:
+            share = summary.queue.p90_s / summary.ttft.p90_s
+            causes.append(f"requests wait in the queue for {share:.0%} of the time to first token")
+            advice.append("add replicas, or lower the rate")
+        else:
+            causes.append("prompts share steps with others that decode")
+            advice.append("raise the tokens of a step, or use devices apart for prefill")
+    if "TPOT" in broken:
+        most = levels.tpot_s or 0.0
+        beside = summary.tpot.mean_s - decode_s
+        if alone_tpot_s > most:
+            causes.append(f"a step for one request takes {alone_tpot_s * 1e3:.1f} ms")
+            advice.append("use more devices in a replica, or a narrower type of weights")
+        elif beside > _BESIDE * summary.tpot.mean_s:
+            share = beside / summary.tpot.mean_s
+            causes.append(
+                f"prompts beside those that decode take {share:.0%} of the time per token"
+            )
+            advice.append("lower the tokens of a step, or use devices apart for prefill")
+        else:
+            causes.append(f"{summary.decoding:.0f} requests decode together")
+            advice.append("lower the requests of a step, or add replicas")
+    if summary.preemptions:
+        causes.append(f"memory: {summary.preemptions} requests gave up their pages")
+        advice.append("use caches of float8 (kv_dtype), fewer requests at a time, or more devices")
+    if "e2e" in broken and not causes:
+        causes.append("the time to the last token is that of its tokens")
+        advice.append("lower the time per token: fewer requests of a step, or more devices")
+    return causes, advice

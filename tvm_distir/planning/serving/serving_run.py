@@ -1,0 +1,250 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Serve a workload by replicas of an engine, together or with prefill and decode apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from tvm_distir.core import PICOSECONDS
+from tvm_distir.support import SimulationError
+
+from .batching import SchedulerOptions, ServedRequests, StepTimes, serve_requests
+from .levels import ServiceLevels, ServiceSummary, summarize
+from .surface import ServedModel, StepMemory, Surface
+from .workload import CLOSED, POISSON, Requests, Workload, mean_length
+
+MEMORY_SHARE = 0.9
+"""The share of a device's memory that an engine takes."""
+_FIRST_COUNT, _LONGEST, _DOUBLINGS = 240, 12000, 4
+
+
+@dataclass(frozen=True)
+class ServingEngine:
+    """Engine of a replica: steps with their times, and the memory for caches.
+
+    Attributes
+    ----------
+    served : ServedModel
+    surface : Surface
+    times : StepTimes
+    options : SchedulerOptions
+    """
+
+    served: ServedModel
+    surface: Surface
+    times: StepTimes
+    options: SchedulerOptions
+
+    @staticmethod
+    def of(served: ServedModel, options: SchedulerOptions) -> ServingEngine:
+        """Tabulate the steps of a model."""
+        surface = Surface(served)
+        return ServingEngine(served, surface, StepTimes.of(surface), options)
+
+    def with_options(self, options: SchedulerOptions) -> ServingEngine:
+        """Return the engine with another scheduler."""
+        return ServingEngine(self.served, self.surface, self.times, options)
+
+    @cached_property
+    def memory(self) -> StepMemory:
+        """Return the memory of a device."""
+        return self.surface.memory(self.options.tokens)
+
+    @cached_property
+    def pages(self) -> int:
+        """Return the pages that the rest of the memory holds."""
+        share = self.served.system.memory_capacity_bytes * MEMORY_SHARE
+        return self.memory.tokens(share) // self.served.page
+
+    def largest_batch(self, workload: Workload) -> int:
+        """Return the requests of mean length that the caches hold."""
+        tokens = mean_length(workload.input_length) + mean_length(workload.output_length)
+        return min(self.options.requests, int(self.pages * self.served.page // tokens))
+
+    def serve(self, requests: Requests, users: int = 0, filled: bool = False) -> ServedRequests:
+        """Serve requests."""
+        return serve_requests(
+            requests, self.times, self.options, self.pages, self.served.page, users, filled
+        )
+
+
+@dataclass(frozen=True)
+class ServingSetup:
+    """Replicas of an engine; with a prefill engine, that fills the caches of others.
+
+    Attributes
+    ----------
+    engine : ServingEngine
+        Serves requests, or decodes them.
+    replicas : int
+    prefill : ServingEngine, optional
+    prefill_replicas : int
+    """
+
+    engine: ServingEngine
+    replicas: int = 1
+    prefill: ServingEngine | None = None
+    prefill_replicas: int = 0
+
+    @property
+    def devices(self) -> int:
+        """Return the number of devices."""
+        count = self.engine.served.devices * self.replicas
+        if self.prefill is not None:
+            count += self.prefill.served.devices * self.prefill_replicas
+        return count
+
+    @property
+    def plan_text(self) -> str:
+        """Return the plan of a replica and the number of replicas."""
+        text = f"{_plan(self.engine)} x {self.replicas}"
+        if self.prefill is None:
+            return text
+        return f"prefill {_plan(self.prefill)} x {self.prefill_replicas}, decode {text}"
+
+    def serve(self, requests: Requests, users: int = 0) -> list[ServedRequests]:
+        """Serve requests, which a router deals to the replicas in turn."""
+        if self.prefill is None:
+            return _dealt(
+                requests, self.replicas, lambda part, n: self.engine.serve(part, n), users
+            )
+        filler = self.prefill
+        alone = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
+        filled = _dealt(alone, self.prefill_replicas, lambda part, n: filler.serve(part), 0)
+        first = np.zeros(len(requests), np.int64)
+        start = np.zeros(len(requests), np.int64)
+        for k, part in enumerate(filled):
+            first[k :: self.prefill_replicas] = part.first_ps
+            start[k :: self.prefill_replicas] = part.start_ps
+        sent = np.rint(self.transfer_s(requests.input_tokens) * PICOSECONDS).astype(np.int64)
+        more = requests.output_tokens > 1
+        ready = np.where(more, first + sent, first)
+        order = np.argsort(ready, kind="stable")
+        order = order[more[order]]
+        moved = replace(requests, arrival_ps=ready, prefix_id=np.full(len(requests), -1, np.int64))
+        decoded = _dealt(
+            moved.some(order), self.replicas, lambda part, n: self.engine.serve(part, 0, True), 0
+        )
+        result = []
+        for k, part in enumerate(decoded):
+            which = order[k :: self.replicas]
+            result.append(
+                replace(
+                    part,
+                    requests=requests.some(which),
+                    first_ps=first[which],
+                    start_ps=start[which],
+                )
+            )
+        return result
+
+    def transfer_s(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the seconds in which the caches of requests reach the devices that decode.
+
+        The devices of a replica send at once, over the network between nodes; nothing is hidden
+        behind the computation.
+        """
+        assert self.prefill is not None
+        pairs = min(self.prefill.served.devices, self.engine.served.devices)
+        memory = self.engine.memory
+        size = tokens * memory.token_bytes * self.engine.served.devices / pairs
+        system = self.engine.served.system
+        net, per_node = system.inter_node, system.intra_node.devices_per_node
+        rate = net.bandwidth_per_nic_GBps * 1e9 * min(1.0, net.nics_per_node / per_node)
+        return np.asarray(net.latency_us * 1e-6 + size / rate)
+
+
+def _plan(engine: ServingEngine) -> str:
+    mesh = ",".join(f"{axis}={n}" for axis, n in engine.served.mesh.items())
+    return f"{engine.served.strategy} {mesh}"
+
+
+def _dealt(
+    requests: Requests,
+    replicas: int,
+    serve: Callable[[Requests, int], ServedRequests],
+    users: int,
+) -> list[ServedRequests]:
+    """Deal requests to replicas in turn; each has its part of the users."""
+    result = []
+    for k in range(replicas):
+        part = requests.some(np.arange(k, len(requests), replicas))
+        if len(part):
+            result.append(serve(part, -(-(users - k) // replicas) if users else 0))
+    return result
+
+
+def run_deployment(
+    deployment: ServingSetup,
+    workload: Workload,
+    levels: ServiceLevels,
+    count: int = 0,
+    overhead_s: float = 0.0,
+) -> tuple[ServiceSummary, list[ServedRequests]]:
+    """Serve a workload until it is steady, and summarize it.
+
+    The run is doubled until the halves of its window agree, four times at most.
+
+    Parameters
+    ----------
+    deployment : ServingSetup
+    workload : Workload
+    levels : ServiceLevels
+    count : int
+        Requests of the first run; 0: as the workload needs.
+    overhead_s : float
+        What the host adds to each request.
+
+    Raises
+    ------
+    SimulationError
+        DIST0761 for a request that the caches do not hold, or users of devices that are apart.
+    """
+    open_ended = workload.kind in (POISSON, CLOSED)
+    if deployment.prefill is not None and workload.kind == CLOSED:
+        raise SimulationError(
+            "DIST0761",
+            "users of a closed loop cannot be served by devices that are apart",
+            place="workload",
+            remedy="Use poisson:RATE, burst or a trace.",
+        )
+    users = workload.users if workload.kind == CLOSED else 0
+    count = count or max(_FIRST_COUNT, 6 * users)
+    for attempt in range(_DOUBLINGS + 1):
+        served = deployment.serve(workload.draw(count), users)
+        summary = summarize(served, levels, window=open_ended, overhead_s=overhead_s)
+        if not open_ended or summary.steady or attempt == _DOUBLINGS or 2 * count > _LONGEST:
+            break
+        count *= 2
+    return summary, served
+
+
+def most_requests_per_s(deployment: ServingSetup, workload: Workload) -> float:
+    """Return an upper bound of the requests per second that a deployment can serve.
+
+    Every token takes at least its share of the fastest step, per token, in which it can be: one
+    that decodes, or that fills caches, with nothing in the caches before.
+    """
+    engine = deployment.engine
+    times, inputs = engine.times, mean_length(workload.input_length)
+    outputs = mean_length(workload.output_length)
+    most = max(1, engine.largest_batch(workload))
+    batches = np.unique(np.append(times.batches[times.batches <= most], most))
+    nothing = np.zeros_like(batches)
+    decode = engine.surface.decode_ps(batches, nothing)
+    filling = engine.surface.prefill_ps(np.maximum(batches, 2), nothing)
+    steps = np.minimum(decode, filling) / PICOSECONDS
+    decode_s = float((steps / batches).min()) / times.gain
+    filler = engine if deployment.prefill is None else deployment.prefill
+    tokens = np.minimum(times.tokens, filler.options.tokens)
+    fill_s = float((filler.surface.prefill_ps(tokens, np.zeros_like(tokens)) / tokens).min())
+    fill_s = fill_s / PICOSECONDS * inputs
+    if deployment.prefill is not None:
+        rate = deployment.replicas / (max(outputs - 1, 0.5) * decode_s)
+        return min(rate, deployment.prefill_replicas / fill_s)
+    return deployment.replicas / max((outputs - 1) * decode_s, fill_s, 1e-12)

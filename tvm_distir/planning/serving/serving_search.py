@@ -1,0 +1,366 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Search the way of serving a model that keeps service levels at the highest rate per device.
+
+For each plan of a replica, scheduler and division of the devices, bisection finds the highest rate
+of Poisson arrivals, always with the same draws. Choices are cut where a bound proves that they
+break a level or cannot exceed the best one so far. The front is that of closed loops: tokens per
+second of a user against those of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.core import PICOSECONDS, System
+from tvm_distir.models import serving_step
+from tvm_distir.support import DistIRError, InternalError, SimulationError
+
+from .batching import SchedulerOptions
+from .levels import ServiceLevels, ServiceSummary
+from .serving_report import ServingReport, report_of
+from .serving_run import ServingEngine, ServingSetup, most_requests_per_s, run_deployment
+from .surface import ServedModel
+from .workload import CLOSED, Workload
+
+_STEPS = 7
+"""Bisections of a rate: it is known to 1/128 of its bound."""
+_DRAWN = 512
+_USERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class CutChoice:
+    """Choice that was not simulated, or that is not possible, and why."""
+
+    plan: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RatedChoice:
+    """Choice with the highest rate at which it keeps the levels.
+
+    Attributes
+    ----------
+    plan, scheduler : str
+    devices : int
+    requests_per_s : float
+        0 where the levels break at all rates that were tried.
+    bound_per_s : float
+        The rate that it cannot exceed.
+    summary : ServiceSummary, optional
+    """
+
+    plan: str
+    scheduler: str
+    devices: int
+    requests_per_s: float
+    bound_per_s: float
+    summary: ServiceSummary | None
+
+    @property
+    def per_device(self) -> float:
+        """Return the requests per second of a device."""
+        return self.requests_per_s / self.devices
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """Closed loop of the front: users at a time, and tokens per second."""
+
+    plan: str
+    users: int
+    per_user: float
+    per_device: float
+    ttft_p50_s: float
+
+
+@dataclass
+class ServingSearchResult:
+    """Result of a search.
+
+    Attributes
+    ----------
+    best : ServingReport, optional
+        The report of the best choice at its rate; None where no choice keeps the levels.
+    best_text : str
+        Strategy and mesh of a replica of the best choice.
+    choices : list of RatedChoice
+        The best one first.
+    front : list of FrontPoint
+        The fastest for a user first.
+    cuts : list of CutChoice
+    """
+
+    best: ServingReport | None = None
+    strategy: str = ""
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    choices: list[RatedChoice] = field(default_factory=list)
+    front: list[FrontPoint] = field(default_factory=list)
+    cuts: list[CutChoice] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON has it."""
+        return {
+            "best": None if self.best is None else self.best.to_dict(),
+            "strategy": self.strategy,
+            "mesh": dict(self.mesh),
+            "choices": [{**asdict(c), "per_device": c.per_device} for c in self.choices],
+            "front": [asdict(point) for point in self.front],
+            "cuts": [asdict(cut) for cut in self.cuts],
+        }
+
+    def text(self) -> str:
+        """Return the result as text."""
+        lines = ["front: tokens/s of a user, tokens/s of a device, users, TTFT p50, plan"]
+        lines += [
+            f"  {p.per_user:8.1f} {p.per_device:9.1f} {p.users:5d} {p.ttft_p50_s * 1e3:8.0f} ms  "
+            f"{p.plan}"
+            for p in self.front
+        ]
+        lines += ["", "highest rate that keeps the levels: requests/s/device, bound, plan"]
+        lines += [
+            f"  {c.per_device:8.3f} {c.bound_per_s / c.devices:8.3f}  {c.plan}; {c.scheduler}"
+            for c in self.choices
+        ]
+        lines += [f"  cut: {cut.plan}: {cut.why}" for cut in self.cuts]
+        if self.best is None:
+            return "\n".join([*lines, "", "no choice keeps the levels"])
+        return "\n".join([*lines, "", "best:", self.best.text()])
+
+
+def search_serving(
+    model: str,
+    devices: int,
+    system: System | str,
+    workload: Workload | str,
+    levels: ServiceLevels,
+    *,
+    schedulers: Sequence[SchedulerOptions | str] = (
+        "continuous:tokens=512",
+        "continuous:tokens=2048",
+        "continuous:tokens=8192",
+    ),
+    kv_dtypes: Sequence[str] = ("",),
+    apart: bool = False,
+    front: bool = True,
+    bounds: bool = True,
+) -> ServingSearchResult:
+    """Search the way of serving that keeps the levels at the highest rate per device.
+
+    Parameters
+    ----------
+    model : str
+        MODEL string of a decoder.
+    devices : int
+    system : System or str
+    workload : Workload or str
+        Lengths and seed; its rate is what the search finds.
+    levels : ServiceLevels
+    schedulers : sequence of SchedulerOptions or str
+    kv_dtypes : sequence of str
+        Dtypes of caches to try.
+    apart : bool
+        Whether prefill and decode may have devices of their own.
+    front : bool
+        Whether to compute the front of closed loops.
+    bounds : bool
+        Whether to cut choices by bounds; False: simulate all.
+
+    Raises
+    ------
+    SimulationError
+        DIST0761 for a workload or scheduler that is invalid.
+    ModelError
+        DIST0331 for a model without a serving step.
+    """
+    known = System.known(system)
+    assert known is not None
+    work = Workload.parse(workload) if isinstance(workload, str) else workload
+    options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
+    search = _Search(model, devices, known, work, levels, options, bounds)
+    for kv_dtype in kv_dtypes:
+        search.engines(kv_dtype)
+    search.rate(apart)
+    if front:
+        search.front()
+    return search.result
+
+
+class _Search:
+    """State of a search."""
+
+    def __init__(
+        self,
+        model: str,
+        devices: int,
+        system: System,
+        work: Workload,
+        levels: ServiceLevels,
+        options: Sequence[SchedulerOptions],
+        bounds: bool,
+    ) -> None:
+        self.model, self.devices, self.system, self.work = model, devices, system, work
+        self.levels, self.options, self.bounds = levels, options, bounds
+        self.result = ServingSearchResult()
+        self._engines: list[ServingEngine] = []
+        self._best: tuple[float, ServingSetup] | None = None
+
+    def engines(self, kv_dtype: str) -> None:
+        """Tabulate the plans of a replica that are possible."""
+        for strategy, mesh in self._plans():
+            served = ServedModel(self.model, strategy, mesh, self.system, kv_dtype)
+            name = f"{strategy} {','.join(f'{a}={n}' for a, n in mesh.items())}"
+            name += f" {kv_dtype}" if kv_dtype else ""
+            try:
+                engine = ServingEngine.of(served, self.options[0])
+                room = engine.largest_batch(self.work)
+            except InternalError:
+                raise
+            except DistIRError as error:
+                self.result.cuts.append(CutChoice(name, str(error)))
+                continue
+            if room < 1:
+                size = engine.memory.weight_bytes / 2**30
+                why = f"memory: {size:.1f} GiB of weights leave no room for a request"
+                self.result.cuts.append(CutChoice(name, why))
+                continue
+            self._engines.append(engine)
+
+    def _plans(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Yield strategies and meshes of a replica."""
+        config, _ = serving_step(ServedModel(self.model, "", {"tp": 1}, self.system).text(1, 1, 0))
+        for count in range(1, self.devices + 1):
+            if self.devices % count:
+                continue
+            if count == 1 or not config.kv_rank:
+                yield "megatron", {"tp": count}
+            if config.experts and count > 1:
+                yield "expert_parallel", {"ep": count}
+
+    def rate(self, apart: bool) -> None:
+        """Find the highest rates, of the choices with the highest bounds first."""
+        waiting = []
+        for deployment in self._deployments(apart):
+            bound = most_requests_per_s(deployment, self.work)
+            waiting.append((bound / deployment.devices, bound, deployment))
+        waiting.sort(key=lambda row: -row[0])
+        for per_device, bound, deployment in waiting:
+            why = self._cut(deployment, per_device) if self.bounds else ""
+            if why:
+                self.result.cuts.append(CutChoice(_name(deployment), why))
+                continue
+            rate, summary = self._highest(deployment, bound)
+            options = deployment.engine.options
+            scheduler = f"{options.kind}:tokens={options.tokens},requests={options.requests}"
+            self.result.choices.append(
+                RatedChoice(
+                    _plan_text(deployment), scheduler, deployment.devices, rate, bound, summary
+                )
+            )
+            if summary is not None and (
+                self._best is None or rate / deployment.devices > self._best[0]
+            ):
+                self._best = rate / deployment.devices, deployment
+                text = (
+                    f"poisson:{rate:.4g},in={self.work.input_length},out={self.work.output_length}"
+                )
+                work = self.work.at_rate(rate)
+                self.result.best = report_of(deployment, work, text, self.levels, summary)
+                self.result.strategy = deployment.engine.served.strategy
+                self.result.mesh = deployment.engine.served.mesh
+        self.result.choices.sort(key=lambda choice: -choice.per_device)
+
+    def _deployments(self, apart: bool) -> Iterator[ServingSetup]:
+        for engine in self._engines:
+            for options in self.options:
+                yield ServingSetup(
+                    engine.with_options(options), self.devices // engine.served.devices
+                )
+        if not apart:
+            return
+        for filler in self._engines:
+            for engine in self._engines:
+                if filler.served.kv_dtype != engine.served.kv_dtype:
+                    continue
+                for count in range(1, self.devices):
+                    rest = self.devices - count * filler.served.devices
+                    if rest > 0 and rest % engine.served.devices == 0:
+                        replicas = rest // engine.served.devices
+                        yield ServingSetup(engine, replicas, filler, count)
+
+    def _cut(self, deployment: ServingSetup, per_device: float) -> str:
+        """Return the bound that proves that a choice is not the best; empty if there is none."""
+        levels, engine = self.levels, deployment.engine
+        inputs = self.work.draw(_DRAWN).input_tokens
+        if levels.tpot_s is not None:
+            least = float(engine.surface.decode_ps(np.array([1]), np.array([0]))[0])
+            least /= PICOSECONDS * engine.times.gain
+            if least > levels.tpot_s:
+                return f"TPOT of one user is {least * 1e3:.1f} ms at least"
+        if levels.ttft_s is not None and not self.work.prefix_tokens:
+            filler = deployment.prefill or engine
+            prompt = max(2, int(np.percentile(inputs, 10)))
+            least = filler.surface.prefill_s(prompt)
+            if least > levels.ttft_s:
+                return f"TTFT of a prompt alone is {least * 1e3:.0f} ms at least"
+        if self._best is not None and per_device <= self._best[0]:
+            return f"at most {per_device:.3f} requests/s/device, {self._best[0]:.3f} are reached"
+        return ""
+
+    def _highest(
+        self, deployment: ServingSetup, bound: float
+    ) -> tuple[float, ServiceSummary | None]:
+        """Return the highest rate that keeps the levels, and its summary."""
+        low, high, kept = 0.0, bound, None
+        for _ in range(_STEPS):
+            rate = (low + high) / 2
+            try:
+                summary, _ = run_deployment(deployment, self.work.at_rate(rate), self.levels)
+            except SimulationError:
+                return 0.0, None
+            if summary.broken(self.levels) or summary.requests_per_s < 0.9 * rate:
+                high = rate
+            else:
+                low, kept = rate, summary
+        return low, kept
+
+    def front(self) -> None:
+        """Compute the front of closed loops, by plans of a replica."""
+        points = []
+        for engine in self._engines:
+            for users in _USERS:
+                if users > engine.largest_batch(self.work):
+                    break
+                work = replace(self.work, kind=CLOSED, users=users)
+                deployment = ServingSetup(engine.with_options(SchedulerOptions(tokens=2048)))
+                summary, _ = run_deployment(deployment, work, ServiceLevels())
+                if summary.tpot.mean_s > 0:
+                    points.append(
+                        FrontPoint(
+                            deployment.plan_text.removesuffix(" x 1"),
+                            users,
+                            1 / summary.tpot.mean_s,
+                            summary.output_tokens_per_s / deployment.devices,
+                            summary.ttft.p50_s,
+                        )
+                    )
+        best = 0.0
+        for point in sorted(points, key=lambda p: (-p.per_user, -p.per_device)):
+            if point.per_device > best:
+                best = point.per_device
+                self.result.front.append(point)
+
+
+def _plan_text(deployment: ServingSetup) -> str:
+    kv_dtype = deployment.engine.served.kv_dtype
+    return deployment.plan_text + (f", caches {kv_dtype}" if kv_dtype else "")
+
+
+def _name(deployment: ServingSetup) -> str:
+    return f"{_plan_text(deployment)}; tokens={deployment.engine.options.tokens}"

@@ -1,0 +1,387 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Predict steps of a serving engine of any sizes, from the programs of a few.
+
+The numbers of a program (FLOPs, bytes, payloads) are sums of monomials in the sizes of a step,
+fitted exactly to samples that went through the pipeline, as in a sweep. So the times are those of
+the pipeline to the picosecond, for thousands of sizes at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import PICOSECONDS, System
+from tvm_distir.models import CacheConfig, DecoderConfig, serving_step
+from tvm_distir.performance import FlatBatch, Profile, Program, grouped, numbers_of
+from tvm_distir.planning.study import Study
+from tvm_distir.planning.sweep.program_template import ProgramTemplate
+from tvm_distir.support import SimulationError
+
+Ints = npt.NDArray[np.int64]
+
+_DECODE = ((1, 0), (3, 100), (8, 700), (17, 2300), (64, 500), (250, 6000), (40, 40))
+"""Requests and tokens in each cache of the samples of steps that decode."""
+_PREFILL = ((16, 0), (48, 100), (130, 1000), (512, 0), (2048, 4096), (8192, 512), (300, 7000))
+"""Tokens of a prompt, and tokens before them in its cache, of the samples that fill caches."""
+_MOST_ROWS = 8192
+_MOST_RANGES = 4
+_EXTRA = ((1, 1), (2, 0), (1, 0), (0, 1))
+"""Exponents of the terms of causal attention to pages."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Model, plan and system of an engine.
+
+    Parameters
+    ----------
+    model : str
+        MODEL string of a decoder, without the keys of a serving step.
+    strategy : str
+        Text of strategies.
+    mesh : mapping of str to int
+        Sizes of the mesh axes.
+    system : System
+    kv_dtype : str
+        The dtype of caches; empty: that of the model.
+    page : int
+        Positions of a page.
+    """
+
+    model: str
+    strategy: str
+    mesh: Mapping[str, int]
+    system: System
+    kv_dtype: str = ""
+    page: int = 16
+
+    @property
+    def devices(self) -> int:
+        """Return the number of devices of a replica."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def pools(self) -> int:
+        """Return the parts into which data parallelism divides requests."""
+        return math.prod(n for axis, n in self.mesh.items() if axis in ("dp", "ep"))
+
+    def text(self, batch: int, seq: int, past: int) -> str:
+        """Return the MODEL string of a step."""
+        keys = {"entry": "serve", "batch": batch, "seq": seq, "past": past, "page": self.page}
+        keys |= {"pools": self.pools} if self.pools > 1 else {}
+        keys |= {"kv_dtype": self.kv_dtype} if self.kv_dtype else {}
+        joint = "," if "?" in self.model else "?"
+        return self.model + joint + ",".join(f"{key}={value}" for key, value in keys.items())
+
+    def study(self, batch: int, seq: int, past: int) -> Study:
+        """Return the study of a step of ``seq`` tokens of each of ``batch`` requests."""
+        return Study(
+            self.text(batch, seq, past),
+            strategy=self.strategy,
+            mesh=self.mesh,
+            system=self.system,
+            decide="bytes",
+        )
+
+    @cached_property
+    def config(self) -> tuple[DecoderConfig, CacheConfig]:
+        """Return the configurations of the model and of a step."""
+        return serving_step(self.text(self.pools, 1, 0))
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of a device.
+
+    Attributes
+    ----------
+    weight_bytes : int
+    token_bytes : float
+        Bytes of caches per token of all requests.
+    workspace_bytes : int
+        What the largest step takes beside weights and caches.
+    """
+
+    weight_bytes: int
+    token_bytes: float
+    workspace_bytes: int
+
+    def tokens(self, capacity_bytes: float) -> int:
+        """Return the tokens that caches hold in the rest of a memory."""
+        rest = capacity_bytes - self.weight_bytes - self.workspace_bytes
+        return max(0, int(rest / self.token_bytes))
+
+
+@dataclass
+class _Kind:
+    """Steps whose programs differ in numbers only."""
+
+    template: ProgramTemplate
+    batch: FlatBatch
+
+
+@dataclass
+class _Part:
+    """Steps that decode, or that fill caches, by ranges of their first size.
+
+    Attributes
+    ----------
+    begins : list of int
+        The first sizes with which the second range, and those behind it, begin.
+    kinds : list of _Kind
+    memory : list of (int, int, float, int)
+        Of each sample: tokens, and bytes of weights, caches per token, and workspace.
+    """
+
+    begins: list[int]
+    kinds: list[_Kind]
+    memory: list[tuple[int, int, float, int]]
+
+
+class Surface:
+    """Times and memory of the steps of an engine.
+
+    Parameters
+    ----------
+    served : ServedModel
+    new : int
+        Tokens of a request in a step that decodes: more than 1 with speculation.
+
+    Raises
+    ------
+    SimulationError
+        DIST0760 for a plan whose programs change with sizes in more than numbers.
+    """
+
+    def __init__(self, served: ServedModel, new: int = 1) -> None:
+        self.served, self.new = served, new
+        self._parts: dict[bool, _Part] = {}
+
+    def decode_ps(self, batch: Ints, context: Ints) -> Ints:
+        """Return the picoseconds of steps that decode.
+
+        Parameters
+        ----------
+        batch : int64 array (rows,)
+            Requests; rounded up to a multiple of the parts of data parallelism.
+        context : int64 array (rows,)
+            Tokens in the cache of each.
+        """
+        pools = self.served.pools
+        batch = -(-np.asarray(batch, np.int64) // pools) * pools
+        return self._times(False, batch, np.asarray(context, np.int64))
+
+    def prefill_ps(self, tokens: Ints, past: Ints) -> Ints:
+        """Return the picoseconds of steps that fill a cache with ``tokens`` behind ``past``."""
+        return self._times(True, np.asarray(tokens, np.int64), np.asarray(past, np.int64))
+
+    def decode_s(self, batch: int, context: int) -> float:
+        """Return the seconds of a step that decodes."""
+        return float(self.decode_ps(np.array([batch]), np.array([context]))[0]) / PICOSECONDS
+
+    def prefill_s(self, tokens: int, past: int = 0) -> float:
+        """Return the seconds of a step that fills a cache."""
+        return float(self.prefill_ps(np.array([tokens]), np.array([past]))[0]) / PICOSECONDS
+
+    def memory(self, tokens: int) -> StepMemory:
+        """Return the memory of an engine whose steps have so many tokens at most.
+
+        The workspace of steps grows with their tokens: that of the smallest sample with as many
+        is taken, or that of the largest one in proportion.
+        """
+        samples = sorted(self._part(False).memory + self._part(True).memory)
+        workspace = 0.0
+        for count, _, _, size in samples:
+            workspace = max(workspace, size * max(1.0, tokens / samples[-1][0]))
+            if count >= tokens:
+                break
+        _, weights, per_token, _ = samples[0]
+        return StepMemory(weights, per_token, math.ceil(workspace))
+
+    def _times(self, prefill: bool, first: Ints, before: Ints) -> Ints:
+        part = self._part(prefill)
+        result = np.zeros(first.size, np.int64)
+        which = np.searchsorted(np.array(part.begins, np.int64), first, side="right")
+        for number, kind in enumerate(part.kinds):
+            selected = np.flatnonzero(which == number)
+            for at in range(0, selected.size, _MOST_ROWS):
+                rows = selected[at : at + _MOST_ROWS]
+                symbols = self._symbols(prefill, first[rows], before[rows])
+                quantities, whole = kind.template.at(symbols)
+                times = kind.batch.run(quantities)
+                if not (whole & times.fits).all():
+                    raise _unpredicted(self.served, "a number of the program is no integer")
+                result[rows] = times.time_ps
+        return result
+
+    def _part(self, prefill: bool) -> _Part:
+        if prefill not in self._parts:
+            self._parts[prefill] = self._fitted(prefill)
+        return self._parts[prefill]
+
+    def _fitted(self, prefill: bool) -> _Part:
+        """Fit the programs of steps to samples, by ranges of the first size.
+
+        What a plan leaves open is decided by costs, so collectives may change where there are more
+        tokens: the first size from which on they do is found by bisection.
+        """
+        samples = _Samples(self, prefill)
+        step = 1 if prefill else self.served.pools
+        sizes = [
+            (a if prefill else -(-a // step) * step, b)
+            for a, b in (_PREFILL if prefill else _DECODE)
+        ]
+        begins: list[int] = []
+        in_order = sorted(sizes)
+        for (low, _), (high, before) in itertools.pairwise(in_order):
+            if samples.skeleton(low, before) == samples.skeleton(high, before):
+                continue
+            start = low // step
+            end = high // step
+            while end - start > 1:
+                middle = (start + end) // 2
+                same = samples.skeleton(middle * step, before) == samples.skeleton(low, before)
+                start, end = (middle, end) if same else (start, middle)
+            begins.append(end * step)
+        if len(begins) > _MOST_RANGES:
+            raise _unpredicted(self.served, "its programs change with the sizes of steps")
+        kinds = []
+        for low, high in itertools.pairwise([0, *begins, 0]):
+            inside = [size for size in sizes if size[0] >= low and (not high or size[0] < high)]
+            if begins:
+                inside = _more_sizes(inside, max(low, step), high, step)
+            kinds.append(self._kind(prefill, samples, inside))
+        return _Part(begins, kinds, [samples.memory(*size) for size in sizes])
+
+    def _kind(self, prefill: bool, samples: _Samples, sizes: list[tuple[int, int]]) -> _Kind:
+        """Fit the programs of a range of sizes."""
+        if len({samples.skeleton(*size) for size in sizes}) > 1:
+            raise _unpredicted(self.served, "its programs change with the tokens in caches")
+        table = np.array(sizes, np.int64).T
+        symbols = self._symbols(prefill, table[0], table[1])
+        extra = self._extra(symbols.shape[0], prefill or self.new > 1)
+        programs = [samples.program(*size) for size in sizes]
+        template = ProgramTemplate.of(programs, symbols.T.tolist(), extra)
+        system, numbers = self.served.system, template.numbers
+        blocking = Profile.known(system.kernels).blocking
+        return _Kind(template, FlatBatch(programs[0], system, numbers, template.which, blocking))
+
+    def _extra(self, count: int, causal: bool) -> list[tuple[int, ...]]:
+        """Return the exponents of terms of attention: to pages, and in a window."""
+        rest = (0,) * (count - 2)
+        extra = [(*e, *rest) for e in _EXTRA] if causal else []
+        if self.served.config[0].window:
+            rest = (0,) * (count - 4)
+            for place in ((1, 0), (0, 1)):
+                extra += [(1, 0, *place, *rest), (0, 0, *place, *rest)]
+            extra += [(1, 0, 0, 0, *rest)]
+        return extra
+
+    def _symbols(self, prefill: bool, first: Ints, before: Ints) -> Ints:
+        """Return the symbols of formulas, (symbols, rows): sizes, pages, and what follows of them.
+
+        Windows limit the keys that are read, and experts have a capacity: both are no monomials.
+        """
+        config, caches = self.served.config
+        new = first if prefill else np.full(first.size, self.new, np.int64)
+        pages = -(-(before + new) // caches.page)
+        rows = [first, pages]
+        if config.window:
+            positions = pages * caches.page
+            rows.append(np.minimum(positions, config.window + new))
+            pairs = new * positions - new * (new - 1) // 2
+            rows.append(np.minimum(pairs, new * config.window))
+        if config.experts:
+            tokens = first if prefill else first // self.served.pools * new
+            even = tokens * config.top_k * config.capacity_factor / config.experts
+            rows.append(
+                np.minimum(tokens, np.maximum(1, np.ceil(even).astype(np.int64)))
+                if config.capacity_factor
+                else tokens
+            )
+        return np.array(rows, np.int64)
+
+
+class _Samples:
+    """Programs of steps that went through the pipeline, each once."""
+
+    def __init__(self, surface: Surface, prefill: bool) -> None:
+        self.served, self.prefill, self.new = surface.served, prefill, surface.new
+        self.profile = Profile.known(self.served.system.kernels)
+        self._known: dict[tuple[int, int], tuple[Study, Program, str]] = {}
+
+    def _sizes(self, first: int) -> tuple[int, int]:
+        return (self.served.pools, first) if self.prefill else (first, self.new)
+
+    def _sample(self, first: int, before: int) -> tuple[Study, Program, str]:
+        if (first, before) not in self._known:
+            study = self.served.study(*self._sizes(first), before)
+            program = grouped(study.program, self.profile)
+            self._known[first, before] = study, program, numbers_of(program).skeleton
+        return self._known[first, before]
+
+    def program(self, first: int, before: int) -> Program:
+        """Return the program of a step, grouped into kernels."""
+        return self._sample(first, before)[1]
+
+    def skeleton(self, first: int, before: int) -> str:
+        """Return the digest of all of a program but its numbers."""
+        return self._sample(first, before)[2]
+
+    def memory(self, first: int, before: int) -> tuple[int, int, float, int]:
+        """Return the tokens and the bytes of a step."""
+        return _memory(self._sample(first, before)[0], *self._sizes(first), before)
+
+
+def _more_sizes(
+    sizes: list[tuple[int, int]], low: int, high: int, step: int
+) -> list[tuple[int, int]]:
+    """Add sizes of a range, so that formulas are determined and confirmed in it."""
+    last = (high - step) if high else 8 * max(low, *(first for first, _ in sizes or [(low, 0)]))
+    middle = (low + last) // 2 // step * step
+    places = [low, last, max(low, middle), low, last, max(low, middle)]
+    befores = (0, 150, 1100, 5000, 700, 2600)
+    return list(dict.fromkeys([*sizes, *zip(places, befores, strict=True)]))
+
+
+def _memory(study: Study, batch: int, seq: int, past: int) -> tuple[int, int, float, int]:
+    """Return tokens, and bytes of weights, caches per token, and workspace of a sample."""
+    program = study.program
+    fn = program.functions[program.entries[0].function]
+    params = [fn.values[index] for index in fn.params]
+    caches = sum(v.bytes for v in params if v.name.endswith("_cache"))
+    weights = sum(v.bytes for v in params if not v.name.endswith("_cache"))
+    peak = study.result.peak_memory_bytes
+    page = study.source.mod["main"].params[3].ty.shape[2]
+    held = batch * -(-(past + seq) // int(page)) * int(page)
+    return batch * seq, weights, caches / held, max(0, peak - weights - caches)
+
+
+def _unpredicted(served: ServedModel, what: str) -> SimulationError:
+    return SimulationError(
+        "DIST0760",
+        what,
+        place=f"{served.model} ({served.strategy})",
+        remedy="Use megatron, data_parallel or expert_parallel.",
+    )
+
+
+def mixed_ps(
+    surface: Surface, batch: Sequence[int], context: Sequence[int], tokens: Sequence[int]
+) -> Ints:
+    """Return the picoseconds of steps that decode, and fill caches with ``tokens`` of prompts.
+
+    All tokens go through the products of the model together, and attention is added: the step that
+    fills a cache with all of them, and what the caches of the others add to a step that decodes.
+    """
+    some, held, new = (np.asarray(x, np.int64) for x in (batch, context, tokens))
+    added = surface.decode_ps(some, held) - surface.decode_ps(some, np.zeros_like(held))
+    return surface.prefill_ps(some + new, np.zeros_like(held)) + added

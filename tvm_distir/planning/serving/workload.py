@@ -1,0 +1,235 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define the requests of a workload: arrivals, lengths, and shared prefixes.
+
+The text of a workload is ``ARRIVALS[,key=value...]``: ``poisson:RATE`` (requests per second),
+``burst`` (all at once), ``closed:USERS`` (a user asks again when it has its answer), or a CSV
+file with the columns ``arrival_s``, ``input_tokens``, ``output_tokens`` and perhaps ``prefix_id``
+and ``prefix_tokens``. Keys: ``in`` and ``out``, the lengths (``1024``, ``uniform:16-512`` or
+``lognormal:MEDIAN:SIGMA``); ``prefix``, tokens that requests share; ``seed``.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import PICOSECONDS
+from tvm_distir.support import SimulationError
+
+Ints = npt.NDArray[np.int64]
+
+POISSON, BURST, CLOSED, TRACE = "poisson", "burst", "closed", "trace"
+_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
+
+
+def workload_fault(what: str, place: str, remedy: str) -> SimulationError:
+    """Return the error of an invalid workload, scheduler or level."""
+    return SimulationError("DIST0761", what, place=place, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of an engine, in order of arrival.
+
+    Attributes
+    ----------
+    arrival_ps, input_tokens, output_tokens : int64 arrays (requests,)
+    prefix_id, prefix_tokens : int64 arrays (requests,)
+        Requests of the same number, -1 for none, begin with the same tokens.
+    """
+
+    arrival_ps: Ints
+    input_tokens: Ints
+    output_tokens: Ints
+    prefix_id: Ints
+    prefix_tokens: Ints
+
+    def __len__(self) -> int:
+        return int(self.arrival_ps.size)
+
+    def some(self, which: Ints) -> Requests:
+        """Return some of the requests."""
+        return Requests(
+            self.arrival_ps[which],
+            self.input_tokens[which],
+            self.output_tokens[which],
+            self.prefix_id[which],
+            self.prefix_tokens[which],
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Workload of an engine.
+
+    Attributes
+    ----------
+    kind : str
+        ``poisson``, ``burst``, ``closed`` or ``trace``.
+    rate : float
+        Requests per second of ``poisson``.
+    users : int
+        Users of ``closed``.
+    input_length, output_length : str
+        Texts of lengths.
+    prefix_tokens : int
+        Tokens that all requests begin with.
+    seed : int
+    path : str
+        The file of ``trace``.
+    """
+
+    kind: str
+    rate: float = 0.0
+    users: int = 0
+    input_length: str = "1024"
+    output_length: str = "1024"
+    prefix_tokens: int = 0
+    seed: int = 0
+    path: str = ""
+
+    @staticmethod
+    def parse(text: str) -> Workload:
+        """Read a workload from text.
+
+        Raises
+        ------
+        SimulationError
+            DIST0761.
+        """
+        head, *items = text.split(",")
+        kind, _, value = head.partition(":")
+        keys: dict[str, str] = {}
+        for item in items:
+            key, equals, number = item.partition("=")
+            if not equals or key not in ("in", "out", "prefix", "seed") or key in keys:
+                raise workload_fault(
+                    f'"{item}" is no key of a workload', text, "Use in=, out=, prefix= or seed=."
+                )
+            keys[key] = number
+        seed, prefix = (_whole(keys.get(key, "0"), text) for key in ("seed", "prefix"))
+        lengths = keys.get("in", "1024"), keys.get("out", "1024")
+        work = Workload(BURST, 0.0, 0, *lengths, prefix, seed)
+        if kind == POISSON:
+            work = replace(work, kind=POISSON, rate=_positive(value, text))
+        elif kind == CLOSED:
+            work = replace(work, kind=CLOSED, users=max(1, _whole(value, text)))
+        elif head.endswith(".csv"):
+            work = replace(work, kind=TRACE, path=head)
+        elif head != BURST:
+            raise workload_fault(
+                f'unknown arrivals "{head}"',
+                text,
+                "Use poisson:RATE, burst, closed:USERS or a CSV.",
+            )
+        if work.kind != TRACE:
+            for length in (work.input_length, work.output_length):
+                mean_length(length)
+        return work
+
+    def at_rate(self, rate: float) -> Workload:
+        """Return the workload with Poisson arrivals of another rate, and the same other draws."""
+        return replace(self, kind=POISSON, rate=rate)
+
+    def draw(self, count: int) -> Requests:
+        """Return requests; the same seed gives the same ones, at any rate and with any count."""
+        if self.kind == TRACE:
+            return read_trace(self.path)
+        streams = [np.random.default_rng([self.seed, k]) for k in range(3)]
+        arrival = np.zeros(count)
+        if self.kind == POISSON:
+            arrival = np.cumsum(streams[0].exponential(1.0, count)) / self.rate
+        inputs, outputs = (
+            _lengths(text, count, rng)
+            for text, rng in zip((self.input_length, self.output_length), streams[1:], strict=True)
+        )
+        prefix = np.minimum(self.prefix_tokens, inputs)
+        number = np.where(prefix > 0, 0, -1)
+        times = np.rint(arrival * PICOSECONDS).astype(np.int64)
+        return Requests(times, inputs, outputs, number.astype(np.int64), prefix)
+
+
+def mean_length(text: str) -> float:
+    """Return the mean of a text of lengths.
+
+    Raises
+    ------
+    SimulationError
+        DIST0761.
+    """
+    kind, _, rest = text.partition(":")
+    if not rest:
+        return float(max(1, _whole(text, text)))
+    if kind == "uniform":
+        low, _, high = rest.partition("-")
+        return (_whole(low, text) + _whole(high, text)) / 2
+    if kind == "lognormal":
+        median, _, sigma = rest.partition(":")
+        return _positive(median, text) * math.exp(_positive(sigma, text) ** 2 / 2)
+    raise workload_fault(
+        f'unknown lengths "{text}"', text, "Use N, uniform:LOW-HIGH or lognormal:MEDIAN:SIGMA."
+    )
+
+
+def _lengths(text: str, count: int, rng: np.random.Generator) -> Ints:
+    kind, _, rest = text.partition(":")
+    if not rest:
+        return np.full(count, max(1, int(text)), np.int64)
+    if kind == "uniform":
+        low, _, high = rest.partition("-")
+        return rng.integers(int(low), int(high) + 1, count)
+    median, _, sigma = rest.partition(":")
+    drawn = float(median) * np.exp(float(sigma) * rng.standard_normal(count))
+    return np.maximum(1, np.rint(drawn)).astype(np.int64)
+
+
+def read_trace(path: str) -> Requests:
+    """Read requests from a CSV file.
+
+    Raises
+    ------
+    SimulationError
+        DIST0761 for a file that is missing, or lacks a column or a number.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except OSError as error:
+        raise workload_fault("the trace cannot be read", path, "Give a CSV file.") from error
+    try:
+        times = [float(row["arrival_s"]) for row in rows]
+        tokens = [[int(row[name]) for name in _COLUMNS[1:]] for row in rows]
+        prefixes = [
+            [int(row.get("prefix_id") or -1), int(row.get("prefix_tokens") or 0)] for row in rows
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        remedy = f"It needs the columns {', '.join(_COLUMNS)}, with numbers."
+        raise workload_fault("a row of the trace cannot be read", path, remedy) from error
+    if not rows or min(min(pair) for pair in tokens) < 1:
+        raise workload_fault("the trace has no requests, or empty ones", path, "Add rows.")
+    order = np.argsort(times, kind="stable")
+    arrival = np.rint(np.array(times)[order] * PICOSECONDS).astype(np.int64)
+    sizes, shared = np.array(tokens, np.int64)[order], np.array(prefixes, np.int64)[order]
+    return Requests(arrival, sizes[:, 0], sizes[:, 1], shared[:, 0], shared[:, 1])
+
+
+def _whole(text: str, place: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise workload_fault(f'"{text}" is no whole number', place, "Give a whole number.")
+    return int(text)
+
+
+def _positive(text: str, place: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise workload_fault(f'"{text}" is not positive', place, "Give a positive number.")
+    return number
