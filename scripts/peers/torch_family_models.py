@@ -55,6 +55,24 @@ FAMILIES: dict[str, Family] = {
         DECODER | dict(num_local_experts=4, num_experts_per_tok=2),
         TEXT,
     ),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        DECODER | dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32),
+        TEXT,
+    ),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        "OlmoeConfig",
+        DECODER | dict(num_experts=8, num_experts_per_tok=2, eos_token_id=1),
+        TEXT,
+    ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        DECODER | dict(num_local_experts=4, num_experts_per_tok=2, head_dim=16, sliding_window=8),
+        TEXT,
+    ),
     "deepseek_v3": (
         "DeepseekV3ForCausalLM",
         "DeepseekV3Config",
@@ -130,11 +148,12 @@ FAMILIES: dict[str, Family] = {
 }
 """Class, configuration, its keys, and what the model takes."""
 
-CACHED = ("gpt2", "llama", "qwen2", "mistral", "gemma3", "mixtral", "deepseek_v3", "opt")
+CACHED = ("gpt2", "llama", "qwen2", "mistral", "gemma3", "mixtral", "qwen3_moe", "olmoe")
+CACHED += ("gpt_oss", "deepseek_v3", "opt")
 PAIRS = ("t5", "whisper")
 STATES = ("mamba",)
 DECODES = (*CACHED, *PAIRS, *STATES)
-EAGER = ("resnet", "convnext", "mamba")
+EAGER = ("resnet", "convnext", "mamba", "gpt_oss")
 """Without a choice of how attention is written."""
 
 
@@ -233,8 +252,6 @@ def build(name: str) -> Any:
     config = getattr(hf, configuration)(**keys)
     if name not in EAGER:
         config._attn_implementation = "sdpa"
-    if name in ("mixtral", "deepseek_v3"):
-        config._experts_implementation = "batched_mm"
     torch.manual_seed(0)
     return getattr(hf, kind)(config).eval()
 
