@@ -133,6 +133,7 @@ PASSES = {
     "BucketGathers": (5, 5),
     "BucketReductions": (5, 5),
     "SplitCollectives": (5, 5),
+    "DeferReductions": (5, 5),
     "ScheduleCollectives": (5, 5),
 }
 """Level taken and level given."""

@@ -66,6 +66,15 @@ class CallSites:
         self._early: dict[Any, set[Any]] = {}
 
     @property
+    def callees(self) -> dict[str, list[Any]]:
+        """Return the functions that each function calls, in branches too, by its name."""
+        callees: dict[str, list[Any]] = {str(gv.name_hint): [] for gv in self.functions}
+        for callee, calls in self.of.items():
+            for caller, _ in calls:
+                callees[str(caller.name_hint)].append(callee)
+        return callees
+
+    @property
     def share_a_mesh(self) -> bool:
         """Return whether entries share a mesh, all of whose devices must meet in one order."""
         return any(

@@ -65,7 +65,7 @@ def _defer(mod: ir.IRModule) -> ir.IRModule:
         return mod
     functions = dict(mod.functions.items())
     deferred: dict[Any, DeferredResults] = {}
-    for gv, fn in callees_first(mod):
+    for gv, fn in callees_first(mod, calls.callees):
         if any(callee in deferred for callee in map(callee_of, _values(fn))):
             fn = functions[gv] = _waiting(fn, deferred)
         phase = fn.attrs is not None and PHASE_ATTR in fn.attrs
