@@ -29,6 +29,8 @@ UNKNOWN = {
     "nn.dropout": "outside of branches, it is converted to a kernel first",
     "dist.attention_backward": "gradients of gradients are not supported",
     "dist.attention_bias_gradient": "gradients of gradients are not supported",
+    "dist.kv_append": "caches serve inference: train on the model without entry=serve",
+    "dist.paged_attention": "caches serve inference: train on the model without entry=serve",
     "dist.redistribute": "a training step is created from a model at level 1",
     "quantize": "a quantized value is piecewise constant: train before quantization",
     "grad.avg_pool2d_backward": "gradients of gradients are not supported",
