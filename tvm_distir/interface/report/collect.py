@@ -206,11 +206,14 @@ def _event(event: Event) -> ReportEvent:
 
 
 def main_dtype(program: Program) -> str:
-    """Return the data type of most FLOPs, or ``float32`` if there are none."""
+    """Return the data type of most FLOPs, or ``float32`` if there are none.
+
+    Wide integers, such as those of random bits, have no matrix units, and do not count.
+    """
     totals: dict[str, int] = {}
     for function in program.functions.values():
         for op in function.ops:
-            if _counts(op):
+            if _counts(op) and not op.dtype.endswith(("int16", "int32", "int64", "bool")):
                 totals[op.dtype] = totals.get(op.dtype, 0) + op.flops
     return max(totals, key=lambda dtype: totals[dtype]) if totals else "float32"
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tvm_distir.core.cost_model.system import System
@@ -102,6 +104,17 @@ def analysis() -> Analysis:
 
 def test_facts_of_the_program() -> None:
     assert main_dtype(program()) == "bfloat16" and batch_of(program()) == 2 * ROWS
+
+
+def test_random_bits_do_not_decide_the_type_of_the_peak() -> None:
+    """Operations on wide integers have no matrix units, however many there are."""
+    known = program()
+    bits = Op(
+        "bits", "compute", "relax.right_shift", (0,), (2,),
+        flops=1000 * FLOPS, kernel_class="elementwise", dtype="uint32",
+    )  # fmt: skip
+    functions = {name: replace(fn, ops=(*fn.ops, bits)) for name, fn in known.functions.items()}
+    assert main_dtype(replace(known, functions=functions)) == "bfloat16"
 
 
 def test_parameters_say_whole_and_local_sizes() -> None:
