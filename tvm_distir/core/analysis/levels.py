@@ -11,13 +11,10 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.async_ops import DONE, start_name
-from tvm_distir.core.ir.attention_ops import ATTENTION_OPS
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.branches import holds_branch
-from tvm_distir.core.ir.grouped_ops import GROUPED_OPS
 from tvm_distir.core.ir.mesh import mesh_index, mesh_shape, meshes
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
-from tvm_distir.core.ir.paged_attention_ops import CACHE_OPS
 from tvm_distir.core.ir.placement import check_placement, labels_of
 from tvm_distir.core.ir.types import flat_types, is_private, relax_functions, tensor_type
 from tvm_distir.core.rewriting.calls import op_name
@@ -26,7 +23,7 @@ from tvm_distir.support import LevelError
 from .conditions import Differing
 from .in_flight import InFlight
 from .names import LEVELS
-from .partial import PartialState
+from .partial import COMPUTE_OPS, PartialState
 
 _MOVES = (*COLLECTIVES, "local_slice", *TRANSFERS)
 ALLOWED: dict[int, tuple[str, ...]] = {
@@ -182,6 +179,6 @@ class _Checker:
             if (
                 name.startswith("relax.dist.")
                 and short not in ALLOWED[self.level]
-                and name not in (*ATTENTION_OPS, *CACHE_OPS, *GROUPED_OPS)
+                and name not in COMPUTE_OPS
             ):
                 raise self.error(where, f"R.dist.{short}")

@@ -13,8 +13,11 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
+from tvm_distir.core.ir.attention_ops import ATTENTION_OPS
 from tvm_distir.core.ir.attributes import PARTIAL_ATTR
+from tvm_distir.core.ir.grouped_ops import GROUPED_OPS
 from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ir.paged_attention_ops import CACHE_OPS
 from tvm_distir.core.ir.placement import P, R, labels_of
 from tvm_distir.core.ir.types import FieldLeaves, is_private, value_types
 from tvm_distir.core.ops.lookup import rule_of
@@ -22,6 +25,9 @@ from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import is_packed_call
 from tvm_distir.core.rewriting.native.function_index import FunctionView, read_functions
 from tvm_distir.support import LevelError
+
+COMPUTE_OPS = frozenset((*ATTENTION_OPS, *CACHE_OPS, *GROUPED_OPS))
+"""Ops of ``R.dist`` that compute by a sharding rule, as ops of ``R`` do."""
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
@@ -107,7 +113,8 @@ class PartialState:
         if not isinstance(value.op, ir.Op) or is_packed_call(value):
             return [NONE] * len(value_types(b.var.ty))
         name = str(value.op.name)
-        if name.startswith("relax.dist.") and name != "relax.dist.call_tir_local_view":
+        moves = name.startswith("relax.dist.") and name not in COMPUTE_OPS
+        if moves and name != "relax.dist.call_tir_local_view":
             return self._dist(where, name.removeprefix("relax.dist."), value)
         return self._op(where, name, value, b.var.ty)
 
