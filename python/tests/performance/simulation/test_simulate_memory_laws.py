@@ -17,12 +17,19 @@ from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schedules.timeline import in_flight
 from tvm_distir.performance.fusion.grouped import grouped
-from tvm_distir.performance.fusion.profile import profile_names
+from tvm_distir.performance.fusion.profile import Profile, profile_names
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.ranks import RankMemories, RankMemory
 from tvm_distir.performance.program.program import Program
 from tvm_distir.planning.strategies.composition import make_plan
 
+TRAINING = [
+    name
+    for name in profile_names()
+    for quantization in [Profile.known(name).quantization]
+    if quantization is None or quantization.operands != "weights"
+]
+"""The profiles that ship, but for those of inference with quantized weights."""
 MICRO_BATCHES = (8, 12, 16)
 """So many that ranks of all but one kind of schedule hold as many activations with each."""
 MODELS: dict[str, dict[str, Any]] = {
@@ -99,7 +106,7 @@ def random_program(seed: int) -> Program:
 def test_roles_add_up_in_random_pipelined_programs(seed: int) -> None:
     """Under every kernel profile, with exact blocks and with those of a framework."""
     plain = random_program(seed)
-    for profile in profile_names():
+    for profile in TRAINING:
         program = grouped(plain, profile)
         assert program.staged is not None
         orders = programs(program.staged.schedule)
@@ -129,7 +136,7 @@ def measured(case: tuple[str, str, str], profile: str, block: int, count: int) -
     return [memories.of(rank, steps) for rank, steps in enumerate(programs(schedule))]
 
 
-@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("profile", TRAINING)
 @pytest.mark.parametrize("block", [1, 512], ids=["exact", "framework"])
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_roles_at_the_peak_add_up_to_it(
@@ -148,7 +155,7 @@ def test_roles_of_the_storage_plan_add_up_to_its_peak(case: tuple[str, str, str]
         assert sum(lane.account.at_peak.values()) == lane.account.peak_bytes > 0
 
 
-@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("profile", TRAINING)
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_no_micro_batch_leaves_memory_behind(case: tuple[str, str, str], profile: str) -> None:
     """What is there after the step depends on no number of micro-batches, nor does the peak.
@@ -174,7 +181,7 @@ def test_no_micro_batch_leaves_memory_behind(case: tuple[str, str, str], profile
             assert not steps[0][1]
 
 
-@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("profile", TRAINING)
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_tensors_have_the_type_that_other_units_read(
     case: tuple[str, str, str], profile: str
