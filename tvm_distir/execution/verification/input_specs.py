@@ -14,7 +14,6 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core import (
-    TENSORS_ONLY,
     entry_of,
     known_shape,
     named_leaves,
@@ -29,6 +28,8 @@ from .input_uses import InputUse, UseWalker
 
 # Which role wins when the consumers of a parameter disagree, strongest first.
 ROLES = ("step", "weight", "variance", "scale", "mean", "bias", "data")
+
+OBJECTS = "Objects are not drawn: call td.run with td.DeviceObjects, and compare the results."
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _spec(
             "DIST0340",
             f"{ty} is not a tensor of static shape",
             place=place,
-            remedy=TENSORS_ONLY if tensor is None else "Bind its symbolic dims with td.bind_dims.",
+            remedy=OBJECTS if tensor is None else "Bind its symbolic dims with td.bind_dims.",
         )
     dtype = _dtype(tensor)
     if not _is_float(dtype):

@@ -106,6 +106,8 @@ STATISTICS = {
     **dict.fromkeys(("relax.cumsum", "relax.cumprod", "relax.topk"), 1.0),
     # The extreme is a float32, its place an int64.
     **dict.fromkeys(("relax.argmax", "relax.argmin"), 1.5),
+    # Two statistics and the weighted results are joined, each as it is priced.
+    "relax.dist.paged_attention": 1.0,
     # Of a gradient only the divisor, and no loss, is summed.
     "relax.grad.nll_loss_backward": 1.0,
 }

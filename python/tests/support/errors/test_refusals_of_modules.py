@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 from tvm.script import tirx as T
 
@@ -113,13 +114,16 @@ def test_collectives_of_tvm_are_no_model() -> None:
         Reference(mod)
 
 
-def test_an_object_as_an_input_wants_tensors_instead() -> None:
-    """No size that could be bound would help it."""
+def test_an_object_as_an_input_is_not_drawn() -> None:
+    """It is distributed, and the user passes an object of each device to run it."""
     mod = relu(relax.AnyType())
-    for refused in (lambda: td.distribute(mod, PLAN), lambda: td.verify(mod, PLAN)):
-        with pytest.raises(DistIRError, match="main/y: ") as caught:
-            refused()
-        assert caught.value.remedy.startswith("Pass tensors, and create the object inside")
+    x = np.arange(-32, 32).reshape(8, 8).astype("float32")
+    inputs = {"x": x, "y": td.DeviceObjects(dict.fromkeys(range(2), tvm.runtime.ShapeTuple([1])))}
+    (result,) = td.run(td.distribute(mod, PLAN), inputs, engine="virtual")
+    assert np.array_equal(result, np.maximum(x, 0))
+    with pytest.raises(DistIRError, match="main/y: ") as caught:
+        td.verify(mod, PLAN)
+    assert "td.DeviceObjects" in caught.value.remedy
     with pytest.raises(ModelError, match=r"DIST0380 main/y: a value of type R\.Any"):
         td.to_stablehlo(mod)
 
