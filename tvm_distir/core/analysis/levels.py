@@ -13,6 +13,7 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.ir.async_ops import DONE, start_name
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.branches import holds_branch
+from tvm_distir.core.ir.compute_ops import COMPUTE_OPS
 from tvm_distir.core.ir.mesh import mesh_index, mesh_shape, meshes
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
 from tvm_distir.core.ir.placement import check_placement, labels_of
@@ -23,7 +24,7 @@ from tvm_distir.support import LevelError
 from .conditions import Differing
 from .in_flight import InFlight
 from .names import LEVELS
-from .partial import COMPUTE_OPS, PartialState
+from .partial import PartialState
 
 _MOVES = (*COLLECTIVES, "local_slice", *TRANSFERS)
 ALLOWED: dict[int, tuple[str, ...]] = {

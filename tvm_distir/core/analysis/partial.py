@@ -13,11 +13,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir.attention_ops import ATTENTION_OPS
 from tvm_distir.core.ir.attributes import PARTIAL_ATTR
-from tvm_distir.core.ir.grouped_ops import GROUPED_OPS
+from tvm_distir.core.ir.compute_ops import COMPUTE_OPS
 from tvm_distir.core.ir.ops import call_axes
-from tvm_distir.core.ir.paged_attention_ops import CACHE_OPS
 from tvm_distir.core.ir.placement import P, R, labels_of
 from tvm_distir.core.ir.types import FieldLeaves, is_private, value_types
 from tvm_distir.core.ops.lookup import rule_of
@@ -25,9 +23,6 @@ from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import is_packed_call
 from tvm_distir.core.rewriting.native.function_index import FunctionView, read_functions
 from tvm_distir.support import LevelError
-
-COMPUTE_OPS = frozenset((*ATTENTION_OPS, *CACHE_OPS, *GROUPED_OPS))
-"""Ops of ``R.dist`` that compute by a sharding rule, as ops of ``R`` do."""
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()

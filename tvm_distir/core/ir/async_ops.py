@@ -19,11 +19,9 @@ from tvm import ir, relax
 from tvm_distir.support import MeshError
 
 from . import ops
-from .attention_ops import register_attention
-from .grouped_ops import register_grouped
+from .compute_ops import register_compute_ops
 from .infer import INFER
 from .names import COLLECTIVES
-from .paged_attention_ops import register_cache_ops
 
 DONE = "collective_done"
 _SUFFIX = "_start"
@@ -95,6 +93,4 @@ def register_ops() -> None:
     ops.CONSTRUCTORS[DONE] = collective_done
     INFER[DONE] = _local(DONE, lambda call, _: call.args[0].ty)
     ops.register()
-    register_attention()
-    register_cache_ops()
-    register_grouped()
+    register_compute_ops()

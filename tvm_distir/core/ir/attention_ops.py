@@ -15,28 +15,23 @@ local form and a legalization belong to them as to any op on tensors.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax, tirx
 
 from tvm_distir.support import MeshError
 
-from .ops import PREFIX
+from .ops import PREFIX, dist_call
 
 ATTENTION_OP = f"{PREFIX}attention"
 ATTENTION_BACKWARD_OP = f"{PREFIX}attention_backward"
 ATTENTION_BIAS_OP = f"{PREFIX}attention_bias_gradient"
-ATTENTION_OPS = (ATTENTION_OP, ATTENTION_BACKWARD_OP, ATTENTION_BIAS_OP)
-"""Ops of this module, which stand at every level."""
 UNSEEN = -1e30
 """Score of a key that a query does not see, and log-sum-exp of a query that sees no key."""
 
-_CALL = tvm_ffi.get_global_func("ir.Call")
 _RANK = 4
 
 
@@ -68,15 +63,14 @@ class AttentionForm:
             float(a["scale"]), bool(a["causal"]), int(a["window"]), int(a["offset"])
         )
 
-
-def _attention_call(name: str, args: Sequence[ir.Expr], form: AttentionForm) -> ir.Call:
-    attrs = {
-        "scale": float(form.scale),
-        "causal": bool(form.causal),
-        "window": int(form.window),
-        "offset": int(form.offset),
-    }
-    return _CALL(ir.Type.missing(), ir.Op.get(name), list(args), ir.DictAttrs(attrs), [], None)
+    def to_attrs(self) -> dict[str, Any]:
+        """Return the attributes as plain values."""
+        return {
+            "scale": float(self.scale),
+            "causal": bool(self.causal),
+            "window": int(self.window),
+            "offset": int(self.offset),
+        }
 
 
 def attention(
@@ -95,7 +89,7 @@ def attention(
     the type of ``q``, and ``lse (B, H, S)``, in float32 at least.
     """
     form = AttentionForm(scale, causal, window, offset)
-    return _attention_call(ATTENTION_OP, [q, k, v, *more], form)
+    return dist_call("attention", [q, k, v, *more], **form.to_attrs())
 
 
 def attention_backward(
@@ -113,7 +107,7 @@ def attention_backward(
 ) -> ir.Call:
     """Compute the gradients ``(dq, dk, dv)`` of attention from ``do``, the gradient of ``o``."""
     form = AttentionForm(scale, causal, window, offset)
-    return _attention_call(ATTENTION_BACKWARD_OP, [q, k, v, o, do, lse, *more], form)
+    return dist_call("attention_backward", [q, k, v, o, do, lse, *more], **form.to_attrs())
 
 
 def attention_bias_gradient(
@@ -131,7 +125,7 @@ def attention_bias_gradient(
 ) -> ir.Call:
     """Compute the gradient of the bias of attention; typed as the bias."""
     form = AttentionForm(scale, causal, window, offset)
-    return _attention_call(ATTENTION_BIAS_OP, [q, k, v, o, do, lse, *more], form)
+    return dist_call("attention_bias_gradient", [q, k, v, o, do, lse, *more], **form.to_attrs())
 
 
 def attention_operands(call: ir.Call) -> tuple[list[Any], Any, Any]:
@@ -235,31 +229,13 @@ INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
     ATTENTION_BACKWARD_OP: _infer_backward,
     ATTENTION_BIAS_OP: _infer_bias,
 }
-_MAKERS = (attention, attention_backward, attention_bias_gradient)
-
-
-@functools.cache
-def register_attention() -> None:
-    """Add the ops to TVM's registry and to the TVMScript parser."""
-    import tvm.relax.script.parser.dist as parser_dist
-
-    add = tvm_ffi.get_global_func("ir.RegisterOp")
-    known = set(ir.Op.list_op_names())
-    for make in _MAKERS:
-        name = PREFIX + make.__name__
-        setattr(parser_dist, make.__name__, make)
-        if name in known:
-            continue
-        add(name, (make.__doc__ or "").splitlines()[0])
-        ir.register_op_attr(name, "FInferType", INFER[name])
-        ir.register_op_attr(name, "FPurity", True)
 
 
 __all__ = [
     "ATTENTION_BACKWARD_OP",
     "ATTENTION_BIAS_OP",
     "ATTENTION_OP",
-    "ATTENTION_OPS",
+    "INFER",
     "UNSEEN",
     "AttentionForm",
     "accumulated",
@@ -268,5 +244,4 @@ __all__ = [
     "attention_bias_gradient",
     "attention_operands",
     "nn_attention_form",
-    "register_attention",
 ]

@@ -18,24 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax
 
 from tvm_distir.support import MeshError
 
-from .ops import PREFIX
+from .ops import PREFIX, dist_call
 from .types import static_shape
 
 GROUPED_MATMUL_OP = f"{PREFIX}grouped_matmul"
 GROUPED_OUTER_OP = f"{PREFIX}grouped_outer"
-GROUPED_OPS = (GROUPED_MATMUL_OP, GROUPED_OUTER_OP)
-"""Ops of this module, which stand at every level."""
-
-_CALL = tvm_ffi.get_global_func("ir.Call")
-
-
-def _grouped_call(name: str, args: list[ir.Expr], attrs: Mapping[str, int]) -> ir.Call:
-    return _CALL(ir.Type.missing(), ir.Op.get(name), args, ir.DictAttrs(dict(attrs)), [], None)
 
 
 def grouped_matmul(x: ir.Expr, w: ir.Expr, ids: ir.Expr, groups: int) -> ir.Call:
@@ -43,13 +34,12 @@ def grouped_matmul(x: ir.Expr, w: ir.Expr, ids: ir.Expr, groups: int) -> ir.Call
 
     ``groups`` is the number of all matrices, which is ``E`` unless ``w`` is a part of them.
     """
-    return _grouped_call(GROUPED_MATMUL_OP, [x, w, ids], {"groups": int(groups)})
+    return dist_call("grouped_matmul", [x, w, ids], groups=int(groups))
 
 
 def grouped_outer(x: ir.Expr, y: ir.Expr, ids: ir.Expr, groups: int, held: int) -> ir.Call:
     """Sum the outer products of rows ``x (M, K)`` and ``y (M, N)`` by group: ``(held, K, N)``."""
-    attrs = {"groups": int(groups), "held": int(held)}
-    return _grouped_call(GROUPED_OUTER_OP, [x, y, ids], attrs)
+    return dist_call("grouped_outer", [x, y, ids], groups=int(groups), held=int(held))
 
 
 def _fault(call: ir.Call, what: str, remedy: str) -> MeshError:
@@ -88,33 +78,16 @@ def _infer_outer(call: ir.Call, _: Any) -> Any:
     return relax.TensorType([int(call.attrs["held"]), x[1], y[1]], ty.dtype, ty.vdevice)
 
 
-_INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
+INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
     GROUPED_MATMUL_OP: _infer_matmul,
     GROUPED_OUTER_OP: _infer_outer,
 }
 
 
-def register_grouped() -> None:
-    """Add the ops to TVM's registry and to the TVMScript parser."""
-    import tvm.relax.script.parser.dist as parser_dist
-
-    add = tvm_ffi.get_global_func("ir.RegisterOp")
-    known = set(ir.Op.list_op_names())
-    for make in (grouped_matmul, grouped_outer):
-        name = PREFIX + make.__name__
-        setattr(parser_dist, make.__name__, make)
-        if name in known:
-            continue
-        add(name, (make.__doc__ or "").splitlines()[0])
-        ir.register_op_attr(name, "FInferType", _INFER[name])
-        ir.register_op_attr(name, "FPurity", True)
-
-
 __all__ = [
     "GROUPED_MATMUL_OP",
-    "GROUPED_OPS",
     "GROUPED_OUTER_OP",
+    "INFER",
     "grouped_matmul",
     "grouped_outer",
-    "register_grouped",
 ]

@@ -62,7 +62,8 @@ def call_axes(call: ir.Call) -> tuple[int, ...]:
     return (int(value),) if isinstance(value, int) else tuple(sorted({int(a) for a in value}))
 
 
-def _call(name: str, args: Sequence[ir.Expr], **attrs: Any) -> ir.Call:
+def dist_call(name: str, args: Sequence[ir.Expr], **attrs: Any) -> ir.Call:
+    """Return the call of an op of ``R.dist`` by its short name."""
     return _CALL(_MISSING, _op(name), list(args), ir.DictAttrs(attrs), [], None)
 
 
@@ -81,7 +82,9 @@ def partial(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axes: Sequence[int], op: str = "sum"
 ) -> ir.Call:
     """Leave (or make) ``x`` an unfinished reduction along ``mesh_axes``; typed as ``x``."""
-    return _call("partial", [x], device_mesh=_mesh(device_mesh), mesh_axes=_ints(mesh_axes), op=op)
+    return dist_call(
+        "partial", [x], device_mesh=_mesh(device_mesh), mesh_axes=_ints(mesh_axes), op=op
+    )
 
 
 @_constructor
@@ -89,7 +92,7 @@ def all_reduce(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axes: Sequence[int], op: str = "sum"
 ) -> ir.Call:
     """Reduce over the product group of ``mesh_axes``; typed as ``x``."""
-    return _call(
+    return dist_call(
         "all_reduce", [x], device_mesh=_mesh(device_mesh), mesh_axes=_ints(mesh_axes), op=op
     )
 
@@ -99,7 +102,7 @@ def all_gather(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
 ) -> ir.Call:
     """Convert ``S[dim]`` to ``R`` along ``mesh_axis``: concatenate the group's shards in order."""
-    return _call(
+    return dist_call(
         "all_gather", [x], device_mesh=_mesh(device_mesh), mesh_axis=_axes(mesh_axis), dim=int(dim)
     )
 
@@ -113,7 +116,7 @@ def reduce_scatter(
     op: str = "sum",
 ) -> ir.Call:
     """Convert partial sums to ``S[dim]`` along ``mesh_axis``: reduce, and keep the rank's part."""
-    return _call(
+    return dist_call(
         "reduce_scatter",
         [x],
         device_mesh=_mesh(device_mesh),
@@ -132,7 +135,7 @@ def all_to_all(
     split_dim: int,
 ) -> ir.Call:
     """Convert ``S[gather_dim]`` to ``S[split_dim]`` along ``mesh_axis``."""
-    return _call(
+    return dist_call(
         "all_to_all",
         [x],
         device_mesh=_mesh(device_mesh),
@@ -147,7 +150,7 @@ def local_slice(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
 ) -> ir.Call:
     """Split ``R`` to ``S[dim]`` along ``mesh_axis``: each rank keeps its part, without traffic."""
-    return _call(
+    return dist_call(
         "local_slice", [x], device_mesh=_mesh(device_mesh), mesh_axis=_axes(mesh_axis), dim=int(dim)
     )
 
@@ -161,7 +164,7 @@ def collective_permute(
     With ``wrap``, which is written only where it is true, the group is a ring: all send.
     """
     attrs = {"device_mesh": _mesh(device_mesh), "mesh_axis": int(mesh_axis), "shift": int(shift)}
-    return _call("collective_permute", [x], **attrs, **({"wrap": True} if wrap else {}))
+    return dist_call("collective_permute", [x], **attrs, **({"wrap": True} if wrap else {}))
 
 
 @_constructor
@@ -178,7 +181,7 @@ def exchange(
     ``x`` is of full ``shape``. Tiles travel along ``mesh_axes`` only; along the other axes both
     placements are ``R`` (an unfinished reduction along them stays unfinished).
     """
-    return _call(
+    return dist_call(
         "exchange",
         [x],
         device_mesh=_mesh(device_mesh),
@@ -200,7 +203,7 @@ def send(
     tag: int,
 ) -> ir.Call:
     """Send ``x``, of full ``shape`` and ``placement``, to ``peer_mesh``; typed as ``x``."""
-    return _call(
+    return dist_call(
         "send",
         [x],
         device_mesh=_mesh(device_mesh),
@@ -227,7 +230,7 @@ def recv(
 
     At level 4 the operand is the ``send``'s result; at level 5 there is none.
     """
-    return _call(
+    return dist_call(
         "recv",
         sent,
         device_mesh=_mesh(device_mesh),
@@ -243,7 +246,7 @@ def recv(
 @_constructor
 def axis_index(device_mesh: DeviceMesh | str, mesh_axis: int) -> ir.Call:
     """Return the device's coordinate along ``mesh_axis``, an int64 scalar tensor (level 5)."""
-    return _call("axis_index", [], device_mesh=_mesh(device_mesh), mesh_axis=int(mesh_axis))
+    return dist_call("axis_index", [], device_mesh=_mesh(device_mesh), mesh_axis=int(mesh_axis))
 
 
 def dist_op_name(expr: Any) -> str | None:
@@ -279,6 +282,7 @@ __all__ = [
     "IMPURE",
     "PREFIX",
     "call_axes",
+    "dist_call",
     "dist_op_name",
     "register",
     *CONSTRUCTORS,

@@ -15,27 +15,24 @@ device stores. Like the ops of :mod:`.attention_ops` these compute and move noth
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax, tirx
 
 from tvm_distir.support import MeshError
 
 from .attention_ops import accumulated
-from .ops import PREFIX
+from .ops import PREFIX, dist_call
 
 KV_APPEND_OP = f"{PREFIX}kv_append"
 PAGED_ATTENTION_OP = f"{PREFIX}paged_attention"
 CACHE_OPS = (KV_APPEND_OP, PAGED_ATTENTION_OP)
-"""Ops of this module, which stand at every level."""
+"""Ops of this module, which are in modules of every level."""
 HEADS_DIM, POSITIONS_DIM, POOLS_DIM = 3, 2, 0
 """Dims of a cache that can be sharded: by heads, by positions of a page, and by requests."""
 
-_CALL = tvm_ffi.get_global_func("ir.Call")
 _OPERANDS = {KV_APPEND_OP: 4, PAGED_ATTENTION_OP: 5}
 _RANKS = {
     KV_APPEND_OP: {"cache": 5, "new": 4, "pages": 2, "lengths": 1},
@@ -80,10 +77,6 @@ class PagedAttentionForm:
         )
 
 
-def _cache_call(name: str, args: list[ir.Expr], attrs: Mapping[str, Any]) -> ir.Call:
-    return _CALL(ir.Type.missing(), ir.Op.get(name), args, ir.DictAttrs(attrs), [], None)
-
-
 def kv_append(
     cache: ir.Expr,
     new: ir.Expr,
@@ -97,7 +90,7 @@ def kv_append(
     The rows are cast to the type of the cache, which the result replaces.
     """
     args = [cache, new, pages, lengths, *start]
-    return _cache_call(KV_APPEND_OP, args, {"page_size": int(page_size)})
+    return dist_call("kv_append", args, page_size=int(page_size))
 
 
 def paged_attention(
@@ -119,14 +112,15 @@ def paged_attention(
     ``lengths + i``. The results are ``(B, S, K, G, E)``, of the type of ``q``, and the log-sum-exp
     of the scores, ``(B, S, K, G)``, in float32 at least.
     """
-    attrs = {
-        "scale": float(scale),
-        "window": int(window),
-        "score_cap": float(score_cap),
-        "value_width": int(value_width),
-        "page_size": int(page_size),
-    }
-    return _cache_call(PAGED_ATTENTION_OP, [q, k_cache, v_cache, pages, lengths, *start], attrs)
+    return dist_call(
+        "paged_attention",
+        [q, k_cache, v_cache, pages, lengths, *start],
+        scale=float(scale),
+        window=int(window),
+        score_cap=float(score_cap),
+        value_width=int(value_width),
+        page_size=int(page_size),
+    )
 
 
 def start_operand(call: ir.Call) -> Any:
@@ -185,24 +179,7 @@ def _infer_attention(call: ir.Call, _: Any) -> Any:
     return relax.TupleType([out, relax.TensorType(rows, accumulated(str(q.dtype)), q.vdevice)])
 
 
-_INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
+INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
     KV_APPEND_OP: _infer_append,
     PAGED_ATTENTION_OP: _infer_attention,
 }
-
-
-@functools.cache
-def register_cache_ops() -> None:
-    """Add the ops to TVM's registry and to the TVMScript parser."""
-    import tvm.relax.script.parser.dist as parser_dist
-
-    add = tvm_ffi.get_global_func("ir.RegisterOp")
-    known = set(ir.Op.list_op_names())
-    for make in (kv_append, paged_attention):
-        name = PREFIX + make.__name__
-        setattr(parser_dist, make.__name__, make)
-        if name in known:
-            continue
-        add(name, (make.__doc__ or "").splitlines()[0])
-        ir.register_op_attr(name, "FInferType", _INFER[name])
-        ir.register_op_attr(name, "FPurity", True)
