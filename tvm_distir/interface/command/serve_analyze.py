@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from tvm_distir.support import UsageError
 
 from .option_values import parse_count, parse_mesh, parse_number
 from .options import add_kernels, add_system
+from .outputs import Outputs
 from .resumable import begin
 from .terminal import put, say
 
@@ -160,6 +160,9 @@ def add_serving(parser: Any) -> None:
 
 def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> int:
     """Search ways of serving and print them."""
+    trace = arguments.workload if arguments.workload.endswith(".csv") else None
+    outputs = Outputs({"--workload": trace})
+    picture = outputs.promise(arguments.picture, "--picture")
     system = begin(arguments, "--serve", None)
     from tvm_distir.interface.report.serving_front import front_svg
     from tvm_distir.planning import search_serving
@@ -175,8 +178,9 @@ def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> in
     )
     put(json.dumps(result.to_dict(), indent=1) if as_json else result.text())
     put("\n")
-    if arguments.picture:
+    if picture is not None:
         title = f"{arguments.model} on {devices} x {system.name}, {arguments.workload}"
-        Path(arguments.picture).write_text(front_svg(result, title), encoding="utf-8")
-        say(f"wrote {arguments.picture}")
+        outputs.add(picture, front_svg(result, title))
+        for path in outputs.commit():
+            say(f"wrote {path}")
     return 0

@@ -29,7 +29,9 @@ _CONTEXTS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1
 _TOKENS = (2, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
            8192, 12288, 16384, 32768)  # fmt: skip
 _PASTS = (0, 1024, 4096, 16384, 65536)
-_FIELDS, _STEP_FIELDS, _MOST_STEPS = 5, 5, 1 << 20
+_FIELDS, _STEP_FIELDS = 5, 5
+_STEPS = 1 << 20
+"""Steps that there is room for at first."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class SchedulerOptions:
     tokens: int = 2048
     requests: int = 256
     step_overhead_us: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Return the scheduler with the limits of a step."""
+        return f"{self.kind}:tokens={self.tokens},requests={self.requests}"
 
     @staticmethod
     def parse(text: str) -> SchedulerOptions:
@@ -136,17 +143,25 @@ def speculative(target: Surface, draft: Surface, acceptance: float, plain: StepT
     plain : StepTimes
         The times without speculation, whose prompts take as long.
 
+    Raises
+    ------
+    SimulationError
+        DIST0761 for an acceptance that is no probability.
+
     Notes
     -----
     Tokens per step are ``(1 - a^(k + 1)) / (1 - a)`` (Leviathan et al. 2023, "Fast inference from
     transformers via speculative decoding", eq. 1).
     """
+    if not 0 <= acceptance <= 1:
+        what = f"a share of accepted tokens of {acceptance:g} is impossible"
+        raise workload_fault(what, "acceptance", "Give a share from 0 to 1.")
     count = target.new - 1
     pairs = [x.ravel() for x in np.meshgrid(plain.batches, plain.contexts, indexing="ij")]
     spent = target.decode_ps(*pairs) + count * draft.decode_ps(*pairs)
     gain = (
         float(target.new)
-        if acceptance >= 1
+        if acceptance == 1
         else ((1 - acceptance ** (count + 1)) / (1 - acceptance))
     )
     return replace(plain, decode_ps=spent.reshape(plain.decode_ps.shape), gain=gain)
@@ -219,13 +234,17 @@ def serve_requests(
         SCHEDULERS.index(options.kind), options.tokens, options.requests, pages, page,
         round(options.step_overhead_us * 1e6), round(times.gain * UNIT), users,
     ]  # fmt: skip
-    found = np.zeros(count * _FIELDS, np.int64)
-    steps = np.zeros(_MOST_STEPS * _STEP_FIELDS, np.int64)
     arrays = [
         table.ravel(), np.array(numbers, np.int64), times.batches, times.contexts,
-        times.decode_ps.ravel(), times.tokens, times.pasts, times.prefill_ps.ravel(), found, steps,
+        times.decode_ps.ravel(), times.tokens, times.pasts, times.prefill_ps.ravel(),
     ]  # fmt: skip
-    total = int(load_library()["serve"](*(tvm_ffi.from_dlpack(a) for a in arrays)))
+    total, room = _STEPS, 0
+    while total > room:  # the run is the same each time, and writes as many steps as have room
+        room = total
+        found = np.zeros(count * _FIELDS, np.int64)
+        steps = np.zeros(room * _STEP_FIELDS, np.int64)
+        given = (tvm_ffi.from_dlpack(a) for a in (*arrays, found, steps))
+        total = int(load_library()["serve"](*given))
     if total < 0:
         most = int((requests.input_tokens + requests.output_tokens).max())
         raise SimulationError(
@@ -235,7 +254,7 @@ def serve_requests(
             remedy="Use more devices, caches of a narrower type, or shorter requests.",
         )
     first, finish, preemptions, _, start = found.reshape(count, _FIELDS).T.copy()
-    done = steps.reshape(-1, _STEP_FIELDS)[: min(total, _MOST_STEPS)].copy()
+    done = steps.reshape(-1, _STEP_FIELDS)[:total].copy()
     if users:
         arrival = requests.arrival_ps.copy()
         arrival[users:] = np.sort(finish)[: max(0, count - users)]

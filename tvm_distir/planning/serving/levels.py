@@ -182,15 +182,14 @@ def summarize(
         if most is not None:
             kept &= values <= most
     span = max(high - low, 1e-12)
-    steps = [part.steps for part in served]
-    totals = np.zeros(4)
+    totals = np.zeros(3)
     peak = 0
-    for rows in steps:
+    for rows in (part.steps for part in served):
         start, time = seconds(rows[:, 0]), seconds(rows[:, 1])
         weight = np.clip(np.minimum(start + time, high) - np.maximum(start, low), 0.0, None)
-        totals += [weight.sum(), *(weight @ rows[:, k] for k in (2, 4)), 0.0]
+        totals += [weight.sum(), *(weight @ rows[:, k] for k in (2, 4))]
         peak = max(peak, int(rows[:, 4].max(initial=0)))
-    busy, decoding, used, _ = totals / span
+    busy, decoding, used = totals / span
     return ServiceSummary(
         requests=int(inside.sum()),
         window_s=span,

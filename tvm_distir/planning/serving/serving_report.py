@@ -14,7 +14,7 @@ from .batching import SchedulerOptions, speculative
 from .levels import ServiceLevels, ServiceSummary
 from .serving_run import ServingEngine, ServingSetup, run_deployment
 from .surface import ServedModel, Surface
-from .workload import Workload, mean_length
+from .workload import Workload
 
 _QUEUE, _BESIDE = 0.5, 0.25
 
@@ -168,10 +168,8 @@ def serve_analyze(
     Raises
     ------
     SimulationError
-        DIST0761 for a workload or scheduler that is invalid.
-    SimulationError
-        DIST0760 for a plan whose steps cannot be predicted, DIST0761 for requests that the caches
-        do not hold.
+        DIST0760 for a plan whose steps cannot be predicted, DIST0761 for a workload, scheduler or
+        acceptance that is invalid, and for requests that the caches do not hold.
     """
     known = System.known(system)
     assert known is not None
@@ -206,7 +204,7 @@ def report_of(
     """Return the report of a deployment that has served a workload."""
     engine = deployment.engine
     filler = deployment.prefill or engine
-    inputs = max(2, round(mean_length(work.input_length)))
+    inputs = max(2, round(work.mean_input))
     alone_ttft_s = filler.surface.prefill_s(inputs)
     alone_tpot_s = engine.surface.decode_s(1, inputs)
     price = engine.served.system.device.price_per_hour
@@ -217,13 +215,12 @@ def report_of(
     batch = max(1, round(summary.decoding / deployment.replicas))
     decode_s = engine.surface.decode_s(batch, inputs)
     causes, advice = _causes(deployment, levels, summary, alone_ttft_s, alone_tpot_s, decode_s)
-    options = engine.options
     return ServingReport(
         model=engine.served.model,
         system=engine.served.system.name,
         plan=deployment.plan_text,
         workload=text,
-        scheduler=f"{options.kind}:tokens={options.tokens},requests={options.requests}",
+        scheduler=engine.options.text,
         devices=deployment.devices,
         summary=summary,
         levels=levels,

@@ -16,7 +16,7 @@ from tvm_distir.support import SimulationError
 from .batching import SchedulerOptions, ServedRequests, StepTimes, serve_requests
 from .levels import ServiceLevels, ServiceSummary, summarize
 from .surface import ServedModel, StepMemory, Surface
-from .workload import CLOSED, POISSON, Requests, Workload, mean_length
+from .workload import CLOSED, POISSON, Requests, Workload
 
 MEMORY_SHARE = 0.9
 """The share of a device's memory that an engine takes."""
@@ -63,7 +63,7 @@ class ServingEngine:
 
     def largest_batch(self, workload: Workload) -> int:
         """Return the requests of mean length that the caches hold."""
-        tokens = mean_length(workload.input_length) + mean_length(workload.output_length)
+        tokens = workload.mean_input + workload.mean_output
         return min(self.options.requests, int(self.pages * self.served.page // tokens))
 
     def serve(self, requests: Requests, users: int = 0, filled: bool = False) -> ServedRequests:
@@ -231,8 +231,7 @@ def most_requests_per_s(deployment: ServingSetup, workload: Workload) -> float:
     that decodes, or that fills caches, with nothing in the caches before.
     """
     engine = deployment.engine
-    times, inputs = engine.times, mean_length(workload.input_length)
-    outputs = mean_length(workload.output_length)
+    times, inputs, outputs = engine.times, workload.mean_input, workload.mean_output
     most = max(1, engine.largest_batch(workload))
     batches = np.unique(np.append(times.batches[times.batches <= most], most))
     nothing = np.zeros_like(batches)

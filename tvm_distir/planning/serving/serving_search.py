@@ -25,7 +25,7 @@ from .levels import ServiceLevels, ServiceSummary
 from .serving_report import ServingReport, report_of
 from .serving_run import ServingEngine, ServingSetup, most_requests_per_s, run_deployment
 from .surface import ServedModel
-from .workload import CLOSED, Workload
+from .workload import CLOSED, TRACE, Workload, workload_fault
 
 _STEPS = 7
 """Bisections of a rate: it is known to 1/128 of its bound."""
@@ -88,8 +88,8 @@ class ServingSearchResult:
     ----------
     best : ServingReport, optional
         The report of the best choice at its rate; None where no choice keeps the levels.
-    best_text : str
-        Strategy and mesh of a replica of the best choice.
+    strategy, mesh
+        The plan of a replica of the best choice.
     choices : list of RatedChoice
         The best one first.
     front : list of FrontPoint
@@ -175,13 +175,16 @@ def search_serving(
     Raises
     ------
     SimulationError
-        DIST0761 for a workload or scheduler that is invalid.
+        DIST0761 for a workload or scheduler that is invalid, and for a trace.
     ModelError
         DIST0331 for a model without a serving step.
     """
     known = System.known(system)
     assert known is not None
     work = Workload.parse(workload) if isinstance(workload, str) else workload
+    if work.kind == TRACE:
+        what = "a trace has its own rate, and the search varies the rate of requests"
+        raise workload_fault(what, work.path, "Give poisson:1 with in= and out=.")
     options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
     search = _Search(model, devices, known, work, levels, options, bounds)
     for kv_dtype in kv_dtypes:
@@ -256,8 +259,7 @@ class _Search:
                 self.result.cuts.append(CutChoice(_name(deployment), why))
                 continue
             rate, summary = self._highest(deployment, bound)
-            options = deployment.engine.options
-            scheduler = f"{options.kind}:tokens={options.tokens},requests={options.requests}"
+            scheduler = deployment.engine.options.text
             self.result.choices.append(
                 RatedChoice(
                     _plan_text(deployment), scheduler, deployment.devices, rate, bound, summary

@@ -14,13 +14,14 @@ from __future__ import annotations
 import csv
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import PICOSECONDS
-from tvm_distir.support import SimulationError
+from tvm_distir.support import MAX_INT, SimulationError
 
 Ints = npt.NDArray[np.int64]
 
@@ -119,7 +120,9 @@ class Workload:
         if kind == POISSON:
             work = replace(work, kind=POISSON, rate=_positive(value, text))
         elif kind == CLOSED:
-            work = replace(work, kind=CLOSED, users=max(1, _whole(value, text)))
+            work = replace(work, kind=CLOSED, users=_whole(value, text))
+            if not work.users:
+                raise workload_fault("there is no user", text, "Give closed:USERS, 1 or more.")
         elif head.endswith(".csv"):
             work = replace(work, kind=TRACE, path=head)
         elif head != BURST:
@@ -130,8 +133,27 @@ class Workload:
             )
         if work.kind != TRACE:
             for length in (work.input_length, work.output_length):
-                mean_length(length)
+                Lengths.parse(length)
         return work
+
+    @cached_property
+    def trace(self) -> Requests:
+        """Return the requests of ``trace``."""
+        return read_trace(self.path)
+
+    @cached_property
+    def mean_input(self) -> float:
+        """Return the mean tokens of a prompt."""
+        if self.kind == TRACE:
+            return float(self.trace.input_tokens.mean())
+        return Lengths.parse(self.input_length).mean
+
+    @cached_property
+    def mean_output(self) -> float:
+        """Return the mean tokens of an answer."""
+        if self.kind == TRACE:
+            return float(self.trace.output_tokens.mean())
+        return Lengths.parse(self.output_length).mean
 
     def at_rate(self, rate: float) -> Workload:
         """Return the workload with Poisson arrivals of another rate, and the same other draws."""
@@ -140,13 +162,13 @@ class Workload:
     def draw(self, count: int) -> Requests:
         """Return requests; the same seed gives the same ones, at any rate and with any count."""
         if self.kind == TRACE:
-            return read_trace(self.path)
+            return self.trace
         streams = [np.random.default_rng([self.seed, k]) for k in range(3)]
         arrival = np.zeros(count)
         if self.kind == POISSON:
             arrival = np.cumsum(streams[0].exponential(1.0, count)) / self.rate
         inputs, outputs = (
-            _lengths(text, count, rng)
+            Lengths.parse(text).draw(count, rng)
             for text, rng in zip((self.input_length, self.output_length), streams[1:], strict=True)
         )
         prefix = np.minimum(self.prefix_tokens, inputs)
@@ -155,38 +177,67 @@ class Workload:
         return Requests(times, inputs, outputs, number.astype(np.int64), prefix)
 
 
-def mean_length(text: str) -> float:
-    """Return the mean of a text of lengths.
+@dataclass(frozen=True)
+class Lengths:
+    """Distribution of the tokens of prompts or answers.
 
-    Raises
-    ------
-    SimulationError
-        DIST0761.
+    Attributes
+    ----------
+    kind : str
+        Empty for a fixed length, ``uniform`` or ``lognormal``.
+    first, second : float
+        The length; the least and the most; or the median and the standard deviation of the
+        logarithm.
     """
-    kind, _, rest = text.partition(":")
-    if not rest:
-        return float(max(1, _whole(text, text)))
-    if kind == "uniform":
-        low, _, high = rest.partition("-")
-        return (_whole(low, text) + _whole(high, text)) / 2
-    if kind == "lognormal":
-        median, _, sigma = rest.partition(":")
-        return _positive(median, text) * math.exp(_positive(sigma, text) ** 2 / 2)
-    raise workload_fault(
-        f'unknown lengths "{text}"', text, "Use N, uniform:LOW-HIGH or lognormal:MEDIAN:SIGMA."
-    )
 
+    kind: str
+    first: float
+    second: float = 0.0
 
-def _lengths(text: str, count: int, rng: np.random.Generator) -> Ints:
-    kind, _, rest = text.partition(":")
-    if not rest:
-        return np.full(count, max(1, int(text)), np.int64)
-    if kind == "uniform":
-        low, _, high = rest.partition("-")
-        return rng.integers(int(low), int(high) + 1, count)
-    median, _, sigma = rest.partition(":")
-    drawn = float(median) * np.exp(float(sigma) * rng.standard_normal(count))
-    return np.maximum(1, np.rint(drawn)).astype(np.int64)
+    @staticmethod
+    def parse(text: str) -> Lengths:
+        """Read ``N``, ``uniform:LOW-HIGH`` or ``lognormal:MEDIAN:SIGMA``.
+
+        Raises
+        ------
+        SimulationError
+            DIST0761.
+        """
+        kind, _, rest = text.partition(":")
+        if not rest:
+            return Lengths("", max(1, _whole(text, text)))
+        if kind == "uniform":
+            low, high = (_whole(part, text) for part in rest.partition("-")[::2])
+            if not 1 <= low <= high:
+                what = f"lengths from {low} to {high} are impossible"
+                raise workload_fault(what, text, "Give uniform:LOW-HIGH with 1 <= LOW <= HIGH.")
+            return Lengths(kind, low, high)
+        if kind == "lognormal":
+            median, sigma = (_positive(part, text) for part in rest.partition(":")[::2])
+            if math.log(median) + sigma**2 / 2 > math.log(MAX_INT):
+                raise workload_fault("the mean is too large", text, "Give a smaller SIGMA.")
+            return Lengths(kind, median, sigma)
+        raise workload_fault(
+            f'unknown lengths "{text}"', text, "Use N, uniform:LOW-HIGH or lognormal:MEDIAN:SIGMA."
+        )
+
+    @property
+    def mean(self) -> float:
+        """Return the mean."""
+        if self.kind == "uniform":
+            return (self.first + self.second) / 2
+        if self.kind == "lognormal":
+            return self.first * math.exp(self.second**2 / 2)
+        return float(self.first)
+
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """Return random lengths, int64 (count,)."""
+        if self.kind == "uniform":
+            return rng.integers(int(self.first), int(self.second) + 1, count)
+        if self.kind == "lognormal":
+            drawn = self.first * np.exp(self.second * rng.standard_normal(count))
+            return np.maximum(1, np.rint(drawn)).astype(np.int64)
+        return np.full(count, int(self.first), np.int64)
 
 
 def read_trace(path: str) -> Requests:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.planning.serving.engine_reference import ReferenceEngine
+from tvm_distir.planning.serving import batching
 from tvm_distir.planning.serving.batching import (
     SCHEDULERS,
     SchedulerOptions,
@@ -19,7 +20,7 @@ from tvm_distir.planning.serving.batching import (
     serve_requests,
 )
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
-from tvm_distir.planning.serving.workload import Workload
+from tvm_distir.planning.serving.workload import Lengths, Workload
 from tvm_distir.support.errors.tree import SimulationError
 
 MS = 10**9
@@ -143,8 +144,12 @@ def test_the_same_seed_gives_the_same_requests_at_any_rate():
 
 
 @pytest.mark.parametrize(
-    "text", ["poisson:-1", "posson:2", "burst,in=uniform:x-3", "closed:2,inn=3", "none.csv"]
-)
+    "text",
+    [
+        "poisson:-1", "posson:2", "burst,in=uniform:x-3", "closed:2,inn=3", "none.csv", "closed:0",
+        "burst,in=uniform:512-16", "burst,out=uniform:0-3", "burst,in=lognormal:100:50",
+    ],
+)  # fmt: skip
 def test_wrong_workloads_are_refused(text):
     with pytest.raises(SimulationError, match="DIST0761"):
         Workload.parse(text).draw(3)
@@ -156,6 +161,30 @@ def test_a_trace_is_read(tmp_path):
     requests = Workload.parse(str(path)).draw(0)
     assert requests.arrival_ps.tolist() == [500 * MS, 2000 * MS]
     assert requests.input_tokens.tolist() == [10, 30]
+
+
+def test_means_are_those_of_a_trace(tmp_path):
+    """Not those of the default lengths, which a trace does not use."""
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n2,30,4\n0.5,10,2\n")
+    work = Workload.parse(str(path))
+    assert (work.mean_input, work.mean_output) == (20.0, 3.0)
+    rng = np.random.default_rng(3)
+    for text in ("uniform:16-200", "lognormal:300:0.4"):
+        lengths = Lengths.parse(text)
+        assert lengths.draw(200_000, rng).mean() == pytest.approx(lengths.mean, rel=0.01)
+
+
+def test_no_step_of_a_long_run_is_left_out(monkeypatch):
+    """Shares of time are of all steps, however many there are."""
+    requests = Workload.parse("poisson:20,in=uniform:16-200,out=uniform:4-60").draw(60)
+    args = requests, steps_of(), SchedulerOptions(), 4096, PAGE
+    whole = serve_requests(*args)
+    monkeypatch.setattr(batching, "_STEPS", 7)
+    again = serve_requests(*args)
+    assert len(whole.steps) > 7
+    np.testing.assert_array_equal(again.steps, whole.steps)
+    np.testing.assert_array_equal(again.finish_ps, whole.finish_ps)
 
 
 def test_a_request_that_never_fits_is_refused():

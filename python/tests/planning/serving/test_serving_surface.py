@@ -190,3 +190,16 @@ def test_the_commands(capsys, tmp_path, known_engines):
     assert re.search(r"best:\nzoo:llama3", out)
     assert picture.read_text(encoding="utf-8").count("<circle") > 3
     assert main(["serve-analyze", *common, "--mesh", "tp=1", "--ttft", "5"]) == 2
+    assert main([*args, "--picture", str(tmp_path / "none" / "front.svg")]) == 2
+    assert "DIST0153 --picture" in capsys.readouterr().err
+    guess = ["--mesh", "tp=1", "--draft-tokens", "2", "--acceptance", "7"]
+    assert main(["serve-analyze", *common, *guess]) == 1
+    assert "DIST0761 acceptance" in capsys.readouterr().err
+
+
+def test_a_trace_is_not_searched(tmp_path):
+    """Its rate and lengths are given: they were replaced by the default ones without a word."""
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,30,4\n")
+    with pytest.raises(SimulationError, match=r"DIST0761.*rate"):
+        search_serving(MODEL, 2, SYSTEM, str(path), ServiceLevels())
