@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +33,7 @@ class StepState:
 def state_of(mod: Any, entries: Sequence[EntryFunction]) -> StepState:
     """Return the state of a training step; empty for other programs.
 
-    A training step takes its state last and returns it last, in the same order.
+    A training step returns its state last, in the order in which it takes it.
 
     Parameters
     ----------
@@ -45,30 +44,24 @@ def state_of(mod: Any, entries: Sequence[EntryFunction]) -> StepState:
     """
     from tvm import relax  # TVM's runtime alone loads folders
 
-    from tvm_distir.core import TRAINING_ATTR, training_notes
+    from tvm_distir.core import TRAINING_ATTR, plain_name, training_notes
 
     functions = [fn for fn in mod.functions.values() if isinstance(fn, relax.Function)]
     steps = [fn for fn in functions if fn.attrs and TRAINING_ATTR in fn.attrs]
     updated, weights = (
-        {_plain(name) for fn in steps for name in training_notes(fn, key)}
+        {plain_name(str(name)) for fn in steps for name in training_notes(fn, key)}
         for key in ("updated", "gradients")
     )
     inputs = input_ports(entries)
     outputs = {port.index: port for entry in entries for port in entry.outputs}
-    pairs: dict[int, int] = {}
-    for output, given in zip(sorted(outputs, reverse=True), sorted(inputs, reverse=True)):
-        if not updated or not _is_same(outputs[output], inputs[given]):
-            break
-        pairs[output] = given
-    names = {index: _plain(inputs[index].name) for index in pairs.values()}
-    if not updated <= set(names.values()):
+    names = {index: plain_name(inputs[index].name) for index in sorted(inputs)}
+    state = [index for index, name in names.items() if name in updated]
+    last = sorted(outputs)[len(outputs) - len(state) :]
+    pairs = dict(zip(last, state))
+    same = all(_is_same(outputs[output], inputs[given]) for output, given in pairs.items())
+    if not same or not updated <= {names[index] for index in pairs.values()}:
         return StepState()
-    zeros = sorted(index for index, name in names.items() if name not in weights)
-    return StepState(dict(sorted(pairs.items())), tuple(zeros))
-
-
-def _plain(name: Any) -> str:
-    return re.sub(r"\W", "_", str(name))
+    return StepState(pairs, tuple(i for i in state if names[i] not in weights))
 
 
 def _is_same(output: Port, given: Port) -> bool:

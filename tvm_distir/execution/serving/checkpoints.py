@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.core import plain_name
 from tvm_distir.execution.deployment import safetensors
 from tvm_distir.execution.deployment.boxes import FileArray, unreadable
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port, np_dtype
@@ -44,11 +45,6 @@ def _unwritable(place: Path, error: OSError) -> EngineError:
         place=str(place),
         remedy="Free disk space, or give another folder.",
     )
-
-
-def plain_key(name: str) -> str:
-    """Return the name of an array in a checkpoint: that of its parameter, without dots."""
-    return re.sub(r"\W", "_", name)
 
 
 def write_part(
@@ -79,7 +75,7 @@ def write_part(
         DIST0642 where the folder cannot be written.
     """
     target = checkpoint_folder(folder, step) / f"rank-{rank}.safetensors"
-    arrays = {plain_key(p.name): _content(entry, p, rank, state) for p in _kept(entry, state)}
+    arrays = {plain_name(p.name): _content(entry, p, rank, state) for p in _kept(entry, state)}
     described = {key: (array.shape, str(array.dtype)) for key, array in arrays.items()}
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -119,7 +115,7 @@ def write_list(
     for entry in entries:
         for port in (p for p in entry.inputs if p.index in set(state)):
             item = arrays.setdefault(
-                plain_key(port.name),
+                plain_name(port.name),
                 {"shape": list(port.shape), "dtype": port.dtype, "parts": []},
             )
             item["parts"] += [

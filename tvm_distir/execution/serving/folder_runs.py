@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.core import plain_name
 from tvm_distir.execution.deployment.checkpoint import open_weights
 from tvm_distir.execution.deployment.loading import Deployment, load
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
@@ -30,9 +31,10 @@ from tvm_distir.execution.runtime.engines.torch.torch_job import (
 )
 from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, np_dtype
+from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.support import EngineError
 
-from .checkpoints import plain_key, read_checkpoint, write_list, write_part
+from .checkpoints import read_checkpoint, write_list, write_part
 
 Array = npt.NDArray[Any]
 
@@ -273,8 +275,6 @@ class _ServedRun:
                     ports = [positions[port.index] for port in entry.outputs]
                     return dict(zip(ports, results[self._member.rank]))
             return {}
-        from tvm_distir.execution.runtime.program.joining import gather_outputs
-
         ended = wait_for_end(self._member, entries, results, "whole")
         whole = gather_outputs(entries, collect(self._member, entries, results, ended))
         return dict(zip(positions, whole))
@@ -286,7 +286,7 @@ class _ServedRun:
         checkpoint = read_checkpoint(folder)
         ports = input_ports(self._program.entries)
         for index in self._state.values():
-            key = plain_key(ports[index].name)
+            key = plain_name(ports[index].name)
             if key not in checkpoint.arrays:
                 raise EngineError(
                     "DIST0641",

@@ -9,12 +9,11 @@ import shutil
 import numpy as np
 import pytest
 
-from tvm_distir.core import parse_placement
+from tvm_distir.core import parse_placement, plain_name
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
 from tvm_distir.execution.serving.checkpoints import (
     LIST,
     checkpoint_folder,
-    plain_key,
     read_checkpoint,
     write_list,
     write_part,
@@ -70,7 +69,7 @@ def test_every_box_of_every_mesh_is_read(tmp_path, fn):
     checkpoint = read_checkpoint(tmp_path)
     assert checkpoint.step == 3
     for port in fn.inputs:
-        array = checkpoint.arrays[plain_key(port.name)]
+        array = checkpoint.arrays[plain_name(port.name)]
         assert (array.shape, array.dtype) == (port.shape, whole(port.index).dtype)
         for rank in fn.ranks:
             box = fn.bounds(port, rank)

@@ -121,6 +121,23 @@ def test_the_state_of_a_step(optimizer):
     assert all(ports[i].name.endswith((".m", ".v", "step")) for i in state.zeros)
 
 
+def test_frozen_weights_are_no_state():
+    """They lie between those that are updated, some with the same shape."""
+    mod = td.zoo.gpt(vocab=19, layers=2, hidden=16, heads=2, seq=4, batch=4)
+    step = td.train_step(mod, optimizer="adamw", frozen=["h.0.*"])
+    dist = td.distribute(step, strategy.make_plan(step, "data_parallel", {"dp": 2}))
+    entries = LoweredProgram(dist).entries
+    ports, state = input_ports(entries), state_of(dist, entries)
+    outputs = {port.index: port for entry in entries for port in entry.outputs}
+    names = {ports[i].name for i in state.inputs.values()}
+    frozen = {p.name for p in ports.values() if p.name.startswith("h.0.")}
+    assert frozen and not names & frozen
+    assert {p.name for p in ports.values()} - names - frozen == {"input_ids", "targets"}
+    assert sorted(state.inputs) == sorted(outputs)[-len(names) :]
+    weights = [i for i in state.inputs.values() if i not in state.zeros]
+    assert all(ports[i].name.rpartition(".")[2] in ("weight", "bias") for i in weights)
+
+
 def test_inference_has_no_state():
     mod = td.zoo.gpt(vocab=19, layers=1, hidden=16, heads=2, seq=4, batch=4)
     dist = td.distribute(mod, strategy.make_plan(mod, "data_parallel", {"dp": 2}))
