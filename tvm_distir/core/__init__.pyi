@@ -262,6 +262,7 @@ from .plan.schema import OpenLabels as OpenLabels
 from .plan.schema import PlanRule as PlanRule
 from .plan.schema import faults_of_plan as faults_of_plan
 from .plan.schema import labels_text as labels_text
+from .plan.schema import mesh_text as mesh_text
 from .propagation.auto_sharding.decisions import plan_of as plan_of
 from .propagation.auto_sharding.in_flight import on_stages as on_stages
 from .propagation.auto_sharding.kernel_costs import StepKernels as StepKernels

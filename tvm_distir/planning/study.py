@@ -22,6 +22,7 @@ from tvm_distir.core import (
     data_positions,
     entry_of,
     keep_entry,
+    mesh_text,
 )
 from tvm_distir.models import Model, load_model
 from tvm_distir.performance import Profile, Program, Result, export, simulate
@@ -235,9 +236,7 @@ class Study:
         with self.watch.stage("plan"):
             plan = as_plan(self.plan, ir.IRModule())
         if self.mesh is not None and not _is_of_mesh(plan, list(self.mesh.items())):
-            meshes = "; ".join(
-                ",".join(f"{axis}={n}" for axis, n in mesh.axes.items()) for mesh in plan.meshes
-            )
+            meshes = "; ".join(mesh_text(mesh.axes) for mesh in plan.meshes)
             name = f" {self.plan}" if isinstance(self.plan, (str, Path)) else ""
             raise UsageError(
                 "DIST0151", f"the plan{name} is for the mesh {meshes}, not for the given one",

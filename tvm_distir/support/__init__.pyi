@@ -31,7 +31,6 @@ from .config.record import OutputRecord as OutputRecord
 from .config.record import digest_file as digest_file
 from .disco import repair_disco as repair_disco
 from .display.displayed import Displayed as Displayed
-from .display.extras import optional_module as optional_module
 from .display.tables import Column as Column
 from .display.tables import DataTable as DataTable
 from .display.tables import align as align
@@ -61,6 +60,7 @@ from .errors.user_input import shortened as shortened
 from .native.loader import load_library as load_library
 from .native.loader import native_function as native_function
 from .plugins.docstrings import summary as summary
+from .plugins.extras import missing_extra as missing_extra
 from .plugins.kinds import Unreadable as Unreadable
 from .plugins.kinds import as_term as as_term
 from .plugins.notation import Call as Call

@@ -162,7 +162,7 @@ def test_a_missing_package_is_named_with_its_extra(
     def missing(name: str, *_: Any) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
 
-    monkeypatch.setattr("tvm_distir.support.display.extras.import_module", missing)
+    monkeypatch.setattr("tvm_distir.support.plugins.extras.import_module", missing)
     with pytest.raises(DependencyError, match=rf"DIST0111.*{module}") as info:
         getattr(results["Result"], method)()
     assert "tvm_distir[notebook]" in str(info.value)
@@ -172,7 +172,7 @@ def test_other_import_errors_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(name: str) -> Any:
         raise ModuleNotFoundError("No module named 'numpy.inner'", name="numpy.inner")
 
-    monkeypatch.setattr("tvm_distir.support.display.extras.import_module", broken)
+    monkeypatch.setattr("tvm_distir.support.plugins.extras.import_module", broken)
     with pytest.raises(ModuleNotFoundError) as info:
         DataTable("t", (Column("x", "x"),), [[1]]).to_pandas()
     assert info.value.name == "numpy.inner"

@@ -48,6 +48,11 @@ def labels_text(labels: OpenLabels) -> str:
     return ", ".join("?" if x is None else placement_text((x,)) for x in labels)
 
 
+def mesh_text(axes: Mapping[str, int]) -> str:
+    """Return the sizes of mesh axes as the option ``--mesh`` reads them, ``dp=2,tp=4``."""
+    return ",".join(f"{axis}={size}" for axis, size in axes.items())
+
+
 @dataclass(frozen=True)
 class MeshSpec:
     """A named mesh of a plan.

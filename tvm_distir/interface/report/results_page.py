@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvm_distir.core import mesh_text
 from tvm_distir.support import Column, SimulationError, read_json, read_text
 from tvm_distir.support.display import units
 
@@ -143,7 +144,7 @@ def _candidate(row: Mapping[str, Any], label: str) -> dict[str, Any]:
         "name": row["key"],
         "kind": SEARCH_STEP,
         "file": label,
-        "mesh": ",".join(f"{axis}={size}" for axis, size in row["mesh"].items()),
+        "mesh": mesh_text(row["mesh"]),
         "time_s": row["time_s"],
         "peak_memory_bytes": row.get("peak_bytes"),
         "fits": "yes" if row["state"] == "solved" else "NO",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tvm_distir.core import mesh_text
 from tvm_distir.support import (
     OTHER_KEYS,
     STRICT,
@@ -194,7 +195,7 @@ def _refuse(place: str, what: str, remedy: str) -> SimulationError:
 
 def _mesh_words(meshes: Iterable[_Mesh]) -> str:
     """Format meshes as ``dp=2,tp=4``, or ``4 x (dp=2)`` for a pipeline."""
-    words = [",".join(f"{axis}={size}" for axis, size in mesh.axes.items()) for mesh in meshes]
+    words = [mesh_text(mesh.axes) for mesh in meshes]
     if len(words) > 1 and len(set(words)) == 1:
         return f"{len(words)} x ({words[0]})"
     return "; ".join(words)

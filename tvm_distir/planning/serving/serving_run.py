@@ -102,10 +102,10 @@ class ServingSetup:
     @property
     def plan_text(self) -> str:
         """Return the plan of a replica and the number of replicas."""
-        text = f"{_plan(self.engine)} x {self.replicas}"
+        text = f"{self.engine.served.plan_text} x {self.replicas}"
         if self.prefill is None:
             return text
-        return f"prefill {_plan(self.prefill)} x {self.prefill_replicas}, decode {text}"
+        return f"prefill {self.prefill.served.plan_text} x {self.prefill_replicas}, decode {text}"
 
     def serve(self, requests: Requests, users: int = 0) -> list[ServedRequests]:
         """Serve requests, which a router deals to the replicas in turn."""
@@ -157,11 +157,6 @@ class ServingSetup:
         net, per_node = system.inter_node, system.intra_node.devices_per_node
         rate = net.bandwidth_per_nic_GBps * 1e9 * min(1.0, net.nics_per_node / per_node)
         return np.asarray(net.latency_us * 1e-6 + size / rate)
-
-
-def _plan(engine: ServingEngine) -> str:
-    mesh = ",".join(f"{axis}={n}" for axis, n in engine.served.mesh.items())
-    return f"{engine.served.strategy} {mesh}"
 
 
 def _dealt(

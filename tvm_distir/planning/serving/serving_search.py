@@ -218,8 +218,7 @@ class _Search:
         """Tabulate the plans of a replica that are possible."""
         for strategy, mesh in self._plans():
             served = ServedModel(self.model, strategy, mesh, self.system, kv_dtype)
-            name = f"{strategy} {','.join(f'{a}={n}' for a, n in mesh.items())}"
-            name += f" {kv_dtype}" if kv_dtype else ""
+            name = served.plan_text + (f" {kv_dtype}" if kv_dtype else "")
             try:
                 engine = ServingEngine.of(served, self.options[0])
                 room = engine.largest_batch(self.work)

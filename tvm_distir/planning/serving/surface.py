@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS, System
+from tvm_distir.core import PICOSECONDS, System, mesh_text
 from tvm_distir.models import CacheConfig, DecoderConfig, serving_step
 from tvm_distir.performance import FlatBatch, Profile, Program, grouped, numbers_of
 from tvm_distir.planning.study import Study
@@ -62,6 +62,11 @@ class ServedModel:
     system: System
     kv_dtype: str = ""
     page: int = 16
+
+    @property
+    def plan_text(self) -> str:
+        """Return the strategies and the mesh."""
+        return f"{self.strategy} {mesh_text(self.mesh)}"
 
     @property
     def devices(self) -> int:

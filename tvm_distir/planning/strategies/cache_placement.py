@@ -24,6 +24,7 @@ from tvm_distir.core import (
     PlanRule,
     all_bindings,
     creates_cache,
+    relax_functions,
 )
 from tvm_distir.support import PlanError
 
@@ -56,10 +57,8 @@ def has_caches(mod: ir.IRModule) -> bool:
     return any(
         isinstance(op := getattr(getattr(binding, "value", None), "op", None), ir.Op)
         and str(op.name) in CACHE_OPS
-        for fn in mod.functions.values()
-        if isinstance(fn, relax.Function) and isinstance(fn.body, relax.SeqExpr)
-        for block in fn.body.blocks
-        for binding in block.bindings
+        for _, fn in relax_functions(mod)
+        for binding in all_bindings(fn.body)
     )
 
 

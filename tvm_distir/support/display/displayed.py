@@ -8,7 +8,8 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from .extras import optional_module
+from tvm_distir.support.plugins.extras import optional_module
+
 from .tables import DataTable
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_distir.support.errors.user_input import printable
-
-from .extras import optional_module
+from tvm_distir.support.plugins.extras import optional_module
 
 _CELL = "padding:2px 10px;text-align:"
 

@@ -20,6 +20,7 @@ from tvm import ir, relax, tirx
 
 from tvm_distir.core.ops.packed import HEAD_ARGUMENTS, packed_args, packed_name
 from tvm_distir.core.rewriting.calls import rebuild
+from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.support import PlanError
 
 
@@ -49,9 +50,7 @@ def divide_heads(fn: relax.Function, name: str, parts: Mapping[Any, int]) -> rel
                 binding = relax.VarBinding(binding.var, call)
             bindings.append(binding)
         blocks.append(type(block)(bindings))
-    body = relax.SeqExpr(blocks, fn.body.body)
-    relax.expr._update_type(body, fn.body.ty)
-    return relax.Function(fn.params, body, fn.ret_ty, bool(fn.is_pure), fn.attrs)
+    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
 
 def _divided(call: Any, count: int, place: str) -> ir.Call:

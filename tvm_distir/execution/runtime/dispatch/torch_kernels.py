@@ -15,7 +15,7 @@ from typing import Any
 
 import tvm_ffi
 
-from tvm_distir.support import DependencyError
+from tvm_distir.support import missing_extra
 
 from .packed_names import CAUSAL, TORCH_PREFIX
 
@@ -30,12 +30,8 @@ def register_torch_kernels() -> None:
         DIST0111 where PyTorch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
-        raise DependencyError(
-            "DIST0111",
-            "the program calls kernels of PyTorch, which is not installed",
-            place="dispatch",
-            remedy='Install the extra: pip install "tvm_distir[torch]".',
-        )
+        what = "the program calls kernels of PyTorch, which is not installed"
+        raise missing_extra(what, "dispatch", "torch")
     import torch
     from torch.nn.functional import pad, scaled_dot_product_attention
 

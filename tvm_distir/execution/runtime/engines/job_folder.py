@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.processes.library import LIBRARIES
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
+from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.inputs import LocalInputs, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction
 from tvm_distir.execution.runtime.program.runnable import Runnable, load_saved
@@ -153,6 +155,23 @@ def process_file(folder: Path, rank: int) -> Path:
 def write_value(path: Path, value: Any) -> None:
     """Write a file atomically."""
     write_whole(path, pickle.dumps(value))
+
+
+def write_results(
+    job: Job, folder: Path, rank: int, outputs: Sequence[Any], counts: tuple[CollectiveCount, ...]
+) -> None:
+    """Write the sharded outputs of a rank; the first rank writes what was executed."""
+    entry = next(e for e in job.entries if rank in e.ranks)
+    write_value(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
+    if rank == job.ranks[0]:
+        write_value(folder / COUNTS, counts)
+
+
+def read_results(job: Job, folder: Path) -> tuple[LocalResults, tuple[CollectiveCount, ...]]:
+    """Return the local results of all ranks, and what they executed."""
+    results = {rank: pickle.loads(result_file(folder, rank).read_bytes()) for rank in job.ranks}
+    counts: tuple[CollectiveCount, ...] = pickle.loads((folder / COUNTS).read_bytes())
+    return results, counts
 
 
 def write_job(

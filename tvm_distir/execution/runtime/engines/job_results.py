@@ -8,14 +8,23 @@ import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tvm_distir.core import Transfer
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.engines.base import LocalResults
+from tvm_distir.execution.runtime.engines.executed import count_executed
+from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port, np_dtype
-from tvm_distir.execution.runtime.program.joining import check_local, different_bits
+from tvm_distir.execution.runtime.program.joining import (
+    check_local,
+    different_bits,
+    gather_outputs,
+)
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 
 from .job_member import Array, JobMember
 
@@ -81,6 +90,31 @@ def wait_for_end(
         lambda late: f"the end: {', '.join(f'rank {ranks[p]} did not end' for p in late)}",
     )
     return [pickle.loads(text) for text in texts]
+
+
+def finish_run(
+    member: JobMember,
+    program: Runnable,
+    results: Mapping[int, list[Array]],
+    outputs: str,
+) -> tuple[list[Any], tuple[CollectiveCount, ...]]:
+    """Wait until all ranks have ended; returns the outputs of the run and what it executed.
+
+    Parameters
+    ----------
+    member : JobMember
+    program : Runnable
+    results : mapping of int to list of array
+        The results of this process' rank.
+    outputs : str
+        ``"whole"`` or ``"sharded"``.
+    """
+    entries = program.entries
+    ended = wait_for_end(member, entries, results, outputs)
+    executed = count_executed(program.axes, entries, ExecutedCounts(ended))
+    if outputs == "sharded":
+        return list(sharded_outputs(entries, results)), executed
+    return gather_outputs(entries, collect(member, entries, results, ended)), executed
 
 
 def collect(

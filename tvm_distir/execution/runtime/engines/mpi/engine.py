@@ -16,21 +16,14 @@ import numpy.typing as npt
 from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
-from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree, inputs_of_rank
-from tvm_distir.execution.runtime.engines.job_results import (
-    ExecutedCounts,
-    collect,
-    wait_for_end,
-)
+from tvm_distir.execution.runtime.engines.job_results import finish_run
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
-from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.runnable import Runnable
-from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
 from tvm_distir.support import DistIRError
 
@@ -131,11 +124,8 @@ class MpiEngine(Engine):
                 results[fabric.rank] = _execute(
                     fabric, program, entry, local.of(entry, fabric.rank)
                 )
-        ended = wait_for_end(fabric, entries, results, outputs)
-        self.collectives = count_executed(program.axes, entries, ExecutedCounts(ended))
-        if outputs == "sharded":
-            return list(sharded_outputs(entries, results))
-        return gather_outputs(entries, collect(fabric, entries, results, ended))
+        values, self.collectives = finish_run(fabric, program, results, outputs)
+        return values
 
 
 def _fabric(here: World, program: Runnable) -> MpiFabric:

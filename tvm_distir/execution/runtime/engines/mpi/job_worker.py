@@ -13,13 +13,12 @@ from pathlib import Path
 
 from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.engines.job_folder import (
-    COUNTS,
     JOB,
     Job,
     SavedProgram,
     failure_file,
     process_file,
-    result_file,
+    write_results,
     write_value,
 )
 from tvm_distir.support import DependencyError, DistIRError
@@ -35,10 +34,7 @@ def _run(job: Job, rank: int, folder: Path) -> None:
 
     engine = MpiEngine(job.timeout_s)
     outputs = engine.join(SavedProgram(job), [], "sharded")
-    entry = next(e for e in job.entries if rank in e.ranks)
-    write_value(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
-    if rank == job.ranks[0]:
-        write_value(folder / COUNTS, engine.collectives)
+    write_results(job, folder, rank, outputs, engine.collectives)
 
 
 def main(folder: Path) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -26,12 +25,11 @@ from pathlib import Path
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.fork import ticks_of
 from tvm_distir.execution.runtime.engines.job_folder import (
-    COUNTS,
     LOG,
     Job,
     failure_file,
     process_file,
-    result_file,
+    read_results,
     runtime_alone,
     write_job,
 )
@@ -39,7 +37,7 @@ from tvm_distir.execution.runtime.engines.termination import GRACE_S, ProgressMo
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
-from tvm_distir.support import DependencyError, EngineError
+from tvm_distir.support import DependencyError, EngineError, missing_extra
 
 from .failures import last_words, raise_failure
 
@@ -73,9 +71,7 @@ def launch(
         job = write_job(program, local, timeout_s, preload, folder)
         code = _run(command, job, folder)
         raise_failure(job, folder, code)
-        results = {rank: pickle.loads(result_file(folder, rank).read_bytes()) for rank in job.ranks}
-        counts: tuple[CollectiveCount, ...] = pickle.loads((folder / COUNTS).read_bytes())
-        return results, counts
+        return read_results(job, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -89,12 +85,7 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
         DIST0111 without mpi4py, DIST0113 without a launcher.
     """
     if importlib.util.find_spec("mpi4py") is None:
-        raise DependencyError(
-            "DIST0111",
-            "the engine mpi requires mpi4py",
-            place="engine mpi",
-            remedy='Install the extra: pip install "tvm_distir[mpi]".',
-        )
+        raise missing_extra("the engine mpi requires mpi4py", "engine mpi", "mpi")
     if launcher is not None:
         return list(launcher)
     beside = Path(sys.executable).parent / "mpiexec"

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from tvm_distir.support import DependencyError
+from tvm_distir.support import DependencyError, missing_extra
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE")
 
@@ -24,12 +24,7 @@ def load_mpi() -> Any:
     try:
         import mpi4py  # noqa: F401
     except ImportError as err:
-        raise DependencyError(
-            "DIST0111",
-            "the engine mpi requires mpi4py",
-            place="engine mpi",
-            remedy='Install the extra: pip install "tvm_distir[mpi]".',
-        ) from err
+        raise missing_extra("the engine mpi requires mpi4py", "engine mpi", "mpi") from err
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as err:

@@ -19,15 +19,12 @@ import numpy.typing as npt
 
 from tvm_distir.execution.runtime.collectives.fabric import Aborted
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults, check_outputs
-from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree, inputs_of_rank
-from tvm_distir.execution.runtime.engines.job_results import ExecutedCounts, collect, wait_for_end
+from tvm_distir.execution.runtime.engines.job_results import finish_run
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
-from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
-from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 from tvm_distir.execution.runtime.program.targets import check_engine_runs, check_machine_runs
 from tvm_distir.support import EngineError, nearest
 
@@ -209,12 +206,9 @@ class TorchEngine(Engine):
         if job.failures is not None:
             job.failures.end()
         member.finish_sends()
-        ended = wait_for_end(member, entries, results, outputs)
+        values, self.collectives = finish_run(member, program, results, outputs)
         self.most_in_flight = 0 if member.calls is None else member.calls.most_in_flight
-        self.collectives = count_executed(program.axes, entries, ExecutedCounts(ended))
-        if outputs == "sharded":
-            return list(sharded_outputs(entries, results))
-        return gather_outputs(entries, collect(member, entries, results, ended))
+        return values
 
 
 def _place(program: Runnable, ranks: Sequence[int], process: int) -> str:

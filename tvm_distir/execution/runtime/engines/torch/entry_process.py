@@ -15,12 +15,11 @@ from typing import Any
 from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.engines.fork import die_with_parent
 from tvm_distir.execution.runtime.engines.job_folder import (
-    COUNTS,
     JOB,
     Job,
     SavedProgram,
     failure_file,
-    result_file,
+    write_results,
     write_value,
 )
 from tvm_distir.support import DistIRError
@@ -33,10 +32,7 @@ def _run(job: Job, rank: int, folder: Path) -> None:
     device = str(options.pop("device"))
     engine = TorchEngine(job.timeout_s, **options)
     outputs = engine.join(SavedProgram(job), [], "sharded", device)
-    entry = next(e for e in job.entries if rank in e.ranks)
-    write_value(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
-    if rank == job.ranks[0]:
-        write_value(folder / COUNTS, engine.collectives)
+    write_results(job, folder, rank, outputs, engine.collectives)
 
 
 def main(folder: Path) -> int:

@@ -24,11 +24,10 @@ from typing import Any
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.fork import end_text, ticks_of
 from tvm_distir.execution.runtime.engines.job_folder import (
-    COUNTS,
     LOG,
     Job,
     failure_file,
-    result_file,
+    read_results,
     runtime_alone,
     write_job,
 )
@@ -71,9 +70,7 @@ def launch(
             workers.wait(timeout_s)
         finally:
             workers.end()
-        results = {rank: pickle.loads(result_file(folder, rank).read_bytes()) for rank in job.ranks}
-        counts: tuple[CollectiveCount, ...] = pickle.loads((folder / COUNTS).read_bytes())
-        return results, counts
+        return read_results(job, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

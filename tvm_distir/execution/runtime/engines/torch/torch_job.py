@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm_distir.execution.runtime.engines.termination import GRACE_S
 from tvm_distir.execution.runtime.program.communication import Communication
-from tvm_distir.support import DependencyError, EngineError
+from tvm_distir.support import EngineError, missing_extra
 
 from .failure_store import ENDED, ENDED_S, FailureStore, LostPeers
 from .job_environment import TORCHRUN, JobPlace, find_job_place
@@ -42,12 +42,8 @@ def load_torch() -> Any:
             return torch
     except ImportError:
         pass
-    raise DependencyError(
-        "DIST0111",
-        "the engine torch requires PyTorch with torch.distributed",
-        place="engine torch",
-        remedy='Install the extra: pip install "tvm_distir[torch]".',
-    )
+    what = "the engine torch requires PyTorch with torch.distributed"
+    raise missing_extra(what, "engine torch", "torch")
 
 
 def is_initialized() -> bool:

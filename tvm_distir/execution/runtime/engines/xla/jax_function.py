@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import mesh_axes
+from tvm_distir.core import PartitionSpec, mesh_axes
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port, np_dtype
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.models import to_stablehlo
@@ -100,14 +100,10 @@ def _wrong(what: str) -> EngineError:
 
 
 def _partition_spec(port: Port, axes: Sequence[str]) -> Any:
-    """Return which axes shard each dim of a port; a dim may be sharded by several axes."""
-    from jax.sharding import PartitionSpec
+    """Return JAX's form of the placement of a port."""
+    from jax.sharding import PartitionSpec as JaxPartitionSpec
 
-    dims = [
-        tuple(axis for axis, label in zip(axes, port.labels, strict=True) if label == dim)
-        for dim in range(len(port.shape))
-    ]
-    return PartitionSpec(*(names or None for names in dims))
+    return JaxPartitionSpec(*PartitionSpec.of_labels(port.labels, axes))
 
 
 @functools.cache

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.execution.runtime.program.locks import Turn
-from tvm_distir.support import DependencyError, EngineError
+from tvm_distir.support import DependencyError, EngineError, missing_extra
 
 Array = npt.NDArray[Any]
 _HIDDEN = ("PYTHONPATH", "PYTHONHOME")
@@ -215,12 +215,7 @@ class XlaProcess:
 
 def missing(python: str, place: str = 'engine "xla"') -> DependencyError:
     """Return an error for an interpreter that has no JAX."""
-    return DependencyError(
-        "DIST0111",
-        f"it requires jax, which {python} cannot import",
-        place=place,
-        remedy='Install the extra: pip install "tvm_distir[jax]".',
-    )
+    return missing_extra(f"it requires jax, which {python} cannot import", place, "jax")
 
 
 def running(python: str, devices: int, timeout_s: float = TIMEOUT_S) -> XlaProcess:

@@ -10,6 +10,20 @@ from typing import Any
 from tvm_distir.support.errors.tree import DependencyError
 
 
+def missing_extra(what: str, place: str, extra: str) -> DependencyError:
+    """Return the error DIST0111 for an optional dependency that is not installed.
+
+    Parameters
+    ----------
+    what, place : str
+        What is missing, and what requires it.
+    extra : str
+        The extra of this package that installs it.
+    """
+    remedy = f'Install the extra: pip install "tvm_distir[{extra}]".'
+    return DependencyError("DIST0111", what, place=place, remedy=remedy)
+
+
 def optional_module(name: str, place: str, extra: str) -> Any:
     """Import a module of an optional dependency.
 
@@ -31,9 +45,4 @@ def optional_module(name: str, place: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != name.split(".")[0]:
             raise
-        raise DependencyError(
-            "DIST0111",
-            f"{name.split('.')[0]} is not installed",
-            place=place,
-            remedy=f'Install the extra: pip install "tvm_distir[{extra}]".',
-        ) from None
+        raise missing_extra(f"{name.split('.')[0]} is not installed", place, extra) from None
