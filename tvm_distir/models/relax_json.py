@@ -27,7 +27,7 @@ _INLINE = (1, 2, 3)
 def _check_nodes(graph: Any) -> None:
     """Reject cyclic or too deeply nested nodes (ValueError), which crash TVM's reader.
 
-    A node stands behind all that it holds.
+    A node follows all nodes that it refers to.
     """
     depths: list[int] = []
     for number, node in enumerate(graph["nodes"]):

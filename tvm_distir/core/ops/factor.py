@@ -111,7 +111,7 @@ class Rule:
     flops : int
         Arithmetic operations of the whole call.
     in_bytes, out_bytes : tuple of int
-        Sizes of the operands and results in bytes. (What the kernel moves stands in ``work``.)
+        Sizes of the operands and results in bytes. (``work`` has what the kernel moves.)
     why_whole : mapping of str to str
         The reason why a dim in no factor must be replicated, by ``in0.dim1`` or ``out0.dim2``.
     work : Work

@@ -169,7 +169,7 @@ class Tables:
         problem : Problem
         states : sequence of sequence of int
             The remaining states of each variable, ascending. Variables keep their numbers; no
-            factor stands over a variable that has a single state.
+            factor has a variable with a single state.
         """
         constant, feasible, *rest = self._restrict(*problem.arrays, _listed(states))
         return Restriction(

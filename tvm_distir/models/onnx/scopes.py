@@ -3,7 +3,7 @@
 """Recover weight names from the metadata that PyTorch's exporter leaves on nodes.
 
 It folds the transpose of a linear layer into the stored values, which are called ``val_105``
-then. The node that reads them says where it stands (``pkg.torch.onnx.name_scopes``) and what it
+then. The node that reads them names its module (``pkg.torch.onnx.name_scopes``) and what it
 was made of (``pkg.torch.onnx.fx_node``):
 
 Before::

@@ -32,7 +32,7 @@ from .translated_values import UnsupportedOperation
 WORD = r'"(?:[^"\\]|\\.)*"'
 """A pattern of a text in quotes."""
 TEXT = r'"((?:[^"\\]|\\.)*)"'
-"""The same, with what stands in the quotes as a group."""
+"""The same, with the text inside the quotes as a group."""
 _AXIS = re.compile(TEXT + r"\s*=\s*(\d+)")
 _IDS = re.compile(r"device_ids\s*=\s*\[([\d,\s]*)\]")
 _NAMED = re.compile(rf"\s*@(?:{TEXT}|([\w$.\-]+))\s*,\s*")

@@ -92,7 +92,7 @@ class GptConfig(FourfoldFfn):
     dtype : str
         The dtype of weights and activations: float32, float16 or bfloat16.
     nested : int
-        1: a layer is a private function; 0: everything stands in ``main``.
+        1: a layer is a private function; 0: all layers are part of ``main``.
     dropout : float
         Share of elements that training drops: of embeddings, weights of attention, and results of
         blocks.
@@ -157,7 +157,7 @@ class LlamaConfig(Config):
     eps : float
         Epsilon of RMSNorm.
     nested : int
-        1: a layer is a private function; 0: everything stands in ``main``.
+        1: a layer is a private function; 0: all layers are part of ``main``.
     """
 
     layers: int = 32

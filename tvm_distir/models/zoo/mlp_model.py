@@ -29,7 +29,7 @@ class MlpConfig(Config):
     dtype : str
         The dtype of input, weights and activations: float32, float16 or bfloat16.
     nested : int
-        1: a layer is a private function; 0: everything stands in ``main``.
+        1: a layer is a private function; 0: all layers are part of ``main``.
     """
 
     FLAGS = frozenset({"bias", "nested"})

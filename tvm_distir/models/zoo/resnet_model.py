@@ -50,7 +50,7 @@ class ResnetConfig(Config):
     dtype : str
         The dtype of images, weights and activations: float32, float16 or bfloat16.
     nested : int
-        1: a block is a private function, shared by equal blocks; 0: all stands in ``main``.
+        1: a block is a private function, shared by equal blocks; 0: blocks are part of ``main``.
     """
 
     FLAGS = frozenset({"nested", "folded"})

@@ -54,7 +54,7 @@ class T5Config(Config):
     eps : float
         Epsilon of RMSNorm.
     nested : int
-        1: a layer is a private function; 0: everything stands in ``main``.
+        1: a layer is a private function; 0: all layers are part of ``main``.
     """
 
     FLAGS = frozenset({"nested", "tied", "scaled"})

@@ -32,7 +32,7 @@ class VitConfig(FourfoldFfn):
     dtype : str
         The dtype of images, weights and activations: float32, float16 or bfloat16.
     nested : int
-        1: a layer is a private function; 0: everything stands in ``main``.
+        1: a layer is a private function; 0: all layers are part of ``main``.
     eps : float
         Epsilon of the layer norms.
     """

@@ -35,7 +35,7 @@ class WhisperConfig(Config):
     dtype : str
         The dtype of weights and activations: float32, float16 or bfloat16.
     nested : int
-        1: a layer is a private function; 0: everything stands in ``main``.
+        1: a layer is a private function; 0: all layers are part of ``main``.
     """
 
     LIMITS: ClassVar[Mapping[str, int]] = {"layers": 1024, "decoder_layers": 1024}

@@ -38,30 +38,30 @@ def _only_calls(fn: Function) -> bool:
 def _written_out(fn: Function, functions: Mapping[str, Function]) -> Function:
     """Return a function with the ops of those that it calls."""
     values: list[Value] = list(fn.values)
-    stands: dict[int, int] = {}
+    replacements: dict[int, int] = {}
     ops: list[Op] = []
     for op in fn.ops:
         if op.kind != "call":
-            ops.append(_on(op, stands))
+            ops.append(_on(op, replacements))
             continue
         callee = functions[op.callee]
-        arguments = (stands.get(i, i) for i in op.inputs)
+        arguments = (replacements.get(i, i) for i in op.inputs)
         renumbered = dict(zip(callee.params, arguments, strict=True))
         for number, value in enumerate(callee.values):
             if number not in renumbered:
                 renumbered[number] = len(values)
                 values.append(value)
         ops += [_on(callee_op, renumbered) for callee_op in callee.ops]
-        stands.update(
+        replacements.update(
             (out, renumbered[i]) for out, i in zip(op.outputs, callee.results, strict=True)
         )
-    results = tuple(stands.get(i, i) for i in fn.results)
+    results = tuple(replacements.get(i, i) for i in fn.results)
     return dataclasses.replace(fn, ops=tuple(ops), results=results, values=tuple(values))
 
 
-def _on(op: Op, stands: Mapping[int, int]) -> Op:
+def _on(op: Op, replacements: Mapping[int, int]) -> Op:
     """Return an op on other values."""
     return op._replace(
-        inputs=tuple(stands.get(i, i) for i in op.inputs),
-        outputs=tuple(stands.get(i, i) for i in op.outputs),
+        inputs=tuple(replacements.get(i, i) for i in op.inputs),
+        outputs=tuple(replacements.get(i, i) for i in op.outputs),
     )

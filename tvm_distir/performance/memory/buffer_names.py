@@ -77,7 +77,7 @@ class BufferNames:
     def parameter(self, name: str) -> str:
         """Return the name of a parameter of the step as the model writes it.
 
-        What belongs to a weight stands behind its name: ``fc.weight master``.
+        What belongs to a weight follows its name: ``fc.weight master``.
         """
         if name in self.dotted:
             return self.dotted[name]

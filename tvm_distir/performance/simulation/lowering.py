@@ -164,7 +164,7 @@ def flags_of(row: OpRow, blocking: bool) -> int:
     """Return the flags of an op: the streams that it waits for, and that wait for it.
 
     A collective that is *started* waits for the compute ops issued before it, as a kernel on a
-    separate stream that waits for an event; its ``wait`` stands on the compute stream. A plain
+    separate stream that waits for an event; its ``wait`` is on the compute stream. A plain
     one only needs its operands, or, where collectives block, runs between the compute ops before
     it and those behind it.
     """

@@ -33,7 +33,7 @@ class Folder:
     settings : mapping
         The settings that costs depend on; a search resumes only with equal settings.
     resume : bool
-        Whether to go on with what stands there.
+        Whether to continue from what the folder contains.
     force : bool
         Whether to replace files that are not of a search, and a search that is not gone on with.
 

@@ -61,7 +61,7 @@ def _maximal_parts(
 ) -> list[range] | None:
     """Return maximal parts within a limit; None where they do not reach the end.
 
-    ``at`` and ``held`` have the sums of what stands before each item.
+    ``at`` and ``held`` have the sums over all items before each item.
     """
     ranges, begin, count = [], 0, len(at) - 1
     for part in range(parts):

@@ -124,7 +124,7 @@ class Product:
     Attributes
     ----------
     tied : TiedDims
-        The function it stands in.
+        The function that contains it.
     node : int
         The number of the node in the graph.
     meeting : bool

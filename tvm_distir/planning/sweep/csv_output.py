@@ -38,7 +38,7 @@ class CsvOutput:
     keys : int
         The number of columns that are the configuration.
     resume : bool
-        Whether to go on with what stands there.
+        Whether to continue from what the file contains.
 
     Raises
     ------

@@ -91,7 +91,7 @@ def sweep(
     output : path, optional
         A CSV file to which rows are written as they are computed.
     resume : bool
-        Go on with what stands there.
+        Continue from what the file contains.
     settings : mapping, optional
         The further settings that predictions depend on, for ``resume`` to compare.
     structures : bool

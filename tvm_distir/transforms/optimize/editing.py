@@ -56,7 +56,7 @@ class FunctionStep:
     def apply(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> relax.Function:
         """Return the rewritten function, or the given function if nothing changes.
 
-        Every branch of an ``If`` is a separate scope, in which what stands before the ``If``
+        Every branch of an ``If`` is a separate scope, in which the bindings before the ``If``
         is known as parameters are: nothing moves into a branch, out of it, or over it to where
         it would be read before it is there.
         """

@@ -51,7 +51,7 @@ def FuseCollectives() -> Rewrite:
                                             each device sends its part  stays
     ======================================  ==========================  =====================
 
-    Each only where nothing else reads what stands between them. The last but one changes the
+    Each only where nothing else reads the values between them. The last but one changes the
     order of a sum over two axes: of the whole group instead of one axis after the other. The
     others change no number. The last is done where no device sends or receives more for it,
     both meshes seen together.

@@ -86,7 +86,7 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
 class _Ring(Editor):
     """Rewriter of computations over gathered keys into steps around a ring.
 
-    Bindings keep their order, but that each phase of a region stands before the first that reads
+    Bindings keep their order, but that each phase of a region precedes the first that reads
     what it gives, and behind all that it reads.
     """
 

@@ -71,7 +71,7 @@ def OutlineRepeatedLayers(
     the annotations go. The order of effects stays. Functions are called ``layer``, or as the
     model's parameter names call the layers; parameters by their names within a layer.
 
-    Left as they are: layers between which anything stands out of order, MatchCasts, branches,
+    Left as they are: layers between which anything is out of order, MatchCasts, branches,
     and bodies with a symbolic size that the types of their operands do not define.
 
     Parameters

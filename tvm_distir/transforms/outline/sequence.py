@@ -55,7 +55,7 @@ class Sequence:
     bindings : list
         VarBinding, MatchCast, or None between blocks.
     dataflow : list of bool
-        Whether the binding stands in a dataflow block.
+        Whether the binding is in a dataflow block.
     symbols : array of int64, (n,)
     leaves : list of tuple
         The operands of each binding; empty for a binding that may not be moved.

@@ -42,7 +42,7 @@ def shared_in_front(
     Returns
     -------
     function : relax.Function or None
-        None where nothing moves: nothing stands out of order, or sizes are cast on the way.
+        None where nothing moves: nothing is out of order, or sizes are cast on the way.
     """
     if any(isinstance(binding, relax.MatchCast) for binding in sequence.bindings):
         return None

@@ -6,7 +6,7 @@ A device runs a single program. So the entries that a public function has on the
 are put together, in the order in which the function itself sends and receives. Devices that
 belong to the same meshes are a *class* and run an entry; a mesh that several classes take part
 in has its steps in the entry of each. All entries are parts of a common order of all steps, in
-which a receive stands behind its send, and only collectives and receives wait: so the entries never
+which a receive follows its send, and only collectives and receives wait: so the entries never
 wait for each other in a circle.
 """
 

@@ -52,7 +52,7 @@ class TerminationWatch:
         The time for which a rank waits for another rank: once a rank has ended, the others must
         meet, post a message or end within it.
     work : callable, optional
-        A number that changes while any rank computes. Where it is given and stands still, too,
+        A number that changes while any rank computes. Where it is given and does not change either,
         the ranks need not have been seen to end: all of them may be stopped. They get
         :data:`GRACE_S` more, because a rank that waits tells better what for.
     """

@@ -3,7 +3,7 @@
 """Split a level-5 function into steps: segments, collectives, transfers, private calls.
 
 A *segment* is a maximal run of bindings that TVM can compile alone; everything the engine must
-do itself stands between two segments.
+do itself is between two segments.
 """
 
 from __future__ import annotations
