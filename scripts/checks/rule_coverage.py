@@ -46,7 +46,7 @@ def print_ops() -> int:
         proved = rules.get(row.op, [])
         best = max(proved, key=lambda r: len(r.factors), default=None)
         if best is None:
-            lines.append((row.op, row.source, "0", f"not proved: {UNPROVED[row.op]}"))
+            lines.append((row.op, row.source, "0", f"not validated: {UNPROVED[row.op]}"))
             continue
         counts["cut" if best.factors else "whole"] += 1
         cut = [describe_factor(f) + f" ({f.kind})" * (f.kind in INSIDE) for f in best.factors]
@@ -57,7 +57,7 @@ def print_ops() -> int:
     ruled = counts["hand"] + counts["derived"]
     print(
         f"{total} ops: {ruled} with a rule ({counts['hand']} hand, {counts['derived']} derived; "
-        f"{counts['cut']} may be cut, {counts['whole']} never, {len(UNPROVED)} not proved), "
+        f"{counts['cut']} may be cut, {counts['whole']} never, {len(UNPROVED)} not validated), "
         f"{counts['system']} system, {counts['none']} without"
     )
     return 0

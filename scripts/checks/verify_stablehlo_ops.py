@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls by which sharding rules are proved, written as StableHLO and run by XLA:CPU, against TVM.
+"""Calls that validate sharding rules, written as StableHLO and run by XLA:CPU, against TVM.
 
 ``python scripts/checks/verify_stablehlo_ops.py [WORD ...] [--jax-python PYTHON]``: calls whose
 name begins

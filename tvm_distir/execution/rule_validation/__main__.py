@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command: 0 where all held, 1 where something is wrong or not proved."""
+    """Run the command: 0 where all held, 1 where something is wrong or not validated."""
     options = _parser().parse_args(arguments)
     cases, unproved = all_cases()
     everything = not options.names and not options.op
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, faults in total.wrong.items():
         print(name, *faults, sep="\n  ")
     for op, why in left.items():
-        print(f"not proved: {op}: {why}")
+        print(f"not validated: {op}: {why}")
     for hint in total.hints():
         print(f"hint: {hint}")
     if options.missing:

@@ -51,7 +51,7 @@ def exchanges(factor: Factor) -> bool:
     return factor.kind in ("stat", "halo") or factor.comm_bytes > 0
 
 
-def prove_lowered(case: Case, only_inside: bool = False) -> tuple[int, list[str]]:
+def check_lowered(case: Case, only_inside: bool = False) -> tuple[int, list[str]]:
     """Run the factors of a case; return how many placements ran, and what differed.
 
     Parameters

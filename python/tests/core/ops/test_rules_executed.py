@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every rule against the op itself: sharded runs give the whole result.
 
-These are some of the cases; ``scripts/checks/prove_rules.py`` runs all of them.
+These are some of the cases; ``scripts/checks/check_rules.py`` runs all of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import pytest
 from tvm.relax import op
 
-from tests.core.ops.rule_lowered import exchanges, prove_lowered
+from tests.core.ops.rule_lowered import check_lowered, exchanges
 from tvm_distir.core.ops import registry
 from tvm_distir.core.ops.cover import op_coverage
 from tvm_distir.core.ops.factor import Factor
@@ -75,7 +75,7 @@ def test_factors_that_exchange_data_inside_hold_when_lowered():
     assert {c.op for c in softmax} <= {c.op for c in inside}
     ran = set()
     for c in inside:
-        placements, wrong = prove_lowered(c, only_inside=True)
+        placements, wrong = check_lowered(c, only_inside=True)
         assert wrong == [], c.name
         ran |= {c.op} if placements else set()
     assert ran == {c.op for c in inside}

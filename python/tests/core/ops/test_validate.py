@@ -81,7 +81,7 @@ def test_the_script_proves_the_sources_it_stands_in(tmp_path):
     other = tmp_path / "tvm_distir"
     other.mkdir()
     (other / "__init__.py").write_text("raise SystemExit('another one')\n", encoding="utf-8")
-    script = ROOT / "scripts" / "checks" / "prove_rules.py"
+    script = ROOT / "scripts" / "checks" / "check_rules.py"
     if not script.exists():
         pytest.skip("an installed package has no scripts")
     code, out, err = run([str(script), "--op", "relax.outer"], tmp_path, cwd=tmp_path)

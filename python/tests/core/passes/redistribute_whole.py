@@ -134,7 +134,7 @@ def transfer_faults(src, dst, engines=ENGINES):
     return found
 
 
-def prove_transfers(count):
+def check_transfers(count):
     """Run modules of transfers; (modules, cases times engines, what is wrong)."""
     pairs = list(pairs_of_meshes(count))
     wrong = [text for pair in pairs for text in transfer_faults(*pair)]

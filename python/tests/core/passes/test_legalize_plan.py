@@ -23,7 +23,7 @@ from tvm_distir.support.errors.tree import LoweringError, UsageError
 @pytest.mark.parametrize("mesh", h.MESHES, ids=str)
 @pytest.mark.parametrize("sizes", [h.EVEN, h.UNEVEN, h.RAGGED], ids=["even", "uneven", "ragged"])
 def test_executed_plans_give_the_placement(mesh, sizes):
-    """Some of the pairs that scripts/checks/prove_redistribute.py runs all of."""
+    """Some of the pairs that scripts/checks/check_redistribution.py runs all of."""
     cases = list(h.all_cases([mesh], [sizes]))
     chosen = cases if len(cases) <= 150 else cases[:: len(cases) // 150]
     plans = Planner()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A part of ``scripts/checks/prove_redistribute.py``: transfers, and modules on two engines."""
+"""A part of ``scripts/checks/check_redistribution.py``: transfers, and modules on two engines."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Max-plus maps: by hand, and random functions and pipelines against their flat task graphs.
 
-``scripts/checks/prove_simulation.py`` runs 2,000 functions and 300 pipelines.
+``scripts/checks/check_simulation.py`` runs 2,000 functions and 300 pipelines.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[4] / "scripts" / "checks" / "prove_outlook.py"
+SCRIPT = Path(__file__).parents[4] / "scripts" / "checks" / "check_bounds.py"
 
 
 @pytest.fixture(scope="module")
 def proof():
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("prove_outlook", SCRIPT)
+    spec = importlib.util.spec_from_file_location("check_bounds", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

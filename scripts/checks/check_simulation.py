@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prove the simulator's kernels: every start of random programs against their flat task graphs.
+"""Check the simulator's kernels: every start of random programs against their flat task graphs.
 
-Usage: scripts/checks/prove_simulation.py [--functions N] [--pipelines N] [--meetings N]
+Usage: scripts/checks/check_simulation.py [--functions N] [--pipelines N] [--meetings N]
 --functions runs N random hierarchical functions (default 2000): compute and communication that
 waits, is started, or blocks; calls of calls; a host that issues; --pipelines N random pipelines
 (default 300) of five schedules with stages of such functions and messages of any duration. Each is

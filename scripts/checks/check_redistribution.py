@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prove the planner of redistributions by execution: every pair of placements, on every device.
+"""Check the planner of redistributions by execution: every pair of placements, on every device.
 
-Usage: scripts/checks/prove_redistribute.py [--every N] [--whole N] [--pairs N]
+Usage: scripts/checks/check_redistribution.py [--every N] [--whole N] [--pairs N]
 All pairs of placements, shards, replicas and partial sums (also max, min, prod) to shards and
 replicas, of tensors of 1 to 3 dims on meshes of 2 to 8 devices, of even and uneven sizes, with
 device ids in order and permuted, in eight types: planned, run by the engines' own definition of
@@ -27,7 +27,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[2] / "python"
 
 
-def prove_plans(every: int) -> tuple[int, list[str]]:
+def check_plans(every: int) -> tuple[int, list[str]]:
     """Run the plans of all cases; returns their number and what is wrong."""
     from tests.core.passes import redistribute_harness as harness
 
@@ -60,12 +60,12 @@ def main() -> int:
     from tests.transforms import transfer_cases
 
     start = time.perf_counter()
-    count, wrong = prove_plans(options.every)
+    count, wrong = check_plans(options.every)
     seconds = time.perf_counter() - start
     print(f"{count} cases planned and run on NumPy shards, {len(wrong)} wrong ({seconds:.0f} s)")
     moved, bad = transfer_cases.prove(options.every)
     print(f"{moved} transfers between meshes, {len(bad)} wrong")
-    pairs, ran, failed = redistribute_whole.prove_transfers(options.pairs)
+    pairs, ran, failed = redistribute_whole.check_transfers(options.pairs)
     print(
         f"{ran} transfers between {pairs} pairs of meshes through passes, compiler and engines, "
         f"{len(failed)} wrong"

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prove the sharding rules of this checkout by execution: every op, every case, every placement.
+"""Validate the sharding rules of this checkout by execution: every op, every case, every placement.
 
-Usage: scripts/checks/prove_rules.py [WORD ...] [--op NAME] [--missing] [--lowered]
+Usage: scripts/checks/check_rules.py [WORD ...] [--op NAME] [--missing] [--lowered]
 As ``python -m tvm_distir.ops.validate``, on the sources beside this script whatever
 else is installed. With --lowered each sharded call is also lowered by the passes and run on virtual
 devices (minutes). Prints "N ops, M cases, ..., W wrong"; exits 1 when something is wrong.
@@ -30,7 +30,7 @@ def lowered(words: list[str], ops: list[str]) -> int:
         Ops of the cases; all ops if empty.
     """
     sys.path.insert(0, str(ROOT / "python"))
-    from tests.core.ops.rule_lowered import NOT_LOWERED, prove_lowered
+    from tests.core.ops.rule_lowered import NOT_LOWERED, check_lowered
 
     from tvm_distir.execution.rule_validation.table.all_cases import TABLE
 
@@ -41,7 +41,7 @@ def lowered(words: list[str], ops: list[str]) -> int:
         if case.numpy is not None or case.name in NOT_LOWERED:
             print(f"not lowered: {case.name}: {NOT_LOWERED.get(case.name, 'TVM has no kernel')}")
             continue
-        count, wrong = prove_lowered(case)
+        count, wrong = check_lowered(case)
         ran, differ = ran + count, differ + len(wrong)
         if wrong:
             print(case.name, *wrong, sep="\n  ")
@@ -55,7 +55,7 @@ def main() -> int:
 
     found = Path(tvm_distir.__file__).resolve().parent
     if found != ROOT / "tvm_distir":
-        print(f"prove_rules: {found} was imported, not {ROOT / 'tvm_distir'}", file=sys.stderr)
+        print(f"check_rules: {found} was imported, not {ROOT / 'tvm_distir'}", file=sys.stderr)
         return 2
     from tvm_distir.execution.rule_validation.__main__ import main as validate
 

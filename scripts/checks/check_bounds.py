@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Hold what layers say of whole spaces of plans against every plan in them.
+"""Compare the lower bounds of search over whole spaces of plans with every plan in them.
 
-Usage: scripts/checks/prove_outlook.py [--cuts N] [--spaces N]
+Usage: scripts/checks/check_bounds.py [--cuts N] [--spaces N]
 Random layers: cuts into stages, each within its memory, against all cuts, also where stages are on
 meshes of several kinds, which together have all devices; and of four spaces
 (devices, layers) the best choice of mesh, micro-batch, stages, ZeRO, recomputation and cut against

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Hold search against enumeration and an integer program.
+"""Compare search with enumeration and an integer program.
 
-Usage: scripts/checks/prove_search.py [--nets N] [--seeds N] [--plans N]
+Usage: scripts/checks/check_search.py [--nets N] [--seeds N] [--plans N]
 Random assignment problems against enumeration, at every sweep and at the end; problems of models
 against HiGHS; whole spaces of plans against every plan in them, on prices with latency and without,
 and no time below its bound; the digest of what is found, over seeds of Python's hashes; plans run
-against one device. What layers say of larger spaces is held by ``prove_outlook.py``.
+against one device. ``check_bounds.py`` checks the bounds of larger spaces.
 Exits with 1 where anything differs.
 """
 
