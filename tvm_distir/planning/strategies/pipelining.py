@@ -57,9 +57,10 @@ def pipeline(
     micro_batches : int
         Number of micro-batches.
     schedule : str
-        ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble`` or ``zero_bubble_v``.
+        ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble``, ``zero_bubble_v``, or the name of an
+        entry point of the group ``tvm_distir.schedules``.
     chunks : int
-        Number of stages per rank, for ``interleaved``.
+        Number of stages per rank, for ``interleaved`` and schedules of other packages.
     stash : bool
         Update the weights after every micro-batch, and store those that its forward pass read for
         its backward pass (PipeDream).

@@ -14,7 +14,8 @@ from annotated_types import Interval
 from tvm_distir.support import Count, Refuse, Text, nearest, read_model, shortened
 
 from .listed import check_offload, check_units, unfit
-from .orders import ORDERS, in_turn, there_and_back
+from .offered_schedules import SCHEDULES, named_orders, offered_order
+from .orders import in_turn, there_and_back
 from .pipeline_actions import FORWARD, WEIGHT, Orders, PipelineAction
 
 CUSTOM = "custom"
@@ -34,14 +35,15 @@ class Schedule:
     Parameters
     ----------
     kind : str
-        ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble``, ``zero_bubble_v``, or ``custom``.
+        ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble``, ``zero_bubble_v``, ``custom``, or the
+        name of an entry point of the group ``tvm_distir.schedules``.
     stages : int
         Ranks of the pipeline: parts of the cluster that work on separate stages.
     micro_batches : int
         Parts of the batch.
     chunks : int
-        Stages per rank: any for ``interleaved``, 2 for ``zero_bubble_v``, as ``ranks`` say for
-        ``custom``, otherwise 1.
+        Stages per rank: any for ``interleaved`` and schedules of other packages, 2 for
+        ``zero_bubble_v``, as ``ranks`` say for ``custom``, otherwise 1.
     cuts : tuple of str
         Names of the values of ``main`` that end a stage, but for the last; empty: by cost.
     units : tuple of tuple of PipelineAction
@@ -65,6 +67,8 @@ class Schedule:
     PlanError
         DIST0236 a number is out of range, a kind is unknown, or units are missing, doubled or wait
         for each other.
+    DependencyError
+        DIST0114 the schedule of another package cannot be used.
     """
 
     kind: Text = "1f1b"
@@ -80,10 +84,10 @@ class Schedule:
     offload: tuple[Count, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in (*ORDERS, CUSTOM):
+        if self.kind != CUSTOM and self.kind not in SCHEDULES:
             raise unfit(
                 f'there is no schedule "{shortened(self.kind)}"',
-                nearest(self.kind, [*ORDERS, CUSTOM]),
+                nearest(self.kind, [*SCHEDULES.names(), CUSTOM]),
             )
         for name in NUMBERS:
             if not 1 <= getattr(self, name) <= MOST:
@@ -94,10 +98,10 @@ class Schedule:
                 f'only the kind "{CUSTOM}" lists units',
                 f'Set "kind": "{CUSTOM}", or remove units and ranks.',
             )
-        chunks = {"interleaved": self.chunks, "zero_bubble_v": 2, CUSTOM: self.chunks}
         if self.kind == "zero_bubble_v" and self.chunks == 1:
             object.__setattr__(self, "chunks", 2)
-        wanted = chunks.get(self.kind, 1)
+        fixed = {"gpipe": 1, "1f1b": 1, "zero_bubble": 1, "zero_bubble_v": 2}
+        wanted = fixed.get(self.kind, self.chunks)
         if self.chunks != wanted:
             raise unfit(
                 f"chunks is {self.chunks}, and {self.kind} has {wanted} per rank",
@@ -117,6 +121,13 @@ class Schedule:
         check_offload(self.offload, self.stage_count)
         if custom:
             check_units(self.units, self.rank_of, self.micro_batches, self.stages)
+        elif self._is_offered:
+            offered_order(self.kind, self.stages, self.micro_batches, self.chunks)
+
+    @property
+    def _is_offered(self) -> bool:
+        """Return whether the schedule is that of another package."""
+        return self.kind != CUSTOM and self.kind not in SCHEDULES.builtin
 
     @property
     def stage_count(self) -> int:
@@ -128,6 +139,8 @@ class Schedule:
         """Return the rank of each stage."""
         if self.ranks:
             return self.ranks
+        if self._is_offered:
+            return offered_order(self.kind, self.stages, self.micro_batches, self.chunks)[1]
         place = there_and_back if self.kind == "zero_bubble_v" else in_turn
         return place(self.stages, self.chunks)
 
@@ -136,13 +149,13 @@ class Schedule:
         """Return the actions of each rank, in order."""
         if self.kind == CUSTOM:
             return [list(units) for units in self.units]
-        return ORDERS[self.kind](self.stages, self.micro_batches, self.chunks)
+        return named_orders(self.kind, self.stages, self.micro_batches, self.chunks)
 
     @property
     def splits_backward(self) -> bool:
         """Return whether gradients of weights are separate actions."""
-        if self.kind == CUSTOM:
-            return any(unit.phase == WEIGHT for unit in self.units[0])
+        if self.kind == CUSTOM or self._is_offered:
+            return any(unit.phase == WEIGHT for unit in self.orders[0])
         return self.kind.startswith("zero_bubble")
 
     @property
