@@ -13,9 +13,7 @@ bool Agree(const Request& a, const Request& b) {
   if (a.kind != b.kind || a.args != b.args || a.ndim != b.ndim || !SameType(a.dtype, b.dtype)) {
     return false;
   }
-  if (a.kind == kScatter) return SameShape(a, a.out_shape, b.out_shape, a.args[1]);
-  // The operands of a gather may differ along its dim.
-  return SameShape(a, a.shape, b.shape, a.kind == kGather ? a.args[1] : -1);
+  return SameShape(a, a.shape, b.shape);
 }
 
 }  // namespace

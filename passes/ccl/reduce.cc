@@ -98,18 +98,6 @@ typename Type::Wide Step(typename Type::Wide total, typename Type::Wide term) {
   }
 }
 
-// The sum of `count` terms divided by it.
-template <typename T>
-T Divided(T total, size_t count) {
-  if constexpr (std::is_floating_point_v<T>) {
-    return total / static_cast<T>(count);
-  } else if constexpr (std::is_signed_v<T>) {
-    return static_cast<T>(static_cast<int64_t>(total) / static_cast<int64_t>(count));
-  } else {
-    return static_cast<T>(static_cast<uint64_t>(total) / static_cast<uint64_t>(count));
-  }
-}
-
 template <typename Type, ReduceOp op>
 void ReduceWith(const std::vector<const char*>& terms, int64_t begin, int64_t end, char* out) {
   using Stored = typename Type::Stored;
@@ -126,9 +114,6 @@ void ReduceWith(const std::vector<const char*>& terms, int64_t begin, int64_t en
         total[i] = Step<Type, op>(total[i], Type::Widen(term[i]));
       }
     }
-    if constexpr (op == kAvg) {
-      for (int64_t i = 0; i < count; ++i) total[i] = Divided(total[i], terms.size());
-    }
     for (int64_t i = 0; i < count; ++i) result[i] = Type::Narrow(total[i]);
   }
 }
@@ -143,10 +128,8 @@ void Reduce(ReduceOp op, const std::vector<const char*>& terms, int64_t begin, i
       return ReduceWith<Type, kProd>(terms, begin, end, out);
     case kMin:
       return ReduceWith<Type, kMin>(terms, begin, end, out);
-    case kMax:
-      return ReduceWith<Type, kMax>(terms, begin, end, out);
     default:
-      return ReduceWith<Type, kAvg>(terms, begin, end, out);
+      return ReduceWith<Type, kMax>(terms, begin, end, out);
   }
 }
 

@@ -13,18 +13,17 @@
 
 namespace tvm_distir {
 
-// In the order of REDUCE_OPS in tvm_distir/core/collectives/meaning.py, and the average after them.
-enum ReduceOp : int64_t { kSum, kProd, kMin, kMax, kAvg, kReduceOpCount };
+// In the order of REDUCE_OPS in tvm_distir/core/collectives/meaning.py.
+enum ReduceOp : int64_t { kSum, kProd, kMin, kMax, kReduceOpCount };
 
 // What one element type needs. Terms are reduced in the order of the vector, one after the other;
 // float16 and bfloat16 are widened to float32 and rounded once; integers wrap; on bool, sum and
-// max are "or", prod and min are "and". The average is the sum divided by the number of terms, of
-// integers toward zero; bool has none.
+// max are "or", prod and min are "and".
 struct Reducer {
   // out[0, end - begin) = the reduction of term[begin, end), counted in elements.
   void (*reduce)(ReduceOp op, const std::vector<const char*>& terms, int64_t begin, int64_t end,
                  char* out);
-  // out[0, count) = the neutral element; the average has none.
+  // out[0, count) = the neutral element.
   void (*fill_neutral)(ReduceOp op, int64_t count, char* out);
 };
 

@@ -24,11 +24,8 @@ constexpr KindInfo kKinds[] = {{"all_reduce", {"op", nullptr}},
                                {"collective_permute", {"shift", "wrap"}},
                                {"local_slice", {"dim", nullptr}},
                                {"partial", {"op", nullptr}},
-                               {"axis_index", {nullptr, nullptr}},
-                               {"broadcast", {"root", nullptr}},
-                               {"scatter", {"root", "dim"}},
-                               {"gather", {"root", "dim"}}};
-constexpr const char* kOpNames[] = {"sum", "prod", "min", "max", "avg"};
+                               {"axis_index", {nullptr, nullptr}}};
+constexpr const char* kOpNames[] = {"sum", "prod", "min", "max"};
 
 char* Data(const TensorView& tensor) {
   return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
@@ -155,14 +152,6 @@ int64_t Dim(const Request& request, int64_t dim) {
   return dim < 0 ? dim + request.ndim : dim;
 }
 
-int64_t Root(const Request& request, int64_t root, int64_t group_size) {
-  if (root >= 0 && root < group_size) return root;
-  RefuseCall(request,
-             "a group of " + std::to_string(group_size) + " ranks has no position " +
-                 std::to_string(root),
-             "Give the root's position in its group.");
-}
-
 void Divide(const Request& request, Dims* shape, int64_t dim, int64_t parts) {
   const int64_t extent = (*shape)[dim];
   if (extent % parts) {
@@ -186,9 +175,6 @@ void CheckResult(const Request& request, const Dims& expected) {
 const Reducer& ReducerOf(const Request& request, int64_t op) {
   if (op < 0 || op >= kReduceOpCount) {
     RefuseCall(request, "unknown reduction " + std::to_string(op), kLoweringBug);
-  }
-  if (op == kAvg && IsBool(request.dtype)) {
-    RefuseCall(request, "bool has no average", "Cast it first.");
   }
   const Reducer* reducer = FindReducer(request.dtype);
   if (reducer) return *reducer;

@@ -22,8 +22,7 @@ constexpr const char* kLoweringBug = "Report it: this is a bug of the lowering."
 
 // In the order of NATIVE_KINDS in tvm_distir/execution/runtime/collectives/native_library.py.
 enum Kind : int64_t {
-  kAllReduce, kAllGather, kReduceScatter, kAllToAll, kPermute, kLocalSlice, kPartial, kAxisIndex,
-  kBroadcast, kScatter, kGather
+  kAllReduce, kAllGather, kReduceScatter, kAllToAll, kPermute, kLocalSlice, kPartial, kAxisIndex
 };
 
 int64_t Product(const int64_t* begin, const int64_t* end);
@@ -51,8 +50,6 @@ Request MakeRequest(Kind kind, int64_t first, int64_t second, const tvm::ffi::Te
                     const tvm::ffi::TensorView& out);
 // A dim counted from the front.
 int64_t Dim(const Request& request, int64_t dim);
-// A position in a group.
-int64_t Root(const Request& request, int64_t root, int64_t group_size);
 // Divides one dim of a shape by `parts`, which must leave no rest.
 void Divide(const Request& request, Dims* shape, int64_t dim, int64_t parts);
 void CheckResult(const Request& request, const Dims& expected);

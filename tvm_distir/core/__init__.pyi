@@ -204,7 +204,6 @@ from .passes.declaration import Rewrite as Rewrite
 from .passes.declaration import info_of as info_of
 from .passes.declaration import module_pass as module_pass
 from .passes.legalize.passes import LegalizeRedistribute as LegalizeRedistribute
-from .passes.legalize.stock import UseStockCollectives as UseStockCollectives
 from .passes.lower.passes import LowerDistIR as LowerDistIR
 from .passes.propagate.passes import ModuleRewriter as ModuleRewriter
 from .passes.propagate.passes import PropagateSharding as PropagateSharding

@@ -9,7 +9,6 @@ from .core_passes import LowerDistIR as LowerDistIR
 from .core_passes import PassInfo as PassInfo
 from .core_passes import PropagateSharding as PropagateSharding
 from .core_passes import Rewrite as Rewrite
-from .core_passes import UseStockCollectives as UseStockCollectives
 from .core_passes import module_pass as module_pass
 from .distribute import communication_passes as communication_passes
 from .distribute import distribute as distribute

@@ -11,7 +11,6 @@ from tvm_distir.core import (
     PassInfo,
     PropagateSharding,
     Rewrite,
-    UseStockCollectives,
     module_pass,
 )
 
@@ -22,6 +21,5 @@ __all__ = [
     "PassInfo",
     "PropagateSharding",
     "Rewrite",
-    "UseStockCollectives",
     "module_pass",
 ]

@@ -46,7 +46,6 @@ PASSES = Registry(
             "prefetch": "transforms.optimize.prefetch:PrefetchGathers",
             "in-turn": "transforms.training.pipeline.expand_passes:RunInTurn",
             "expand": "transforms.training.pipeline.expand_passes:ExpandSchedule",
-            "stock": "core.passes.legalize.stock:UseStockCollectives",
         }.items()
     },
 )

@@ -18,7 +18,6 @@ from tests.transforms.training.pipeline_models import tower
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR
 from tvm_distir.core.ir.types import flat_types
-from tvm_distir.core.passes.legalize.stock import UseStockCollectives
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.execution.verification.random_inputs import draw_inputs
@@ -230,15 +229,6 @@ def test_what_a_gather_reads_is_held_until_it_has_ended() -> None:
         for one in (text, laid_out)
     )
     assert (plain, held) == (4 * 512, 5 * 512)
-
-
-def test_stock_collectives_have_nothing_in_flight() -> None:
-    """TVM's own ops do it at once, and the attribute goes."""
-    mod = tvm.script.from_source(TEXT)
-    check_level(mod, 5)
-    stock = UseStockCollectives()(mod)
-    assert in_flight(mod) and not in_flight(stock)
-    check_level(stock, 5)
 
 
 @pytest.mark.parametrize(

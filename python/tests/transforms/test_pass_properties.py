@@ -143,7 +143,6 @@ ELSEWHERE = {
     "RingAttention": "test_ring_attention.py: it refuses modules without attention to do so",
     "RunInTurn": "test_stages.py: it changes steps in stages only",
     "ExpandSchedule": "test_stages.py: it changes steps in stages only",
-    "UseStockCollectives": "test_legalize_stock.py: it takes some meshes only",
     "PrefetchGathers": "test_optimize_prefetch.py: it changes steps for a system only",
 }
 

@@ -53,7 +53,7 @@ def plan() -> td.Plan:
 def at_level(plan: td.Plan) -> dict[str, tvm.IRModule]:
     """A module of each level."""
     found = {"global": Flat}
-    for spec in parse_passes("annotate,propagate,legalize{ccl=true},lower"):
+    for spec in parse_passes("annotate,propagate,legalize,lower"):
         found[spec.info.gives] = spec.make(plan=plan)(found[spec.info.takes[0]])
     return found
 
@@ -101,14 +101,14 @@ def test_every_option_is_explained_and_reads_back(name: str) -> None:
 def test_a_text_of_passes_reads_back() -> None:
     text = (
         "annotate{plan=a/b.json},propagate{costs={wire=512,flop=8},memory_bytes=1024},"
-        "legalize{system=dgx-h100,memory_bound=none,ccl=true},optimize{without=[share,fuse]},"
+        "legalize{system=dgx-h100,memory_bound=none},optimize{without=[share,fuse]},"
         'lower,bucket{bucket_bytes=26214400},outline{functions=["a b",main]}'
     )
     specs = parse_passes(text)
     assert ",".join(map(str, specs)) == text
     assert parse_passes(",".join(map(str, specs))) == specs
     assert specs[1].options == {"costs": {"wire": 512, "flop": 8}, "memory_bytes": 1024}
-    assert specs[2].options == {"system": "dgx-h100", "memory_bound": None, "ccl": True}
+    assert specs[2].options == {"system": "dgx-h100", "memory_bound": None}
 
 
 def test_options_of_the_text_are_those_of_the_factory(at_level: dict[str, tvm.IRModule]) -> None:
@@ -151,7 +151,7 @@ def test_an_option_reaches_the_pass() -> None:
         ("bukket", 'no pass "bukket"', 'Did you mean "bucket"?'),
         ("bucket{bucket_byte=1}", 'no option "bucket_byte"', 'Did you mean "bucket_bytes"?'),
         ("bucket{bucket_bytes=x}", "is not an integer", "Its default is 26214400."),
-        ("legalize{ccl=maybe}", "is not true or false", "Its default is false."),
+        ("propagate{complete=maybe}", "is not true or false", "Its default is false."),
         ("legalize{memory_bound=x}", "is not a number or none", "Its default is 1.0."),
         ("optimize{without=share}", "is not a list in brackets, each a text", ""),
         ("propagate{costs={wir=1}}", "is not costs in braces", 'Did you mean "wire"?'),
@@ -185,7 +185,7 @@ def test_what_cannot_be_made_says_why() -> None:
         ("annotate,outline,annotate", ["annotated", "annotated", "annotated"]),
         ("outline,propagate", [None, "distributed"]),
         ("share,fuse,lower,inline,bucket", ["legalized", "legalized", "local", "local", "local"]),
-        ("lower,bucket,split,schedule,stock", ["local"] * 5),
+        ("lower,bucket,split,schedule", ["local"] * 4),
     ],
 )
 def test_levels_after_passes(text: str, levels: list[str | None]) -> None:

@@ -62,7 +62,7 @@ class PathSearch:
         self.means, self.key, self.costs = means, key, means.costs
         # Along an axis that ends partial, a sum is kept; along all others it is completed.
         finish = tuple(x != P for x in key.after)
-        self.space = Space(key.mesh, _allowed_dims(key), finish, means.kinds, means.innermost)
+        self.space = Space(key.mesh, _allowed_dims(key), finish, means.kinds)
         self.limit, self.padded_limit = (means.limit_bytes(key, x) for x in (False, True))
         self.goal = bounds_of(key.shape, key.after, key.mesh)
         self.groups: dict[tuple[int, ...], Groups] = {}
@@ -101,12 +101,11 @@ class PathSearch:
                 entry = (total + self._floor(after), count + 1, next(ticket), after)
                 heapq.heappush(queue, entry)
         room = "" if self.limit is None else f"keeps every shard within {self.limit} bytes "
-        where = " along the innermost mesh axes" if self.means.innermost else ""
         raise LoweringError(
             "DIST0509",
             f'no sequence of collectives leads from "{placement_text(key.before)}" to '
             f'"{placement_text(key.after)}" of a '
-            f"tensor of shape {list(key.shape)} {room}by {', '.join(self.means.kinds)}{where}",
+            f"tensor of shape {list(key.shape)} {room}by {', '.join(self.means.kinds)}",
             remedy="Raise the memory bound, or allow all collectives.",
         )
 

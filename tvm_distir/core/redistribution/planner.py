@@ -41,8 +41,6 @@ class Planner:
         Nor larger than this, ends apart.
     kinds : sequence of str
         The steps at hand, of :data:`.steps.KINDS`.
-    innermost : bool
-        Move data along the innermost mesh axes only, see :class:`.steps.Space`.
 
     Raises
     ------
@@ -56,7 +54,6 @@ class Planner:
         memory_bound: float | None = 1.0,
         memory_bytes: int | None = None,
         kinds: Sequence[str] = KINDS,
-        innermost: bool = False,
     ) -> None:
         if memory_bound is not None and not memory_bound >= 1:
             raise UsageError(
@@ -67,7 +64,7 @@ class Planner:
                 remedy="Give 1.0 or more, or None for no bound.",
             )
         costs: StepCosts = RingCosts() if system is None else SystemCosts(system)
-        self.means = PlannerOptions(costs, memory_bound, memory_bytes, tuple(kinds), innermost)
+        self.means = PlannerOptions(costs, memory_bound, memory_bytes, tuple(kinds))
         self._known: OrderedDict[Transition, Redistribution] = OrderedDict()
 
     def plan(

@@ -13,8 +13,6 @@ from tvm_distir.core.ir.placement import Labels, P, R, blocks_fault
 
 KINDS = (*(kind for kind in COLLECTIVES if kind != "collective_permute"), *LOCAL_STEPS)
 """All kinds of steps: names of ``R.dist`` ops."""
-CCL_KINDS = ("all_reduce", "all_gather", *LOCAL_STEPS)
-"""Kinds that TVM's ``R.ccl`` ops can express."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +52,12 @@ class Space:
         Whether the partial sums of each mesh axis are completed (else they are kept).
     kinds : tuple of str
         The kinds of steps at hand.
-    innermost : bool
-        Whether data moves along the innermost axes only (their groups are contiguous ranges of
-        devices). A value may then be made partial, to be reduced along more axes than it needs.
     """
 
     mesh: tuple[int, ...]
     allowed: tuple[tuple[int, ...], ...]
     finish: tuple[bool, ...]
     kinds: tuple[str, ...]
-    innermost: bool = False
-
-    def has(self, step: Step) -> bool:
-        """Return whether a step is available."""
-        if step.kind not in self.kinds:
-            return False
-        if not self.innermost or step.kind in LOCAL_STEPS:
-            return True
-        rest = range(min(step.axes), len(self.mesh))
-        return all(a in step.axes or self.mesh[a] == 1 for a in rest)
 
 
 def _relabelled(labels: Labels, axes: Sequence[int], label: int) -> Labels:
@@ -101,7 +86,7 @@ def _common(space: Space, axes: tuple[int, ...]) -> Iterator[int]:
 def steps_from(space: Space, labels: Labels) -> Iterator[Step]:
     """Return all steps that may be taken from a placement, but exchanges, in a fixed order."""
     for step in _all_steps(space, labels):
-        if space.has(step):
+        if step.kind in space.kinds:
             yield step
 
 
@@ -113,7 +98,7 @@ def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
         for dim in _common(space, axes):
             yield Step("reduce_scatter", axes, None, dim, _relabelled(labels, axes, dim))
     for axis in whole:
-        if space.innermost or not space.finish[axis]:
+        if not space.finish[axis]:
             yield Step("partial", (axis,), None, None, _relabelled(labels, (axis,), P))
     for axes in _subsets(whole):
         for dim in _cuts(space, labels, axes):

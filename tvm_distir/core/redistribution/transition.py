@@ -73,7 +73,6 @@ class PlannerOptions:
     memory_bound: float | None
     memory_bytes: int | None
     kinds: tuple[str, ...]
-    innermost: bool
 
     def limit_bytes(self, key: Transition, padded: bool = False) -> int | None:
         """Return the largest shard allowed between source and target; None: any.

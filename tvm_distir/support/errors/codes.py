@@ -120,7 +120,6 @@ CODES: dict[str, str] = {
     "DIST0507": "an op would read the padding of an unevenly sharded dim",
     "DIST0508": "a PrimFunc cannot be specialized to the shapes of a shard",
     "DIST0509": "no sequence of collectives redistributes a tensor within the memory bound",
-    "DIST0510": "a collective cannot be expressed by TVM's own R.ccl ops",
     "DIST0511": "attention cannot be computed as ring attention",
     "DIST0512": "the stages of a pipeline do not match each other",
     # 06xx: runtime

@@ -473,13 +473,18 @@ def test_the_pass_hands_the_system_and_the_bounds_to_the_planner():
 def test_a_fault_of_the_planner_names_the_binding():
     mod = parse(f"""
     @R.function
-    def main(x: {T((8, 8), "S[0], R")}):
-        y = R.dist.redistribute(x, "mesh[0]", "S[1], R")
-        return y
+    def main(x: {T((8, 8), "S[1], S[1]")}, w: {T((8, 8), "S[0], S[0]")}):
+        with R.dataflow():
+            y: {T((8, 8), "R, R")} = R.matmul(x, w)
+            p = R.dist.partial(y, "mesh[0]", [0, 1], "sum")
+            z = R.dist.redistribute(p, "mesh[0]", "S[0], S[1]")
+            R.output(z)
+        return z
 """)
+    LegalizeRedistribute()(mod)
     with pytest.raises(LoweringError) as caught:
-        LegalizeRedistribute(ccl=True, memory_bytes=16)(mod)
-    assert (caught.value.code, caught.value.place) == ("DIST0509", "main/y (dist.redistribute)")
+        LegalizeRedistribute(memory_bytes=16)(mod)
+    assert (caught.value.code, caught.value.place) == ("DIST0509", "main/z (dist.redistribute)")
 
 
 def test_control_flow_is_refused():

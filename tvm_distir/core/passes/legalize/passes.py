@@ -17,7 +17,6 @@ from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.ops.class_memo import class_facts, class_memo
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.redistribution.planner import Planner
-from tvm_distir.core.redistribution.steps import CCL_KINDS, KINDS
 from tvm_distir.core.rewriting.calls import is_redistribute, op_name, place_of
 from tvm_distir.core.rewriting.functions import callers_closure, has_dtensor, retyped
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member, read_module
@@ -36,7 +35,6 @@ def LegalizeRedistribute(
     *,
     memory_bound: float | None = 1.0,
     memory_bytes: int | None = None,
-    ccl: bool = False,
 ) -> Rewrite:
     """Make every movement of data explicit.
 
@@ -57,11 +55,6 @@ def LegalizeRedistribute(
         target; None for no bound.
     memory_bytes : int, optional
         Bound of these shards in bytes.
-    ccl : bool
-        Use only collectives that TVM's ``R.ccl`` ops can express (``all_reduce`` and
-        ``all_gather`` along the innermost axes, and slices), see
-        :func:`~.stock.UseStockCollectives`. ``memory_bound`` is then ignored,
-        since these collectives may exceed it.
 
     Returns
     -------
@@ -76,13 +69,7 @@ def LegalizeRedistribute(
     UsageError
         DIST0150 for a memory bound below 1.
     """
-    planner = Planner(
-        System.known(system),
-        None if ccl else memory_bound,
-        memory_bytes,
-        CCL_KINDS if ccl else KINDS,
-        innermost=ccl,
-    )
+    planner = Planner(System.known(system), memory_bound, memory_bytes)
 
     return lambda mod: legalize(mod, planner)
 

@@ -24,18 +24,6 @@ the other; ``op``: position in :data:`tvm_distir.core.ir.names.REDUCE_OPS`):
 ``done``                  the ``out`` of a start, and its operand where that is at hand
 ========================  ==============================================================
 
-The following have no level-5 op; they are available to ``call_dps_packed``, with the native
-collectives only (``root``: position in the group; of ``op`` also 4, the average):
-
-=============  =========================================================================
-``broadcast``  x, groups, group_size, root, out
-``scatter``    x, groups, group_size, root, dim, out; only the root's x counts
-``gather``     x, groups, group_size, root, dim, out; only the root's out is written
-=============  =========================================================================
-
-The sizes of parts are those of the ranks' ``x`` and ``out`` along ``dim``. They are defined
-in :mod:`tvm_distir.core.collectives.rooted`.
-
 Each finds the fabric of the worker that calls it through :func:`worker`. All but ``exchange``,
 ``send`` and ``recv`` exist twice, in the native library and in Python; :func:`register` chooses.
 """
@@ -74,13 +62,6 @@ ARGS: dict[str, tuple[str, ...]] = {
     "axis_index": (),
 }
 """Names of the integer arguments between ``group_size`` and ``out``."""
-
-NATIVE_ONLY: tuple[str, ...] = (
-    "broadcast",
-    "scatter",
-    "gather",
-)
-"""Collectives that only the native library has."""
 
 FABRICS: dict[str, Callable[[Sequence[int], float], Watched]] = {
     "native": NativeFabric,
@@ -197,7 +178,7 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
     """
     bodies: dict[str, Callable[..., Any]]
     if collectives == "native":
-        bodies = {name: native.collective(name) for name in (*ARGS, *NATIVE_ONLY)}
+        bodies = {name: native.collective(name) for name in ARGS}
     else:
         bodies = {name: _guarded(name, _collective(name)) for name in ARGS}
     ours = {"exchange": _exchange, "send": _send, "recv": _recv}

@@ -21,9 +21,6 @@ NATIVE_KINDS: tuple[str, ...] = (
     "local_slice",
     "partial",
     "axis_index",
-    "broadcast",
-    "scatter",
-    "gather",
 )
 """Collectives the library has, in the order of its enum ``Kind``."""
 

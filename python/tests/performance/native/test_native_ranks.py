@@ -12,7 +12,6 @@ from tvm import relax
 import tvm_distir as td
 from tests.performance.native import collective_cases as cases
 from tests.performance.native.rank_threads import run_ranks
-from tvm_distir.core.collectives import rooted
 from tvm_distir.core.ir import ops
 from tvm_distir.execution.runtime.collectives import native_library as native
 from tvm_distir.execution.runtime.engines.processes.engine import ProcessesEngine
@@ -61,20 +60,6 @@ def test_processes(seed):
     assert ok.tolist() == [1.0]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int64"])
-def test_an_average_of_integers_is_divided_toward_zero(dtype):
-    xs = [np.array([-3, 3, -5, 127], dtype), np.array([0, 0, 2, 127], dtype)]
-    want = np.array([-1, 1, -1, 127 if dtype == "int64" else -1], dtype)
-    assert np.array_equal(rooted.reduce_terms(xs, "avg"), want)
-    got = run_ranks(
-        fabric_of([0, 1]),
-        [0, 1],
-        lambda r: cases.call("all_reduce", [[0, 1]], xs[r], [4], tvm.runtime.empty((4,), dtype)),
-    )
-    assert np.array_equal(got[0], want)
-    assert np.array_equal(got[1], want)
-
-
 def refused(body, text):
     got = run_ranks(fabric_of([0, 1, 2]), [0, 1, 2], body)
     for error in got.values():
@@ -92,19 +77,11 @@ def call(name, x, arguments, out_shape):
 
 F = "float32"
 WRONG = {
-    "bool has no average": lambda r: call("all_reduce", np.ones(4, bool), [4], (4,)),
-    "has no position 3": lambda r: call("broadcast", np.ones(4, F), [3], (4,)),
-    "expect 3 along dim 0, the operand has 4": lambda r: call(
-        "scatter", np.ones(4 if r == 1 else 1, F), [1, 0], (1,)
+    "rank 1 called all_gather.*float64.* while rank 0 called all_gather.*float32": lambda r: call(
+        "all_gather", np.ones(1, "float64" if r == 1 else F), [0], (3,)
     ),
-    "rank 0 expects 4 along dim 0, the parts add up to 6": lambda r: call(
-        "gather", np.ones(r + 1, F), [0, 0], (4,)
-    ),
-    "rank 1 called gather.*float64.* while rank 0 called gather.*float32": lambda r: call(
-        "gather", np.ones(1, "float64" if r == 1 else F), [0, 0], (3,)
-    ),
-    r"rank 2 called broadcast\(root=1\).* while rank 0 called broadcast\(root=0\)": lambda r: call(
-        "broadcast", np.ones(4, F), [r // 2], (4,)
+    r"rank 2 called all_reduce\(op=prod\).* while rank 0 called all_reduce\(op=sum\)": lambda r: (
+        call("all_reduce", np.ones(4, F), [r // 2], (4,))
     ),
 }
 
