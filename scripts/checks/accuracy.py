@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of predicted times against published ones, as a table.
 
-``python scripts/checks/accuracy.py [steps] [family] [products] [perceptrons]``, none: all.
+``python scripts/checks/accuracy.py [PART ...]``, none: ``steps family products perceptrons serving``.
 Constants are fitted to ``benchmarks/measured`` and tested out of fold; those of vTrain's steps
 also on the tables of two papers that nothing is fitted to. The system of ``family`` is fitted to
 no step. The first run makes 178 programs, which are kept on disk.
@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import tvm_distir as td
+from tvm_distir.core import system_names
 from tvm_distir.planning.calibration.calibrate import Calibration, calibrate
 from tvm_distir.planning.calibration.measured_rows import StepTimeModel
 from tvm_distir.planning.calibration.programs import program_of
@@ -103,9 +104,29 @@ def perceptrons() -> None:
         print(f"perceptrons, {folds} folds\n" + found.to_text())
 
 
+def serving() -> None:
+    """Kernels of serving engines, each predicted from all others, as markdown."""
+    print(
+        "| tables | kernels | dtype | count | refused | median error, % | mean |\n"
+        "|--|--|--|--:|--:|--:|--:|"
+    )
+    systems = [td.System.load(name) for name in system_names()]
+    for system in sorted(systems, key=lambda one: one.kernel_tables):
+        tables = system.tables
+        for (kernel, dtype), table in tables.tables.items() if tables is not None else ():
+            errors = 100 * np.abs(table.left_out_errors())
+            print(
+                f"| `{system.kernel_tables}` | {kernel} | {dtype} | {errors.size} "
+                f"| {table.refused} | {np.median(errors):.1f} | {errors.mean():.1f} |"
+            )
+
+
 def main() -> None:
     """Fit and print."""
-    parts = {"steps": steps, "family": family, "products": products, "perceptrons": perceptrons}
+    parts = {
+        "steps": steps, "family": family, "products": products, "perceptrons": perceptrons,
+        "serving": serving,
+    }  # fmt: skip
     for name in sys.argv[1:] or parts:
         parts[name]()
 

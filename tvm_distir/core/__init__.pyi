@@ -26,6 +26,7 @@ from .cost_model.constants import Constant as Constant
 from .cost_model.hardware import KERNEL_CLASSES as KERNEL_CLASSES
 from .cost_model.hardware import TENSOR_CLASSES as TENSOR_CLASSES
 from .cost_model.hardware import VIEW as VIEW
+from .cost_model.kernel_tables import KernelSizes as KernelSizes
 from .cost_model.network import GroupLayout as GroupLayout
 from .cost_model.network import GroupTopology as GroupTopology
 from .cost_model.network import pair_up as pair_up

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tvm_distir.support import SimulationError
 
+from .kernel_tables import KernelSizes
 from .network import GroupLayout, pair_up
 from .system import System
 
@@ -34,19 +35,25 @@ class Clock:
 
     def __init__(self, system: System) -> None:
         self.system = system
-        self._kernels: dict[tuple[int, int, str, str], KernelTime] = {}
+        self._kernels: dict[tuple[int, int, str, str, KernelSizes | None], KernelTime] = {}
         self._collectives: dict[
             tuple[str, int, GroupLayout, bool], tuple[int, dict[object, int]]
         ] = {}
         self._pairs: dict[tuple[tuple[int, ...], tuple[int, ...]], GroupLayout] = {}
 
     def kernel(
-        self, flops: int, moved_bytes: int, kernel_class: str, dtype: str, place: str = ""
+        self,
+        flops: int,
+        moved_bytes: int,
+        kernel_class: str,
+        dtype: str,
+        place: str = "",
+        sizes: KernelSizes | None = None,
     ) -> KernelTime:
         """Return the time of a kernel, by :meth:`System.roofline`."""
-        key = (flops, moved_bytes, kernel_class, dtype)
+        key = (flops, moved_bytes, kernel_class, dtype, sizes)
         if key not in self._kernels:
-            bound = self.system.roofline(flops, moved_bytes, kernel_class, dtype)
+            bound = self.system.roofline(flops, moved_bytes, kernel_class, dtype, sizes)
             self._kernels[key] = KernelTime(picoseconds(bound.time_s, place), bound.bound_by)
         return self._kernels[key]
 

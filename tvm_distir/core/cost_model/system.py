@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -27,9 +28,10 @@ from .hardware import (
     OuterTier,
     of_dtype,
 )
+from .kernel_tables import KernelSizes, KernelTable, KernelTables, load_tables
 from .links import far_time_s, near_time_s
 from .network import GroupLayout, GroupTopology, check_kind, layout_of, nic_sharing, spread
-from .rates import Rate, form_rate, rate
+from .rates import Rate, RooflineTime, form_rate, rate
 from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse
 from .tiers import Crossing, curve_time_s, tiered_time_s
@@ -80,6 +82,8 @@ class System(Displayed):
         None: what waits in the host's memory cannot be priced.
     outer_tiers : tuple of OuterTier
         The tiers beyond ``inter_node``, from the inside to the outside.
+    kernel_tables : str
+        The name or file of tables of measured kernels (:mod:`.kernel_tables`); empty: none.
     """
 
     name: str
@@ -92,6 +96,7 @@ class System(Displayed):
     constants: Mapping[str, Constant] = field(default_factory=dict)
     host_link: HostLink | None = None
     outer_tiers: tuple[OuterTier, ...] = ()
+    kernel_tables: str = ""
 
     @staticmethod
     def load(name_or_path: str | Path) -> System:
@@ -170,12 +175,60 @@ class System(Displayed):
         """Return the value of a constant; 0 where the system has none."""
         return value_of(self.constants, name) if self.constants else 0.0
 
-    def roofline(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> Roofline:
+    @cached_property
+    def tables(self) -> KernelTables | None:
+        """Return the tables of measured kernels.
+
+        Raises
+        ------
+        HardwareError
+            As :func:`.kernel_tables.load_tables`.
+        """
+        return load_tables(self.kernel_tables, self.device) if self.kernel_tables else None
+
+    def table(self, kernel_class: str, sizes: KernelSizes | None) -> KernelTable | None:
+        """Return the table that has kernels of a class and of the dtype of some sizes."""
+        if sizes is None or self.tables is None:
+            return None
+        return self.tables.of(kernel_class, sizes.dtype)
+
+    def spent_s(
+        self,
+        flops: Any,
+        moved_bytes: Any,
+        kernel_class: str,
+        dtype: str,
+        sizes: KernelSizes | None = None,
+    ) -> tuple[RooflineTime[Any], Rate]:
+        """Return the seconds of kernels, and the rate that gives them.
+
+        Parameters
+        ----------
+        flops, moved_bytes : float, or float64 array
+        kernel_class, dtype : str
+        sizes : KernelSizes, optional
+            The sizes of products and attention, by which tables of measured kernels are read.
+        """
+        table = self.table(kernel_class, sizes)
+        if table is not None and sizes is not None:
+            return table.spent_s(flops, moved_bytes, sizes.sizes), table.rate
+        kernel_rate = self.rate(kernel_class, dtype)
+        return kernel_rate.spent_s(flops, moved_bytes), kernel_rate
+
+    def roofline(
+        self,
+        flops: int,
+        moved_bytes: int,
+        kernel_class: str,
+        dtype: str,
+        sizes: KernelSizes | None = None,
+    ) -> Roofline:
         """Return the time of a kernel.
 
         ``max(flops / (e_f peak), bytes / (e_b bandwidth), launch floor)``; a view costs nothing.
-        With constants as :class:`.constants.KernelTimeForm` says, and on a device with
-        ``kernel_times`` as :class:`.hardware.PowerForm` does.
+        With constants as :class:`.constants.KernelTimeForm` says, on a device with
+        ``kernel_times`` as :class:`.hardware.PowerForm` does, and with tables of measured kernels
+        as :mod:`.kernel_tables` does for kernels of known ``sizes``.
 
         Notes
         -----
@@ -183,8 +236,9 @@ class System(Displayed):
         """
         if kernel_class == VIEW:
             return Roofline(0.0, VIEW)
-        kernel_rate = self.rate(kernel_class, dtype)
-        spent = kernel_rate.spent_s(float(flops), float(moved_bytes))
+        spent, kernel_rate = self.spent_s(
+            float(flops), float(moved_bytes), kernel_class, dtype, sizes
+        )
         time_s = float(spent.whole)
         if spent.busy < kernel_rate.floor_s or spent.busy < kernel_rate.gap_s:
             return Roofline(time_s, "launch")

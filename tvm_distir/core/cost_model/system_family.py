@@ -6,6 +6,7 @@ The file of a system is of the form ::
 
     {"schema_version": 2, "name": "h100", "description": "...",
      "device": "h100-sxm", "network": "hgx-h100", "kernels": "fused", "library": "nccl",
+     "kernel_tables": "h100-vllm",
      "price_per_device_hour_usd": 2.5, "watts_per_device": 700,
      "constants": {"hop_us": {"value": 7.5, "source": "..."}}, "sources": {...}}
 
@@ -62,6 +63,7 @@ class _FamilyFile:
     network: Any
     kernels: Text = KERNELS
     library: Text | None = None
+    kernel_tables: str = ""
     price_per_device_hour_usd: Positive | None = None
     watts_per_device: Positive | None = None
     constants: Constants = field(default_factory=dict)
@@ -100,6 +102,7 @@ def compose(data: Any, place: str, make: Callable[..., Made]) -> Made:
         **vars(network.links),
         host_link=network.host_link,
         kernels=file.kernels,
+        kernel_tables=file.kernel_tables,
         constants={**DEFAULT_CONSTANTS, **network.constants, **file.constants},
         sources={**device_sources, **network.sources, **file.sources},
     )

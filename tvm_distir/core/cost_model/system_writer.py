@@ -37,6 +37,8 @@ def to_data(system: System) -> dict[str, Any]:
         }
     else:
         del data["constants"]
+    if not system.kernel_tables:
+        del data["kernel_tables"]
     if system.host_link is None:
         del data["host_link"]
     near = data["intra_node"]

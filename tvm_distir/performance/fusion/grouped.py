@@ -14,6 +14,7 @@ from .dataflow import Dataflow
 from .fused_function import Writer
 from .grouping import Grouping, plain
 from .hosts import with_hosts
+from .joining import joined
 from .kernel_classes import classified
 from .profile import Profile
 from .quantization import quantized
@@ -53,6 +54,8 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     for name, fn in program.functions.items():
         functions[name], besides[name] = _function(fn, known)
     program = quantized(dataclasses.replace(program, functions=functions), known)
+    if known.joined:
+        program = joined(program, known.joined)
     if known.accumulates:
         program = accumulated(program)
     return with_hosts(program, {} if known.graphs else besides, known.graphs)

@@ -108,12 +108,15 @@ class Quantization:
     passes : int
         How often a kernel that quantizes an operand reads it: twice where the scale of a whole
         tensor has to be known first.
+    unchanged : tuple of str
+        Patterns of names of weights that are not quantized, such as ``lm_head*``.
     """
 
     bits: Annotated[Positive, Le(16)]
     dtype: str = ""
     operands: Literal["all", "weights"] = "all"
     passes: PositiveCount = 1
+    unchanged: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,9 @@ class Profile:
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
     rules : tuple of FusionRule
         The rules, in the order in which they are tried.
+    joined : tuple of str
+        Names of kernels of which those that do not depend on each other run as a single one:
+        products of the same operand, and others of the same name.
     attention : str
         Whether softmax attention is a kernel (``fused``) or products and a softmax (``written``).
     quantization : Quantization, optional
@@ -166,6 +172,7 @@ class Profile:
     graphs: bool = False
     sums: Literal["float32", "weight"] = "float32"
     rules: tuple[FusionRule, ...] = field(default=(), metadata={"alias": "kernels"})
+    joined: tuple[Text, ...] = ()
     attention: Literal["written", "fused"] = "written"
     quantization: Quantization | None = None
 

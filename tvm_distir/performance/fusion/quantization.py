@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from fractions import Fraction
 
 from tvm_distir.core import System
@@ -15,7 +16,9 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.support import HardwareError, UsageError
 
 from .dataflow import GRADIENT, Dataflow
+from .kernel_classes import BATCHED
 from .profile import Profile, Quantization
+from .stored_weights import store_quantized
 
 HALF = ("float16", "bfloat16")
 QUANTIZE = "quantize"
@@ -29,7 +32,8 @@ def quantized(program: Program, profile: Profile) -> Program:
     Products of logits and attention stay, as in Transformer Engine. An operand is quantized once
     in a function: in training a row-wise and a column-wise copy are written, as Hopper's tensor
     cores need them (Transformer Engine). What a backward function is given, except for gradients,
-    the forward pass has quantized; the weights of an inference program are quantized beforehand.
+    the forward pass has quantized; the weights of an inference program are quantized beforehand,
+    and take so much less memory.
 
     Parameters
     ----------
@@ -56,7 +60,11 @@ def quantized(program: Program, profile: Profile) -> Program:
             place="kernels",
             remedy="Use fused-fp8, fused-mxfp8 or fused-nvfp4, or leave out --train.",
         )
-    new = {name: _Quantizer(fn, chosen, training).run() for name, fn in functions.items()}
+    quantizers = {name: _Quantizer(fn, chosen, training) for name, fn in functions.items()}
+    new = {name: quantizer.run() for name, quantizer in quantizers.items()}
+    if not training:
+        operands = {name: quantizer.operands for name, quantizer in quantizers.items()}
+        new = store_quantized(new, operands, chosen.bits)
     return dataclasses.replace(program, functions=new)
 
 
@@ -90,6 +98,11 @@ class _Quantizer:
     chosen : Quantization
     training : bool
         Whether the function belongs to a training step.
+
+    Attributes
+    ----------
+    operands : dict of int to set of int
+        The values that each product of the new function reads quantized.
     """
 
     def __init__(self, fn: Function, chosen: Quantization, training: bool) -> None:
@@ -97,12 +110,13 @@ class _Quantizer:
         self.flow = Dataflow(fn, False)
         self.late = self.flow.after_gradients()
         self.done: set[int] = set()
+        self.operands: dict[int, set[int]] = {}
 
     def run(self) -> Function:
         """Return the function."""
         ops: list[Op] = []
         for number, op in enumerate(self.fn.ops):
-            if self._is_linear(op):
+            if self._is_linear(number):
                 operands = self._operands(number)
                 saved = sum(self.fn.values[v].bytes - self._bytes(v) for v in operands)
                 if self.chosen.operands == "all":
@@ -110,14 +124,20 @@ class _Quantizer:
                 op = op._replace(
                     dtype=self.chosen.dtype or op.dtype, bytes_read=max(op.bytes_read - saved, 0)
                 )
+                self.operands[len(ops)] = set(operands)
             ops.append(op)
         return dataclasses.replace(self.fn, ops=tuple(ops))
 
-    def _is_linear(self, op: Op) -> bool:
+    def _is_linear(self, number: int) -> bool:
         """Return whether an op is a 16-bit product with a weight, or the gradient of one."""
-        if op.kernel_class != "matmul" or op.dtype not in HALF or op.op not in _PRODUCTS:
+        op = self.fn.ops[number]
+        if op.dtype not in HALF or op.op not in _PRODUCTS:
             return False
-        return any(len(self.fn.values[v].shape) == 2 for v in (*op.inputs, *op.outputs))
+        if self.chosen.operands == "weights" and op.kernel_class in ("matmul", BATCHED):
+            return bool(self._operands(number))
+        return op.kernel_class == "matmul" and any(
+            len(self.fn.values[v].shape) == 2 for v in (*op.inputs, *op.outputs)
+        )
 
     def _operands(self, number: int) -> list[int]:
         """Return the operands of a product that are quantized."""
@@ -129,7 +149,9 @@ class _Quantizer:
         ]
         if self.chosen.operands == "all":
             return matrices
-        return [v for v in matrices if self._is_given(v)][-1:]
+        weights = [v for v in matrices if self._is_given(v)][-1:]
+        names = self.chosen.unchanged
+        return [v for v in weights if not any(fnmatchcase(values[v].name, n) for n in names)]
 
     def _is_given(self, value: int) -> bool:
         """Return whether a value is a parameter, or has been gathered from parameters."""

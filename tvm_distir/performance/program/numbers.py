@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,8 @@ class Numbers:
         The position of the bytes of each function and value.
     slot_at : list of list of int
         The position of the bytes of each role and slot.
+    dims_at : dict of str to list of int
+        The position of the dims of each function and value, from ``dims_from`` on.
     edge_at : list of int
         The position of the :data:`EDGE_NUMBERS` of the edges, then of those of sums.
     dims_from : int
@@ -45,6 +48,7 @@ class Numbers:
     op_at: dict[str, list[int]] = field(default_factory=dict)
     value_at: dict[str, list[int]] = field(default_factory=dict)
     slot_at: list[list[int]] = field(default_factory=list)
+    dims_at: dict[str, list[int]] = field(default_factory=dict)
     edge_at: list[int] = field(default_factory=list)
     dims_from: int = 0
 
@@ -60,6 +64,8 @@ def numbers_of(program: Program) -> Numbers:
     dims: list[int] = []
     for name, fn in program.functions.items():
         digest.update(repr((name, fn.mesh, fn.params, fn.results)).encode())
+        ends = [len(dims), *(len(value.shape) for value in fn.values)]
+        numbers.dims_at[name] = list(itertools.accumulate(ends))[:-1]
         numbers.value_at[name] = list(_values(numbers, dims, digest, fn.values))
         numbers.op_at[name] = list(_ops(numbers, digest, fn))
     if program.staged is not None:

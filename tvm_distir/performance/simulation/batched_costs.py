@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS, VIEW, GroupLayout, System
+from tvm_distir.core import PICOSECONDS, VIEW, GroupLayout, KernelSizes, System
 from tvm_distir.performance.program.numbers import EDGE_NUMBERS, Numbers, edges_of
 from tvm_distir.performance.program.parts import Mesh, Op
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
 
+from .kernel_sizes import sizes_of
 from .op_costs import GRADIENTS, HOST, HOSTS, MessageStep, OpCosts, host_time_s, launched
 
 Ints = npt.NDArray[np.int64]
@@ -87,6 +88,9 @@ class BatchPrices:
             return HOST, function, flops
         if op.kernel_class in HOSTS:
             return "mark", op.kernel_class, flops
+        if self.system.kernel_tables:
+            dims = tuple(self._dims(function, value) for value in (*op.inputs, *op.outputs))
+            return "kernel", flops, moved, op.kernel_class, op.dtype, op.op, dims
         return "kernel", flops, moved, op.kernel_class, op.dtype
 
     def of(self, key: Hashable, op: Op, function: str) -> tuple[Ints, Codes]:
@@ -101,7 +105,7 @@ class BatchPrices:
             return self._collective(op, self.quantities[key[2]]), self._codes(_NETWORK)
         if key[0] == "kernel":
             flops, moved = self.quantities[key[1]], self.quantities[key[2]]
-            return self._kernel(flops, moved, op.kernel_class, op.dtype)
+            return self._kernel(flops, moved, op, self._sizes(op, function, flops))
         count = self.quantities[key[2]].astype(np.float64)
         issued = self._picoseconds(host_time_s(self.system, op.kernel_class, count))
         if key[0] == HOST:
@@ -116,12 +120,32 @@ class BatchPrices:
             total += self.of(self.key(function, number, op), op, function)[0]
         return total
 
-    def _kernel(self, flops: Ints, moved: Ints, kind: str, dtype: str) -> tuple[Ints, Codes]:
+    def _dims(self, function: str, value: int) -> tuple[int, ...]:
+        """Return the quantities of the dims of a value."""
+        start = self.numbers.dims_from + self.numbers.dims_at[function][value]
+        rank = len(self.program.functions[function].values[value].shape)
+        return tuple(self.which[start : start + rank].tolist())
+
+    def _sizes(self, op: Op, function: str, flops: Ints) -> KernelSizes | None:
+        """Return the sizes of a kernel in all rows, where tables of measured kernels need them."""
+        if not self.system.kernel_tables:
+            return None
+        values = self.program.functions[function].values
+        ins, outs = (
+            [[self.quantities[q] for q in self._dims(function, v)] for v in operands]
+            for operands in (op.inputs, op.outputs)
+        )
+        return sizes_of(op, flops, ins, outs, [values[v].dtype for v in op.inputs])
+
+    def _kernel(
+        self, flops: Ints, moved: Ints, op: Op, sizes: KernelSizes | None
+    ) -> tuple[Ints, Codes]:
         """Compute :meth:`tvm_distir.core.cost_model.system.System.roofline` for many rows."""
-        if kind == VIEW:
+        if op.kernel_class == VIEW:
             return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
-        rate = self.system.rate(kind, dtype)
-        spent = rate.spent_s(flops.astype(np.float64), moved.astype(np.float64))
+        spent, rate = self.system.spent_s(
+            flops.astype(np.float64), moved.astype(np.float64), op.kernel_class, op.dtype, sizes
+        )
         codes = np.where(spent.bound >= 0, _COMPUTE, _MEMORY)
         codes[(spent.busy < rate.floor_s) | (spent.busy < rate.gap_s)] = _LAUNCH
         return self._picoseconds(spent.whole), codes.astype(np.int8)

@@ -13,6 +13,8 @@ from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
 
+from .kernel_sizes import sizes_of
+
 COMPUTE, COMM, SEND, STORE, FETCH, RECV = range(6)
 """Places in :data:`tvm_distir.performance.traces.records.STREAMS`."""
 
@@ -116,12 +118,22 @@ class OpCosts:
             )
         if op.kernel_class in HOSTS:
             return OpRow(function, op, COMPUTE, self._host_ps(function, op, place), "host")
-        return OpRow(function, op, COMPUTE, *self._kernel(op, place))
+        return OpRow(function, op, COMPUTE, *self._kernel(function, op, place))
 
-    def _kernel(self, op: Op, place: str) -> tuple[int, str]:
+    def _kernel(self, function: str, op: Op, place: str) -> tuple[int, str]:
         """Return the time of a compute op, as measured where it was, and its bound."""
         moved = op.bytes_read + op.bytes_written
-        time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
+        sizes = None
+        if self.clock.system.kernel_tables:
+            values = self.program.functions[function].values
+            sizes = sizes_of(
+                op,
+                op.flops,
+                [values[v].shape for v in op.inputs],
+                [values[v].shape for v in op.outputs],
+                [values[v].dtype for v in op.inputs],
+            )
+        time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place, sizes)
         return op.measured_ps or time.duration_ps, time.bound_by
 
     def _host_ps(self, function: str, op: Op, place: str) -> int:
@@ -130,7 +142,7 @@ class OpCosts:
         if op.kernel_class != HOST:
             return spent_ps
         fn = self.program.functions[function]
-        busy_ps = sum(self._kernel(fn.ops[number], place)[0] for number in launched(fn))
+        busy_ps = sum(self._kernel(function, fn.ops[number], place)[0] for number in launched(fn))
         return max(spent_ps - busy_ps, 0)
 
     def group_durations_ps(self, op: Op, place: str) -> tuple[int, ...]:

@@ -343,7 +343,8 @@ class _Samples:
 
     def memory(self, first: int, before: int) -> tuple[int, int, float, int]:
         """Return the tokens and the bytes of a step."""
-        return _memory(self._sample(first, before)[0], *self._sizes(first), before)
+        study, program, _ = self._sample(first, before)
+        return _memory(study, program, *self._sizes(first), before)
 
 
 def _more_sizes(
@@ -357,9 +358,10 @@ def _more_sizes(
     return list(dict.fromkeys([*sizes, *zip(places, befores, strict=True)]))
 
 
-def _memory(study: Study, batch: int, seq: int, past: int) -> tuple[int, int, float, int]:
+def _memory(
+    study: Study, program: Program, batch: int, seq: int, past: int
+) -> tuple[int, int, float, int]:
     """Return tokens, and bytes of weights, caches per token, and workspace of a sample."""
-    program = study.program
     fn = program.functions[program.entries[0].function]
     params = [fn.values[index] for index in fn.params]
     caches = sum(v.bytes for v in params if v.name.endswith("_cache"))

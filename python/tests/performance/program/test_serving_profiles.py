@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Profiles of serving engines: joined kernels, and the memory of quantized weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from tvm_distir.core.cost_model.system import System
+from tvm_distir.performance.fusion.grouped import grouped
+from tvm_distir.performance.fusion.joining import joined
+from tvm_distir.performance.fusion.profile import Profile
+from tvm_distir.performance.program.parts import Function, Op, Value
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.simulation.simulator import simulate
+from tvm_distir.planning.serving.surface import ServedModel
+
+BITS = {"serving-fp8": 8.0, "serving-nvfp4": 4.5, "serving-int4": 4.125}
+
+
+def step(family: str = "llama3", strategy: str = "megatron", **mesh: int) -> Program:
+    """Return the program of a step of 8 requests behind 100 tokens, not grouped."""
+    served = ServedModel(
+        f"zoo:{family}?size=tiny,dtype=bfloat16", strategy, mesh, System.load("b200-serving")
+    )
+    return served.study(8, 1, 100).program
+
+
+def single(name: str, number: int, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Op:
+    """Return a kernel of 10 bytes."""
+    return Op(name, "compute", "k", inputs, outputs, 1, 5, 5, True, "memory", "float16")
+
+
+def test_query_key_and_value_are_a_single_product() -> None:
+    program = step(tp=2)
+    apart = dataclasses.replace(Profile.load("serving"), joined=())
+    before, after = grouped(program, apart), grouped(program, "serving")
+    after.check()
+    for name, fn in after.functions.items():
+        old = before.functions[name]
+        for key in ("flops", "bytes_written"):
+            assert sum(getattr(op, key) for op in fn.ops) == sum(getattr(o, key) for o in old.ops)
+        assert sorted(v for op in fn.ops for v in op.outputs) == sorted(
+            v for op in old.ops for v in op.outputs
+        )
+    layer = after.functions["layer"]
+    products = [op for op in layer.ops if op.kernel_class == "matmul"]
+    assert [len(op.outputs) for op in products] == [3, 1, 2, 1]  # q k v, o, gate up, down
+    operand = layer.values[products[0].inputs[0]].bytes
+    weights = sum(layer.values[v].bytes for v in products[0].inputs[1:])
+    assert products[0].bytes_read == operand + weights
+    assert sum(op.op == "relax.dist.kv_append" for op in layer.ops) == 1
+    system = System.load("b200-serving")
+    assert simulate(program, system).time_s < simulate(program, system, kernels=apart).time_s
+
+
+def test_kernels_that_depend_on_each_other_stay_apart() -> None:
+    """Of a and b that feed c and d crosswise, only pairs without a cycle are joined."""
+    values = tuple(Value(f"v{k}", (5,), "float16", 10) for k in range(6))
+    ops = (
+        single("a", 0, (0,), (1,)),
+        single("other", 1, (1,), (2,))._replace(op="other"),
+        single("b", 2, (2,), (3,)),
+        single("c", 3, (0,), (4,)),
+        single("other2", 4, (4, 3), (5,))._replace(op="other"),
+    )
+    fn = Function(0, (0,), ops, (5,), values)
+    program = dataclasses.replace(step(tp=1), functions={"main": fn}, entries=())
+    new = joined(program, ["k", "other"]).functions["main"]
+    known = {0}
+    for op in new.ops:
+        assert known.issuperset(op.inputs)
+        known.update(op.outputs)
+    assert known == set(range(6))
+    assert [len(op.outputs) for op in new.ops if op.op == "k"] == [1, 2]
+
+
+@pytest.mark.parametrize("kernels", BITS)
+@pytest.mark.parametrize("family", ["llama3", "mixtral"])
+def test_quantized_weights_take_their_bits_of_memory(kernels: str, family: str) -> None:
+    strategy, mesh = (
+        ("megatron", {"tp": 2}) if family == "llama3" else ("expert_parallel", {"ep": 2})
+    )
+    program = step(family, strategy, **mesh)
+    weights = [value for _, _, value in program.inputs() if value.role == "weight"]
+    expected = 0
+    for value in weights:
+        narrow = "_proj" in value.name
+        expected += math.ceil(value.bytes * BITS[kernels] / 16) if narrow else value.bytes
+    new = grouped(program, kernels)
+    stored = [value for _, _, value in new.inputs() if value.role == "weight"]
+    assert sum(value.bytes for value in stored) == expected
+    assert expected < sum(value.bytes for value in weights)

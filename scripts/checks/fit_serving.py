@@ -1,0 +1,119 @@
+#!/usr/bin/env python
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Make the tables of kernels of serving engines from measured kernels.
+
+``python scripts/checks/fit_serving.py FOLDER`` reads ``serving_gemm_fit.csv`` and
+``serving_attention_fit.csv``, whose rows are those of ai-dynamo/aiconfigurator, fits the form of
+each table, and writes ``tvm_distir/core/cost_model/data/kernels``. ``accuracy.py serving`` prints
+the errors.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from fit_kernels import DEVICE_NAMES, rate
+from scipy.optimize import least_squares
+
+from tvm_distir.core.cost_model.device_reader import load_device
+from tvm_distir.core.cost_model.hardware import PowerForm, of_dtype
+from tvm_distir.core.cost_model.kernel_tables import TABLES, work_of
+
+SOURCE = "ai-dynamo/aiconfigurator 095f58a (Apache-2.0)"
+ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM"}
+PROCESSORS = {"a100-sxm": 108, "h100-sxm": 132, "h200-sxm": 132, "b200": 148}
+DTYPES = {
+    "bfloat16": ("bfloat16", 2.0),
+    "fp8": ("float8", 1.0),
+    "fp8_block": ("float8_block", 1.0 + 4 / 128**2),
+    "nvfp4": ("nvfp4", 0.5 + 1 / 16),
+}
+"""The dtypes of tables, and the bytes of an element with its part of the scales."""
+BEGIN = ((5.0, 0.6, 0.7, 1.2), (3.0, 0.6, 0.5, 3.0))
+LEAST, MOST = (0.0, 0.02, 0.02, 1.0), (20.0, 1.0, 1.0, 8.0)
+Key = tuple[str, str, str, str]
+
+
+def kernels(folder: Path) -> dict[Key, dict[tuple[float, ...], list[float]]]:
+    """Read the microseconds of kernels by device, engine, class and dtype, then by sizes."""
+    found: dict[Key, dict[tuple[float, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
+    with (folder / "serving_gemm_fit.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            sizes = tuple(float(row[key]) for key in "mnk")
+            if row["gemm_dtype"] in DTYPES and min(sizes) > 0:
+                key = (row["system"], row["engine"], "matmul", row["gemm_dtype"])
+                found[key][sizes].append(float(row["time_us"]))
+    with (folder / "serving_attention_fit.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            decodes = row["phase"] == "decode"
+            heads, new = int(row["num_heads"]), 1 if decodes else int(row["isl"])
+            sizes = (
+                float(row["batch_size"]), new, new + (int(row["step"]) if decodes else 0), heads,
+                int(row["num_key_value_heads"]) or heads, float(row["head_dim"]),
+            )  # fmt: skip
+            kernel = "attention_decode" if decodes else "attention"
+            key = (row["system"], row["engine"], kernel, row["kv_cache_dtype"])
+            found[key][sizes].append(float(row["time_us"]))
+    return found
+
+
+def fitted(device_name: str, kernel: str, dtype: str, rows: np.ndarray, width: float) -> PowerForm:
+    """Fit the form of a table to its rows, but for those that are faster than the peaks."""
+    device = load_device(device_name)
+    flops, moved = work_of(kernel, rows[:, :-1], width)
+    time_us = rows[:, -1]
+    peak = of_dtype(device.matmul_TFLOPs, dtype) * 1e6
+    possible = time_us >= np.maximum(flops / peak, moved / (device.memory_bandwidth_GBps * 1e3))
+    flops, moved, time_us = flops[possible], moved[possible], time_us[possible]
+
+    def residuals(numbers: np.ndarray) -> np.ndarray:
+        whole = rate(device, dtype, numbers).spent_s(flops, moved).whole
+        return np.asarray(np.log(1e6 * whole / time_us))
+
+    solutions = [
+        least_squares(residuals, begin, bounds=(LEAST, MOST), loss="soft_l1", f_scale=0.05)
+        for begin in BEGIN
+    ]
+    best = min(solutions, key=lambda solution: float(solution.cost)).x
+    return PowerForm(*(float(f"{x:.4g}") for x in best), "fitted to the rows of the table")
+
+
+def main() -> None:
+    """Write the tables of each device and engine."""
+    found = kernels(Path(sys.argv[1]))
+    TABLES.mkdir(exist_ok=True)
+    for system, engine in sorted({key[:2] for key in found}):
+        device_name = DEVICE_NAMES[system]
+        tables = []
+        for (known, of_engine, kernel, dtype), by_sizes in sorted(found.items()):
+            if (known, of_engine) != (system, engine):
+                continue
+            name, width = DTYPES[dtype]
+            rows = np.array([(*k, np.median(v)) for k, v in sorted(by_sizes.items())], float)
+            form = fitted(device_name, kernel, name, rows, width)
+            table = {
+                "kernel": kernel, "dtype": name, "element_bytes": width,
+                "form": dataclasses.asdict(form),
+            }  # fmt: skip
+            lines = ",\n    ".join(json.dumps([float(f"{x:.6g}") for x in row]) for row in rows)
+            lines = lines.replace(".0,", ",").replace(".0]", "]")
+            tables.append(json.dumps(table)[:-1] + f', "rows": [\n    {lines}]}}')
+        short = device_name.removesuffix("-sxm")
+        head = {
+            "schema_version": 1, "name": f"{short}-{engine}", "engine": ENGINES[engine],
+            "processors": PROCESSORS[device_name], "source": SOURCE,
+        }  # fmt: skip
+        text = json.dumps(head)[:-1] + ', "tables": [\n  ' + ",\n  ".join(tables) + "]}\n"
+        (TABLES / f"{short}-{engine}.json").write_text(text, encoding="utf-8")
+        print(f"{short}-{engine}: {len(tables)} tables, {len(text) // 1024} KiB")
+
+
+if __name__ == "__main__":
+    main()

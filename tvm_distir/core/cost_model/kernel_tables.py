@@ -1,0 +1,298 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Predict the times of kernels from tables of measured kernels of a serving engine.
+
+A file of ``data/kernels`` has a table per kernel class and dtype: sizes and microseconds of
+measured kernels, and the :class:`.hardware.PowerForm` that is fitted to them. The time of a kernel
+is that of the form, times the residual that is interpolated between the measured sizes (kriging
+with a Matern covariance of smoothness 3/2; Rasmussen and Williams 2006, *Gaussian Processes for
+Machine Learning*, equations 2.25 and 4.17). Far from all measured sizes the form alone remains. No
+kernel takes less than its FLOPs at the peak or its bytes at the bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.support import (
+    Check,
+    HardwareError,
+    InvalidValue,
+    Positive,
+    PositiveCount,
+    Text,
+    check_version,
+    nearest,
+    one_of,
+    read_json,
+    read_model,
+)
+
+from .faults import no_json, wrong
+from .hardware import LIKE, Device, PowerForm, of_dtype
+from .rates import Rate, RooflineTime
+
+Floats = npt.NDArray[np.float64]
+
+SCHEMA_VERSION = 1
+TABLES = Path(__file__).parent / "data" / "kernels"
+PRODUCT, PREFILL, DECODE = "matmul", "attention", "attention_decode"
+COLUMNS = {PRODUCT: 3, PREFILL: 6, DECODE: 6}
+"""The sizes of a kernel. Products: rows, columns and inner dim. Attention: sequences, new tokens,
+tokens in the cache with the new ones, query heads, key heads, width of a head."""
+HALF = ("float16", "bfloat16")
+_TILE_ROWS, _TILE = 64, 128
+_SCALES = {PRODUCT: 4.0, PREFILL: 8.0, DECODE: 8.0}
+"""Correlation lengths of the residual, in units of the logarithms of sizes."""
+_NUGGET = 0.02
+"""Variance of the noise of measurements, relative to that of the residual."""
+
+
+class KernelSizes(NamedTuple):
+    """The sizes of a kernel, or of many as arrays.
+
+    Attributes
+    ----------
+    dtype : str
+        Of the weights of a product, or of the cache of attention.
+    sizes : tuple
+        Numbers, or arrays of the same shape: see :data:`COLUMNS`.
+    """
+
+    dtype: str
+    sizes: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _TableRows:
+    """A table in a file; each row has the sizes of a kernel, then its microseconds."""
+
+    kernel: Annotated[str, one_of(COLUMNS)]
+    dtype: Text
+    element_bytes: Positive
+    form: PowerForm
+    rows: tuple[tuple[Positive, ...], ...]
+
+
+def _check_tables(tables: tuple[_TableRows, ...]) -> tuple[_TableRows, ...]:
+    for table in tables:
+        lengths = {len(row) for row in table.rows}
+        if lengths != {COLUMNS[table.kernel] + 1}:
+            raise InvalidValue(
+                f"a row of {table.kernel} has {sorted(lengths)} numbers",
+                f"Give {COLUMNS[table.kernel]} sizes and the microseconds in each row.",
+            )
+    return tables
+
+
+@dataclass(frozen=True)
+class _TablesFile:
+    """The content of a file."""
+
+    name: Text
+    engine: Text
+    processors: PositiveCount
+    source: Text
+    tables: Annotated[tuple[_TableRows, ...], Check(_check_tables)]
+
+
+def product_work(sizes: Floats, element_bytes: float) -> tuple[Floats, Floats]:
+    """Return FLOPs and bytes of products of ``sizes`` (rows, 3), whose results have 2 bytes."""
+    m, n, k = sizes.T
+    return 2 * m * n * k, element_bytes * (m * k + n * k) + 2 * m * n
+
+
+def attention_work(sizes: Floats, element_bytes: float) -> tuple[Floats, Floats]:
+    """Return FLOPs and bytes of causal attention of ``sizes`` (rows, 6)."""
+    batch, new, held, heads, kv_heads, width = sizes.T
+    pairs = new * (held - new) + new * (new + 1) / 2
+    moved = 2 * batch * held * kv_heads * width * element_bytes + 4 * batch * new * heads * width
+    return 4 * batch * pairs * heads * width, moved
+
+
+def work_of(kernel: str, sizes: Floats, element_bytes: float) -> tuple[Floats, Floats]:
+    """Return FLOPs and bytes of measured kernels."""
+    work = product_work if kernel == PRODUCT else attention_work
+    return work(sizes, element_bytes)
+
+
+def _features(kernel: str, sizes: Floats, processors: int) -> Floats:
+    """Return what residuals depend on, (rows, features), as logarithms.
+
+    Of products: the sizes, rows in whole tiles, and the share of the last wave of tiles that is
+    idle. Of attention: sequences, length, the parts that run apart, their tokens, queries per key
+    head, and width.
+    """
+    if kernel == PRODUCT:
+        m, n, k = sizes.T
+        waves = np.ceil(m / _TILE) * np.ceil(n / _TILE) / processors
+        idle = 4 * np.minimum(np.log(np.ceil(waves) / waves), 1.0)
+        padded = np.ceil(m / _TILE_ROWS) * _TILE_ROWS
+        return np.stack([np.log(m), np.log(n), np.log(k), np.log(padded), idle], axis=1)
+    batch, new, held, heads, kv_heads, width = sizes.T
+    pairs = new * (held - new) + new * (new + 1) / 2
+    length = np.log(held) if kernel == DECODE else 0.5 * np.log(2 * pairs)
+    parts = np.log(batch * kv_heads)
+    logs = [np.log(batch), length, parts, parts + length, np.log(heads / kv_heads)]
+    return np.stack([*logs, 2 * np.log(width)], axis=1)
+
+
+class KernelTable:
+    """The measured kernels of a class and dtype on a device.
+
+    Parameters
+    ----------
+    device : Device
+    kernel : str
+    dtype : str
+    element_bytes : float
+        Bytes of an element of weights or caches, with its part of the scales.
+    form : PowerForm
+    rows : float array (kernels, sizes + 1)
+    processors : int
+
+    Attributes
+    ----------
+    refused : int
+        Rows that are left out because they are faster than the peak or the bandwidth.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        kernel: str,
+        dtype: str,
+        element_bytes: float,
+        form: PowerForm,
+        rows: Floats,
+        processors: int,
+    ) -> None:
+        self.kernel, self.dtype, self.form, self.processors = kernel, dtype, form, processors
+        peak = of_dtype(device.matmul_TFLOPs, dtype) * 1e12
+        bandwidth = device.memory_bandwidth_GBps * 1e9
+        self._floor = peak, bandwidth
+        self.rate = Rate(
+            form.arithmetic * peak, form.traffic * bandwidth, math.inf, 0.0, form.t0_us * 1e-6,
+            0.0, 0.0, form.power,
+        )  # fmt: skip
+        sizes, time_s = rows[:, :-1], rows[:, -1] * 1e-6
+        flops, moved = work_of(kernel, sizes, element_bytes)
+        possible = time_s >= np.maximum(flops / peak, moved / bandwidth)
+        self.refused = int((~possible).sum())
+        self.sizes, self.time_s = sizes[possible], time_s[possible]
+        self.flops, self.moved = flops[possible], moved[possible]
+
+    @cached_property
+    def _known(self) -> Floats:
+        return _features(self.kernel, self.sizes, self.processors) / _SCALES[self.kernel]
+
+    @cached_property
+    def _weights(self) -> Floats:
+        """Return the weight of each measured kernel in the interpolation."""
+        residual = np.log(self.time_s / self.rate.spent_s(self.flops, self.moved).whole)
+        covariance = _matern(self._known, self._known) + _NUGGET * np.eye(len(residual))
+        return np.asarray(np.linalg.solve(covariance, residual))
+
+    def left_out_errors(self) -> Floats:
+        """Return the relative error of each kernel, predicted from all others.
+
+        Notes
+        -----
+        Rasmussen and Williams 2006, equation 5.12. The form is that of all kernels.
+        """
+        residual = np.log(self.time_s / self.rate.spent_s(self.flops, self.moved).whole)
+        covariance = _matern(self._known, self._known) + _NUGGET * np.eye(len(residual))
+        inverse = np.linalg.inv(covariance)
+        return np.expm1(-(inverse @ residual) / np.diag(inverse))
+
+    def spent_s(self, flops: Any, moved_bytes: Any, sizes: Sequence[Any]) -> RooflineTime[Any]:
+        """Return the seconds of kernels of some FLOPs and bytes, numbers or arrays (rows,)."""
+        spent = self.rate.spent_s(flops, moved_bytes)
+        table = np.stack(
+            [np.broadcast_to(np.asarray(size, np.float64), np.shape(flops)) for size in sizes],
+            axis=-1,
+        ).reshape(-1, len(sizes))
+        distinct, which = np.unique(table, axis=0, return_inverse=True)
+        features = _features(self.kernel, distinct, self.processors) / _SCALES[self.kernel]
+        factor = np.exp((_matern(features, self._known) * self._weights).sum(axis=1))
+        peak, bandwidth = self._floor
+        least = np.maximum(flops / peak, moved_bytes / bandwidth)
+        whole = spent.whole * factor[which.ravel()].reshape(np.shape(flops))
+        return RooflineTime(spent.bound, spent.busy, np.maximum(whole, least))
+
+
+def _matern(first: Floats, second: Floats) -> Floats:
+    """Return the covariance of residuals, (first, second), of scaled features."""
+    total = np.zeros((len(first), len(second)))
+    for column, other in zip(first.T, second.T, strict=True):
+        total += np.square(column[:, None] - other)
+    distance = np.sqrt(3 * total)
+    return np.asarray((1 + distance) * np.exp(-distance))
+
+
+class KernelTables:
+    """Tables of the kernels that an engine runs on a device.
+
+    Attributes
+    ----------
+    name, engine, source : str
+    tables : mapping of (kernel, dtype) to KernelTable
+    """
+
+    def __init__(self, file: _TablesFile, device: Device) -> None:
+        self.name, self.engine, self.source = file.name, file.engine, file.source
+        self.tables: Mapping[tuple[str, str], KernelTable] = {
+            (table.kernel, table.dtype): KernelTable(
+                device, table.kernel, table.dtype, table.element_bytes, table.form,
+                np.array(table.rows, np.float64), file.processors,
+            )
+            for table in file.tables
+        }  # fmt: skip
+
+    def of(self, kernel_class: str, dtype: str) -> KernelTable | None:
+        """Return the table of a kernel class and dtype; None where nothing was measured."""
+        kernel = LIKE.get(kernel_class, kernel_class)
+        kernel = kernel_class if kernel_class in COLUMNS else kernel
+        names = (dtype, dtype.split("_")[0], *(HALF if dtype in HALF else ()))
+        found = (self.tables.get((kernel, name)) for name in names)
+        return next((table for table in found if table is not None), None)
+
+
+def table_names() -> tuple[str, ...]:
+    """Return the names of the files of tables that come with the package."""
+    return tuple(sorted(path.stem for path in TABLES.glob("*.json")))
+
+
+def load_tables(name_or_path: str, device: Device) -> KernelTables:
+    """Read tables by their name, or from a JSON file.
+
+    Raises
+    ------
+    HardwareError
+        DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
+        unknown, missing or wrong value.
+    """
+    path = Path(name_or_path)
+    if name_or_path in table_names():
+        path = TABLES / f"{name_or_path}.json"
+    elif not os.path.exists(path):
+        known = table_names()
+        raise HardwareError(
+            "DIST0701",
+            f"there are no tables of kernels {name_or_path!r}, nor a file of that name",
+            place="kernel_tables",
+            remedy=f"{nearest(name_or_path, known)} Available: {', '.join(known)}.",
+        )
+    content = check_version(
+        read_json(path, no_json, repeated=wrong), str(path), wrong, SCHEMA_VERSION
+    )
+    return KernelTables(read_model(_TablesFile, content, str(path), wrong), device)
