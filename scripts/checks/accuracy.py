@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of predicted times against published ones, as a table.
 
-``python scripts/checks/accuracy.py [PART ...]``, none: ``steps family products perceptrons serving``.
+``python scripts/checks/accuracy.py [PART ...]``: steps, family, products, perceptrons, serving.
 Constants are fitted to ``benchmarks/measured`` and tested out of fold; those of vTrain's steps
 also on the tables of two papers that nothing is fitted to. The system of ``family`` is fitted to
 no step. The first run makes 178 programs, which are kept on disk.

@@ -14,7 +14,7 @@ from .dataflow import Dataflow
 from .fused_function import Writer
 from .grouping import Grouping, plain
 from .hosts import with_hosts
-from .joining import joined
+from .joined_kernels import joined
 from .kernel_classes import classified
 from .profile import Profile
 from .quantization import quantized

@@ -4,7 +4,8 @@
 
 The numbers of a program (FLOPs, bytes, payloads) are sums of monomials in the sizes of a step,
 fitted exactly to samples that went through the pipeline, as in a sweep. So the times are those of
-the pipeline to the picosecond, for thousands of sizes at once.
+the pipeline to the picosecond, for thousands of sizes at once. Layers of the same kind take equally
+long, so that a deep model is predicted from two of few layers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -54,6 +55,8 @@ class ServedModel:
         The dtype of caches; empty: that of the model.
     page : int
         Positions of a page.
+    layers : int
+        The layers, where they are not those of the model; 0: those of the model.
     """
 
     model: str
@@ -62,6 +65,7 @@ class ServedModel:
     system: System
     kv_dtype: str = ""
     page: int = 16
+    layers: int = 0
 
     @property
     def plan_text(self) -> str:
@@ -83,8 +87,12 @@ class ServedModel:
         keys = {"entry": "serve", "batch": batch, "seq": seq, "past": past, "page": self.page}
         keys |= {"pools": self.pools} if self.pools > 1 else {}
         keys |= {"kv_dtype": self.kv_dtype} if self.kv_dtype else {}
-        joint = "," if "?" in self.model else "?"
-        return self.model + joint + ",".join(f"{key}={value}" for key, value in keys.items())
+        name, _, given = self.model.partition("?")
+        words = given.split(",") if given else []
+        if self.layers:
+            words = [word for word in words if not word.startswith("layers=")]
+            keys["layers"] = self.layers
+        return f"{name}?" + ",".join([*words, *(f"{key}={value}" for key, value in keys.items())])
 
     def study(self, batch: int, seq: int, past: int) -> Study:
         """Return the study of a step of ``seq`` tokens of each of ``batch`` requests."""
@@ -100,6 +108,28 @@ class ServedModel:
     def config(self) -> tuple[DecoderConfig, CacheConfig]:
         """Return the configurations of the model and of a step."""
         return serving_step(self.text(self.pools, 1, 0))
+
+    @cached_property
+    def repeated(self) -> tuple[ServedModel, ServedModel, int] | None:
+        """Return the model with few layers, with one period of layers more, and the periods left.
+
+        Layers repeat with a period: that of windows, behind the layers without experts. None where
+        there are too few layers for a difference of two depths to be that of all others.
+        """
+        config, _ = self.config
+        kinds = [(config.has_experts(k), config.has_window(k)) for k in range(config.layers)]
+        first = next((k for k, kind in enumerate(kinds) if kind[0] == kinds[-1][0]), 0)
+        for period in range(1, config.layers // 2):
+            if kinds[first + period :] == kinds[first:-period]:
+                break
+        else:
+            return None
+        least = first + max(period, 2)
+        few = least + (config.layers - least) % period
+        times = (config.layers - few) // period
+        if times < 3:
+            return None
+        return replace(self, layers=few), replace(self, layers=few + period), times
 
 
 @dataclass(frozen=True)
@@ -169,6 +199,10 @@ class Surface:
     def __init__(self, served: ServedModel, new: int = 1) -> None:
         self.served, self.new = served, new
         self._parts: dict[bool, _Part] = {}
+        self._depths: tuple[Surface, Surface, int] | None = None
+        if served.repeated is not None:
+            few, more, times = served.repeated
+            self._depths = Surface(few, new), Surface(more, new), times
 
     def decode_ps(self, batch: Ints, context: Ints) -> Ints:
         """Return the picoseconds of steps that decode.
@@ -202,6 +236,14 @@ class Surface:
         The workspace of steps grows with their tokens: that of the smallest sample with as many
         is taken, or that of the largest one in proportion.
         """
+        if self._depths is not None:
+            few, more, times = self._depths
+            low, high = few.memory(tokens), more.memory(tokens)
+            return StepMemory(
+                low.weight_bytes + times * (high.weight_bytes - low.weight_bytes),
+                low.token_bytes + times * (high.token_bytes - low.token_bytes),
+                low.workspace_bytes + times * max(0, high.workspace_bytes - low.workspace_bytes),
+            )
         samples = sorted(self._part(False).memory + self._part(True).memory)
         workspace = 0.0
         for count, _, _, size in samples:
@@ -212,6 +254,10 @@ class Surface:
         return StepMemory(weights, per_token, math.ceil(workspace))
 
     def _times(self, prefill: bool, first: Ints, before: Ints) -> Ints:
+        if self._depths is not None:
+            few, more, periods = self._depths
+            low = few._times(prefill, first, before)
+            return low + periods * (more._times(prefill, first, before) - low)
         part = self._part(prefill)
         result = np.zeros(first.size, np.int64)
         which = np.searchsorted(np.array(part.begins, np.int64), first, side="right")

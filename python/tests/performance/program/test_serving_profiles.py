@@ -11,7 +11,7 @@ import pytest
 
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.performance.fusion.grouped import grouped
-from tvm_distir.performance.fusion.joining import joined
+from tvm_distir.performance.fusion.joined_kernels import joined
 from tvm_distir.performance.fusion.profile import Profile
 from tvm_distir.performance.program.parts import Function, Op, Value
 from tvm_distir.performance.program.program import Program
