@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm_distir.support import Column, DataTable
@@ -31,11 +32,19 @@ def system_tables(system: Any) -> list[DataTable]:
     columns = (Column("name", "name"), Column("value", "value"), Column("unit", "unit"),
                Column("source", "source"))  # fmt: skip
     rows = [
-        [number.name, number.value if isinstance(number.value, float) else str(number.value),
-         number.unit or None, number.source]
+        [number.name, _short(number.value), number.unit or None, number.source]
         for number in sourced_numbers(system)
-    ]  # fmt: skip
+    ]
     return [DataTable(f"{len(rows)} numbers", columns, rows)]
+
+
+def _short(value: Any) -> Any:
+    """Return a number, the numbers of a mapping in a line, or the length of a list."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_short(number)}" for key, number in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"{len(value)} entries"
+    return value
 
 
 def draw_system(system: Any, axes: Any) -> None:

@@ -36,6 +36,7 @@ from . import (
     serve_analyze,
     simulate,
     sweep,
+    systems,
     ui,
     verify,
 )
@@ -49,7 +50,7 @@ EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
     analyze, compare, ui, search, sweep, serve_analyze, explain, verify, opt, convert,
-    export_plan, simulate, deploy, run, serve, calibrate,
+    export_plan, simulate, deploy, run, serve, systems, calibrate,
 )  # fmt: skip
 
 

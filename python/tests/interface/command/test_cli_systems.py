@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tvm_distir as td
+from tvm_distir.core.cost_model.system_reader import DATA
 from tvm_distir.interface.command import main
 
 MODEL = "zoo:gpt?size=tiny,dtype=bfloat16"
@@ -112,3 +113,30 @@ def test_an_image_model_has_samples_and_no_tokens() -> None:
     given = result.to_dict()["throughput"]
     assert given["tokens_per_s"] is None and given["samples_per_s"] > 0
     assert "samples/s" in result.summary
+
+
+def test_systems_are_listed_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows agree with the systems, and a system has all its numbers with their sources."""
+    lines = run(["systems"], capsys).splitlines()[2:]
+    assert [line.split()[0] for line in lines] == list(td.core.system_names())
+    for name in ("h100", "rtx-4090"):
+        system = td.System.load(name)
+        (row,) = (line for line in lines if line.split()[0] == name)
+        numbers = td.core.sourced_numbers(system)
+        assumed = sum(number.source.startswith("assumed") for number in numbers)
+        assert row.endswith(f"{assumed} of {len(numbers)}")
+        assert f" {system.device.memory_bandwidth_GBps:g} " in row and system.device.name in row
+        listed = [
+            line.split()[0] for line in run(["systems", name], capsys).splitlines()[5:] if line
+        ]
+        assert listed == [number.name for number in numbers]
+
+
+def test_numbers_of_a_file_and_an_unknown_system(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text((DATA / "dgx-a100.json").read_text())
+    assert run(["systems", str(path)], capsys) == run(["systems", "dgx-a100"], capsys)
+    assert main(["systems", "h10"]) == 1
+    assert "DIST0701" in capsys.readouterr().err
