@@ -16,7 +16,11 @@ HOWTO = Path(__file__).resolve().parents[3] / "docs/howto"
 
 
 @pytest.mark.parametrize(
-    "name", ["plan", "optimizer", "pass", "profile", "schedule", "strategy", "system", "collective"]
-)
+    "name",
+    [
+        "plan", "optimizer", "pass", "profile", "schedule", "strategy", "system", "collective",
+        "engine",
+    ],
+)  # fmt: skip
 def test_a_howto_is_true(reader: Reader, name: str) -> None:
     assert reader.read(HOWTO / f"{name}.md") >= 4

@@ -5,42 +5,28 @@
 from __future__ import annotations
 
 import copy
-import importlib
-from collections.abc import Callable
 from typing import Any
 
 from tvm.base import _RUNTIME_ONLY
 
 from tvm_distir.execution.runtime.dispatch.packed_names import check_dispatch
 from tvm_distir.execution.runtime.program.inputs import Inputs
-from tvm_distir.support import EngineError, nearest
+from tvm_distir.support import EngineError, Registry, nearest
 
 from .base import Engine
 
-_HOME = {
-    "mpi": ("mpi.engine", "MpiEngine"),
-    "processes": ("processes.engine", "ProcessesEngine"),
-    "threads": ("threads.engine", "ThreadsEngine"),
-    "torch": ("torch.engine", "TorchEngine"),
-    "virtual": ("virtual.engine", "VirtualEngine"),
-    "xla": ("xla.engine", "XlaEngine"),
-}
-"""Module and class of each engine of ours; loaded when it is asked for."""
-
-_WITHOUT_IR = ("threads.plain", "PlainEngine")
-"""The engine virtual for compiled functions, where there is no IR to go through step by step."""
-
-_REGISTERED: dict[str, Callable[[], Engine]] = {}
-
-
-def engine_names() -> list[str]:
-    """Return the names that :func:`engine` knows, sorted."""
-    return sorted({*_HOME, *_REGISTERED})
-
-
-def register_engine(name: str, factory: Callable[[], Engine]) -> None:
-    """Add (or replace) an engine."""
-    _REGISTERED[name] = factory
+ENGINES = Registry(
+    "tvm_distir.engines",
+    {
+        "mpi": f"{__package__}.mpi.engine:MpiEngine",
+        "processes": f"{__package__}.processes.engine:ProcessesEngine",
+        "threads": f"{__package__}.threads.engine:ThreadsEngine",
+        "torch": f"{__package__}.torch.engine:TorchEngine",
+        "virtual": f"{__package__}.virtual.engine:VirtualEngine",
+        "xla": f"{__package__}.xla.engine:XlaEngine",
+    },
+)
+"""Classes of engines by name; each is imported when it is asked for and made without arguments."""
 
 
 def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
@@ -56,6 +42,8 @@ def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
     ------
     EngineError
         DIST0601 for an unknown name, DIST0623 for a library whose kernels cannot be called.
+    DependencyError
+        DIST0114 where another package offers the name and has no such engine.
     """
     if dispatch is not None:
         check_dispatch(dispatch)
@@ -64,20 +52,30 @@ def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
         return dispatching
     if not isinstance(name, str):
         return name
-    if name in _REGISTERED:
-        return _REGISTERED[name]()
-    if name not in _HOME:
+    if name == "virtual" and _RUNTIME_ONLY:
+        # There is no IR to go through step by step: its functions are compiled.
+        from .threads.plain import PlainEngine
+
+        return PlainEngine()
+    if name not in ENGINES:
         raise EngineError(
             "DIST0601",
             f'there is no engine "{name}"',
             place="engine",
-            remedy=nearest(name, engine_names()),
+            remedy=nearest(name, sorted(ENGINES.names())),
         )
-    module, cls = _HOME[name]
-    if name == "virtual" and _RUNTIME_ONLY:
-        module, cls = _WITHOUT_IR
-    instance: Engine = getattr(importlib.import_module(f".{module}", __package__), cls)()
-    return instance
+    target: Any = ENGINES.load(name)
+    if name in ENGINES.builtin:
+        builtin: Engine = target()
+        return builtin
+    offer = ENGINES.offered()[name]
+    try:
+        offered = target()
+    except Exception as error:  # whatever the package's own code raises
+        raise offer.fault(f"it raised {type(error).__name__}: {error}") from error
+    if not isinstance(offered, Engine):
+        raise offer.fault(f"it is not a class of engines: it makes {offered!r}")
+    return offered
 
 
 def run(
