@@ -34,7 +34,7 @@ SLOW = (
     "--train --strategy data_parallel+context_parallel",
     "zoo:moe --mesh dp=2",
 )
-EXTRAS = {"model.pt2": "torch"}
+EXTRAS = {"model.pt2": "torch", "folder/run.sh": "torch"}
 _BLOCK = re.compile(r"^```(console|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 PLAN = {
@@ -178,7 +178,7 @@ def _left_out(command: str, slow: bool) -> str:
     for file, extra in EXTRAS.items():
         if file in words:
             known = importlib.util.find_spec(extra) is not None
-            return "its file is made by torch" if known else f"it needs the extra {extra}"
+            return "torch makes or runs its file" if known else f"it needs the extra {extra}"
     return ""
 
 

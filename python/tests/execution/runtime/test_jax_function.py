@@ -83,6 +83,21 @@ def test_it_composes_with_jit() -> None:
 
 
 @needs_devices
+def test_it_has_no_derivative() -> None:
+    dist, inputs = program("data_parallel", {"dp": 4})
+    function = td.to_jax(dist)
+    weight = next(i for i, p in enumerate(function.inputs) if p.name.endswith("q_proj.weight"))
+
+    def loss(value: Any) -> Any:
+        (logits,) = function(*inputs[:weight], value, *inputs[weight + 1 :])
+        return logits.sum()
+
+    assert np.isfinite(loss(inputs[weight]))
+    with pytest.raises(NotImplementedError, match="tvm_distir_program"):
+        jax.grad(loss)(inputs[weight])
+
+
+@needs_devices
 def test_what_does_not_fit_is_refused() -> None:
     dist, inputs = program("data_parallel", {"dp": 4})
     function = td.to_jax(dist)
