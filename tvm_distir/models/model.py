@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tvm import ir
 
 from tvm_distir.core import FRONTEND_ATTR
+from tvm_distir.models.common.import_cache import cached_import
 from tvm_distir.models.common.published import HUB, published_names, zoo_spec
 from tvm_distir.models.common.spec import (
     CONFIG,
@@ -81,7 +82,7 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
         ``m.py::Name``, ``m.json``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``; a ``config.json``
         of the Hugging Face hub or its folder, also with keys; ``hf:NAME`` of a published model.
     batch : int, optional
-        New batch, for ONNX files, archives with an open dim 0, and the zoo.
+        New batch, for ONNX files, archives of PyTorch, and the zoo.
     dims : mapping of str to int, optional
         Sizes of symbolic dims, for files.
 
@@ -232,7 +233,8 @@ def from_exported_program(
 ) -> ir.IRModule:
     """Import a program of ``torch.export``; its weights become parameters of ``main``.
 
-    No weight is read or copied: programs of models on the meta device are taken like others.
+    No weight is read or copied: programs of models on the meta device are taken like others. The
+    module of an archive is cached by content, in ``$XDG_CACHE_HOME/tvm-distir/imports``.
 
     Parameters
     ----------
@@ -240,7 +242,8 @@ def from_exported_program(
         The program, or the ``.pt2`` archive that ``torch.export.save`` wrote. Also a joint graph,
         with a loss and gradients.
     batch : int, optional
-        Size of dim 0 of the data, where the program leaves it open.
+        Size of dim 0 of the data. If the program fixes it, the sizes in it that pin the old batch
+        are rewritten.
     dims : mapping of str to int, optional
         Sizes for other open dims: by torch's symbol (``s77``), or as ``INPUT.INDEX``.
     outputs : str
@@ -264,9 +267,16 @@ def from_exported_program(
         check_file(source)
         check_archive(source)
     check_torch("from_exported_program")
-    from tvm_distir.models.torch.importer import from_exported_program as read
 
-    return read(source, batch=batch, dims=dims, outputs=outputs)
+    def imported() -> ir.IRModule:
+        from tvm_distir.models.torch.importer import from_exported_program as read
+
+        return read(source, batch=batch, dims=dims, outputs=outputs)
+
+    if not isinstance(source, (str, Path)):
+        return imported()
+    mod = cached_import(source, batch, dims, outputs, imported)
+    return mod.with_attr(FRONTEND_ATTR, {"format": "torch", "source": str(source)})
 
 
 def load_weights(source: Any, *, filled: bool = True) -> Weights:

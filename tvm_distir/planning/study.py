@@ -95,6 +95,9 @@ class Study:
         profile of the system says.
     levels : dict, optional
         Receives the module after each pass, by the name of the pass.
+    loaded : dict, optional
+        Receives each model that is loaded, by the MODEL string, samples and dims; other studies
+        with the same dictionary take it from there.
     watch : Stopwatch
         Measures the stages ``load``, ``plan``, ``train``, each pass, ``export``, ``simulate``.
     """
@@ -121,6 +124,7 @@ class Study:
     allocator: str = "framework"
     attention: str | None = None
     levels: dict[str, ir.IRModule] | None = None
+    loaded: dict[object, Model] = field(default_factory=dict)
     watch: Stopwatch = field(default_factory=Stopwatch)
     _attempt: Study | None = field(default=None, init=False)
     _fitted_plan: Plan | None = field(default=None, init=False)
@@ -166,16 +170,13 @@ class Study:
                 place="train", remedy="Pass train= (on the command line, --train).",
             )  # fmt: skip
         with self.watch.stage("load"):
-            model = self._load(str(self.model), 1 if schedule is None else schedule.micro_batches)
-            if model.kind != "torch":
-                return model
-            return replace(model, mod=OutlineRepeatedLayers()(model.mod))
+            return self._load(str(self.model), 1 if schedule is None else schedule.micro_batches)
 
     def _load(self, spec: str, parts: int) -> Model:
         """Load the model with the samples of one of several micro-batches."""
         whole = self.batch
         if whole is None or parts == 1:
-            model = load_model(spec, batch=whole, dims=self.dims)
+            model = self._load_once(spec, whole)
             if parts == 1 or model.is_text:
                 return model
             entry = model.mod[entry_of(model.mod)]
@@ -185,7 +186,18 @@ class Study:
                 "DIST0152", f"the batch {whole} is not a multiple of the {parts} micro-batches",
                 place="batch", remedy="Give the batch of a full step, a multiple of them.",
             )  # fmt: skip
-        return load_model(spec, batch=whole // parts, dims=self.dims)
+        return self._load_once(spec, whole // parts)
+
+    def _load_once(self, spec: str, batch: int | None) -> Model:
+        """Load the model, its repeated layers as functions, unless another study did."""
+        key = spec, batch, tuple(sorted((self.dims or {}).items()))
+        model = self.loaded.get(key)
+        if model is None:
+            model = load_model(spec, batch=batch, dims=self.dims)
+            if model.kind == "torch":
+                model = replace(model, mod=OutlineRepeatedLayers()(model.mod))
+            self.loaded[key] = model
+        return model
 
     @cached_property
     def forward(self) -> ir.IRModule:

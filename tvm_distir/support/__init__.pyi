@@ -4,6 +4,7 @@
 from .config.atomic import write_whole as write_whole
 from .config.cache import CACHE as CACHE
 from .config.cache import CacheFile as CacheFile
+from .config.cache import sources_digest as sources_digest
 from .config.files import file_fault as file_fault
 from .config.files import parse_json as parse_json
 from .config.files import read_json as read_json

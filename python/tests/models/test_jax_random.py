@@ -75,6 +75,44 @@ def test_random_numbers_are_those_of_jax(kind: str) -> None:
                 assert np.array_equal(a, np.asarray(b))
 
 
+@pytest.mark.parametrize("algorithm", ["RNG_DEFAULT", "RNG_THREE_FRY", "RNG_PHILOX"])
+def test_generated_bits_are_those_of_jax(algorithm: str) -> None:
+    kinds = jax.lax.RandomAlgorithm
+
+    def draw(key: Any) -> Any:
+        out = []
+        for shape, dtype in (
+            ((7,), "uint32"),
+            ((3, 5), "uint8"),
+            ((3, 4), "uint16"),
+            ((), "uint32"),
+        ):
+            key, bits = jax.lax.rng_bit_generator(
+                key, shape, dtype=jnp.dtype(dtype), algorithm=getattr(kinds, algorithm)
+            )
+            out.append(bits)
+        return key, *out
+
+    for key in ([1, 2, 3, 4], [7, 8, 2**32 - 1, 2**32 - 1]):
+        state = np.array(key, "uint32")
+        _, results = run(draw, state)
+        for a, b in zip(results, draw(state), strict=True):
+            assert np.array_equal(a, np.asarray(b)), (a, b)
+
+
+def test_keys_of_the_generator_are_those_of_jax() -> None:
+    def dropped(x: Any, seed: Any) -> Any:
+        first, second = jax.random.split(jax.random.key(seed, impl="rbg"))
+        noise = jax.random.uniform(first, x.shape)
+        return jnp.where(jax.random.bernoulli(second, 0.5, x.shape), x, noise)
+
+    x, seed = np.full((4, 6), 2.0, "float32"), np.uint32(3)
+    mod, (result,) = run(dropped, x, seed)
+    assert np.array_equal(result, np.asarray(dropped(x, seed)))
+    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    assert td.verify(mod, plan).equal
+
+
 def test_the_inverse_error_function_is_that_of_jax() -> None:
     def inverse(x: Any) -> Any:
         return jax.lax.erf_inv(x)

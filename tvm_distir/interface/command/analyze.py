@@ -107,8 +107,12 @@ def analyze_step(
     arguments: argparse.Namespace,
     axes: dict[str, int] | None,
     levels: dict[str, Any] | None = None,
+    loaded: dict[object, Any] | None = None,
 ) -> Any:
-    """Load, distribute, export, simulate; ``levels`` receives the module after each pass."""
+    """Load, distribute, export, simulate.
+
+    ``levels`` receives the module after each pass, and ``loaded`` the model for further calls.
+    """
     watch = stopwatch()
     with watch.stage("load"):
         from tvm_distir.interface.analysis import analyze_study, exporter
@@ -121,6 +125,7 @@ def analyze_step(
         attention=arguments.attention,
         allocator=arguments.allocator,
         levels=levels,
+        loaded={} if loaded is None else loaded,
     )
     with asked_by("--kernels", "DIST0701"):
         result = analyze_study(

@@ -100,9 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
     from tvm_distir.interface.report.document import to_json
 
     operands: list[Any] = []
+    loaded: dict[object, Any] = {}
     for task, mesh in zip(tasks, axes, strict=True):
         with gc_paused():
-            operands.append(analyze_step(task, mesh).to_dict())
+            operands.append(analyze_step(task, mesh, loaded=loaded).to_dict())
     results = arguments.operands[1 if tasks else 0 :]
     table = compare(*operands, *results)
     several = len(arguments.system or ()) > 1

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
+from tvm_distir.models.common.batch_position import batch_position
 from tvm_distir.support import ModelError
 
 Shape = tuple[int, ...]
@@ -104,36 +105,6 @@ def check_kept(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
             "the result does not have the batch: it has "
             f"{'an unknown shape' if shape is None else f'the shape {list(shape)} at any batch'}",
         )
-
-
-def batch_position(
-    target: Shape, batch: int, elements_before: int, elements_behind: int
-) -> int | None:
-    """Find the dim of a reshaped tensor that holds the batch.
-
-    Parameters
-    ----------
-    target : tuple of int
-        Resulting shape at the old batch.
-    batch : int
-        Old batch.
-    elements_before, elements_behind : int
-        Extents outside and inside the batch in the operand's row-major order, so that
-        ``elements_before * batch * elements_behind`` is its size.
-
-    Returns
-    -------
-    int or None
-        The dim among those that span the batch: the dim that is the batch alone, else the dim that
-        the batch ends, else the dim that it begins, else any.
-    """
-    spans = []
-    for j, size in enumerate(target):
-        offset, behind = math.prod(target[:j]), math.prod(target[j + 1 :])
-        if elements_before % offset == 0 and elements_behind % behind == 0 and not size % batch:
-            begins, ends = offset == elements_before, behind == elements_behind
-            spans.append((begins and ends, ends, begins, -j))
-    return -max(spans)[3] if spans else None
 
 
 def note_outer(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from . import (
+    bit_generators,
     contraction,
     control,
     elementwise,
@@ -25,6 +26,7 @@ CONVERTERS: dict[str, Converter] = {
     **indexing.CONVERTERS,
     **control.CONVERTERS,
     **random_numbers.CONVERTERS,
+    **bit_generators.CONVERTERS,
 }
 """The converter of each operation, by its name."""
 

@@ -95,10 +95,19 @@ class AtenCall:
         Values of the nodes before it.
     builder : relax.BlockBuilder
         A builder, inside a block.
+    sizes : mapping of str to list of int
+        Sizes that replace arguments, by name.
     """
 
-    def __init__(self, node: fx.Node, env: Mapping[fx.Node, Any], builder: Any) -> None:
+    def __init__(
+        self,
+        node: fx.Node,
+        env: Mapping[fx.Node, Any],
+        builder: Any,
+        sizes: Mapping[str, list[int]] | None = None,
+    ) -> None:
         self.node = node
+        self._sizes = sizes or {}
         self._env = env
         self.builder = builder
         self._hint = name_hint(node)
@@ -126,6 +135,8 @@ class AtenCall:
         raise KeyError(name)
 
     def __getitem__(self, name: str) -> Any:
+        if name in self._sizes:
+            return self._sizes[name]
         return self.value(self.argument(name))
 
     def value(self, argument: Any) -> Any:

@@ -77,14 +77,21 @@ class Substitute:
         Emits the value from the call and the value of ``source``.
     source : Node
         The node whose value is read.
+    reads_operands : bool
+        Whether the operands of the node are read too.
     """
 
     write: Callable[[AtenCall, Any], Any]
     source: fx.Node
+    reads_operands: bool = False
 
     def of(self, call: AtenCall) -> Any:
         """Emit the value."""
         return self.write(call, call.value(self.source))
+
+    def reads(self, node: fx.Node) -> list[fx.Node]:
+        """Return the nodes that the replacement of ``node`` reads."""
+        return [self.source, *(node.all_input_nodes if self.reads_operands else [])]
 
 
 def unsorted_rows(graph: fx.Graph) -> Mapping[fx.Node, Substitute]:
@@ -203,6 +210,7 @@ class _SortedRegion:
         self._out[node] = Substitute(
             lambda call, ids: multiplied(call, operands, ids),
             self._ids,
+            reads_operands=True,
         )
         self._kinds[node] = _Kind.ROWS
 

@@ -16,6 +16,7 @@ from tvm_distir.support import ModelError
 
 from .aten_call import Absent, AtenCall, UnsupportedOperator, shape_of, translated
 from .expert_order import Substitute, unsorted_rows
+from .pinned_batch import PinnedBatch
 from .table import CONVERTERS, NOTES, overload_name
 
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
@@ -80,10 +81,13 @@ class Translation:
     Parameters
     ----------
     builder : relax.BlockBuilder
+    batch : PinnedBatch, optional
+        The change of a batch that the program fixes.
     """
 
-    def __init__(self, builder: Any) -> None:
+    def __init__(self, builder: Any, batch: PinnedBatch | None = None) -> None:
         self._builder = builder
+        self._batch = batch
         self._substitutes: dict[fx.Node, Substitute] = {}
 
     def run(self, owner: Any, graph: fx.Graph, env: dict[fx.Node, Any]) -> list[Any]:
@@ -103,14 +107,24 @@ class Translation:
             DIST0361 a node that cannot be translated.
         """
         self._substitutes.update(unsorted_rows(graph))
+        read = self._read_nodes(graph)
         for node in graph.nodes:
             if node.op == "output":
                 return _flat(translated(node.args[0], env))
             if node.op == "get_attr":
                 env[node] = operator.attrgetter(str(node.target))(owner)
-            elif node.op == "call_function":
+            elif node.op == "call_function" and node in read:
                 env[node] = self._node(node, env)
         return []
+
+    def _read_nodes(self, graph: fx.Graph) -> set[fx.Node]:
+        """Return the nodes on which the output depends, given the substitutes."""
+        read: set[fx.Node] = set()
+        for node in reversed(graph.nodes):
+            if node.op == "output" or node in read:
+                substitute = self._substitutes.get(node)
+                read.update(node.all_input_nodes if substitute is None else substitute.reads(node))
+        return read
 
     def _node(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         try:
@@ -120,6 +134,8 @@ class Translation:
             cause: Exception = error
         except IMPORT_ERRORS as error:
             what, cause = f"its operands do not match: {reason(error)}", error
+            if self._batch is not None:
+                raise self._batch.fault(node, "its operands do not match") from error
         raise ModelError(
             "DIST0361", what, place=_place(node), remedy="Rewrite this part of the model."
         ) from cause
@@ -130,8 +146,14 @@ class Translation:
             return substitute.of(AtenCall(node, env, self._builder))
         name = overload_name(node.target)
         convert = CONVERTERS.get(name)
-        if convert is not None:
+        if convert is not None and self._batch is None:
             return convert(AtenCall(node, env, self._builder))
+        if convert is not None and self._batch is not None:
+            operands = self._batch.operands(node, env, self._builder)
+            sizes = self._batch.sizes(node, env)
+            value = convert(AtenCall(node, operands, self._builder, sizes))
+            self._batch.check(node, env, value)
+            return value
         if name in NOTES:
             return None
         args = [translated(arg, env) for arg in node.args]

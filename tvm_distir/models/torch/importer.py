@@ -36,11 +36,10 @@ def from_exported_program(
     outputs: str = "user",
 ) -> ir.IRModule:
     """Import a program of ``torch.export`` (see :func:`tvm_distir.from_exported_program`)."""
-    path = ""
     if isinstance(source, ExportedProgram):
         program, place = source, "program"
     else:
-        program, place, path = read_archive(source), str(source), str(source)
+        program, place = read_archive(source), str(source)
     if outputs not in OUTPUTS:
         raise ModelError(
             "DIST0362",
@@ -56,7 +55,7 @@ def from_exported_program(
     except ModelError as error:
         drop_half_built(error)
         raise
-    return mod.with_attr(FRONTEND_ATTR, {"format": "torch", "source": path})
+    return mod.with_attr(FRONTEND_ATTR, {"format": "torch", "source": ""})
 
 
 def _graphs(owner: Any) -> Iterator[fx.Graph]:
@@ -114,7 +113,7 @@ def _without_aliases(program: ExportedProgram, inputs: Inputs, outputs: str) -> 
     with builder.function("main", [var for _, var in named]):
         with builder.dataflow():
             module = program.graph_module
-            results = Translation(builder).run(module, module.graph, dict(inputs.env))
+            results = Translation(builder, inputs.batch).run(module, module.graph, dict(inputs.env))
             values = [_result(results, index, spec) for index, spec in wanted]
             result = builder.emit_output(values[0] if len(values) == 1 else relax.Tuple(values))
         builder.emit_func_output(result)

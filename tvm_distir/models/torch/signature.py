@@ -20,6 +20,7 @@ from tvm import relax
 from tvm_distir.support import ModelError
 
 from .aten_call import constant, dtype_name
+from .pinned_batch import PinnedBatch
 from .symbols import OpenDims
 
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -43,11 +44,14 @@ class Inputs:
         The names in the model, and the variables.
     env : dict of Node to Any
         The value of each placeholder: a variable, a constant, or the number that was exported.
+    batch : PinnedBatch, optional
+        The change of a batch that the program fixes.
     """
 
     data: list[tuple[str, Any]] = field(default_factory=list)
     weights: list[tuple[str, Any]] = field(default_factory=list)
     env: dict[fx.Node, Any] = field(default_factory=dict)
+    batch: PinnedBatch | None = None
 
 
 def _placeholders(program: ExportedProgram) -> Iterator[tuple[fx.Node, Any]]:
@@ -76,6 +80,8 @@ def read_inputs(
     opened = OpenDims(program, shapes, batch, dims, place)
     tables = _tables(program)
     inputs = Inputs()
+    if opened.pinned is not None and batch is not None:
+        inputs.batch = PinnedBatch(opened.pinned, batch, place)
     for node, spec in _placeholders(program):
         if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument):
             inputs.env[node] = spec.arg.value
@@ -97,6 +103,8 @@ def read_inputs(
             continue
         fake, name = node.meta["val"], spec.arg.name if is_data else str(spec.target)
         shape = opened.shape(fake.shape, name)
+        if is_data and shape and inputs.batch is not None:
+            shape = (inputs.batch.new, *shape[1:])
         var = relax.Var(name, relax.TensorType(shape, dtype_name(fake.dtype)))
         inputs.env[node] = var
         (inputs.data if is_data else inputs.weights).append((name, var))

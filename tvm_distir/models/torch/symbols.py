@@ -27,11 +27,16 @@ class OpenDims:
         Sizes by the symbol that torch prints, or as ``INPUT.INDEX``.
     place : str
 
+    Attributes
+    ----------
+    pinned : int or None
+        The batch that the program fixes, where another is wanted.
+
     Raises
     ------
     ModelError
         DIST0313 a size is asked for no open dim, or out of the range that torch proved; DIST0314
-        the batch is a number in the program.
+        the batch is no size, or inputs fix several sizes.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class OpenDims:
         place: str,
     ) -> None:
         self._place = place
+        self.pinned: int | None = None
         self._names: dict[str, str] = {}
         for name, value in inputs.items():
             for index, size in enumerate(value.shape):
@@ -78,17 +84,27 @@ class OpenDims:
         return self._names.get(name, name)
 
     def _set_batch(self, batch: int, inputs: Mapping[str, Any]) -> None:
-        for name, value in inputs.items():
-            size = value.shape[0] if value.ndim else None
-            if isinstance(size, torch.SymInt) and _expression(size).is_symbol:
+        """Set the symbols of dim 0, or note the batch that all inputs fix."""
+        sizes = {name: value.shape[0] for name, value in inputs.items() if value.ndim}
+        fixed: dict[str, int] = {}
+        for name, size in sizes.items():
+            if not isinstance(size, torch.SymInt):
+                fixed[name] = int(size)
+            elif _expression(size).is_symbol:
                 self._sizes.setdefault(str(_expression(size)), batch)
-            elif size is not None and size != batch:
-                raise ModelError(
-                    "DIST0314",
-                    f'dim 0 of the input "{name}" is {size} in the program',
-                    place=self._place,
-                    remedy="Remove the batch, or export with dynamic_shapes for dim 0.",
-                )
+        others = {name: size for name, size in fixed.items() if size != batch}
+        if not others:
+            return
+        name, old = next(iter(others.items()))
+        if len(fixed) < len(sizes) or set(fixed.values()) != {old}:
+            has = ", ".join(f"{n} {size}" for n, size in sizes.items())
+            raise ModelError(
+                "DIST0314",
+                f'dim 0 of the input "{name}" is {old} in the program, and others differ ({has})',
+                place=self._place,
+                remedy="Remove the batch, or export with dynamic_shapes for dim 0.",
+            )
+        self.pinned = old
 
     def shape(self, sizes: Sequence[Any], name: str) -> tuple[int, ...]:
         """Return the static shape of an input.

@@ -7,11 +7,10 @@ from __future__ import annotations
 import gzip
 import hashlib
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 from tvm_distir.performance import Program
-from tvm_distir.support import CACHE, CacheFile
+from tvm_distir.support import CACHE, CacheFile, sources_digest
 
 _DOWNSTREAM = (
     "interface",
@@ -36,7 +35,7 @@ def kept_program(what: object, make: Callable[[], Program], folder: Path | None 
     folder : Path, optional
         None: :data:`CACHE`.
     """
-    key = hashlib.sha256(repr((_sources(), what)).encode())
+    key = hashlib.sha256(repr((sources_digest(_DOWNSTREAM), what)).encode())
     path = (folder or CACHE) / "programs" / f"{key.hexdigest()[:32]}.json.gz"
     file = CacheFile(path)
     program = file.read(lambda data: Program.from_json(gzip.decompress(data).decode()))
@@ -44,14 +43,3 @@ def kept_program(what: object, make: Callable[[], Program], folder: Path | None 
         program = make()
         file.write(gzip.compress(program.to_json().encode(), 4))
     return program
-
-
-@cache
-def _sources() -> str:
-    """Return the digest of the sources that decide the exported program."""
-    root, digest = Path(__file__).parents[2], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
-        if not name.startswith(_DOWNSTREAM):
-            digest.update(name.encode() + path.read_bytes())
-    return digest.hexdigest()

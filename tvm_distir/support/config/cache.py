@@ -9,6 +9,8 @@ written is skipped. Either is reported once, in a warning that names the file.
 from __future__ import annotations
 
 import fcntl
+import functools
+import hashlib
 import os
 import warnings
 import zlib
@@ -25,10 +27,27 @@ T = TypeVar("T")
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
-"""The folder of cached programs and kernel times."""
+"""The folder of cached imports, programs and kernel times."""
 
 _FAULTS = (OSError, EOFError, ValueError, TypeError, RecursionError, zlib.error, DistIRError)
 """Errors of reading a broken file; ``decode`` raises ValueError for invalid content."""
+
+
+@functools.cache
+def sources_digest(skipped: tuple[str, ...]) -> str:
+    """Return the SHA-256 of the package's Python sources, on which cached results depend.
+
+    Parameters
+    ----------
+    skipped : tuple of str
+        Beginnings of paths, from the package on, of sources without influence on the results.
+    """
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if not name.startswith(skipped):
+            digest.update(name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 class CacheFile:
