@@ -1,27 +1,76 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Unroll loops of known length, and inline branches of known conditions."""
+"""Unroll loops of known or bounded length, and inline branches of known conditions."""
 
 from __future__ import annotations
 
-from .elementwise import same
+from collections.abc import Sequence
+
+from tvm import relax
+
+from .elementwise import same, spread
 from .operation_call import Converter, HloCall
 from .translated_values import TranslatedTensor, UnsupportedOperation
 
 MAX_ROUNDS = 4096
+_OF_CONDITIONS = ("stablehlo.and", "stablehlo.compare", "stablehlo.convert")
+"""Operations of a conjunction of comparisons, as JAX writes it."""
 
 
 def _while(call: HloCall) -> list[TranslatedTensor]:
-    """Unroll the iterations of a loop; calls in them remain calls."""
-    values = call.operands
+    """Unroll the iterations of a loop; calls in them remain calls.
+
+    A loop whose end depends on data is unrolled up to its bound. Each iteration is computed as if
+    the loop went on, so that counters remain numbers, and its results replace the ones before only
+    while the loop does go on.
+    """
+    values = results = call.operands
+    running: TranslatedTensor | None = None
     for _ in range(MAX_ROUNDS):
-        goes_on = call.run(call.region(0), values)[0].integer
-        if goes_on is None:
-            raise UnsupportedOperation("a loop whose number of iterations depends on data")
-        if not goes_on:
-            return values
+        condition = call.run(call.region(0), values)[0]
+        if condition.integer == 0:
+            return results
+        if condition.integer is None:
+            if not _is_counted(call, values):
+                raise UnsupportedOperation(
+                    "a loop whose number of iterations depends on data and has no bound"
+                )
+            running = condition if running is None else _both(call, running, condition)
         values = call.run(call.region(1), values)
+        if running is None:
+            results = values
+        else:
+            results = [_chosen(call, running, *pair) for pair in zip(values, results, strict=True)]
     raise UnsupportedOperation(f"a loop of more than {MAX_ROUNDS} iterations")
+
+
+def _is_counted(call: HloCall, values: Sequence[TranslatedTensor]) -> bool:
+    """Return whether the condition of a loop is a conjunction with a comparison of a counter."""
+    block = call.region(0)
+    producers = {name: op for op in block.operations for name in op.results}
+    counters = {a.name for a, value in zip(block.arguments, values) if value.integer is not None}
+    pending = list(block.operations[-1].operands)
+    while pending:
+        producer = producers.get(pending.pop())
+        if producer is not None and producer.name in _OF_CONDITIONS:
+            if counters.intersection(producer.operands):
+                return True
+            pending += producer.operands
+    return False
+
+
+def _both(call: HloCall, first: TranslatedTensor, second: TranslatedTensor) -> TranslatedTensor:
+    return call.write.value(call.write.emit(relax.op.logical_and(first.expr, second.expr)))
+
+
+def _chosen(
+    call: HloCall, running: TranslatedTensor, value: TranslatedTensor, before: TranslatedTensor
+) -> TranslatedTensor:
+    """Return the value of an iteration that ran, else the value before it."""
+    if value is before:
+        return value
+    condition = TranslatedTensor(running.expr, value.shape)
+    return spread(call, relax.op.where, [condition, value, before])
 
 
 def _branch(call: HloCall) -> list[TranslatedTensor]:

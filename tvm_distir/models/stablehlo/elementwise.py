@@ -84,9 +84,25 @@ def _wide(make: Callable[..., Any]) -> Converter:
 
 def _logic(of_bools: Callable[..., Any], of_bits: Callable[..., Any]) -> Converter:
     def convert(call: HloCall) -> TranslatedTensor:
-        return spread(call, of_bools if call.dtype == "bool" else of_bits, call.operands)
+        if call.dtype != "bool":
+            return spread(call, of_bits, call.operands)
+        decided = _decided(of_bools, call.operands)
+        return spread(call, of_bools, call.operands) if decided is None else decided
 
     return convert
+
+
+def _decided(
+    make: Callable[..., Any], values: Sequence[TranslatedTensor]
+) -> TranslatedTensor | None:
+    """Return the operand that decides a conjunction or disjunction with a number, or None."""
+    if make not in (_op.logical_and, _op.logical_or):
+        return None
+    for value, other in (values, values[::-1]):
+        if value.integer is not None:
+            decides = bool(value.integer) == (make is _op.logical_or)
+            return value if decides else other
+    return None
 
 
 def converted(call: HloCall, value: TranslatedTensor, dtype: str) -> TranslatedTensor:
