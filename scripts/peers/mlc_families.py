@@ -3,14 +3,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distribute models as MLC-LLM exports them, and compare their entry points with one device.
 
-    scripts/peers/mlc_families.py MLC_LLM [FAMILY...] [--quantization q0f32] [--strategy megatron]
+    scripts/peers/mlc_families.py MLC_LLM [FAMILY...] [--quantization q0f32] [--strategy NAME]
+                                    [--symbolic]
 
 ``MLC_LLM`` is the folder of a checkout of MLC-LLM; its compiled library is not needed. Each family
 is exported with small widths, two layers and packed weights. An entry runs twice on one device, by
 stock TVM, and twice on two devices, on the engine ``virtual``; the paged caches are those of the
 wheel, on each device with the heads that the plan gives it. A line per family, strategy and entry
-says ``equal`` with the number of collectives, ``different``, or the code of the error. Needs the
-package `tqdm`, which MLC-LLM imports. Exits with 1 where anything differs.
+says ``equal`` with the number of collectives, ``different``, or the code of the error. With
+``--symbolic`` the dims of tokens and sequences stay symbolic, and one program runs with two sets of
+lengths. Needs the package `tqdm`, which MLC-LLM imports. Exits with 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -50,6 +52,15 @@ ENTRIES = {
     "batch_verify": [4, 4],
 }
 """Entry points, and the tokens that each sequence adds to the cache."""
+OTHER_LENGTHS = {
+    "embed": [12],
+    "prefill": [14],
+    "decode": [1],
+    "batch_prefill": [3, 5, 4],
+    "batch_decode": [1, 1, 1, 1],
+    "batch_verify": [6, 4],
+}
+"""Other lengths, with which the program of symbolic dims runs too."""
 WIDTHS = {
     **dict.fromkeys(("hidden_size", "n_embd"), 128),
     **dict.fromkeys(("intermediate_size", "n_inner"), 256),
@@ -100,10 +111,11 @@ def exported(family: str, quantization: str) -> ir.IRModule:
     return mod
 
 
-def only(mod: ir.IRModule, entry: str) -> ir.IRModule:
-    """Return the module with an entry and sizes for its dims."""
-    lengths = ENTRIES.get(entry, [1])
-    sizes = {"seq_len": sum(lengths), "batch_size": len(lengths), "vocab_size": 512}
+def only(mod: ir.IRModule, entry: str, lengths: Sequence[int] | None) -> ir.IRModule:
+    """Return the module with an entry and a vocabulary; without lengths other dims are symbolic."""
+    sizes = {"vocab_size": 512}
+    if lengths is not None:
+        sizes |= {"seq_len": sum(lengths), "batch_size": len(lengths)}
     alone = keep_entry(mod, entry)
     known = {str(v.name) for v in relax.analysis.defined_symbolic_vars(alone[entry])}
     return td.bind_dims(alone, {name: n for name, n in sizes.items() if name in known})
@@ -205,9 +217,17 @@ def _results(result: Any) -> list[Any]:
 class Comparison:
     """The comparison of an entry on one device with two."""
 
-    def __init__(self, mod: ir.IRModule, entry: str) -> None:
-        self.mod, self.entry = only(mod, entry), entry
-        self.lengths = ENTRIES[entry]
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        entry: str,
+        lengths: Sequence[int],
+        programs: dict[str, ir.IRModule] | None = None,
+    ) -> None:
+        self.mod, self.entry, self.lengths = only(mod, entry, lengths), entry, lengths
+        # With programs, those of symbolic dims by strategy, which several lengths share.
+        self.source = self.mod if programs is None else only(mod, entry, None)
+        self.programs = {} if programs is None else programs
         self.takes_cache = any(isinstance(p.ty, relax.AnyType) for p in self.mod[entry].params)
         self.values = list(_arguments(self.mod[entry], np.random.default_rng(0)))
         if "logit_positions" in [str(p.name) for p in self.mod[entry].params]:
@@ -229,8 +249,10 @@ class Comparison:
     def several_devices(self, strategy: str, makers: dict[int, Any]) -> tuple[list[Any], int]:
         """Return the results of the second run, and the number of collectives."""
         axis = "dp" if strategy.startswith("data") else "tp"
-        plan = td.strategy.make_plan(self.mod, strategy, {axis: DEVICES})
-        dist = td.distribute(self.mod, plan)
+        dist = self.programs.get(strategy)
+        if dist is None:
+            plan = td.strategy.make_plan(self.source, strategy, {axis: DEVICES})
+            dist = self.programs[strategy] = td.distribute(self.source, plan)
         text = dist.script()
         heads = self._divided_by(dist)
         ranks = range(DEVICES)
@@ -251,7 +273,7 @@ class Comparison:
     def _divided_by(self, dist: ir.IRModule) -> int:
         """Return how many devices divide the heads of attention."""
         heads = []
-        for mod in (self.mod, dist):
+        for mod in (self.source, dist):
             values = [binding.value for binding in all_bindings(mod[self.entry].body)]
             calls = [v for v in values if isinstance(v, ir.Call) and "fused_qkv" in str(v.args[:1])]
             heads += [int((static_shape(calls[0].ty_args[0]) or (0, 1))[1])] if calls else [1]
@@ -278,6 +300,7 @@ def main() -> int:
     parser.add_argument("families", nargs="*", default=FAMILIES)
     parser.add_argument("--quantization", default="q0f32")
     parser.add_argument("--strategy", action="append")
+    parser.add_argument("--symbolic", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     import_mlc(args.mlc)
@@ -292,20 +315,24 @@ def main() -> int:
         numbers = cache_numbers(mod)
         makers = {parts: cache_maker(numbers, parts) for parts in (1, DEVICES)}
         for entry in ENTRIES:
-            case = Comparison(mod, entry)
-            try:
-                expected = case.one_device(makers[1])
-            except (RuntimeError, TypeError, ValueError) as error:
-                reason = str(error).strip().splitlines()[0][:80]
-                print(f"{family} {entry}: one device fails ({reason})", flush=True)
-                continue
-            for strategy in args.strategy or ("data_parallel", "tensor_parallel", "megatron"):
-                name = strategy
-                if strategy == "data_parallel" and case.values[0].shape[0] == 1:
-                    name = "data_parallel:dim=1"
-                verdict = compared(case, expected, name, makers)
-                differs |= verdict == "different"
-                print(f"{family} {args.quantization} {entry} {name}: {verdict}", flush=True)
+            programs: dict[str, ir.IRModule] | None = {} if args.symbolic else None
+            for lengths in (ENTRIES[entry], OTHER_LENGTHS[entry])[: 1 + args.symbolic]:
+                case = Comparison(mod, entry, lengths, programs)
+                title = f"{family} {args.quantization} {entry}"
+                title += f" {list(lengths)}" if args.symbolic else ""
+                try:
+                    expected = case.one_device(makers[1])
+                except (RuntimeError, TypeError, ValueError) as error:
+                    reason = str(error).strip().splitlines()[0][:80]
+                    print(f"{title}: one device fails ({reason})", flush=True)
+                    continue
+                for strategy in args.strategy or ("data_parallel", "tensor_parallel", "megatron"):
+                    name = strategy
+                    if strategy == "data_parallel" and case.values[0].shape[0] == 1:
+                        name = "data_parallel:dim=1"
+                    verdict = compared(case, expected, name, makers)
+                    differs |= verdict == "different"
+                    print(f"{title} {name}: {verdict}", flush=True)
     return int(differs)
 
 

@@ -89,6 +89,7 @@ from .ir.attributes import with_annotated as with_annotated
 from .ir.branches import branch_of as branch_of
 from .ir.branches import lift_branches as lift_branches
 from .ir.branches import outline_branches as outline_branches
+from .ir.extents import extent_value as extent_value
 from .ir.grouped_ops import grouped_matmul as grouped_matmul
 from .ir.grouped_ops import grouped_outer as grouped_outer
 from .ir.handles import handle as handle

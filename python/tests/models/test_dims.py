@@ -12,7 +12,7 @@ from tvm import relax
 import tvm_distir as td
 from tvm_distir.models.model import load_model
 from tvm_distir.models.tvmscript import from_tvmscript
-from tvm_distir.support.errors.tree import LoweringError, ModelError
+from tvm_distir.support.errors.tree import ModelError
 
 HEAD = """
 from tvm.script import ir as I
@@ -98,18 +98,16 @@ def test_a_callee_at_two_sizes_becomes_two() -> None:
     assert [int(n) for n in bound["main"].ret_ty.shape] == [12]
 
 
-def test_a_bound_module_is_distributed_and_an_open_one_is_refused_with_the_option() -> None:
+def test_a_bound_module_is_distributed_and_an_open_one_keeps_its_dims() -> None:
     plan = td.strategy.compose(
         from_tvmscript(LAYERS, dims={"batch": 4, "seq": 16}),
         {"dp": 2},
         td.strategy.parse("data_parallel"),
     )
     td.distribute(from_tvmscript(LAYERS, dims={"batch": 4, "seq": 16}), plan)
-    with pytest.raises(LoweringError) as caught:
-        td.distribute(from_tvmscript(LAYERS), plan)
-    assert caught.value.code == "DIST0502" and caught.value.place == "main/x"
-    assert "--dim batch=N --dim seq=N" in caught.value.remedy
-    assert 'td.bind_dims(mod, {"batch": N, "seq": N})' in caught.value.remedy
+    dist = td.distribute(from_tvmscript(LAYERS), plan)
+    assert [str(n) for n in dist["main"].params[0].ty.shape][:2] == ["batch", "seq"]
+    assert dict(dist["main"].attrs["dist.io"]["dims"].items()) == {"batch": 2, "seq": 1}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tvm import tirx
+
 from tvm_distir.core.propagation.graph.graph import Graph, Node, PinLabels
 from tvm_distir.core.rewriting.native.union_find import union_find
 
@@ -46,6 +48,12 @@ def _tied(g: Graph, slots: Sequence[int], tie: Tie) -> list[int]:
     off = g.offset
     dims = [(slots[i], d) for i, d in tie]
     return [off[v] + d for v, d in dims if v >= 0 and off[v] + d < off[v + 1]]
+
+
+def _sized_dims(g: Graph, v: int) -> list[int]:
+    """Return the dim numbers of a value that have sizes: only annotations shard symbolic dims."""
+    first, shape = g.offset[v], g.values[v].shape
+    return [first + d for d, n in enumerate(shape) if isinstance(n, int | tirx.IntImm)]
 
 
 class DimUnifier:
@@ -155,7 +163,7 @@ class DimUnifier:
             v = node.results[0]
             for a, axis in enumerate(self.axes):
                 if axis.mesh == g.values[v].mesh and not node.pin_on(axis):
-                    seeds += [(x, a) for x in range(g.offset[v], g.offset[v + 1])]
+                    seeds += [(x, a) for x in _sized_dims(g, v)]
         return seeds
 
     def _all_seeds(self, g: Graph) -> list[tuple[int, int]]:
@@ -163,7 +171,7 @@ class DimUnifier:
         seeds: list[tuple[int, int]] = []
         for v, value in enumerate(g.values):
             axes = [a for a, axis in enumerate(self.axes) if axis.mesh == value.mesh]
-            seeds += [(x, a) for x in range(g.offset[v], g.offset[v + 1]) for a in axes]
+            seeds += [(x, a) for x in _sized_dims(g, v) for a in axes]
         return seeds
 
     def _forced_seeds(self, g: Graph, node: Node) -> list[tuple[int, int]]:

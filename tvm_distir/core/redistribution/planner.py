@@ -10,9 +10,11 @@ reductions scatter before anything else moves.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.support import UsageError
@@ -66,6 +68,17 @@ class Planner:
         costs: StepCosts = RingCosts() if system is None else SystemCosts(system)
         self.means = PlannerOptions(costs, memory_bound, memory_bytes, tuple(kinds))
         self._known: OrderedDict[Transition, Redistribution] = OrderedDict()
+        self._narrower: dict[str, Planner] = {}
+
+    def without(self, kind: str) -> Planner:
+        """Return a planner of the same options that does not use a kind of step."""
+        if kind not in self._narrower:
+            narrower = copy.copy(self)
+            kinds = tuple(other for other in self.means.kinds if other != kind)
+            narrower.means = replace(self.means, kinds=kinds)
+            narrower._known, narrower._narrower = OrderedDict(), {}
+            self._narrower[kind] = narrower
+        return self._narrower[kind]
 
     def plan(
         self,

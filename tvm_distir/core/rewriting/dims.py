@@ -31,6 +31,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, tirx
 
+from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.extents import extent_value
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import is_private, relax_functions
 from tvm_distir.support import MAX_INT, ModelError, nearest
@@ -112,9 +114,11 @@ def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        The module, which is not changed.
+        The module, which is not changed; at level 5, where ``dist.io`` then has the sizes, all
+        dims get theirs.
     dims : mapping of str to int
-        Sizes by the names of variables in the types of public functions' parameters.
+        Sizes by the names of variables in the types of public functions' parameters; of whole
+        dims at level 5 too.
 
     Raises
     ------
@@ -129,7 +133,56 @@ def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
     for name in dims:
         if name not in known:
             raise unknown_dim(name, known, "module")
-    return _Binder(mod).run(dims)
+    parts = _parts_of_dims(mod)
+    for name, count in parts.items():
+        if dims.get(name, 0) % count:
+            raise ModelError(
+                "DIST0313",
+                f"{name}={dims[name]} cannot be divided into {count} equal parts",
+                place="module",
+                remedy=f"Give a multiple of {count}, or bind the dims before the module is "
+                "distributed.",
+            )
+    bound = _Binder(mod).run({name: size // parts.get(name, 1) for name, size in dims.items()})
+    return _with_sizes_of_ports(bound, dims) if parts else bound
+
+
+def _parts_of_dims(mod: ir.IRModule) -> dict[str, int]:
+    """Return the numbers of equal parts of the dims of a module at level 5, by ``dist.io``."""
+    return {
+        str(name): int(count)
+        for _, fn in relax_functions(mod)
+        if fn.attrs is not None and IO_ATTR in fn.attrs and "dims" in fn.attrs[IO_ATTR]
+        for name, count in fn.attrs[IO_ATTR]["dims"].items()
+    }
+
+
+def _with_sizes_of_ports(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
+    """Write sizes into the shapes of ``dist.io``."""
+    functions = dict(mod.functions.items())
+    for gv, fn in relax_functions(mod):
+        if fn.attrs is None or IO_ATTR not in fn.attrs or "dims" not in fn.attrs[IO_ATTR]:
+            continue
+        io = dict(fn.attrs[IO_ATTR].items())
+        left = {name: count for name, count in io.pop("dims").items() if str(name) not in dims}
+        if left:
+            raise ModelError(
+                "DIST0313",
+                f"{', '.join(map(str, left))} would stay without a size",
+                place=str(gv.name_hint),
+                remedy="Give the sizes of all dims of a distributed module.",
+            )
+        for side in ("inputs", "outputs"):
+            ports = [dict(port.items()) for port in io[side]]
+            for port in ports:
+                port["shape"] = [extent_value(_number(n), dims) for n in port["shape"]]
+            io[side] = ports
+        functions[gv] = fn.with_attr(IO_ATTR, io)
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _number(extent: Any) -> int | str:
+    return str(extent) if isinstance(extent, str) else int(extent)
 
 
 def _extents(ty: Any) -> Iterator[Any]:

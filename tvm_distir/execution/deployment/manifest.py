@@ -103,6 +103,7 @@ class Manifest:
                     "library": self.libraries[e.function],
                     "inputs": [p.to_dict() for p in e.inputs],
                     "outputs": [p.to_dict() for p in e.outputs],
+                    **({"dims": dict(e.dims)} if e.dims else {}),
                 }
                 for e in self.entries
             ],
@@ -155,6 +156,7 @@ class _EntryFile:
     inputs: tuple[dict[str, Any], ...]
     outputs: tuple[dict[str, Any], ...]
     mesh_device_ids: tuple[Count, ...] | None = None
+    dims: dict[str, PositiveCount] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,14 @@ def _entry(file: _EntryFile) -> EntryFunction:
     )
     devices = file.device_ids if file.mesh_device_ids is None else file.mesh_device_ids
     return EntryFunction(
-        file.function, file.mesh, file.mesh_shape, file.device_ids, inputs, outputs, devices
+        file.function,
+        file.mesh,
+        file.mesh_shape,
+        file.device_ids,
+        inputs,
+        outputs,
+        devices,
+        file.dims,
     )
 
 

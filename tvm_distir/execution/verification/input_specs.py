@@ -117,7 +117,10 @@ def _spec(
             "DIST0340",
             f"{ty} is not a tensor of static shape",
             place=place,
-            remedy=OBJECTS if tensor is None else "Bind its symbolic dims with td.bind_dims.",
+            remedy=OBJECTS
+            if tensor is None
+            else "Give the size of each dim: --dim NAME=N; in Python td.bind_dims, or dims= of "
+            "td.verify.",
         )
     dtype = _dtype(tensor)
     if not _is_float(dtype):

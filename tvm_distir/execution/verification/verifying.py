@@ -13,7 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from tvm_distir.core import Pipeline, PlanLike, as_plan, entry_of, keep_entry, named_leaves
+from tvm_distir.core import (
+    Pipeline,
+    PlanLike,
+    as_plan,
+    bind_dims,
+    entry_of,
+    keep_entry,
+    named_leaves,
+)
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.reference import Reference, strip_annotations
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine
@@ -199,6 +207,7 @@ def verify(
     locate: bool = True,
     entry: str | None = None,
     dispatch: str | None = None,
+    dims: Mapping[str, int] | None = None,
 ) -> VerifyReport:
     """Distribute a module by a plan, run it, and compare with the original on a single device.
 
@@ -231,6 +240,10 @@ def verify(
         ``decode``; the others are left out. Without it ``main``, or the only public function.
     dispatch : str, optional
         ``"torch"``: the distributed program calls kernels of PyTorch, see :func:`tvm_distir.run`.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dims for the inputs. The module is distributed without them, and its
+        program runs at these sizes; bind them by :func:`tvm_distir.bind_dims` instead where the
+        program shall be of these sizes alone.
 
     Returns
     -------
@@ -248,7 +261,7 @@ def verify(
     chosen = make_engine(engine, dispatch).for_verification()
     all_functions = {str(gv.name_hint) for gv in mod.functions}
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
-    plain = RunInTurn()(strip_annotations(mod))
+    plain = bind_dims(RunInTurn()(strip_annotations(mod)), dims or {})
     draws = RandomInputs(plain, exact)
     values = draws.draw(seed) if inputs is None else _ordered(plain, inputs)
     reference = Reference(plain)
@@ -288,12 +301,13 @@ def verify(
         if not exact and atol is None:
             outputs = with_terms(outputs, plain, values, got, expected)
     equal = all(o.equal for o in (*outputs, *twin)) and not replicas
-    claims = claimed_collectives(export(ExpandSchedule()(dist)))
+    claims = claimed_collectives(export(bind_dims(ExpandSchedule()(dist), dims or {})))
     fault, no_fault = None, ""
     if not equal and Pipeline.of(mod) is not None:
         no_fault = "bindings of a pipelined step have no unique counterpart on a single device"
     elif not equal and locate and plan is not None:
-        fault, no_fault = _located(Bisection(mod, plain, plan, chosen, values, narrow, exact))
+        sized = bind_dims(mod, dims or {})
+        fault, no_fault = _located(Bisection(sized, plain, plan, chosen, values, narrow, exact))
     return VerifyReport(
         equal=equal,
         max_abs_diff=largest(o.max_abs_diff for o in outputs),

@@ -36,6 +36,11 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="Sample inputs from {-2..2} and require bitwise equality.",
     )
+    parser.add_argument(
+        "--symbolic",
+        action="store_true",
+        help="Keep symbolic dims in the program; --dim gives the sizes of the inputs alone.",
+    )
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.set_defaults(run=run)
 
@@ -46,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     seed = parse_seed(arguments.seed)
     watch = stopwatch()
     with watch.stage("load"):
+        from tvm_distir.core import bind_dims
         from tvm_distir.execution import draw_inputs, engine, verify
         from tvm_distir.interface.report.document import to_json
         from tvm_distir.interface.report.verification import verdict_dict, verdict_text
@@ -53,10 +59,14 @@ def run(arguments: argparse.Namespace) -> int:
         with asked_by("--engine", "DIST0601"), asked_by("--dispatch", "DIST0623"):
             chosen = engine(arguments.engine, arguments.dispatch)
         chosen.check_available()
+    sizes: dict[str, int] = arguments.dims if arguments.symbolic else {}
+    if arguments.symbolic:
+        arguments.dims = {}
     study = study_of(arguments, axes, watch=watch)
     with watch.stage("draw"):
         weights = {} if arguments.exact else study.source.read_weights()
-        inputs = draw_inputs(study.step, seed=seed, exact=arguments.exact, weights=weights)
+        step = bind_dims(study.step, sizes)
+        inputs = draw_inputs(step, seed=seed, exact=arguments.exact, weights=weights)
     local = study.local
     with watch.stage("verify"):
         outcome = verify(
@@ -67,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             exact=arguments.exact,
             inputs=inputs,
             dist=local,
+            dims=sizes,
         )
     if arguments.json:
         put(to_json(verdict_dict(outcome, arguments.model, watch.timings_s)))

@@ -14,6 +14,7 @@ from tvm_distir.core import (
     IO_ATTR,
     NUM_INPUT_ATTR,
     Pipeline,
+    dims_remedy,
     entry_family,
     mesh_axes,
     mesh_devices,
@@ -61,6 +62,7 @@ def export(mod: ir.IRModule) -> Program:
         DIST0512 where the stages of a step do not fit together.
     """
     entries, pipeline = _entry_functions(mod), Pipeline.of(mod)
+    _refuse_symbolic_dims(entries)
     if pipeline is not None:
         from .staging import export_stages
 
@@ -89,6 +91,20 @@ def export(mod: ir.IRModule) -> Program:
     )
     program.check("export")
     return program
+
+
+def _refuse_symbolic_dims(entries: Mapping[str, relax.Function]) -> None:
+    """Refuse (DIST0714) entries whose dims get their sizes from the inputs of a run."""
+    for name, fn in entries.items():
+        io = fn.attrs[IO_ATTR]
+        if "dims" in io:
+            dims = [str(dim) for dim in io["dims"]]
+            raise SimulationError(
+                "DIST0714",
+                f"costs need the sizes of {', '.join(dims)}",
+                place=name,
+                remedy=dims_remedy(dims),
+            )
 
 
 def _entry(name: str, fn: relax.Function) -> Entry:

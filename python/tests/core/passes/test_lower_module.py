@@ -320,16 +320,6 @@ def test_plain_modules_are_refused():
     )
 
 
-def test_symbolic_shapes_are_refused():
-    text = """
-    @R.function
-    def main(x: R.DTensor(("n", 8), "float32", "mesh[0]", "R, S[1]")):
-        y = R.nn.relu(x)
-        return y
-"""
-    assert "n" in refuses(text, "DIST0502", "main/x", LoweringError).what
-
-
 def test_circular_calls_are_refused():
     text = f"""
     @R.function(private=True)

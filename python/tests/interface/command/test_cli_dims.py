@@ -53,7 +53,7 @@ def test_a_model_with_open_dims_is_analyzed(model: str, capsys: pytest.CaptureFi
     capsys.readouterr()
     assert main(shlex.split(analyze)) == 1
     err = capsys.readouterr().err
-    assert err.startswith(("DIST0313 ", "DIST0502 ")) and "--dim batch=N --dim seq=N" in err
+    assert err.startswith(("DIST0313 ", "DIST0714 ")) and "--dim batch=N --dim seq=N" in err
 
 
 def test_explain_says_which_sizes_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:

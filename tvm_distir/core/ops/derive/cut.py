@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Shrinks a PrimFunc with static shapes to the shapes of a shard.
+"""Shrinks a PrimFunc to the shapes of a shard.
 
 The rule derivation (``rules.tir_classes``) says which loops and buffer dims move together. A
 device computes the first block of such a class: every loop and dim of it shrinks by the same
@@ -10,11 +10,15 @@ variables: the full PrimFunc may stay in the module beside it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, tirx
 from tvm.s_tir import renew_defs
+from tvm.sym import Analyzer
+
+from tvm_distir.core.ops.dims import plain, same, symbols
 
 from .compute_blocks import NotUnderstood, blocks_of, kind_of
 from .dim_groups import Buffers, Node, NodeClasses, visit
@@ -27,10 +31,8 @@ def _imm(like: Any, value: int) -> Any:
     return tirx.IntImm(str(like.ty.dtype), value)
 
 
-def _size(extent: Any) -> int:
-    if not isinstance(extent, tirx.IntImm):
-        raise NotUnderstood(f"the extent {extent} is not constant")
-    return int(extent)
+def _same(extent: Any, other: Any) -> bool:
+    return same(plain(extent), plain(other))
 
 
 class Cutter:
@@ -61,12 +63,20 @@ class Cutter:
                 if self.parts.setdefault(node, count) != count:
                     raise NotUnderstood("dims that are indexed together are sharded differently")
         self.buffers: dict[Any, Any] = {}
-        self.loops: dict[Any, int] = {}
+        self.loops: dict[Any, Any] = {}
         self.at = 0
 
     def _part(self, node: Node, extent: Any) -> Any:
         count = self.parts.get(node, 1)
-        return extent if count == 1 else _imm(extent, -(-_size(extent) // count))
+        if count == 1:
+            return extent
+        if isinstance(extent, tirx.IntImm):
+            return _imm(extent, -(-int(extent) // count))
+        analyzer = Analyzer()
+        rest = analyzer.simplify(tirx.floormod(extent, count))
+        if not isinstance(rest, tirx.IntImm) or int(rest):
+            raise NotUnderstood(f"the extent {extent} is not divisible by {count}")
+        return analyzer.simplify(tirx.floordiv(extent, count))
 
     def run(self) -> Any:
         """Return the PrimFunc of a shard (NotUnderstood when it cannot be sharded)."""
@@ -102,7 +112,7 @@ class Cutter:
             body = self._stmt(stmt.body)  # blocks inside say what the loop's extent becomes
             extent = stmt.extent
             if stmt.loop_var in self.loops:
-                extent = _imm(extent, self.loops[stmt.loop_var])
+                extent = self.loops[stmt.loop_var]
             return tirx.For(
                 stmt.loop_var,
                 stmt.min,
@@ -171,7 +181,7 @@ class Cutter:
         extent = self._part(("iter", number, place), it.dom.extent)
         changed = extent is not it.dom.extent
         if isinstance(value, ir.Var):
-            if self.loops.setdefault(value, _size(extent)) != _size(extent):
+            if not _same(self.loops.setdefault(value, extent), extent):
                 raise NotUnderstood("a loop traverses a sharded and an unsharded dim")
         elif changed:
             raise NotUnderstood("a sharded dim is traversed by several loops")
@@ -184,7 +194,7 @@ class Cutter:
         buffer = self._buffer(source)
         ranges = []
         for r, whole, local in zip(region.region, old, buffer.ty.shape):
-            full = isinstance(r.extent, tirx.IntImm) and int(r.extent) == _size(whole) > 1
+            full = _same(r.extent, whole) and not _same(whole, 1)
             ranges.append(ir.Range.from_min_extent(r.min, local if full else r.extent))
         return type(region)(buffer, ranges, region.ty)
 
@@ -227,7 +237,7 @@ def cut_prim_func(func: Any, counts: Counts) -> Any:
     Parameters
     ----------
     func : PrimFunc
-        A PrimFunc with static shapes, as LegalizeOps makes it.
+        A PrimFunc, as LegalizeOps makes it. Symbolic extents are those of shards then.
     counts : Counts
         The numbers of shards of the dims of its parameters.
 
@@ -236,4 +246,25 @@ def cut_prim_func(func: Any, counts: Counts) -> Any:
     NotUnderstood
         With the reason, when it cannot be sharded.
     """
-    return renew_defs(Cutter(func, counts).run())
+    return renew_defs(Cutter(_with_divisible_extents(func, counts), counts).run())
+
+
+def _with_divisible_extents(func: Any, counts: Counts) -> Any:
+    """Return the PrimFunc with symbolic extents of sharded dims as multiples of their parts.
+
+    A variable then is the extent of a shard, and ``n * 2`` that of the whole dim, where the
+    PrimFunc still has it.
+    """
+    parts: dict[Any, int] = {}
+    for (param, dim), count in counts.items():
+        extent = [p for p in func.params if hasattr(p.ty, "shape")][param].ty.shape[dim]
+        for variable in symbols(extent) if not isinstance(extent, tirx.IntImm) else ():
+            parts[variable] = math.lcm(parts.get(variable, 1), count)
+    if not parts:
+        return func
+    given = [p for p in func.params if any(p.same_as(variable) for variable in parts)]
+    if given:
+        raise NotUnderstood(f"the extent {given[0].name} is an argument")
+    opened = tirx.PrimFunc([*func.params, *parts], func.body, func.ret_type, func.attrs)
+    wholes = {v: tirx.Var(str(v.name), v.ty.dtype) * count for v, count in parts.items()}
+    return opened.specialize(wholes)

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from tvm_distir.core.ir.types import flat_types, known_shape, tensor_type
+from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
+from tvm_distir.core.ops.dims import same, symbols
 from tvm_distir.core.ops.terms import CallForm
 from tvm_distir.core.rewriting.calls import is_tensors, place_of, rebuild, typed
+from tvm_distir.core.rewriting.dims import dims_remedy
 from tvm_distir.core.rewriting.nodes import scalar_of
 from tvm_distir.core.rewriting.writer import BlockWriter
 from tvm_distir.support import LoweringError
@@ -150,14 +152,25 @@ class LocalCall:
         """Return the rank's number among the shards of a dim split by ``axes`` (int64 scalar)."""
         return self._positions.number(axes)
 
+    def _check_size(self, shard: Shard, dim: int) -> None:
+        """Refuse (DIST0502) a sharded dim whose size decides positions and has no size."""
+        if dim in shard.symbolic_dims:
+            raise self.fault(
+                "DIST0502",
+                f"the op needs the size of dim {dim} ({shard.whole[dim]}), which is sharded",
+                dims_remedy([str(v.name) for v in symbols(shard.whole[dim])]),
+            )
+
     def start(self, number: int, dim: int) -> Any:
         """Return where the rank's shard of an operand begins along a sharded dim (int64 scalar)."""
         shard = self.ins[number].shard
+        self._check_size(shard, dim)
         return self._positions.start(shard, self.axes_of_dim(number, dim), dim)
 
     def held(self, number: int, dim: int) -> Any:
         """Return the length of the rank's shard along an operand's ``inner_dims`` (int64)."""
         shard = self.ins[number].shard
+        self._check_size(shard, dim)
         return self._positions.part(shard.whole[dim], self.axes_of_dim(number, dim))[1]
 
     def valid(self, number: int, dim: int) -> Any:
@@ -191,8 +204,8 @@ def expected_mismatch(ty: Any, outs: Sequence[Shard]) -> str:
         tensor: Any = tensor_type(leaf)
         if tensor is None:
             return f"result {number} is {leaf}, expected a tensor"
-        got = known_shape(tensor)
-        if got != want.local:
+        got = static_shape(tensor)
+        if got is None or len(got) != len(want.local) or not all(map(same, got, want.local)):
             return f"result {number} has shape {got or leaf}, expected {want.local}"
         if str(tensor.dtype) != want.dtype:
             return f"result {number} is {tensor.dtype}, expected {want.dtype}"

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.core.ir.placement import Labels, is_padded_inside, shard_counts
+from tvm import tirx
+from tvm.sym import Analyzer
+
+from tvm_distir.core.ir.placement import Labels, ceil_div, is_padded_inside, shard_counts
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,7 @@ class Shard:
 
     Attributes
     ----------
-    whole, local : tuple of int
+    whole, local : tuple of int or expression
         The local shape is that of a padded shard.
     labels : Labels
         Placement on the function's mesh.
@@ -38,19 +41,36 @@ class Shard:
     @property
     def padded_dims(self) -> tuple[int, ...]:
         """Return the dims whose last shards end in padding."""
-        return tuple(d for d, (n, k) in enumerate(zip(self.whole, self.counts)) if n % k)
+        sizes = enumerate(zip(self.whole, self.counts))
+        return tuple(d for d, (n, k) in sizes if isinstance(n, int) and n % k)
+
+    @property
+    def symbolic_dims(self) -> tuple[int, ...]:
+        """Return the dims without a size, of which shards have equal parts."""
+        return tuple(d for d, n in enumerate(self.whole) if not isinstance(n, int))
 
 
 def shard(whole: Sequence[int], labels: Labels, mesh: Sequence[int], dtype: str) -> Shard:
     """Describe how a tensor is placed on a mesh."""
     counts = tuple(shard_counts(labels, mesh, len(whole)))
-    local = tuple(-(-n // k) for n, k in zip(whole, counts))
+    local = tuple(
+        ceil_div(n, k) if isinstance(n, int) else _part(n, k) for n, k in zip(whole, counts)
+    )
     inner = tuple(
         d
         for d, n in enumerate(whole)
-        if labels.count(d) > 1 and is_padded_inside(n, [k for k, x in zip(mesh, labels) if x == d])
+        if labels.count(d) > 1
+        and isinstance(n, int)
+        and is_padded_inside(n, [k for k, x in zip(mesh, labels) if x == d])
     )
     return Shard(tuple(whole), local, tuple(labels), dtype, counts, inner)
+
+
+def _part(extent: Any, count: int) -> Any:
+    """Return the part of a symbolic dim, which the devices divide without a remainder."""
+    if count == 1:
+        return extent
+    return Analyzer().simplify(tirx.floordiv(extent, count))
 
 
 @dataclass

@@ -28,7 +28,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments
-from tvm_distir.core.ir.types import known_shape, static_shape, tensor_type
+from tvm_distir.core.ir.types import static_shape, tensor_type
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.packed import (
     FUSED_ATTENTION,
@@ -185,13 +185,13 @@ class _Interleaver:
             if (order.dim if order else None) != dim:
                 return None
             if order is not None:
-                scaled = _scaled(order, known_shape(operand_ty), factor.size)
+                scaled = _scaled(order, static_shape(operand_ty), factor.size)
                 if scaled is None:
                     return None
                 blocks.add((scaled, order.parts))
         if len(blocks) != 1:
             return None
-        [(sizes, parts)], shape = blocks, known_shape(ty) or static_shape(ty) or ()
+        [(sizes, parts)], shape = blocks, static_shape(ty) or ()
         extent = shape[target]
         if not isinstance(extent, int) or extent % factor.size:
             return None
@@ -322,7 +322,7 @@ class _Interleaver:
         return self.restored[var]
 
 
-def _scaled(order: Segments, shape: tuple[int, ...] | None, blocks: Any) -> tuple[int, ...] | None:
+def _scaled(order: Segments, shape: tuple[Any, ...] | None, blocks: Any) -> tuple[int, ...] | None:
     """Return the sizes of segments in blocks of a factor, None where a piece has broken ones."""
     if shape is None or not isinstance(blocks, int) or shape[order.dim] % blocks:
         return None

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.placement import Labels, P, R, labels_of, placement_text
 from tvm_distir.core.ir.types import known_shape, static_shape
+from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.ops.terms import axes_of, sums
 from tvm_distir.core.redistribution.planner import Planner
 from tvm_distir.core.redistribution.steps import Step
@@ -196,7 +198,7 @@ class Moves:
         if before == after:
             values.alias(var, source)
             return
-        shape = self._static(source, var, value)
+        shape = known_shape(source.ty) or self._sample_shape(source, var, value, mesh)
         at, op = before, terms[0][1] if terms else "sum"
         *steps, final = self._plan(source, shape, before, after, mesh, var, value)
         for step in steps:
@@ -217,10 +219,21 @@ class Moves:
     ) -> tuple[Step, ...]:
         sizes, devices = mesh_key(mesh)
         dtype = str(source.ty.tensor_ty.dtype)
+        planner = self.planner
+        if known_shape(source.ty) is None:
+            planner = planner.without("exchange")
         try:
-            return self.planner.plan(shape, before, after, sizes, dtype, devices).steps
+            return planner.plan(shape, before, after, sizes, dtype, devices).steps
         except LoweringError as error:
             raise self.values.fault(error.code, error.what, var, value, error.remedy) from error
+
+    def _sample_shape(self, source: Any, var: Any, value: Any, mesh: Any) -> tuple[int, ...]:
+        """Return a shape of the type of a source, whose dims all mesh axes divide."""
+        shape = static_shape(source.ty)
+        if shape is None:
+            return self._static(source, var, value)
+        count = math.prod(mesh_key(mesh)[0])
+        return tuple(n if isinstance(n, int) else nominal(n) * count for n in shape)
 
     def _static(self, source: Any, var: Any, value: Any) -> tuple[int, ...]:
         shape = known_shape(source.ty)

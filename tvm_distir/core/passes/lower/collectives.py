@@ -12,6 +12,8 @@ from tvm import relax
 
 from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.placement import is_padded_inside, placement_text
+from tvm_distir.core.ir.types import static_shape
+from tvm_distir.core.ops.dims import same
 from tvm_distir.core.redistribution.shards import TermsMove
 from tvm_distir.core.redistribution.steps import exchange_step
 from tvm_distir.core.rewriting.writer import BlockWriter
@@ -25,7 +27,7 @@ WIDER = {"float16": "float32", "bfloat16": "float32", "bool": "int8"}
 
 def padded(writer: BlockWriter, x: Any, dim: int, count: int, name: str) -> Any:
     """Append zeros along a dim until ``count`` divides it."""
-    shape = [int(n) for n in x.ty.shape]
+    shape = list(static_shape(x.ty) or ())
     missing = -shape[dim] % count
     if not missing:
         return x
@@ -38,9 +40,14 @@ def padded(writer: BlockWriter, x: Any, dim: int, count: int, name: str) -> Any:
     return writer.emit(relax.op.nn.pad(x, widths), f"{name}_pad")
 
 
+def _extent(x: Any, dim: int) -> Any:
+    """Return a dim of a local tensor, an int where it has a size."""
+    return (static_shape(x.ty) or ())[dim]
+
+
 def cut_off(x: Any, dim: int, size: int) -> Any:
     """Keep the first ``size`` elements of a dim (a call, or x itself)."""
-    if int(x.ty.shape[dim]) == size:
+    if same(_extent(x, dim), size):
         return x
     return relax.op.strided_slice(x, [dim], [0], [size])
 
@@ -50,12 +57,15 @@ def parted(writer: BlockWriter, x: Any, dim: int, parts: Sequence[int], name: st
 
     Where the blocks of an axis do not hold whole shards, each is padded for itself.
     """
-    if not is_padded_inside(int(x.ty.shape[dim]), parts):
+    extent = _extent(x, dim)
+    if not isinstance(extent, int):  # a symbolic dim is divided without a remainder
+        return x
+    if not is_padded_inside(extent, parts):
         return padded(writer, x, dim, math.prod(parts), name)
     at = dim
     for k in parts:
         x = padded(writer, x, at, k, name)
-        shape = [int(n) for n in x.ty.shape]
+        shape = list(static_shape(x.ty) or ())
         shape[at : at + 1] = [k, shape[at] // k]
         x = writer.emit(relax.op.reshape(x, shape), f"{name}_blocks")
         at += 1
@@ -68,7 +78,7 @@ def join_shards(
 ) -> Any:
     """Leave the padding out of shards that lie consecutively: :func:`parted` undone."""
     call = writer.builder.normalize(call)
-    if int(call.ty.shape[dim]) == size:
+    if same(_extent(call, dim), size):
         return call
     x = writer.emit(call, f"{name}_padded")
     if not is_padded_inside(size, parts):
@@ -76,7 +86,7 @@ def join_shards(
     blocks = [size]
     for k in parts:
         blocks.append(-(-blocks[-1] // k))
-    whole = [int(n) for n in x.ty.shape]
+    whole = list(static_shape(x.ty) or ())
     for number in range(len(parts) - 1, -1, -1):
         shape = list(whole)
         shape[dim : dim + 1] = [math.prod(parts[:number]), parts[number] * blocks[number + 1]]

@@ -11,6 +11,7 @@ from tvm import ir
 from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.names import REDUCTIONS
 from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ir.types import known_shape
 from tvm_distir.core.ops.terms import within, without
 from tvm_distir.core.redistribution.shards import terms_of
 from tvm_distir.core.rewriting.calls import place_of, rebuild
@@ -85,6 +86,15 @@ class LocalMoves:
         want = values.shard_of(var.ty, place_of(values.name, var, value))
         local, name = values.local(source), str(var.name)
         move = terms_of(value)
+        if move is not None and known_shape(source.ty) is None:
+            raise values.fault(
+                "DIST0502",
+                "the shards of the reduction are no parts of the blocks that devices hold: "
+                "their sizes must be known",
+                var,
+                value,
+                "Bind the symbolic dims with td.bind_dims, or shard the dim over one mesh axis.",
+            )
         if move is None:
             local = collective(values.writer, kind, attrs, local, want.local, name)
         else:

@@ -11,15 +11,17 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
+from tvm_distir.core.ops.dims import symbols
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.fold import folded, is_foldable
 from tvm_distir.core.ops.local.form import local_form, stays_zero
-from tvm_distir.core.ops.local.shard import Operand, shard
+from tvm_distir.core.ops.local.shard import Operand, Shard, shard
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.partial import call_form, carried
 from tvm_distir.core.ops.registry import registration_of
 from tvm_distir.core.ops.terms import Terms, axes_of, without
 from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, place_of, tensor_args
+from tvm_distir.core.rewriting.dims import dims_remedy
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.support import LoweringError, PropagationError
 
@@ -97,12 +99,27 @@ class OpCalls:
             values.memo,
         )
         said = registration_of(str(value.op.name))
-        local = local_form(cx, said, values.context.mod, values.context.prim_funcs)
+        try:
+            local = local_form(cx, said, values.context.mod, values.context.prim_funcs)
+        except (TypeError, ValueError) as error:
+            if not any(o.symbolic_dims for o in (*(operand.shard for operand in ins), *wanted)):
+                raise
+            raise self._needs_sizes([*(operand.shard for operand in ins), *wanted], cx) from error
         local = self._normalized(local, var, value)
         values.expect(local.ty, wanted, var, value)
         zero = not any(o.padded_dims for o in wanted) or stays_zero(cx, said)
         terms = [tuple(sorted((*form.result_terms(i), *handed))) for i in range(len(outs))]
         values.bind(var, local, terms, zero)
+
+    def _needs_sizes(self, shards: Sequence[Shard], cx: LocalCall) -> LoweringError:
+        """Return the error about a local form that computes with sizes."""
+        extents = [shard.whole[dim] for shard in shards for dim in shard.symbolic_dims]
+        names = list(dict.fromkeys(str(v.name) for n in extents for v in symbols(n)))
+        return cx.fault(
+            "DIST0502",
+            f"on shards, the op computes with the sizes of {', '.join(names)}",
+            dims_remedy(names),
+        )
 
     def _normalized(self, local: Any, var: Any, value: Any) -> Any:
         values = self.values

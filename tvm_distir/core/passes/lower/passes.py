@@ -20,13 +20,13 @@ from tvm_distir.core.ops.index_ranges import IndexRange, input_index_ranges
 from tvm_distir.core.passes.branches.restore import restore_branches
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.passes.legalize.local_view import has_local_view
-from tvm_distir.core.rewriting.dims import dims_remedy, open_dims
 from tvm_distir.core.rewriting.functions import has_dtensor, retyped
 from tvm_distir.core.rewriting.native.function_index import Member, read_module
 from tvm_distir.core.rewriting.native.making import make_ports
 from tvm_distir.core.rewriting.native.pruning import mentioned
 from tvm_distir.support import LevelError, LoweringError
 
+from .divisible_dims import Dims, dim_text, has_symbolic_dims, write_divisible_dims
 from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
@@ -83,18 +83,6 @@ def _mixed(members: Sequence[Member], context: Context) -> list[str]:
     return [name for name, numbers in where.items() if len(numbers) > 1]
 
 
-def _refuse_open_dims(mod: ir.IRModule, lowered: set[str]) -> None:
-    """Refuse (DIST0502) functions whose parameters have dims of no known size."""
-    dims = [dim for dim in open_dims(mod) if dim.place.partition("/")[0] in lowered]
-    if dims:
-        raise LoweringError(
-            "DIST0502",
-            f'the size "{dims[0].name}" of dim {dims[0].dim} is not known',
-            place=dims[0].place,
-            remedy=dims_remedy([dim.name for dim in dims]),
-        )
-
-
 def lower(mod: ir.IRModule) -> ir.IRModule:
     """Apply :func:`LowerDistIR`."""
     members = read_module(mod)
@@ -107,7 +95,10 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             place="LowerDistIR",
             remedy="Run PropagateSharding and LegalizeRedistribute first.",
         )
-    _refuse_open_dims(mod, {member.name for member in members if has_dtensor(member.fn)})
+    dims: dict[str, Dims] = {}
+    if has_symbolic_dims(mod):
+        mod, dims = write_divisible_dims(mod)
+        members = read_module(mod)
     context = _context(mod)
     mixed = _mixed(members, context)
     for name in mixed:
@@ -136,7 +127,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             context.callees[gv] = retyped(gv, new.ty)
             result[context.callees[gv]] = new
             continue
-        result.update(_entries(context, member, where, infos))
+        result.update(_entries(context, member, where, infos, dims.get(member.name, {})))
     for gv, fn in mod.functions.items():
         if not isinstance(fn, relax.Function):
             result[gv] = fn
@@ -150,12 +141,14 @@ def _context(mod: ir.IRModule) -> Context:
 
 
 def _entries(
-    context: Context, member: Member, where: Sequence[int], infos: Sequence[Any]
+    context: Context, member: Member, where: Sequence[int], infos: Sequence[Any], dims: Dims
 ) -> dict[Any, relax.Function]:
     """Return the entries of a public function for each class of devices."""
     name = member.name
     indices = input_index_ranges(context.mod, member.fn)
-    parts = {n: _part(LocalValues(context, name, n, infos[n]), member, indices) for n in where}
+    parts = {
+        n: _part(LocalValues(context, name, n, infos[n]), member, indices, dims) for n in where
+    }
     classes = device_classes(infos, where)
     order = transfer_order(member.reading)
     entries = {}
@@ -168,7 +161,10 @@ def _entries(
 
 
 def _part(
-    values: LocalValues, member: Member, indices: Mapping[tuple[int, str], IndexRange]
+    values: LocalValues,
+    member: Member,
+    indices: Mapping[tuple[int, str], IndexRange],
+    dims: Dims,
 ) -> relax.Function:
     """Return the part of a public function on a mesh, with ``dist.io``."""
     fn = member.fn
@@ -178,7 +174,7 @@ def _part(
     segments = segments_of(attrs)
     attrs.pop(SEGMENTS_ATTR, None)
     data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
-    said, which = _Described(len(values.sizes)), []
+    said, which = _Described(len(values.sizes), dims, values.name), []
     for position, name, ty, like in lowered.param_leaves:
         role = ""
         if data is not None:
@@ -197,6 +193,8 @@ def _part(
         attrs["num_input"] = sum(1 for leaf in lowered.param_leaves if leaf.position < first)
     attrs["global_symbol"] = values.name
     attrs[IO_ATTR] = {"mesh": values.number, "inputs": inputs, "outputs": outputs}
+    if dims:
+        attrs[IO_ATTR]["dims"] = {dim: parts for dim, (_, parts) in dims.items()}
     dictionary = ir.make_node("ir.DictAttrs", **attrs)
     return relax.Function(lowered.params, new.body, new.ret_ty, bool(new.is_pure), dictionary)
 
@@ -210,7 +208,8 @@ class _Described:
         The descriptions, by number.
     """
 
-    def __init__(self, axes: int) -> None:
+    def __init__(self, axes: int, dims: Dims, place: str) -> None:
+        self.dims, self.place = dims, place
         self.whole = placement_text((R,) * axes)
         self.rows: list[dict[str, Any]] = []
         self._known: dict[tuple[int, str, IndexRange | None, Segments | None], int] = {}
@@ -232,7 +231,7 @@ class _Described:
             self.rows.append({"shape": empty, "dtype": "object", "placement": self.whole})
             return len(self.rows) - 1
         row = {
-            "shape": tvm_ffi.convert([int(n) for n in static_shape(ty) or ()]),
+            "shape": tvm_ffi.convert([self._size(n) for n in static_shape(ty) or ()]),
             "dtype": str(ty.tensor_ty.dtype),
             "placement": placement_text(labels_of(ty.placement)),
         }
@@ -246,6 +245,9 @@ class _Described:
         if like >= 0:
             self._known[like, role, allowed, segments] = len(self.rows) - 1
         return len(self.rows) - 1
+
+    def _size(self, extent: Any) -> int | str:
+        return extent if isinstance(extent, int) else dim_text(extent, self.dims, self.place)
 
 
 def _without_unused(mod: ir.IRModule) -> ir.IRModule:

@@ -175,12 +175,12 @@ class LocalValues(RewrittenValues):
         if known is not None:
             return known[1]
         shape = static_shape(ty)
-        if shape is None or not all(isinstance(n, int) for n in shape):
+        if shape is None:
             raise LoweringError(
                 "DIST0502",
-                f"the shape {None if shape is None else [str(n) for n in shape]} is not constant",
+                "the shape is not known before the run",
                 place=place,
-                remedy="Bind its sizes before distributing.",
+                remedy="Give it a shape, of symbolic dims where sizes differ between runs.",
             )
         if isinstance(ty, DTensorType):
             labels, dtype = labels_of(ty.placement), str(ty.tensor_ty.dtype)

@@ -15,6 +15,7 @@ from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs, bin
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
+from tvm_distir.execution.runtime.program.symbolic_sizes import sized_program
 from tvm_distir.execution.runtime.program.targets import check_engine_runs
 from tvm_distir.support import EngineError, nearest
 
@@ -84,7 +85,7 @@ class Engine(ABC):
                 place=f'engine {self.name}/"{held.name}"',
                 remedy='Use the engine "threads" or "virtual".',
             )
-        return self.run_program(program, inputs, outputs)
+        return self.run_program(sized_program(program, inputs), inputs, outputs)
 
     def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:
         """Split the inputs, run, and join the outputs."""

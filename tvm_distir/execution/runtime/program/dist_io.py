@@ -36,7 +36,8 @@ def _entry(mod: ir.IRModule, name: str, fn: relax.Function) -> EntryFunction:
         raise wrong_module(name, f"dist.io lists {len(ins)} inputs, there are {len(fn.params)}")
     devices = tuple(int(d) for d in mesh_devices(known[number]).ravel())
     ranks = tuple(int(d) for d in io["devices"]) if "devices" in io else devices
-    return EntryFunction(name, number, shape, ranks, ins, outs, devices)
+    dims = {str(dim): int(count) for dim, count in io["dims"].items()} if "dims" in io else {}
+    return EntryFunction(name, number, shape, ranks, ins, outs, devices, dims)
 
 
 def entries(mod: ir.IRModule, only: str | None = None) -> tuple[EntryFunction, ...]:

@@ -264,6 +264,22 @@ def bind_some(entries: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> di
     return checked
 
 
+def values_by_position(
+    entries: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any]
+) -> dict[int, Any]:
+    """Return the inputs of a run by position, before their shapes and types are checked.
+
+    Raises
+    ------
+    EngineError
+        DIST0602 for missing and unknown inputs.
+    """
+    faults = _no_faults()
+    values = _by_position(input_ports(entries), inputs, stored, faults)
+    faults.raise_all()
+    return values
+
+
 def bind_inputs(
     entries: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any] | None = None
 ) -> LocalInputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,9 @@ class Port:
     index : int
         Position in the original function's flattened parameters or results.
     name : str
-    shape : tuple of int
-        Whole shape.
+    shape : tuple of int or str
+        Whole shape; a dim whose size is that of the inputs of a run is an expression of the names
+        of dims, such as ``past + seq``.
     dtype : str
     labels : tuple of int
         Placement on its mesh.
@@ -60,7 +61,7 @@ class Port:
 
     index: int
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: str
     labels: Labels
     mesh: tuple[tuple[int, ...], tuple[int, ...]] | None = None
@@ -106,6 +107,9 @@ class EntryFunction:
     inputs, outputs : tuple of Port
     mesh_ranks : tuple of int
         The device ids of the first mesh, in its order; those of ``ranks`` unless given.
+    dims : mapping of str to int
+        The dims whose sizes are those of the inputs of a run, and the number of equal parts into
+        which devices divide each.
     """
 
     function: str
@@ -115,6 +119,7 @@ class EntryFunction:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     mesh_ranks: tuple[int, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
 
     def mesh_of(self, port: Port) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shape and device ids of the mesh that a port is placed on."""
@@ -127,12 +132,25 @@ class EntryFunction:
         """
         sizes, ranks = self.mesh_of(port)
         coords = tuple(int(c) for c in np.unravel_index(ranks.index(rank), sizes))
-        return tuple(shard_slices(port.shape, port.labels, sizes, coords))
+        return tuple(shard_slices(self._sizes(port), port.labels, sizes, coords))
 
     def local_shape(self, port: Port) -> tuple[int, ...]:
         """Return the (padded) local shape: ``ceil(n / k)`` per dim that is split into k shards."""
         sizes, _ = self.mesh_of(port)
-        return tuple(int(n) for n in local_shape(port.shape, port.labels, sizes))
+        return tuple(int(n) for n in local_shape(self._sizes(port), port.labels, sizes))
+
+    def _sizes(self, port: Port) -> tuple[int, ...]:
+        """Return the shape of a port; refuse (DIST0602) dims that have no size."""
+        unknown = [str(n) for n in port.shape if not isinstance(n, int)]
+        if unknown:
+            raise EngineError(
+                "DIST0602",
+                f"the dim {unknown[0]} has no size before a run",
+                place=f"{self.function}/{port.name}",
+                remedy="Call td.run with the inputs, or distribute the module with sizes: "
+                "td.bind_dims.",
+            )
+        return port.shape
 
     def output_place(self, port: Port) -> str:
         """Return the text for messages."""
@@ -169,7 +187,7 @@ def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) ->
         port = Port(
             int(item["index"]),
             str(item["name"]) if "name" in item else f"#{int(item['index'])}",
-            tuple(int(n) for n in item["shape"]),
+            tuple(str(n) if isinstance(n, str) else int(n) for n in item["shape"]),
             str(item["dtype"]),
             parse_placement(str(item["placement"])),
             _port_mesh(item["mesh"]) if "mesh" in item else None,

@@ -25,6 +25,7 @@ from tvm_distir.execution.runtime.engines.job_results import finish_run
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
+from tvm_distir.execution.runtime.program.symbolic_sizes import sized_program
 from tvm_distir.execution.runtime.program.targets import check_engine_runs, check_machine_runs
 from tvm_distir.support import EngineError, nearest
 
@@ -119,7 +120,7 @@ class TorchEngine(Engine):
             check_machine_runs(json.loads(program.target), "engine torch")
         else:
             check_engine_runs(program.target, "engine torch")
-        return self.run_program(program, inputs, outputs)
+        return self.run_program(sized_program(program, inputs), inputs, outputs)
 
     def run_program(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
         """Join the job that this process is part of, or start a job.

@@ -16,6 +16,7 @@ from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs, bin
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
+from tvm_distir.execution.runtime.program.symbolic_sizes import SizedProgram
 from tvm_distir.models import to_stablehlo
 from tvm_distir.support import EngineError
 
@@ -99,6 +100,8 @@ class XlaEngine(Engine):
             As :meth:`run_local`; DIST0631 when the processes do not run the same, DIST0632 for too
             few devices.
         """
+        if isinstance(program, SizedProgram):
+            program = program.bound()
         if not is_jax_job():
             return super().run_program(program, inputs, outputs)
         ranks, text = self._checked(program)

@@ -1,0 +1,194 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Give the dims of a program that has none their sizes, from the inputs of a run.
+
+Nothing here needs IR: TVM's runtime-only library is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.core import bind_dims, extent_value, shard_counts
+from tvm_distir.support import EngineError
+
+from .axis_table import AxisTable
+from .communication import Communication
+from .inputs import Inputs, bad_input, values_by_position
+from .io_layout import EntryFunction, Port
+from .runnable import Runnable
+from .sharded import ShardedArray
+
+
+def is_symbolic(entries: Sequence[EntryFunction]) -> bool:
+    """Return whether an input of a program has a dim without a size."""
+    return any(entry.dims for entry in entries)
+
+
+def sizes_of_inputs(entries: Sequence[EntryFunction], values: Mapping[int, Any]) -> dict[str, int]:
+    """Return the sizes of the dims of a program, from the shapes of its inputs.
+
+    Parameters
+    ----------
+    entries : sequence of EntryFunction
+    values : mapping of int to array
+        Inputs by position.
+
+    Raises
+    ------
+    EngineError
+        DIST0602 for two sizes of a dim, or a dim that no input has; DIST0624 for a size that
+        the devices cannot divide into equal parts.
+    """
+    parts = {name: count for entry in entries for name, count in entry.dims.items()}
+    sizes: dict[str, int] = {}
+    where: dict[str, str] = {}
+    for port, name, size in _named_dims(entries, values, parts):
+        place = f'input {port.index} "{port.name}"'
+        if sizes.setdefault(name, size) != size:
+            told = f"the dim {name} has the size {size}, and {sizes[name]} in {where[name]}"
+            raise bad_input(told, "Give inputs of consistent shapes.", port)
+        where[name] = place
+        if size % parts[name]:
+            raise EngineError(
+                "DIST0624",
+                f"the dim {name} has the size {size}, which {parts[name]} does not divide",
+                place=place,
+                remedy=f"Give a multiple of {parts[name]}, or distribute the module with the size "
+                f'of the dim: td.bind_dims(mod, {{"{name}": {size}}}).',
+            )
+    missing = [name for name in parts if name not in sizes]
+    if missing:
+        raise bad_input(f"no input has the dim {missing[0]} as its shape", "Give all inputs.")
+    return sizes
+
+
+def _named_dims(
+    entries: Sequence[EntryFunction], values: Mapping[int, Any], names: Mapping[str, int]
+) -> Iterator[tuple[Port, str, int]]:
+    """Yield the dims of inputs that are a variable alone, with their sizes."""
+    for entry in entries:
+        mesh = entry.mesh_of
+        for port in entry.inputs:
+            if port.index not in values or all(isinstance(n, int) for n in port.shape):
+                continue
+            value, counts = values[port.index], [1] * len(port.shape)
+            if isinstance(value, ShardedArray):
+                shape = value.shape
+                if shape is None:
+                    shape = tuple(next(iter(value.parts.values())).shape)
+                    counts = shard_counts(port.labels, mesh(port)[0], len(port.shape))
+            else:
+                shape = tuple(getattr(value, "shape", ()))
+            if len(shape) == len(port.shape):
+                for extent, size, count in zip(port.shape, shape, counts, strict=True):
+                    if isinstance(extent, str) and extent in names:
+                        yield port, extent, int(size) * count
+
+
+def with_sizes(
+    entries: Sequence[EntryFunction], sizes: Mapping[str, int]
+) -> tuple[EntryFunction, ...]:
+    """Return the entries with numbers in all shapes."""
+
+    def sized(port: Port) -> Port:
+        return replace(port, shape=tuple(extent_value(n, sizes) for n in port.shape))
+
+    return tuple(
+        replace(
+            entry,
+            inputs=tuple(map(sized, entry.inputs)),
+            outputs=tuple(map(sized, entry.outputs)),
+            dims={},
+        )
+        for entry in entries
+    )
+
+
+class SizedProgram:
+    """A program with symbolic dims at the sizes of a run; its libraries serve all sizes.
+
+    Parameters
+    ----------
+    program : Runnable
+    sizes : mapping of str to int
+        The sizes of the dims.
+    """
+
+    def __init__(self, program: Runnable, sizes: Mapping[str, int]) -> None:
+        self._program, self.sizes = program, sizes
+        self.entries = with_sizes(program.entries, sizes)
+
+    @property
+    def axes(self) -> AxisTable:
+        """Return the names of the mesh axes that collectives work along."""
+        return self._program.axes
+
+    @property
+    def communication(self) -> Communication:
+        """Return the groups and pairs of ranks that communicate."""
+        return self._program.communication
+
+    @property
+    def stored(self) -> Mapping[int, Any]:
+        """Return the inputs that are stored with the program, by position."""
+        return self._program.stored
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a fingerprint of the program that is equal in every process."""
+        return self._program.fingerprint
+
+    @property
+    def target(self) -> str:
+        """Return the target of the program in TVM's JSON form."""
+        return self._program.target
+
+    def library(self, entry: EntryFunction) -> Any:
+        """Return the runtime module that holds the entry function, in this process."""
+        return self._program.library(entry)
+
+    def bound(self) -> Runnable:
+        """Return the program of these sizes alone, for engines that compile from IR.
+
+        Raises
+        ------
+        EngineError
+            DIST0605 for a program without IR.
+        """
+        from .lowered import LoweredProgram
+
+        if not isinstance(self._program, LoweredProgram):
+            raise EngineError(
+                "DIST0605",
+                "the engine compiles a program for each size, from IR, which is not there",
+                place="engine",
+                remedy='Use the engine "threads" or "virtual".',
+            )
+        return LoweredProgram(bind_dims(self._program.mod, self.sizes))
+
+    def save(self, entry: EntryFunction, folder: Path) -> Path:
+        """Return the file from which another process can load it."""
+        return self._program.save(entry, folder)
+
+
+def sized_program(program: Runnable, inputs: Inputs | None) -> Runnable:
+    """Return a program whose dims have the sizes of the inputs; itself where all have sizes.
+
+    Raises
+    ------
+    EngineError
+        DIST0602 and DIST0624, see :func:`sizes_of_inputs`.
+    """
+    if not is_symbolic(program.entries):
+        return program
+    if inputs is None:
+        raise bad_input(
+            "the sizes of symbolic dims come from the inputs, of which this process has none",
+            "Give the inputs on all processes.",
+        )
+    values = values_by_position(program.entries, inputs, program.stored)
+    return SizedProgram(program, sizes_of_inputs(program.entries, values))
