@@ -14,7 +14,7 @@ from dataclasses import replace
 from tvm import ir
 
 from tvm_distir.core.ir.placement import R
-from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible
+from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible, has_size
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.solver import Problems
@@ -166,7 +166,8 @@ def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[i
         v = g.nodes[k].results[0]
         shape = g.values[v].shape
         if k not in asked:
-            dims = [d for d, n in enumerate(shape) if parts and divisible(n, parts)]
+            sized = [d for d, n in enumerate(shape) if has_size(n)]
+            dims = [d for d in sized if parts and divisible(shape[d], parts)]
         else:
             label = asked[k]
             dims = [*range(len(shape))] if label is None else [label] * (label >= 0)

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm import tirx
-
-from tvm_distir.core.propagation.graph.graph import Graph, Node, PinLabels
+from tvm_distir.core.propagation.graph.graph import Graph, Node, PinLabels, has_size
 from tvm_distir.core.rewriting.native.union_find import union_find
 
 from .decision import Signature
@@ -51,9 +49,8 @@ def _tied(g: Graph, slots: Sequence[int], tie: Tie) -> list[int]:
 
 
 def _sized_dims(g: Graph, v: int) -> list[int]:
-    """Return the dim numbers of a value that have sizes: only annotations shard symbolic dims."""
-    first, shape = g.offset[v], g.values[v].shape
-    return [first + d for d, n in enumerate(shape) if isinstance(n, int | tirx.IntImm)]
+    """Return the dim numbers of a value that have sizes."""
+    return [g.offset[v] + d for d, n in enumerate(g.values[v].shape) if has_size(n)]
 
 
 class DimUnifier:

@@ -53,6 +53,11 @@ def divisible(size: Any, count: int) -> bool:
     return True
 
 
+def has_size(extent: Any) -> bool:
+    """Return whether a dim has a size; only annotations shard dims that have none."""
+    return isinstance(extent, int | tirx.IntImm)
+
+
 @dataclass(frozen=True)
 class Axis:
     """An axis of a mesh of the module."""
