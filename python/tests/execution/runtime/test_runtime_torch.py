@@ -20,6 +20,8 @@ from tvm_distir.support.errors.tree import EngineError
 pytest.importorskip("torch.distributed")
 
 from tvm_distir.execution.runtime.engines.torch.engine import TorchEngine
+from tvm_distir.execution.runtime.engines.torch.failure_store import LostPeers
+from tvm_distir.execution.runtime.engines.torch.torch_job import has_succeeded
 
 PROGRAMS = Path(__file__).with_name("torch_programs.py")
 
@@ -84,3 +86,26 @@ def test_from_a_plain_process_it_starts_its_workers():
 def test_another_reduction_is_refused():
     with pytest.raises(EngineError, match=r'DIST0601 .*no reduction "orderd".*ordered'):
         TorchEngine(reduce="orderd")
+
+
+class Work:
+    """A work of gloo that ends between the timeout of a wait and the question whether it ended."""
+
+    def __init__(self, error=None):
+        self.error, self.waits = error, 0
+
+    def wait(self, timeout):
+        self.waits += 1
+        if self.waits == 1:
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise RuntimeError(self.error)
+
+    def is_completed(self):
+        return True
+
+
+def test_a_work_that_ends_just_after_a_timeout_has_succeeded():
+    assert has_succeeded(Work(), lambda late: "all_reduce", [1])
+    with pytest.raises(LostPeers, match="Connection closed by peer"):
+        has_succeeded(Work("Connection closed by peer"), lambda late: "all_reduce", [1])

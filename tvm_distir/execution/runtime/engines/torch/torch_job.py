@@ -264,16 +264,7 @@ class TorchJob:
         self, work: Any, what: Callable[[list[int]], str], processes: Sequence[int]
     ) -> None:
         """Wait for a work of gloo; see :meth:`finish`."""
-        self.wait_until(lambda: self._is_done(work, what, processes), what, processes)
-
-    def _is_done(self, work: Any, what: Callable[[list[int]], str], processes: Any) -> bool:
-        try:
-            work.wait(datetime.timedelta(seconds=_POLL_S))
-        except RuntimeError as err:
-            if not work.is_completed():
-                return False
-            raise LostPeers(what, processes, None, str(err).splitlines()[0]) from err
-        return True
+        self.wait_until(lambda: has_succeeded(work, what, processes), what, processes)
 
     def wait_for_device(self, place: str) -> None:
         """Wait for the kernels and collectives of this process' GPU, if it has one."""
@@ -334,6 +325,27 @@ class TorchJob:
         if self.device == "cuda":
             for group in self._groups.values():
                 group.data._get_backend(self.torch_device).abort()
+
+
+def has_succeeded(work: Any, what: Callable[[list[int]], str], processes: Sequence[int]) -> bool:
+    """Wait for a work of gloo for a moment; returns whether it has succeeded.
+
+    Raises
+    ------
+    LostPeers
+        When the work has failed.
+    """
+    limit = datetime.timedelta(seconds=_POLL_S)
+    try:
+        work.wait(limit)
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        try:  # the wait may have timed out just before the work succeeded
+            work.wait(limit)
+        except RuntimeError as err:
+            raise LostPeers(what, processes, None, str(err).splitlines()[0]) from err
+    return True
 
 
 def _unlisted(what: str) -> EngineError:
