@@ -18,6 +18,7 @@ def from_stablehlo(
     *,
     data: Collection[str] | None = None,
     inline: int = 8,
+    loops: int | None = None,
     shardings: bool = True,
 ) -> ir.IRModule:
     """Import a module of StableHLO, as JAX writes it.
@@ -36,6 +37,9 @@ def from_stablehlo(
         (``as_text(debug_info=True)``); arguments without are ``arg0``, ``arg1``, ...
     inline : int
         Private functions of at most so many operations are written into their callers.
+    loops : int, optional
+        The bound of loops that data ends and no counter bounds: the results are those after so many
+        iterations where a loop would go on. None: such loops are refused.
     shardings : bool
         Whether to take over ``sdy.sharding`` and ``mhlo.sharding``.
 
@@ -52,7 +56,7 @@ def from_stablehlo(
     """
     from tvm_distir.models.stablehlo.importer import from_stablehlo as read
 
-    return read(source, data=data, inline=inline, shardings=shardings)
+    return read(source, data=data, inline=inline, loops=loops, shardings=shardings)
 
 
 def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, int]) -> ir.IRModule:
@@ -78,8 +82,8 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
     for key, value in keys.items():
         if key == "data":
             options["data"] = value.split("+")
-        elif key == "inline" and value.isdecimal():
-            options["inline"] = int(value)
+        elif key in ("inline", "loops") and value.isdecimal():
+            options[key] = int(value)
         elif key == "shardings" and value in ("0", "1"):
             options["shardings"] = value == "1"
         else:
@@ -87,6 +91,6 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
                 "DIST0373",
                 f'"{key}={value}" is not an option',
                 place=spec,
-                remedy="Give data=NAME+NAME, inline=N, shardings=0.",
+                remedy="Give data=NAME+NAME, inline=N, loops=N, shardings=0.",
             )
     return from_stablehlo(path, **options)

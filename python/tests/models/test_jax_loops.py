@@ -72,9 +72,14 @@ def test_tokens_are_those_of_jax() -> None:
     assert td.verify(mod, plan).equal
 
 
-def test_loops_without_a_bound_are_refused() -> None:
+def test_loops_without_a_counter_need_a_bound() -> None:
     def halve(x: Any) -> Any:
         return jax.lax.while_loop(lambda y: y.max() > 1, lambda y: y / 2, x)
 
+    lowered = jax.jit(halve).lower(np.ones(4, "float32"))
     with pytest.raises(ModelError, match=r"DIST0372.*depends on data and has no bound"):
-        td.from_stablehlo(jax.jit(halve).lower(np.ones(4, "float32")))
+        td.from_stablehlo(lowered)
+    mod = td.from_stablehlo(lowered, loops=4)
+    for x, iterations in (([0.5, 1.0], 0), ([3.0, 9.0], 4), ([1.0, 100.0], 4)):
+        array = np.array([*x, *x], "float32")
+        np.testing.assert_array_equal(Reference(mod).run([array])[0], array / 2**iterations)

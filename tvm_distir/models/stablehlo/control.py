@@ -26,15 +26,17 @@ def _while(call: HloCall) -> list[TranslatedTensor]:
     """
     values = results = call.operands
     running: TranslatedTensor | None = None
-    for _ in range(MAX_ROUNDS):
+    for count in range(MAX_ROUNDS):
         condition = call.run(call.region(0), values)[0]
         if condition.integer == 0:
             return results
         if condition.integer is None:
             if not _is_counted(call, values):
-                raise UnsupportedOperation(
-                    "a loop whose number of iterations depends on data and has no bound"
-                )
+                if call.loops is None:
+                    what = "a loop whose number of iterations depends on data and has no bound"
+                    raise UnsupportedOperation(f"{what} (loops=N gives one)")
+                if count >= call.loops:
+                    return results
             running = condition if running is None else _both(call, running, condition)
         values = call.run(call.region(1), values)
         if running is None:

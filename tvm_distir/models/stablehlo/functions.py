@@ -48,12 +48,20 @@ class Functions:
     shardings : Shardings
     annotates : bool
         Whether values are annotated with them.
+    loops : int, optional
+        The iterations of loops that data ends and no counter bounds.
     """
 
     def __init__(
-        self, module: Module, place: str, inline: int, shardings: Shardings, annotates: bool
+        self,
+        module: Module,
+        place: str,
+        inline: int,
+        shardings: Shardings,
+        annotates: bool,
+        loops: int | None = None,
     ) -> None:
-        self.module, self.place = module, place
+        self.module, self.place, self.loops = module, place, loops
         self.shardings = shardings if annotates else None
         self.grids = Grids(shardings, annotates)
         self._said = shardings
@@ -310,7 +318,7 @@ class _Body:
                 return operands
             placed = self._placed(operation, self._write.whole(operands[0]), attributes)
             return [self._write.value(placed)]
-        call = HloCall(operation, operands, self._write, self.run)
+        call = HloCall(operation, operands, self._write, self.run, self._functions.loops)
         converted = CONVERTERS[operation.name](call)
         return [converted] if isinstance(converted, TranslatedTensor) else list(converted)
 

@@ -34,6 +34,7 @@ def from_stablehlo(
     *,
     data: Collection[str] | None = None,
     inline: int = 8,
+    loops: int | None = None,
     shardings: bool = True,
 ) -> ir.IRModule:
     """Import a module of StableHLO (see :func:`tvm_distir.from_stablehlo`)."""
@@ -41,7 +42,7 @@ def from_stablehlo(
     module = parse_module(text, place)
     _check_operations(module, place)
     said = Shardings(module, _texts(module, place) if shardings else [])
-    functions = Functions(module, place, inline, said, shardings)
+    functions = Functions(module, place, inline, said, shardings, loops)
     if not functions.public:
         raise ModelError(
             "DIST0370",

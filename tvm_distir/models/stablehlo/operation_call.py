@@ -28,6 +28,8 @@ class HloCall:
     emitter : Emitter
     run : callable
         Translates a block, given values of its arguments; what it returns.
+    loops : int, optional
+        The iterations of loops that data ends and no counter bounds.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class HloCall:
         operands: Sequence[TranslatedTensor],
         emitter: Emitter,
         run: Callable[[RegionBlock, Sequence[TranslatedTensor]], list[TranslatedTensor]],
+        loops: int | None = None,
     ) -> None:
         self.operation = operation
         self.operands = list(operands)
         self.write = emitter
         self.run = run
+        self.loops = loops
 
     def __getitem__(self, index: int) -> TranslatedTensor:
         return self.operands[index]
