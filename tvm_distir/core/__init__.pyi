@@ -217,6 +217,7 @@ from .plan.name_patterns import match_name as match_name
 from .plan.name_patterns import plain_name as plain_name
 from .plan.partition_spec import PartitionSpec as PartitionSpec
 from .plan.plan import Plan as Plan
+from .plan.recomputation import ALTERNATE as ALTERNATE
 from .plan.recomputation import ATTENTION as ATTENTION
 from .plan.recomputation import CHECKPOINT as CHECKPOINT
 from .plan.recomputation import CORE as CORE

@@ -232,6 +232,7 @@ FORMS: Mapping[str, KernelTimeForm] = {
     "attention": KernelTimeForm("attention_efficiency"),
     "attention_backward": KernelTimeForm("attention_efficiency"),
     "attention_decode": KernelTimeForm("attention_efficiency"),
+    "flash_attention_2": KernelTimeForm("attention_efficiency"),
     "memory": KernelTimeForm(),
     "gather": KernelTimeForm(),
     "scores": KernelTimeForm(factor="scores_factor"),

@@ -27,19 +27,20 @@ from .constants import Constant
 
 KERNEL_CLASSES = (
     "matmul", "conv", "attention", "memory", "gather", "view", "batched", "vocabulary", "scores",
-    "logits", "unaligned", "attention_backward", "attention_decode",
+    "logits", "unaligned", "attention_backward", "attention_decode", "flash_attention_2",
 )  # fmt: skip
 """Kernel classes, which differ in the fractions of the peaks that they reach."""
 LIKE = {
     "batched": "matmul", "vocabulary": "matmul", "unaligned": "matmul", "scores": "memory",
     "logits": "memory", "attention_backward": "attention", "attention_decode": "attention",
+    "flash_attention_2": "attention",
 }  # fmt: skip
 """Kernel classes that default to another class where a system does not list them."""
 VIEW = "view"
 """The kernel class that costs nothing: the result is the operand's memory."""
 TENSOR_CLASSES = (
     "matmul", "conv", "attention", "batched", "vocabulary", "unaligned", "attention_backward",
-    "attention_decode",
+    "attention_decode", "flash_attention_2",
 )  # fmt: skip
 """Kernel classes that run at the peak of the matrix units."""
 ASSUMED = "assumed"

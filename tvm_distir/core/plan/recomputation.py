@@ -7,8 +7,8 @@
     rules = policy | runs | NAME "=" runs ("," NAME "=" runs)*
     runs  = run ("+" run)*          the calls of main, in order; the last run holds for all further
     run   = policy ["*" count]
-    policy = "none" | "megatron" | "attention" | "core" | "selective" | "full" | "checkpoint"
-           | "cut:" share
+    policy = "none" | "megatron" | "attention" | "core" | "selective" | "alternate" | "full"
+           | "checkpoint" | "cut:" share
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tvm_distir.support import DistIRError, PlanError, nearest, parse_int, short
 from .name_patterns import match_name
 
 NONE, ATTENTION, CORE, SELECTIVE, FULL = "none", "attention", "core", "selective", "full"
-MEGATRON, CHECKPOINT = "megatron", "checkpoint"
-NAMED = (NONE, MEGATRON, ATTENTION, CORE, SELECTIVE, FULL, CHECKPOINT)
+MEGATRON, CHECKPOINT, ALTERNATE = "megatron", "checkpoint", "alternate"
+NAMED = (NONE, MEGATRON, ATTENTION, CORE, SELECTIVE, ALTERNATE, FULL, CHECKPOINT)
 
 CUT = "cut:"
 """Begins the policy that keeps at most a share of the bytes that ``none`` keeps."""

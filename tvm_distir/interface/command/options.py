@@ -181,7 +181,7 @@ def add_recompute(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         metavar="POLICY",
         help="Set the recomputation (activation checkpointing) policy: none, megatron, attention, "
-        "core, selective, full, checkpoint, cut:SHARE, NAME=POLICY,... by function, or "
+        "core, selective, alternate, full, checkpoint, cut:SHARE, NAME=POLICY,... by function, or "
         "auto[:memory_gib=G,...] for the least that fits in device memory; needs --train.",
     )
 

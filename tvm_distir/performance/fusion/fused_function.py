@@ -26,6 +26,7 @@ class Writer:
         self.flow, self.grouping = flow, grouping
         self.narrowed = flow.narrowed()
         self.group_of = {n: group for group in grouping.groups for n in group.members}
+        self.recomputed = self._recomputed()
 
     def run(self) -> Function:
         """Write the function."""
@@ -48,6 +49,17 @@ class Writer:
         for value, (dtype, size) in self.narrowed.items():
             values[value] = values[value]._replace(dtype=dtype, bytes=size)
         return dataclasses.replace(fn, ops=tuple(_in_order(nodes)), values=tuple(values))
+
+    def _recomputed(self) -> dict[int, tuple[int, ...]]:
+        """Return what kernels read instead of results that they compute again, by result."""
+        return {
+            value: self.flow.reads(number)
+            for number, group in self.group_of.items()
+            if self.flow.fn.ops[number].op in group.rule.recomputed
+            for value in self.flow.fn.ops[number].outputs
+            if value not in self.flow.kept
+            and all(reader in self.group_of for reader in self.flow.readers.get(value, ()))
+        }
 
     def _bytes(self, value: int) -> int:
         if value in self.narrowed:
@@ -74,7 +86,13 @@ class Writer:
         members = sorted(group.members)
         ops = [fn.ops[n] for n in members]
         defined = {value for op in ops for value in op.outputs}
-        inputs = dict.fromkeys(v for n in members for v in flow.reads(n) if v not in defined)
+        inputs = dict.fromkeys(
+            operand
+            for n in members
+            for v in flow.reads(n)
+            if v not in defined
+            for operand in self.recomputed.get(v, (v,))
+        )
         # What nothing reads is launched all the same, and gives what its last op gives.
         outputs = [v for v in sorted(defined) if self._needed(v, group)] or ops[-1].outputs
         limit = sum(op.bytes_read for op in ops)
@@ -92,6 +110,8 @@ class Writer:
 
     def _needed(self, value: int, group: Group) -> bool:
         readers = self.flow.readers.get(value, ())
+        if value in self.recomputed:
+            return False
         return value in self.flow.kept or any(n not in group.members for n in readers)
 
 

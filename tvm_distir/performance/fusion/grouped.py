@@ -66,7 +66,7 @@ def _function(fn: Function, profile: Profile) -> tuple[Function, int]:
     casts, launches = plain(Dataflow(fn, False), profile)
     flow = Dataflow(fn, profile.casts, casts)
     grouping = Grouping(flow, profile, flow.after_gradients())
-    return classified(Writer(flow, grouping).run()), launches
+    return classified(Writer(flow, grouping).run(), profile.attention_class), launches
 
 
 def _measured(program: Program) -> bool:

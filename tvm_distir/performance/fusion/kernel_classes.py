@@ -12,6 +12,7 @@ from tvm_distir.performance.program.parts import Function, Op
 
 BATCHED, VOCABULARY, SCORES, LOGITS = "batched", "vocabulary", "scores", "logits"
 UNALIGNED, ATTENTION, DECODE = "unaligned", "attention", "attention_decode"
+ATTENTION_BACKWARD = "attention_backward"
 _HALF = ("float16", "bfloat16")
 ALIGNED = 8
 """Rows of matrices of so many elements of 16 bits, or multiples, are 16 bytes: what tensor cores
@@ -19,9 +20,10 @@ load at once (NVIDIA, *Matrix Multiplication Background User's Guide*, on tensor
 _ATTENTION = ("relax.dist.attention", "relax.dist.paged_attention", "fused_attention")
 _PRODUCTS = ("relax.matmul", "relax.einsum", "product_with_bias")
 _OVER_CLASSES = ("relax.exp", "relax.nn.log_softmax", "cross_entropy")
+_LOSS = "cross_entropy"
 
 
-def classified(fn: Function) -> Function:
+def classified(fn: Function, attention_class: str = "") -> Function:
     """Name the classes of a function's kernels.
 
     *Scores* are what a product of two batches of matrices makes that is larger than either
@@ -30,6 +32,12 @@ def classified(fn: Function) -> Function:
     ``logits``, and ``vocabulary`` for the products that make or read them; ``unaligned`` where
     these are of 16 bits and so many on a device that rows of logits are not aligned. Attention of
     a single query per sequence *decodes*: ``attention_decode``.
+
+    Parameters
+    ----------
+    fn : Function
+    attention_class : str
+        The class of other attention, forward and backward; empty: that of its ops.
     """
     batched = {number for number, op in enumerate(fn.ops) if _is_batched(fn, op)}
     scores = {
@@ -45,6 +53,7 @@ def classified(fn: Function) -> Function:
         for shape in _shapes(fn, (*op.inputs, *op.outputs))
         if len(shape) == 2 and min(shape) > 1
     }
+    logits |= {_flat(max(_shapes(fn, op.inputs), key=math.prod)) for op in fn.ops if op.op == _LOSS}
     ops = []
     for number, op in enumerate(fn.ops):
         if op.kind == "compute":
@@ -54,7 +63,10 @@ def classified(fn: Function) -> Function:
                 op = op._replace(kernel_class=BATCHED)
             elif op.kernel_class == ATTENTION and op.op in _ATTENTION:
                 query = fn.values[op.inputs[0]].shape
-                op = op._replace(kernel_class=DECODE if query[1] == 1 else ATTENTION)
+                other = attention_class or ATTENTION
+                op = op._replace(kernel_class=DECODE if query[1] == 1 else other)
+            elif op.kernel_class == ATTENTION_BACKWARD and attention_class:
+                op = op._replace(kernel_class=attention_class)
             elif op.kernel_class == "matmul" and classes:
                 aligned = op.dtype not in _HALF or not any(n % ALIGNED for n in classes)
                 op = op._replace(kernel_class=VOCABULARY if aligned else UNALIGNED)

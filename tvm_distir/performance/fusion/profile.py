@@ -60,6 +60,9 @@ class FusionRule:
     siblings : tuple of str
         Names of ops that are taken too where they read a value that the kernel reads, of the size
         of their result.
+    recomputed : tuple of str
+        Names of ops of the kernel whose results it does not write: kernels that read them compute
+        them again from the operands of the op.
     """
 
     name: Text
@@ -74,6 +77,7 @@ class FusionRule:
     )
     needs: tuple[Text, ...] = ()
     siblings: tuple[Text, ...] = ()
+    recomputed: tuple[Text, ...] = ()
 
     @cached_property
     def _qualified(self) -> tuple[tuple[str, str], ...]:
@@ -156,6 +160,9 @@ class Profile:
         products of the same operand, and others of the same name.
     attention : str
         Whether softmax attention is a kernel (``fused``) or products and a softmax (``written``).
+    attention_class : str
+        Kernel class of softmax attention that is a kernel, forward and backward; empty: those of
+        the ops.
     quantization : Quantization, optional
         How operands of products are quantized; None: they are not.
     """
@@ -174,6 +181,7 @@ class Profile:
     rules: tuple[FusionRule, ...] = field(default=(), metadata={"alias": "kernels"})
     joined: tuple[Text, ...] = ()
     attention: Literal["written", "fused"] = "written"
+    attention_class: Annotated[str, one_of(KERNEL_CLASSES)] = ""
     quantization: Quantization | None = None
 
     @property

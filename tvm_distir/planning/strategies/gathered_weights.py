@@ -10,21 +10,29 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import MeshSpec, PlanRule, R, is_private, variables
+from tvm_distir.core import MeshSpec, PlanRule, R, is_private, op_name, variables
 from tvm_distir.transforms import CallSites, callee_of
 
+from .data_parallelism import BATCH_DIM
 from .model_info import one_axis
 from .training_parts import new_names
 
+_VIEWS = frozenset({"permute_dims", "astype"})
+
 
 def gathered_in_layers(
-    mod: ir.IRModule, weights: Mapping[str, Collection[int]], mesh: MeshSpec, number: int
+    mod: ir.IRModule,
+    weights: Mapping[str, Collection[int]],
+    batches: Mapping[str, int],
+    mesh: MeshSpec,
+    number: int,
 ) -> Iterator[PlanRule]:
     """Yield the rules by which the functions of a training step gather the weights that they use.
 
     A product could also send its activations and use the weight in parts, which is less traffic
     for small batches. That is tensor parallelism, whose collectives the next op waits for; gathers
     of weights overlap with the layer before. Functions that update weights use them in parts.
+    Products of the entry, as the head of a language model, are of the samples of a device.
 
     Parameters
     ----------
@@ -32,12 +40,19 @@ def gathered_in_layers(
         A training step, at level 1.
     weights : mapping of str to collection of int
         Positions of the weights that are stored in parts, by entry function.
+    batches : mapping of str to int
+        The samples that the axis divides, by entry function; without one, none are divided.
     mesh : MeshSpec
     number : int
         The axis along which they are.
     """
     calls = CallSites(mod, weights)
     updates = _updates(mod, calls)
+    for name, positions in weights.items():
+        batch = batches.get(name)
+        for value in () if batch is None else _products(mod[name], positions, batch):
+            samples = one_axis(mesh, number, BATCH_DIM)
+            yield PlanRule("value", glob.escape(value), samples, mesh.name, function=name)
     for gv, fn in calls.functions.items():
         if not is_private(fn) or not calls.of[gv] or gv in updates:
             continue
@@ -57,6 +72,22 @@ def gathered_in_layers(
                     mesh.name,
                     function=str(gv.name_hint),
                 )
+
+
+def _products(fn: relax.Function, positions: Collection[int], batch: int) -> Iterator[str]:
+    """Yield the names of products of samples and stored weights, or views of them, in an entry.
+
+    Their first dim is a multiple of the ``batch``, which the axis divides.
+    """
+    weights = {fn.params[position] for position in positions}
+    for block in fn.body.blocks:
+        for binding in block.bindings:
+            op, operands = op_name(binding.value), variables(binding.value)
+            if op in _VIEWS and not weights.isdisjoint(operands):
+                weights.add(binding.var)
+            elif op == "matmul" and operands[0] not in weights and operands[1] in weights:
+                if int(binding.var.ty.shape[0]) % batch == 0:
+                    yield str(binding.var.name)
 
 
 def _updates(mod: ir.IRModule, calls: CallSites) -> set[Any]:

@@ -110,6 +110,7 @@ def stored_in_parts(
     rules: list[PlanRule] = []
     parts, faults = 0, faults_of_plan(f'strategy "{strategy}"')
     in_parts: dict[str, list[int]] = {}
+    batches: dict[str, int] = {}
     cut = False
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
@@ -119,6 +120,8 @@ def stored_in_parts(
         caches = cache_positions(mod, fn, chosen)
         with faults.gathered():
             batched = batched_inputs(chosen, spec, axis, name, caches=caches)
+        if batched:
+            batches[name] = int(fn.params[batched[0]].ty.shape[BATCH_DIM])
         for parameter in chosen:
             label = BATCH_DIM if parameter.position in batched else R
             stays = parameter.position in caches
@@ -134,7 +137,7 @@ def stored_in_parts(
         faults.add(_nothing(entries(mod)[0][0], stage, strategy))
     faults.raise_all()
     if stage == 3 and not cut and is_training_step(mod):
-        rules += gathered_in_layers(mod, in_parts, spec, number)
+        rules += gathered_in_layers(mod, in_parts, batches, spec, number)
     return Plan((spec,), tuple(rules))
 
 

@@ -70,8 +70,8 @@ def TrainStep(
         Patterns of weights that are not trained.
     recompute : str
         Recomputation policy of functions (activation checkpointing): none, attention, core,
-        selective, full, checkpoint, cut:SHARE, NAME=POLICY,..., or auto:memory_gib=..., the least
-        recomputation that fits in the memory.
+        selective, alternate, full, checkpoint, cut:SHARE, NAME=POLICY,..., or
+        auto:memory_gib=..., the least recomputation that fits in the memory.
     system : System or str, optional
         System whose times and memory decide the recomputation.
     schedule : str

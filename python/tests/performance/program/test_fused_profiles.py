@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import pytest
 
@@ -15,15 +17,16 @@ from tvm_distir.performance.fusion.profile import Profile
 from tvm_distir.performance.program.parts import Entry, Function, Mesh, Op, Value
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support.errors.tree import HardwareError
+from tvm_distir.transforms import FuseAttention
 
 BATCH, SEQ, HIDDEN, FFN, HEADS, KV_HEADS, VOCAB = 2, 32, 64, 96, 4, 2, 512
 TOKENS = BATCH * SEQ
 HOST = ("host", "unit", "step")
 
 
-def step_of(model: object) -> Program:
+def step_of(model: object, mesh: Mapping[str, int] = MappingProxyType({"dp": 1})) -> Program:
     step = td.train_step(model, optimizer="adamw", master=True)
-    plan = td.strategy.make_plan(step, "data_parallel", {"dp": 1})
+    plan = td.strategy.make_plan(step, "data_parallel", dict(mesh))
     return td.export(td.distribute(step, plan))
 
 
@@ -111,15 +114,26 @@ def test_backward_of_a_gated_activation_is_one_kernel(llama: Program) -> None:
     assert "relax.add" not in names
 
 
-def test_cross_entropy_moves_no_logits_in_float32(llama: Program) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_cross_entropy_moves_no_logits_in_float32(ranks: int) -> None:
+    """The forward kernel reads logits in bfloat16; the backward kernel reads and writes them.
+
+    With two devices, the sum of the weights of targets is between the kernels.
+    """
+    sizes = {"layers": 1, "batch": BATCH * ranks, "seq": SEQ, "hidden": HIDDEN, "heads": HEADS}
+    model = td.zoo.llama(**sizes, kv_heads=KV_HEADS, vocab=VOCAB, dtype="bfloat16")
+    program = step_of(model, {"dp": ranks})
     logits = TOKENS * VOCAB
-    fused = kernels(grouped(llama, "fused"), "main")
-    (op,) = (op for op in fused if op.op == "cross_entropy")
-    assert op.bytes_written == pytest.approx(2 * logits, abs=16)
-    assert op.bytes_read == pytest.approx(2 * logits, abs=8 * TOKENS + 16)
-    assert op.kernel_class == "logits"
+    fused = kernels(grouped(program, "fused"), "main")
+    (forward,) = (op for op in fused if op.op == "cross_entropy")
+    (backward,) = (op for op in fused if op.op == "cross_entropy_backward")
+    assert forward.bytes_read == pytest.approx(2 * logits, abs=8 * TOKENS + 16)
+    assert forward.bytes_written <= 8 * TOKENS + 16
+    assert backward.bytes_read == pytest.approx(2 * logits, abs=16 * TOKENS + 64)
+    assert backward.bytes_written == pytest.approx(2 * logits, abs=16)
+    assert forward.kernel_class == backward.kernel_class == "logits"
     assert sum(op.kernel_class == "vocabulary" for op in fused) == 3
-    assert sum(op.kernel_class == "logits" for op in fused) == 1
+    assert sum(op.kernel_class == "logits" for op in fused) == 2
 
 
 def test_torch_runs_each_gradient_as_one_kernel(llama: Program, gpt: Program) -> None:
@@ -153,6 +167,23 @@ def test_profiles_keep_the_arithmetic(
         assert sum(op.flops for op in fused) >= max(0.9 * least, sum(tensor))
         moved = sum(op.bytes_read + op.bytes_written for op in fused)
         assert moved <= sum(op.bytes_read + op.bytes_written for op in ops)
+
+
+def test_torch_calls_flash_attention_2() -> None:
+    """Forward and backward attention have its class, which only slows down long attention."""
+    model = td.zoo.llama(size="tiny", layers=1, batch=1, seq=32, dtype="bfloat16")
+    step = step_of(FuseAttention()(model))
+    for name in ("torch-compile", "torch-eager"):
+        found = [op for fn in grouped(step, name).functions.values() for op in fn.ops]
+        assert sum(op.kernel_class == "flash_attention_2" for op in found) == 2
+    h100 = td.System.load("h100")
+    flops, moved = 1e15, 1e9
+    newest, torch = (
+        h100.rate(kind, "bfloat16").spent_s(flops, moved).whole
+        for kind in ("attention", "flash_attention_2")
+    )
+    assert torch > newest
+    assert flops / torch <= 0.35 * 989.4e12  # Shah et al. 2024: 35 % of the peak
 
 
 def test_graphs_issue_nothing(gpt: Program) -> None:

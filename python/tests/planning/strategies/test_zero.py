@@ -241,3 +241,14 @@ def test_gradients_are_placed_from_stage_two_on() -> None:
 def test_errors(text: str, axes: dict[str, int], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         strategy.make_plan(td.zoo.gpt(**GPT), text, axes)
+
+
+@pytest.mark.parametrize("text", ["zero:stage=3", "fsdp"])
+def test_the_head_gathers_its_weight(text: str) -> None:
+    """Logits are of a device's samples, although gathering the hidden state sends less."""
+    model = td.zoo.llama(size="tiny", layers=1, vocab=4096, batch=4, seq=16, dtype="bfloat16")
+    step = td.train_step(model, optimizer="adamw")
+    dist = td.distribute(step, strategy.make_plan(step, text, {"dp": 4}))
+    main = td.export(dist).functions["main"]
+    (logits,) = (op.inputs[0] for op in main.ops if op.op == "relax.nn.log_softmax")
+    assert main.values[logits].shape == (16, 4096)

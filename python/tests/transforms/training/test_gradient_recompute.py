@@ -18,6 +18,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import ModelError
+from tvm_distir.transforms import FuseAttention
 
 POLICIES = ("none", "selective", "full")
 SEQ, HEADS = 32, 4
@@ -53,10 +54,10 @@ def kept(step, name="layer"):
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_the_numbers_are_the_same_bits(name):
     model = getattr(td.zoo, name)(**GPT) if name == "gpt" else td.zoo.llama(size="tiny", layers=2)
-    made = steps(model, (*POLICIES, *MEGATRON))
+    made = steps(model, (*POLICIES, *MEGATRON, "alternate"))
     values = draw_inputs(made["none"])
     found = {policy: Reference(step).run(values) for policy, step in made.items()}
-    for policy in (*POLICIES[1:], *MEGATRON):
+    for policy in (*POLICIES[1:], *MEGATRON, "alternate"):
         assert all(np.array_equal(a, b) for a, b in zip(found["none"], found[policy], strict=True))
 
 
@@ -141,6 +142,22 @@ def test_checkpoint_does_all_work_of_the_forward_part_again():
     layer = sum(op.flops for op in program.functions["layer_forward"].ops)
     assert flops["checkpoint"] - flops["none"] == 4 * layer
     assert flops["full"] - flops["none"] < 4 * layer
+
+
+def test_alternate_runs_every_second_product_again():
+    """Of q, k, v, output, gate, up and down it multiplies k, output and up again."""
+    tokens, hidden, kv, ffn = 32, 32, 16, 48
+    sizes = {"layers": 1, "batch": 2, "seq": 16, "hidden": hidden, "heads": 4, "kv_heads": 2}
+    model = FuseAttention()(td.zoo.llama(**sizes, ffn=ffn, vocab=64))
+    products, attention = {}, {}
+    for policy, step in steps(model, ("none", "alternate")).items():
+        plan = strategy.make_plan(step, "data_parallel", {"dp": 1})
+        ops = [op for _, op in td.export(td.distribute(step, plan)).executed("main")]
+        products[policy] = sum(op.flops for op in ops if op.kernel_class == "matmul")
+        attention[policy] = sum(op.kernel_class == "attention" for op in ops)
+    again = 2 * tokens * hidden * (kv + hidden + ffn)
+    assert products["alternate"] - products["none"] == again
+    assert attention["alternate"] == attention["none"] == 1
 
 
 def test_memory_falls_and_work_grows_by_the_forward_part():

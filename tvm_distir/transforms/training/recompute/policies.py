@@ -12,6 +12,8 @@ parameters:
 - ``core`` recomputes the scores of attention and all values of their size (the selective
   recomputation of the same section and of Megatron-LM): cheap contractions that write more than
   they read, and the values computed from them up to the next contraction;
+- ``alternate`` saves the results of attention and of every second product with weights, and
+  recomputes the rest (the selective activation checkpoint per op of torchtitan);
 - ``full`` saves nothing: the backward pass runs the forward pass again (Chen et al. 2016);
 - ``cut:SHARE`` saves at most that share of the bytes that ``none`` saves, and minimizes the time
   by a minimum cut (:mod:`.frontier`).
@@ -28,6 +30,7 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core import (
+    ALTERNATE,
     CORE,
     FULL,
     SELECTIVE,
@@ -42,6 +45,7 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again,
 
 from .frontier import Frontier
 
+_ATTENTION = ("attention", "attention_backward", "attention_decode")
 Kept = tuple[list[Any], list[Any]]
 """Variables that are kept, and bindings that are recomputed, in order."""
 
@@ -116,6 +120,25 @@ def core(
     return saved, [binding for binding in forward if binding.var in again]
 
 
+def alternate(forward: Sequence[Any], read: Sequence[Any], kernels: ir.IRModule) -> Kept:
+    """Save the results of attention, and of the first, third, ... other contraction."""
+    saved, products = set(), 0
+    for binding in forward:
+        work = _work(binding.value, kernels)
+        if work is None:
+            is_saved = type(binding.value) is ir.Call
+        elif work.kernel_class not in TENSOR_CLASSES:
+            continue
+        elif work.kernel_class in _ATTENTION:
+            is_saved = True
+        else:
+            products += 1
+            is_saved = products % 2 == 1
+        if is_saved:
+            saved.add(binding.var)
+    return _recompute_bindings(forward, read, lambda binding: binding.var not in saved)
+
+
 def _work(value: Any, kernels: ir.IRModule) -> Work | None:
     """Return the work of an op, or None for calls of functions and uncounted ops."""
     if not isinstance(value, ir.Call) or isinstance(value.op, ir.GlobalVar):
@@ -153,6 +176,8 @@ def kept_by(
         return core(forward, read, params, frontier.times.kernels)
     if policy == SELECTIVE:
         return selective(forward, read, params, frontier.times.kernels)
+    if policy == ALTERNATE:
+        return alternate(forward, read, frontier.times.kernels)
     if share is None:
         return kept_and_again(forward, read, params)
     most = share * kept_bytes(kept_and_again(forward, read, params)[0])
