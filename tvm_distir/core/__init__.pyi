@@ -90,6 +90,8 @@ from .ir.branches import branch_of as branch_of
 from .ir.branches import lift_branches as lift_branches
 from .ir.branches import outline_branches as outline_branches
 from .ir.extents import extent_value as extent_value
+from .ir.grouped_ops import EXPERT_MATMUL_OP as EXPERT_MATMUL_OP
+from .ir.grouped_ops import expert_matmul as expert_matmul
 from .ir.grouped_ops import grouped_matmul as grouped_matmul
 from .ir.grouped_ops import grouped_outer as grouped_outer
 from .ir.handles import handle as handle
@@ -152,6 +154,7 @@ from .ir.types import relax_functions as relax_functions
 from .ir.types import static_shape as static_shape
 from .ir.types import tensor_type as tensor_type
 from .ir.types import value_types as value_types
+from .ops.active_experts import active_experts as active_experts
 from .ops.dims import StaticTensor as StaticTensor
 from .ops.dims import nominal as nominal
 from .ops.dims import size_bytes as size_bytes

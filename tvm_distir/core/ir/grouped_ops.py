@@ -9,8 +9,13 @@ it: matrix ``e`` is the sum of the outer products of the rows with ``ids[i] == e
 some of the experts leaves the rows of others out.
 
 The attribute ``groups`` is the number of all matrices, of which a device may have a part. Rows are
-taken to be spread evenly over them when FLOPs are counted. Like attention, these ops compute and
-move nothing between devices.
+taken to be spread evenly over them when FLOPs are counted.
+
+``R.dist.expert_matmul(x, w)`` multiplies the slots of experts, ``x (E, M, K)``, by their matrices
+``w (E, K, N)``: it is ``R.matmul``, but its attributes say how many tokens select experts, so that
+the experts which none selects cost nothing. It serves steps of few tokens.
+
+Like attention, these ops compute and move nothing between devices.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from .types import static_shape
 
 GROUPED_MATMUL_OP = f"{PREFIX}grouped_matmul"
 GROUPED_OUTER_OP = f"{PREFIX}grouped_outer"
+EXPERT_MATMUL_OP = f"{PREFIX}expert_matmul"
 
 
 def grouped_matmul(x: ir.Expr, w: ir.Expr, ids: ir.Expr, groups: int) -> ir.Call:
@@ -40,6 +46,24 @@ def grouped_matmul(x: ir.Expr, w: ir.Expr, ids: ir.Expr, groups: int) -> ir.Call
 def grouped_outer(x: ir.Expr, y: ir.Expr, ids: ir.Expr, groups: int, held: int) -> ir.Call:
     """Sum the outer products of rows ``x (M, K)`` and ``y (M, N)`` by group: ``(held, K, N)``."""
     return dist_call("grouped_outer", [x, y, ids], groups=int(groups), held=int(held))
+
+
+def expert_matmul(
+    x: ir.Expr, w: ir.Expr, experts: int, top_k: int, tokens: int, slots: int
+) -> ir.Call:
+    """Multiply the slots of experts, ``x (E, M, K)``, by their matrices ``w (E, K, N)``.
+
+    ``top_k`` of all ``experts`` work on a token. ``tokens`` of them have ``slots`` rows of each
+    expert: both are numbers of all tokens, of which ``M`` rows of a device have their share.
+    """
+    return dist_call(
+        "expert_matmul",
+        [x, w],
+        experts=int(experts),
+        top_k=int(top_k),
+        tokens=int(tokens),
+        slots=int(slots),
+    )
 
 
 def _fault(call: ir.Call, what: str, remedy: str) -> MeshError:
@@ -78,16 +102,30 @@ def _infer_outer(call: ir.Call, _: Any) -> Any:
     return relax.TensorType([int(call.attrs["held"]), x[1], y[1]], ty.dtype, ty.vdevice)
 
 
+def _infer_experts(call: ir.Call, _: Any) -> Any:
+    types = [arg.ty for arg in call.args]
+    if len(types) != 2 or not all(isinstance(ty, relax.TensorType) for ty in types):
+        raise _fault(call, "an operand is no tensor", "Give the slots and the matrices.")
+    x, w = (static_shape(ty) for ty in types)
+    if x is None or w is None or not len(x) == len(w) == 3 or (x[0], x[2]) != (w[0], w[1]):
+        what = f"the shapes {x} and {w} do not fit"
+        raise _fault(call, what, "Use (experts, slots, in) and (experts, in, out).")
+    return relax.TensorType([x[0], x[1], w[2]], types[0].dtype, types[0].vdevice)
+
+
 INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
     GROUPED_MATMUL_OP: _infer_matmul,
     GROUPED_OUTER_OP: _infer_outer,
+    EXPERT_MATMUL_OP: _infer_experts,
 }
 
 
 __all__ = [
+    "EXPERT_MATMUL_OP",
     "GROUPED_MATMUL_OP",
     "GROUPED_OUTER_OP",
     "INFER",
+    "expert_matmul",
     "grouped_matmul",
     "grouped_outer",
 ]

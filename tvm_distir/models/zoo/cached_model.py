@@ -17,7 +17,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 
-from tvm_distir.core import kv_append, paged_attention
+from tvm_distir.core import expert_matmul, kv_append, paged_attention
 
 from .cached_config import CacheConfig
 from .decoder_config import DecoderConfig
@@ -162,7 +162,10 @@ def _by_head(x: Any, weights: Any) -> Any:
 
 
 class PooledMixture(Mixture):
-    """Experts that take the tokens of all requests of a pool together."""
+    """Experts that take the tokens of all requests of a pool together.
+
+    Those that no token selects are not read.
+    """
 
     pools = 1
 
@@ -171,6 +174,14 @@ class PooledMixture(Mixture):
         batch, seq, hidden = x.shape
         pooled = nn.op.reshape(x, (self.pools, batch // self.pools * seq, hidden))
         return nn.op.reshape(super().forward(pooled), (batch, seq, hidden))
+
+    def product(self, rows: Any, weight: Any, name: str) -> Any:
+        """Multiply the slots of experts by their matrices."""
+        config = self.config
+        call = expert_matmul(
+            rows._expr, weight._expr, config.experts, config.top_k, config.seq, config.capacity
+        )
+        return emit(call, name)
 
 
 class _Cached(TransformerLayer):

@@ -233,9 +233,13 @@ class Mixture(nn.Module):  # type: ignore[misc]
 
     def _work(self, rows: Any) -> Any:
         """Map (experts, rows, hidden) to the same shape, each slice by its expert."""
-        gate = nn.op.matmul(rows, self.gate_proj, name="gate")
-        up = nn.op.matmul(rows, self.up_proj, name="up")
+        gate = self.product(rows, self.gate_proj, "gate")
+        up = self.product(rows, self.up_proj, "up")
         if self.config.expert_bias:
             gate, up = nn.op.add(gate, self.gate_bias), nn.op.add(up, self.up_bias)
-        outputs = nn.op.matmul(gated(self.config, gate, up), self.down_proj, name="outputs")
+        outputs = self.product(gated(self.config, gate, up), self.down_proj, "outputs")
         return nn.op.add(outputs, self.down_bias) if self.config.expert_bias else outputs
+
+    def product(self, rows: Any, weight: Any, name: str) -> Any:
+        """Multiply (experts, rows, in) by the matrices of the experts, (experts, in, out)."""
+        return nn.op.matmul(rows, weight, name=name)

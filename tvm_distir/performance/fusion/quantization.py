@@ -23,7 +23,10 @@ from .stored_weights import store_quantized
 HALF = ("float16", "bfloat16")
 QUANTIZE = "quantize"
 """Name of the kernels that quantize an operand."""
-_PRODUCTS = ("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", "product_with_bias")
+_PRODUCTS = (
+    *("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", "relax.dist.expert_matmul"),
+    "product_with_bias",
+)
 
 
 def quantized(program: Program, profile: Profile) -> Program:

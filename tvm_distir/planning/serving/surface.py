@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS, System, mesh_text
+from tvm_distir.core import EXPERT_MATMUL_OP, PICOSECONDS, System, active_experts, mesh_text
 from tvm_distir.models import CacheConfig, DecoderConfig, serving_step
 from tvm_distir.performance import FlatBatch, Profile, Program, grouped, numbers_of
 from tvm_distir.planning.study import Study
@@ -32,6 +32,8 @@ _DECODE = ((1, 0), (3, 100), (8, 700), (17, 2300), (64, 500), (250, 6000), (40, 
 """Requests and tokens in each cache of the samples of steps that decode."""
 _PREFILL = ((16, 0), (48, 100), (130, 1000), (512, 0), (2048, 4096), (8192, 512), (300, 7000))
 """Tokens of a prompt, and tokens before them in its cache, of the samples that fill caches."""
+_FEW_TOKENS = ((2, 3), (5, 300))
+"""More of these samples, in which tokens select a part of the experts."""
 _MOST_ROWS = 8192
 _MOST_RANGES = 4
 _EXTRA = ((1, 1), (2, 0), (1, 0), (0, 1))
@@ -157,10 +159,19 @@ class StepMemory:
 
 @dataclass
 class _Kind:
-    """Steps whose programs differ in numbers only."""
+    """Steps whose programs differ in numbers only.
+
+    Attributes
+    ----------
+    template : ProgramTemplate
+    batch : FlatBatch
+    experts : tuple of (int, int)
+        Experts that a device has, and how many pools of tokens select among them.
+    """
 
     template: ProgramTemplate
     batch: FlatBatch
+    experts: tuple[tuple[int, int], ...]
 
 
 @dataclass
@@ -265,7 +276,7 @@ class Surface:
             selected = np.flatnonzero(which == number)
             for at in range(0, selected.size, _MOST_ROWS):
                 rows = selected[at : at + _MOST_ROWS]
-                symbols = self._symbols(prefill, first[rows], before[rows])
+                symbols = self._symbols(prefill, first[rows], before[rows], kind.experts)
                 quantities, whole = kind.template.at(symbols)
                 times = kind.batch.run(quantities)
                 if not (whole & times.fits).all():
@@ -286,9 +297,10 @@ class Surface:
         """
         samples = _Samples(self, prefill)
         step = 1 if prefill else self.served.pools
+        few = _FEW_TOKENS if prefill and self.served.config[0].experts else ()
         sizes = [
             (a if prefill else -(-a // step) * step, b)
-            for a, b in (_PREFILL if prefill else _DECODE)
+            for a, b in (*few, *(_PREFILL if prefill else _DECODE))
         ]
         begins: list[int] = []
         in_order = sorted(sizes)
@@ -317,16 +329,18 @@ class Surface:
         if len({samples.skeleton(*size) for size in sizes}) > 1:
             raise _unpredicted(self.served, "its programs change with the tokens in caches")
         table = np.array(sizes, np.int64).T
-        symbols = self._symbols(prefill, table[0], table[1])
-        extra = self._extra(symbols.shape[0], prefill or self.new > 1)
+        experts = samples.experts(*sizes[0])
+        symbols = self._symbols(prefill, table[0], table[1], experts)
+        extra = self._extra(symbols.shape[0], prefill or self.new > 1, len(experts))
         programs = [samples.program(*size) for size in sizes]
         template = ProgramTemplate.of(programs, symbols.T.tolist(), extra)
         system, numbers = self.served.system, template.numbers
         blocking = Profile.known(system.kernels).blocking
-        return _Kind(template, FlatBatch(programs[0], system, numbers, template.which, blocking))
+        batch = FlatBatch(programs[0], system, numbers, template.which, blocking)
+        return _Kind(template, batch, experts)
 
-    def _extra(self, count: int, causal: bool) -> list[tuple[int, ...]]:
-        """Return the exponents of terms of attention: to pages, and in a window."""
+    def _extra(self, count: int, causal: bool, experts: int) -> list[tuple[int, ...]]:
+        """Return the exponents of terms of attention: to pages, and in a window; and of experts."""
         rest = (0,) * (count - 2)
         extra = [(*e, *rest) for e in _EXTRA] if causal else []
         if self.served.config[0].window:
@@ -334,12 +348,17 @@ class Surface:
             for place in ((1, 0), (0, 1)):
                 extra += [(1, 0, *place, *rest), (0, 0, *place, *rest)]
             extra += [(1, 0, 0, 0, *rest)]
-        return extra
+        return extra + [
+            tuple(int(k == count - n) for k in range(count)) for n in range(1, experts + 1)
+        ]
 
-    def _symbols(self, prefill: bool, first: Ints, before: Ints) -> Ints:
+    def _symbols(
+        self, prefill: bool, first: Ints, before: Ints, experts: Sequence[tuple[int, int]]
+    ) -> Ints:
         """Return the symbols of formulas, (symbols, rows): sizes, pages, and what follows of them.
 
-        Windows limit the keys that are read, and experts have a capacity: both are no monomials.
+        Windows limit the keys that are read, experts have a capacity, and few tokens select few of
+        them: all three are no monomials.
         """
         config, caches = self.served.config
         new = first if prefill else np.full(first.size, self.new, np.int64)
@@ -358,6 +377,10 @@ class Surface:
                 if config.capacity_factor
                 else tokens
             )
+            rows += [
+                active_experts(held, config.experts, config.top_k, pools * tokens)
+                for held, pools in experts
+            ]
         return np.array(rows, np.int64)
 
 
@@ -383,6 +406,25 @@ class _Samples:
         """Return the program of a step, grouped into kernels."""
         return self._sample(first, before)[1]
 
+    def experts(self, first: int, before: int) -> tuple[tuple[int, int], ...]:
+        """Return the experts of a device and the pools whose tokens they take, as programs have.
+
+        The rows of an expert are its slots for each pool.
+        """
+        study = self._sample(first, before)[0]
+        config = serving_step(self.served.text(*self._sizes(first), before))[0]
+        if not config.experts:
+            return ()
+        seq = config.batch // self.served.pools * config.seq
+        slots = replace(config, seq=seq).capacity
+        shapes = {
+            fn.values[op.inputs[0]].shape
+            for fn in study.program.functions.values()
+            for op in fn.ops
+            if op.op == EXPERT_MATMUL_OP
+        }
+        return tuple(sorted({(held, -(-rows // slots)) for held, rows, _ in shapes}))
+
     def skeleton(self, first: int, before: int) -> str:
         """Return the digest of all of a program but its numbers."""
         return self._sample(first, before)[2]
@@ -396,10 +438,15 @@ class _Samples:
 def _more_sizes(
     sizes: list[tuple[int, int]], low: int, high: int, step: int
 ) -> list[tuple[int, int]]:
-    """Add sizes of a range, so that formulas are determined and confirmed in it."""
+    """Add sizes of a range, so that formulas are determined and confirmed in it.
+
+    They are at uneven distances: slots of experts grow with tokens by steps of one, which at even
+    distances may look linear.
+    """
     last = (high - step) if high else 8 * max(low, *(first for first, _ in sizes or [(low, 0)]))
-    middle = (low + last) // 2 // step * step
-    places = [low, last, max(low, middle), low, last, max(low, middle)]
+    span = (last - low) // step
+    third, late = (low + span * part // 21 * step for part in (7, 15))
+    places = [low, last, third, low, last, late]
     befores = (0, 150, 1100, 5000, 700, 2600)
     return list(dict.fromkeys([*sizes, *zip(places, befores, strict=True)]))
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.grouped_ops import GROUPED_MATMUL_OP, GROUPED_OUTER_OP
-from tvm_distir.core.ops.dims import elements, nominal
+from tvm_distir.core.ir.grouped_ops import EXPERT_MATMUL_OP, GROUPED_MATMUL_OP, GROUPED_OUTER_OP
+from tvm_distir.core.ops.active_experts import active_experts
+from tvm_distir.core.ops.dims import elements, nominal, size_bytes
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.places import as_int64
 from tvm_distir.core.ops.padding import ZERO_TERMS
-from tvm_distir.core.ops.registration import Family
+from tvm_distir.core.ops.registration import SAME_OP, Family
 
 FAMILY: Family = Family()
 
@@ -79,4 +80,28 @@ def grouped_outer(call: CallShape) -> Draft:
     draft.linear((0,), (1,))
     held = nominal(call.outs[0][0])
     draft.work(2 * elements(x) * nominal(y[1]) * held // int(call.attrs["groups"]), "matmul")
+    return draft
+
+
+@FAMILY.rule(EXPERT_MATMUL_OP, local=SAME_OP, padding=ZERO_TERMS)
+def expert_matmul(call: CallShape) -> Draft:
+    """Shard experts, slots and columns; the contracted dim gives partial sums.
+
+    Shapes ``(E, M, K) x (E, K, N) -> (E, M, N)``. FLOPs: 2 M K N for each expert that works, see
+    :func:`.active_experts`; the matrices of others are not read.
+    """
+    draft = Draft(call)
+    x, w = call.ins
+    draft.tie({0: 2, 1: 1}, {}, "sum")
+    draft.tie({0: 0, 1: 0}, {0: 0})
+    draft.tie({0: 1}, {0: 1})
+    draft.tie({1: 2}, {0: 2})
+    draft.linear((0,), (1,))
+    held, rows, inner, columns = (nominal(n) for n in (*x, w[2]))
+    experts, top_k, tokens, slots = (
+        int(call.attrs[key]) for key in ("experts", "top_k", "tokens", "slots")
+    )
+    active = int(active_experts(held, experts, top_k, -(-rows * tokens // slots)))
+    matrix = size_bytes((inner, columns), call.in_dtypes[1])
+    draft.work(2 * active * rows * inner * columns, "matmul", {1: active * matrix})
     return draft

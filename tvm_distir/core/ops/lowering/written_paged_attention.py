@@ -12,6 +12,7 @@ from tvm import ir, relax
 from tvm.relax import op
 
 from tvm_distir.core.ir.attention_ops import UNSEEN, accumulated
+from tvm_distir.core.ir.grouped_ops import EXPERT_MATMUL_OP
 from tvm_distir.core.ir.paged_attention_ops import (
     KV_APPEND_OP,
     PAGED_ATTENTION_OP,
@@ -170,12 +171,17 @@ def _attention(builder: relax.BlockBuilder, call: ir.Call) -> Any:
     return _Attention(builder, call).written()
 
 
+def _experts(_: relax.BlockBuilder, call: ir.Call) -> Any:
+    return relax.op.matmul(*call.args)
+
+
 WRITTEN_OPS: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
     **WRITTEN_ATTENTION,
     KV_APPEND_OP: _append,
     PAGED_ATTENTION_OP: _attention,
+    EXPERT_MATMUL_OP: _experts,
 }
-"""Writers of calls of attention and of caches, by the names of the ops."""
+"""Writers of calls of attention, caches and experts, by the names of the ops."""
 
 
 __all__ = ["WRITTEN_OPS"]

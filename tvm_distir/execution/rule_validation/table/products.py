@@ -14,6 +14,7 @@ from tvm_distir.core import (
     attention,
     attention_backward,
     attention_bias_gradient,
+    expert_matmul,
     grouped_matmul,
     grouped_outer,
     kv_append,
@@ -333,6 +334,11 @@ def _grouped(rows: int, inner: int, columns: int, groups: int = 6) -> list[Case]
     ]
 
 
+EXPERTS = [
+    case(expert_matmul(var(4, 6, 2), var(4, 2, 4), experts=4, top_k=2, tokens=6, slots=6)),
+    case(expert_matmul(var(6, 4, 3), var(6, 3, 4), experts=8, top_k=1, tokens=2, slots=1)),
+]
+
 GROUPED = [*_grouped(6, 4, 2), *_grouped(7, 5, 3), *_grouped(4, 6, 1, groups=4)]
 
 PRECISION = [case(op.matmul(var(4, 6, dtype="float16"), var(6, 3, dtype="float16")))]
@@ -348,5 +354,6 @@ CASES = [
     *FUSED_ATTENTION,
     *PAGED,
     *GROUPED,
+    *EXPERTS,
     *PRECISION,
 ]

@@ -82,6 +82,7 @@ def _take_backward(_: relax.BlockBuilder, call: ir.Call) -> Any:
 
 _TORCH: dict[str, Replace] = {
     "relax.matmul": _matmul,
+    "relax.dist.expert_matmul": _matmul,
     "relax.nn.attention": _attention,
     "relax.nn.attention_bias": _attention,
     "relax.nn.conv2d": _conv2d,

@@ -29,6 +29,7 @@ UNKNOWN = {
     "nn.dropout": "outside of branches, it is converted to a kernel first",
     "dist.attention_backward": "gradients of gradients are not supported",
     "dist.attention_bias_gradient": "gradients of gradients are not supported",
+    "dist.expert_matmul": "steps of few tokens serve: train on the model without entry=serve",
     "dist.kv_append": "caches serve inference: train on the model without entry=serve",
     "dist.paged_attention": "caches serve inference: train on the model without entry=serve",
     "dist.redistribute": "a training step is created from a model at level 1",

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Check the simulation of serving at full counts, of which the test suite has a part.
+
+Usage: scripts/checks/serving_laws.py [events] [search] [surfaces]
+
+``events``: 500 random workloads, the native loop against the reference in Python. ``search``: the
+best choice against exhaustive search in 50 small spaces. ``surfaces``: steps of ten plans against
+the pipeline, to the picosecond. All of them by default; prints a line for each, exits 1 when one
+fails.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "python")]
+
+PLANS = (
+    *(("llama3", "megatron", {"tp": n}) for n in (2, 4, 8)),
+    ("gemma", "megatron", {"tp": 2}),
+    ("qwen3", "megatron", {"tp": 1}),
+    ("deepseek", "data_parallel", {"dp": 2}),
+    ("deepseek,experts=32", "expert_parallel", {"ep": 4}),
+    ("mixtral", "expert_parallel", {"ep": 2}),
+    ("gpt_oss,experts=16", "megatron", {"tp": 1}),
+    ("moe", "expert_parallel", {"ep": 4}),
+)
+POINTS = 20
+
+
+def check_events() -> str:
+    """Compare 500 workloads with the reference."""
+    from tests.planning.serving.test_serving_events import compare_with_reference
+
+    return f"500 workloads equal, {compare_with_reference(range(500))} preemptions"
+
+
+def check_search() -> str:
+    """Compare searches in 50 spaces with exhaustive ones."""
+    from tests.planning.serving.test_serving_surface import SPACES, compare_with_exhaustive
+
+    return f"{len(SPACES)} spaces equal, {compare_with_exhaustive(SPACES)} choices cut"
+
+
+def check_surfaces() -> str:
+    """Compare steps of plans with the pipeline."""
+    from tests.planning.serving.test_serving_surface import SYSTEM, differing_sizes
+
+    from tvm_distir.core import System
+    from tvm_distir.planning.serving.surface import ServedModel
+
+    for model, strategy, mesh in PLANS:
+        name, _, keys = model.partition(",")
+        text = f"zoo:{name}?size=tiny,layers=3" + (f",{keys}" if keys else "")
+        served = ServedModel(text, strategy, mesh, System.load(SYSTEM))
+        differing = differing_sizes(served, POINTS)
+        assert not differing, f"{model} {served.plan_text}: {differing}"
+        print(f"  {model}, {served.plan_text}: {2 * POINTS} steps equal", flush=True)
+    return f"{len(PLANS)} plans equal"
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "events": check_events,
+    "search": check_search,
+    "surfaces": check_surfaces,
+}
+
+
+def main(names: list[str]) -> int:
+    """Run the checks."""
+    warnings.simplefilter("ignore", UserWarning)
+    failed = 0
+    for name in names or CHECKS:
+        try:
+            print(f"{name}: {CHECKS[name]()}", flush=True)
+        except AssertionError as error:
+            failed = 1
+            print(f"{name}: FAILED {error}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
