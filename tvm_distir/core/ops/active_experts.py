@@ -33,4 +33,4 @@ def active_experts(
     with np.errstate(divide="ignore"):  # all experts work on each token
         idle = np.exp(np.asarray(tokens) * np.log1p(-top_k / experts))
     expected = np.ceil(np.asarray(held) * (1 - idle) - 1e-9).astype(np.int64)
-    return np.clip(expected, 1, np.asarray(held))
+    return np.asarray(np.clip(expected, 1, np.asarray(held)), np.int64)

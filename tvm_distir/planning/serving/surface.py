@@ -297,7 +297,11 @@ class Surface:
         """
         samples = _Samples(self, prefill)
         step = 1 if prefill else self.served.pools
-        few = _FEW_TOKENS if prefill and self.served.config[0].experts else ()
+        few = [
+            size
+            for size in (_FEW_TOKENS if prefill and self.served.config[0].experts else ())
+            if samples.skeleton(*size) == samples.skeleton(*_PREFILL[0])
+        ]
         sizes = [
             (a if prefill else -(-a // step) * step, b)
             for a, b in (*few, *(_PREFILL if prefill else _DECODE))

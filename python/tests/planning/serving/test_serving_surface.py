@@ -38,9 +38,10 @@ def test_a_surface_is_the_pipeline_to_the_picosecond(family, strategy, mesh):
 def differing_sizes(served, count, new=1):
     """Return the sizes of steps at which a surface is not the pipeline: few tokens, and many."""
     surface, rng, differing = Surface(served, new), np.random.default_rng(1), []
+    least = 2 if served.config[0].experts else 16
     for number in range(count):
         batch = (number + 1 if number % 2 else int(rng.integers(1, 150))) * served.pools
-        tokens = number + 2 if number % 2 else int(rng.integers(2, 6000))
+        tokens = number + least if number % 2 else int(rng.integers(least, 6000))
         past = int(rng.integers(0, 9000))
         if surface.decode_s(batch, past) != served.study(batch, new, past).result.time_s:
             differing.append((batch, new, past))
