@@ -164,7 +164,7 @@ def serving_step(spec: str) -> tuple[DecoderConfig, CacheConfig]:
 
 
 def _no_step(spec: str) -> ModelError:
-    remedy = "Give a decoder with rotary positions of the zoo, or a config.json."
+    remedy = "Give a decoder of the zoo, or a config.json."
     return ModelError("DIST0331", "the model has no serving step", place=spec, remedy=remedy)
 
 

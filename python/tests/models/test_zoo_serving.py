@@ -22,6 +22,7 @@ from tvm_distir.performance.program.exporter import export
 from tvm_distir.support.errors.tree import ModelError, PlanError
 
 FAMILIES = (
+    "gpt",
     "llama",
     "moe",
     *"llama3 mistral mixtral qwen2 qwen3 gemma phi deepseek gpt_oss".split(),
@@ -158,7 +159,9 @@ def test_a_cache_takes_its_memory_once():
 @pytest.mark.parametrize(
     ("text", "why"),
     [("llama3?size=tiny,entry=train", "DIST0331.*entry"),
-     ("gpt?size=tiny,entry=serve", "DIST0331.*entry"),
+     ("bert?size=tiny,entry=serve", "DIST0331.*bert has no serving step.*generate"),
+     ("t5?size=tiny,entry=serve", "DIST0331.*t5 has no serving step.*encoder"),
+     ("gpt?size=tiny,entry=serve,past=64", "DIST0332.*positions=64.*positions=80"),
      ("llama3?size=tiny,entry=serve,batch=4,pools=3", "DIST0332.*pools"),
      ("llama3?size=tiny,entry=serve,kv_dtype=float9", "DIST0332.*float9")],
 )  # fmt: skip

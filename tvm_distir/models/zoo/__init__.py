@@ -13,6 +13,7 @@ from tvm_distir.support import ModelError, nearest
 
 from . import (
     bert_model,
+    cached_gpt,
     cached_model,
     decoder_model,
     gpt_model,
@@ -26,7 +27,7 @@ from . import (
     whisper_model,
 )
 from .bert_model import BertConfig
-from .cached_config import CacheConfig, serving_config, split_serve_keys
+from .cached_config import ENTRY, CacheConfig, serving_config, split_serve_keys
 from .configs import (
     GPT_DEFAULT_SIZE,
     GPT_PRESETS,
@@ -103,14 +104,14 @@ def gpt(**keys: Any) -> ir.IRModule:
         ``size``: tiny, gpt2 (default), gpt2-medium, gpt2-large, gpt2-xl, gpt3-6.7b, gpt3-13b,
         gpt3-175b; and any field of :class:`GptConfig`, which overrides that of the size.
         Batch is 16; seq is 128 for GPT-2 sizes (give ``seq=1024`` for the full context),
-        2048 for GPT-3's.
+        2048 for GPT-3's. ``entry="serve"``: as :func:`llama`.
 
     Raises
     ------
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return gpt_model.build(config("gpt", keys))
+    return _built("gpt", keys, gpt_model.build)
 
 
 def llama(**keys: Any) -> ir.IRModule:
@@ -375,8 +376,13 @@ _MODELS = {
 }
 
 NAMES = tuple(_MODELS)
-WITHOUT_SERVING = ("bert", "gpt", "mlp", "resnet", "t5", "unet", "vit", "whisper")
-"""Models without a serving step."""
+_NO_TOKENS = "it does not generate tokens one after the other"
+_CROSS = "its decoder attends to an encoder, whose keys and values have no caches"
+WITHOUT_SERVING: Mapping[str, str] = {
+    **dict.fromkeys(("bert", "mlp", "resnet", "unet", "vit"), _NO_TOKENS),
+    **dict.fromkeys(("t5", "whisper"), _CROSS),
+}
+"""Models without a serving step, and why."""
 
 
 def _built(name: str, keys: Mapping[str, Any], make: Callable[[Any], ir.IRModule]) -> ir.IRModule:
@@ -385,7 +391,10 @@ def _built(name: str, keys: Mapping[str, Any], make: Callable[[Any], ir.IRModule
     known = config(name, rest)
     if caches is None:
         return make(known)
-    return cached_model.build(serving_config(f"zoo:{name}", known, caches), caches)
+    sizes = serving_config(f"zoo:{name}", known, caches)
+    if isinstance(known, GptConfig):
+        return cached_gpt.build(known, caches)
+    return cached_model.build(sizes, caches)
 
 
 def config(name: str, keys: Mapping[str, Any]) -> Any:
@@ -440,7 +449,12 @@ def build(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
     Raises
     ------
     ModelError
-        DIST0330 unknown name; and those of :func:`gpt` and the others.
+        DIST0330 unknown name; DIST0331 a serving step of a model that has none; and those of
+        :func:`gpt` and the others.
     """
     _check_name(name)
+    if ENTRY in keys and name in WITHOUT_SERVING:
+        what = f"{name} has no serving step: {WITHOUT_SERVING[name]}"
+        remedy = f"Remove {ENTRY}, or choose a decoder."
+        raise ModelError("DIST0331", what, place=f"zoo:{name}", remedy=remedy)
     return _MODELS[name].make(**keys)

@@ -252,7 +252,7 @@ class CachedDecoder(Decoder):
             cos, sin = by_window.get(config.has_window(number), by_window[False])
             held = caches[number * count : (number + 1) * count]
             out = layer(x, cos, sin, pages, lengths, *held)
-            x, *new_caches = _unpacked(out, 1 + count)
+            x, *new_caches = unpacked(out, 1 + count)
             results += new_caches
         x = part(x, config.seq - 1, config.seq, "last", axis=1)
         logits = nn.op.reshape(self.logits(x), (config.batch, config.vocab))
@@ -264,7 +264,7 @@ class CachedDecoder(Decoder):
         return nn.op.unsqueeze(cos, 2), nn.op.unsqueeze(sin, 2)
 
 
-def _unpacked(out: Any, count: int) -> list[Any]:
+def unpacked(out: Any, count: int) -> list[Any]:
     """Return the fields of the tuple that a layer, or the call of its function, gives."""
     if isinstance(out, relax.Tuple):
         return [Tensor(_expr=field) for field in out.fields]
@@ -290,6 +290,22 @@ def cache_specs(config: DecoderConfig, caches: CacheConfig) -> dict[str, tuple[l
 
 def build(config: DecoderConfig, caches: CacheConfig) -> ir.IRModule:
     """Build the module of a serving step without allocating weights."""
+    return export_step(CachedDecoder, config, config, caches)
+
+
+def export_step(base: type, model: Any, config: DecoderConfig, caches: CacheConfig) -> ir.IRModule:
+    """Export the serving step of a class of models.
+
+    Parameters
+    ----------
+    base : type
+        The class, with a method ``step(input_ids, pages, lengths, *caches)``.
+    model : Config
+        What the class is made of, beside ``caches``.
+    config : DecoderConfig
+        The sizes of the step.
+    caches : CacheConfig
+    """
     specs = cache_specs(config, caches)
     batch = config.batch
     data: dict[str, tuple[list[int], str]] = {
@@ -307,6 +323,6 @@ def build(config: DecoderConfig, caches: CacheConfig) -> ir.IRModule:
     main.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, kind) for name in names]
     )
-    model = type("Serving", (CachedDecoder,), {"main": main})(config, caches)
+    serving = type("Serving", (base,), {"main": main})(model, caches)
     dotted = dict(zip(plain, specs, strict=True))
-    return export_model(model, dotted, **data, **plain)
+    return export_model(serving, dotted, **data, **plain)

@@ -34,6 +34,8 @@ _PREFILL = ((16, 0), (48, 100), (130, 1000), (512, 0), (2048, 4096), (8192, 512)
 """Tokens of a prompt, and tokens before them in its cache, of the samples that fill caches."""
 _FEW_TOKENS = ((2, 3), (5, 300))
 """More of these samples, in which tokens select a part of the experts."""
+_POSITIONS = 16384
+"""Rows of tables of learned positions; requests have fewer tokens."""
 _MOST_ROWS = 8192
 _MOST_RANGES = 4
 _EXTRA = ((1, 1), (2, 0), (1, 0), (0, 1))
@@ -85,7 +87,12 @@ class ServedModel:
         return math.prod(n for axis, n in self.mesh.items() if axis in ("dp", "ep"))
 
     def text(self, batch: int, seq: int, past: int) -> str:
-        """Return the MODEL string of a step."""
+        """Return the MODEL string of a step; tables of learned positions have rows for samples."""
+        step = self._step(batch, seq, past)
+        learned = not self.config[0].rotary_share and "positions=" not in self.model
+        return step + (f",positions={_POSITIONS}" if learned else "")
+
+    def _step(self, batch: int, seq: int, past: int) -> str:
         keys = {"entry": "serve", "batch": batch, "seq": seq, "past": past, "page": self.page}
         keys |= {"pools": self.pools} if self.pools > 1 else {}
         keys |= {"kv_dtype": self.kv_dtype} if self.kv_dtype else {}
@@ -109,7 +116,7 @@ class ServedModel:
     @cached_property
     def config(self) -> tuple[DecoderConfig, CacheConfig]:
         """Return the configurations of the model and of a step."""
-        return serving_step(self.text(self.pools, 1, 0))
+        return serving_step(self._step(self.pools, 1, 0))
 
     @cached_property
     def repeated(self) -> tuple[ServedModel, ServedModel, int] | None:
