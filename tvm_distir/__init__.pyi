@@ -27,6 +27,7 @@ from .models.hlo import from_stablehlo as from_stablehlo
 from .models.model import from_exported_program as from_exported_program
 from .models.model import from_onnx as from_onnx
 from .models.model import load_model as load_model
+from .models.relax_ccl import from_ccl as from_ccl
 from .models.relax_nn import from_nn as from_nn
 from .models.tvmscript import from_tvmscript as from_tvmscript
 from .performance.program.exporter import export as export

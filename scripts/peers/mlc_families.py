@@ -11,6 +11,7 @@ is exported with small widths, two layers and packed weights. An entry runs twic
 stock TVM, and twice on two devices, on the engine ``virtual``; the paged caches are those of the
 wheel, on each device with the heads that the plan gives it. A line per family, strategy and entry
 says ``equal`` with the number of collectives, ``different``, or the code of the error. With
+``--strategy mlc`` the program is MLC-LLM's own, with ``tensor_parallel_shards``. With
 ``--symbolic`` the dims of tokens and sequences stay symbolic, and one program runs with two sets of
 lengths. Needs the package `tqdm`, which MLC-LLM imports. Exits with 1 where anything differs.
 """
@@ -90,8 +91,8 @@ def import_mlc(root: Path) -> None:
             setattr(relax, name, new)
 
 
-def exported(family: str, quantization: str) -> ir.IRModule:
-    """Return the module that MLC-LLM exports for a small model of a family, with static sizes."""
+def exported(family: str, quantization: str, shards: int = 1) -> tuple[ir.IRModule, Any]:
+    """Return what MLC-LLM exports for a small model of a family: the module and its parameters."""
     from mlc_llm import op
     from mlc_llm.model import MODEL_PRESETS, MODELS
     from mlc_llm.quantization import QUANTIZATION
@@ -101,14 +102,14 @@ def exported(family: str, quantization: str) -> ir.IRModule:
     config.update({key: value for key, value in WIDTHS.items() if key in config})
     config.setdefault("context_window_size", WIDTHS["context_window_size"])
     config.setdefault("prefill_chunk_size", WIDTHS["prefill_chunk_size"])
-    config["tensor_parallel_shards"] = 1
+    config["tensor_parallel_shards"] = shards
     target, model = tvm.target.Target("llvm"), MODELS[family]
     with target:
         op.enable(target=target, flashinfer=False, faster_transformer=False, cutlass=False)
         scheme = QUANTIZATION[quantization]
         made, _ = model.quantize[scheme.kind](model.config.from_dict(config), scheme)
-        mod, _, _ = made.export_tvm(spec=made.get_default_spec(), allow_extern=True)
-    return mod
+        mod, params, _ = made.export_tvm(spec=made.get_default_spec(), allow_extern=True)
+    return mod, params
 
 
 def only(mod: ir.IRModule, entry: str, lengths: Sequence[int] | None) -> ir.IRModule:
@@ -223,11 +224,15 @@ class Comparison:
         entry: str,
         lengths: Sequence[int],
         programs: dict[str, ir.IRModule] | None = None,
+        own: tuple[ir.IRModule, Any] | None = None,
     ) -> None:
         self.mod, self.entry, self.lengths = only(mod, entry, lengths), entry, lengths
         # With programs, those of symbolic dims by strategy, which several lengths share.
         self.source = self.mod if programs is None else only(mod, entry, None)
         self.programs = {} if programs is None else programs
+        if own is not None and "mlc" not in self.programs:
+            alone = only(own[0], entry, None if programs is not None else lengths)
+            self.programs["mlc"] = td.from_ccl((alone, own[1]), DEVICES)
         self.takes_cache = any(isinstance(p.ty, relax.AnyType) for p in self.mod[entry].params)
         self.values = list(_arguments(self.mod[entry], np.random.default_rng(0)))
         if "logit_positions" in [str(p.name) for p in self.mod[entry].params]:
@@ -302,12 +307,14 @@ def main() -> int:
     parser.add_argument("--strategy", action="append")
     parser.add_argument("--symbolic", action="store_true")
     args = parser.parse_args()
+    strategies = args.strategy or ("data_parallel", "tensor_parallel", "megatron")
     warnings.simplefilter("ignore")
     import_mlc(args.mlc)
     differs = False
     for family in args.families:
         try:
-            mod = exported(family, args.quantization)
+            mod, _ = exported(family, args.quantization)
+            own = exported(family, args.quantization, DEVICES) if "mlc" in strategies else None
         except Exception as error:
             reason = str(error).splitlines()[0][:80]
             print(f"{family}: not exported ({type(error).__name__}: {reason})", flush=True)
@@ -317,7 +324,7 @@ def main() -> int:
         for entry in ENTRIES:
             programs: dict[str, ir.IRModule] | None = {} if args.symbolic else None
             for lengths in (ENTRIES[entry], OTHER_LENGTHS[entry])[: 1 + args.symbolic]:
-                case = Comparison(mod, entry, lengths, programs)
+                case = Comparison(mod, entry, lengths, programs, own)
                 title = f"{family} {args.quantization} {entry}"
                 title += f" {list(lengths)}" if args.symbolic else ""
                 try:
@@ -326,7 +333,7 @@ def main() -> int:
                     reason = str(error).strip().splitlines()[0][:80]
                     print(f"{title}: one device fails ({reason})", flush=True)
                     continue
-                for strategy in args.strategy or ("data_parallel", "tensor_parallel", "megatron"):
+                for strategy in strategies:
                     name = strategy
                     if strategy == "data_parallel" and case.values[0].shape[0] == 1:
                         name = "data_parallel:dim=1"

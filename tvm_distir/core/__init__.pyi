@@ -147,6 +147,7 @@ from .ir.segments import segments_of as segments_of
 from .ir.types import TENSOR_TYPES as TENSOR_TYPES
 from .ir.types import as_dtensor as as_dtensor
 from .ir.types import flat_types as flat_types
+from .ir.types import is_object as is_object
 from .ir.types import is_private as is_private
 from .ir.types import known_shape as known_shape
 from .ir.types import named_leaves as named_leaves
@@ -209,6 +210,7 @@ from .passes.declaration import Rewrite as Rewrite
 from .passes.declaration import info_of as info_of
 from .passes.declaration import module_pass as module_pass
 from .passes.legalize.passes import LegalizeRedistribute as LegalizeRedistribute
+from .passes.lower.divisible_dims import dim_text as dim_text
 from .passes.lower.passes import LowerDistIR as LowerDistIR
 from .passes.propagate.passes import ModuleRewriter as ModuleRewriter
 from .passes.propagate.passes import PropagateSharding as PropagateSharding
@@ -322,6 +324,7 @@ from .rewriting.dims import bind_dims as bind_dims
 from .rewriting.dims import check_sizes as check_sizes
 from .rewriting.dims import dims_remedy as dims_remedy
 from .rewriting.dims import open_dims as open_dims
+from .rewriting.dims import open_variables as open_variables
 from .rewriting.dims import unknown_dim as unknown_dim
 from .rewriting.entries import entry_family as entry_family
 from .rewriting.entries import entry_of as entry_of
@@ -366,6 +369,7 @@ from .rewriting.substitute import VARIABLES as VARIABLES
 from .rewriting.substitute import substitute as substitute
 from .rewriting.substitute import variables as variables
 from .rewriting.tuple_parameters import open_tuples as open_tuples
+from .rewriting.worker_collectives import with_mesh_collectives as with_mesh_collectives
 from .rewriting.writer import BlockWriter as BlockWriter
 from .rewriting.writer import merged_blocks as merged_blocks
 from .rewriting.writer import with_body as with_body

@@ -47,13 +47,17 @@ def from_nn(module: Any, spec: Any, dims: Mapping[str, int] | None = None) -> ir
             remedy="Give a tvm.relax.frontend.nn.Module.",
         )
     mod, params = module.export_tvm(spec)
-    names = [str(name) for name, _ in params]
+    named = with_names(open_tuples(mod), [str(name) for name, _ in params])
+    return bind_dims(named, dims or {})
+
+
+def with_names(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
+    """Return a module with opened tuples whose parameters have the names of an ``nn.Module``."""
     functions = {
         gv: _named(fn, names) if isinstance(fn, relax.Function) else fn
-        for gv, fn in open_tuples(mod).functions.items()
+        for gv, fn in mod.functions.items()
     }
-    named = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-    return bind_dims(named, dims or {})
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _named(fn: relax.Function, names: list[str]) -> relax.Function:

@@ -82,6 +82,12 @@ def open_dims(mod: ir.IRModule) -> list[OpenDim]:
     return dims
 
 
+def open_variables(fn: relax.Function) -> list[Any]:
+    """Return the variables that are dims of a function's parameters, in order."""
+    extents = [extent for param in fn.params for extent in _extents(param.ty)]
+    return list(dict.fromkeys(n for n in extents if isinstance(n, tirx.Var)))
+
+
 def dims_remedy(names: list[str], call: str = "td.bind_dims(mod, {})") -> str:
     """Return the remedy for unbound dims; ``call`` is the Python call that takes them."""
     names = list(dict.fromkeys(names))

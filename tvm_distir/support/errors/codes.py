@@ -74,6 +74,7 @@ CODES: dict[str, str] = {
     "DIST0335": "a tensor belongs to no weight of the decoder that config.json describes",
     "DIST0340": "the inputs of a module cannot be generated",
     "DIST0341": "a module has no such entry function, or several of which one must be chosen",
+    "DIST0343": "a collective of a module with R.ccl has no form on the given devices",
     "DIST0350": "an op of a model that is to be trained has no gradient",
     "DIST0351": "no training step can be made of a model, loss or optimizer",
     "DIST0353": "a second gradient is registered for a kernel",
