@@ -68,7 +68,7 @@ def prepare(folder: Path, names: list[str]) -> None:
         (place / "values.pickle").write_bytes(pickle.dumps((name, inputs, results)))
 
 
-def difference(results: list[Any], wanted: list[Any]) -> float:
+def difference(results: list[Any], wanted: list[Any], half_tolerance: float = 2e-2) -> float:
     """Return the largest difference over the tolerance; infinite for other shapes or types."""
     worst = 0.0
     for a, b in zip(results, wanted, strict=True):
@@ -76,7 +76,7 @@ def difference(results: list[Any], wanted: list[Any]) -> float:
             return float("inf")
         if same_bits(a, b):
             continue
-        tolerance = 2e-2 if a.dtype.itemsize == 2 else 1e-4
+        tolerance = half_tolerance if a.dtype.itemsize == 2 else 1e-4
         x, y = a.astype("float64"), b.astype("float64")
         worst = max(worst, float(np.abs(x - y).max() / (tolerance * np.abs(y).max())))
     return worst
