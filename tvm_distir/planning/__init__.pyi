@@ -11,6 +11,7 @@ from .search.trials import StrategyMaker as StrategyMaker
 from .serving.batching import SchedulerOptions as SchedulerOptions
 from .serving.batching import StepTimes as StepTimes
 from .serving.levels import ServiceLevels as ServiceLevels
+from .serving.request_trace import request_trace as request_trace
 from .serving.serving_report import ServingReport as ServingReport
 from .serving.serving_report import serve_analyze as serve_analyze
 from .serving.serving_search import ServingSearchResult as ServingSearchResult

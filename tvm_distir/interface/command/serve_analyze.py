@@ -61,6 +61,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--acceptance", metavar="A", default="0.7", help="Set the share of accepted tokens."
     )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        help="Write the requests and the steps of each replica as a trace that Perfetto opens.",
+    )
     parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
     parser.set_defaults(registers=True, run=run)
 
@@ -113,8 +118,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.draft_tokens != "0":
         draft_tokens = parse_count(arguments.draft_tokens, "--draft-tokens")
     acceptance = parse_number(arguments.acceptance, "--acceptance")
+    outputs = _outputs(arguments)
+    trace = outputs.promise(arguments.trace, "--trace")
     system = begin(arguments, "--strategy", arguments.strategy)
-    from tvm_distir.planning import serve_analyze
+    from tvm_distir.planning import request_trace, serve_analyze
 
     report = serve_analyze(
         arguments.model,
@@ -134,7 +141,17 @@ def run(arguments: argparse.Namespace) -> int:
     )
     put(json.dumps(report.to_dict(), indent=1) if arguments.json else report.text())
     put("\n")
+    if trace is not None:
+        outputs.add(trace, request_trace(report.served))
+        for path in outputs.commit():
+            say(f"wrote {path}")
     return 0
+
+
+def _outputs(arguments: argparse.Namespace) -> Outputs:
+    """Return the files of a command, which may read a trace of requests."""
+    read = arguments.workload if arguments.workload.endswith(".csv") else None
+    return Outputs({"--workload": read})
 
 
 def add_serving(parser: Any) -> None:
@@ -160,11 +177,12 @@ def add_serving(parser: Any) -> None:
 
 def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> int:
     """Search ways of serving and print them."""
-    trace = arguments.workload if arguments.workload.endswith(".csv") else None
-    outputs = Outputs({"--workload": trace})
+    outputs = _outputs(arguments)
     picture = outputs.promise(arguments.picture, "--picture")
+    page = outputs.promise(arguments.report, "--report")
     system = begin(arguments, "--serve", None)
     from tvm_distir.interface.report.serving_front import front_svg
+    from tvm_distir.interface.report.serving_page import serving_page
     from tvm_distir.planning import search_serving
 
     result = search_serving(
@@ -178,9 +196,9 @@ def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> in
     )
     put(json.dumps(result.to_dict(), indent=1) if as_json else result.text())
     put("\n")
-    if picture is not None:
-        title = f"{arguments.model} on {devices} x {system.name}, {arguments.workload}"
-        outputs.add(picture, front_svg(result, title))
-        for path in outputs.commit():
-            say(f"wrote {path}")
+    title = f"{arguments.model} on {devices} x {system.name}, {arguments.workload}"
+    outputs.add(picture, front_svg(result, title))
+    outputs.add(page, serving_page(result, title))
+    for path in outputs.commit():
+        say(f"wrote {path}")
     return 0

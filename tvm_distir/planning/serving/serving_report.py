@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tvm_distir.core import System
 
-from .batching import SchedulerOptions, speculative
+from .batching import SchedulerOptions, ServedRequests, speculative
 from .levels import ServiceLevels, ServiceSummary
 from .serving_run import ServingEngine, ServingSetup, run_deployment
 from .surface import ServedModel, Surface
@@ -36,6 +36,8 @@ class ServingReport:
     usd_per_million_tokens : float, optional
         Cost of a million output tokens, where the system has a price.
     causes, advice : tuple of str
+    served : sequence of ServedRequests
+        The requests of each replica, from which :func:`.request_trace` is written.
     """
 
     model: str
@@ -54,6 +56,7 @@ class ServingReport:
     usd_per_million_tokens: float | None
     causes: tuple[str, ...]
     advice: tuple[str, ...]
+    served: Sequence[ServedRequests] = field(default=(), repr=False, compare=False)
 
     @property
     def broken(self) -> list[str]:
@@ -61,9 +64,10 @@ class ServingReport:
         return self.summary.broken(self.levels)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
+        """Return the report as JSON has it, without the requests."""
+        plain = replace(self, served=())
         return {
-            **asdict(self),
+            **{key: value for key, value in asdict(plain).items() if key != "served"},
             "broken": self.broken,
             "tokens_per_s_per_device": self.summary.output_tokens_per_s / self.devices,
             "tokens_per_s_per_user": _rate(self.summary.tpot.mean_s),
@@ -189,9 +193,9 @@ def serve_analyze(
             ServedModel(model, strategy, prefill_mesh, known, kv_dtype), options
         )
     deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0)
-    summary, _ = run_deployment(deployment, work, wanted, count, request_overhead_us * 1e-6)
+    summary, parts = run_deployment(deployment, work, wanted, count, request_overhead_us * 1e-6)
     text = workload if isinstance(workload, str) else repr(workload)
-    return report_of(deployment, work, text, wanted, summary)
+    return replace(report_of(deployment, work, text, wanted, summary), served=parts)
 
 
 def report_of(

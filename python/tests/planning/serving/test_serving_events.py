@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,6 +21,7 @@ from tvm_distir.planning.serving.batching import (
     serve_requests,
 )
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
+from tvm_distir.planning.serving.request_trace import request_trace
 from tvm_distir.planning.serving.workload import Lengths, Workload
 from tvm_distir.support.errors.tree import SimulationError
 
@@ -198,3 +200,21 @@ def test_a_request_that_never_fits_is_refused():
     requests = Workload.parse("burst,in=500,out=4").draw(2)
     with pytest.raises(SimulationError, match=r"DIST0761.*does not fit"):
         serve_requests(requests, steps_of(), SchedulerOptions(), 8, PAGE)
+
+
+def test_a_trace_of_requests_holds_their_times():
+    """Slices of a row never overlap, and those of a request add up to its life."""
+    requests = Workload.parse("poisson:40,in=uniform:16-300,out=uniform:1-60").draw(120)
+    served = serve_requests(requests, steps_of(), SchedulerOptions(requests=12), 4096, PAGE)
+    events = json.loads(request_trace([served, served]))["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X" and e["pid"] == 2]
+    life, rows = np.zeros(len(requests)), {}
+    for event in slices:
+        rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+        if "request" in event["args"]:
+            life[event["args"]["request"]] += event["dur"]
+    np.testing.assert_allclose(life, (served.finish_ps - requests.arrival_ps) / 1e6, rtol=1e-9)
+    for spans in rows.values():
+        assert all(after[0] >= before[1] - 1e-3 for before, after in pairwise(sorted(spans)))
+    steps = [e for e in slices if "decoding" in e["args"]]
+    assert len(steps) == len(served.steps) == sum(e["ph"] == "C" and e["pid"] == 2 for e in events)

@@ -212,7 +212,12 @@ def test_the_commands(capsys, tmp_path, known_engines):
     assert report["summary"]["steady"] is True
     picture = tmp_path / "front.svg"
     args = ["search", *common, "--serve", "--devices", "2", "--tpot", "2ms"]
-    assert main([*args, "--picture", str(picture)]) == 0
+    page = tmp_path / "search.html"
+    assert main([*args, "--picture", str(picture), "--report", str(page)]) == 0
+    html = page.read_text(encoding="utf-8")
+    assert html.count("<circle") == picture.read_text(encoding="utf-8").count("<circle")
+    assert html.count("<h2>") >= 3
+    assert "zoo:llama3" in html.partition("<pre>")[2]
     out = capsys.readouterr().out
     assert re.search(r"best:\nzoo:llama3", out)
     assert picture.read_text(encoding="utf-8").count("<circle") > 3
