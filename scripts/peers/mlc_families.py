@@ -40,10 +40,10 @@ from tvm_distir.errors import DistIRError
 
 FAMILIES = (
     *("llama", "mistral", "gemma", "gemma2", "gpt2", "phi", "qwen2", "qwen3", "gpt_neox"),
-    *("baichuan", "stablelm", "cohere", "olmo2", "internlm2", "starcoder2", "gpt_bigcode"),
+    *("baichuan", "stablelm", "cohere", "olmo2", "internlm2", "starcoder2", "gpt_bigcode", "phi3"),
 )
-"""Families by default. The rotary factors of phi3 are weights, without which the wheel's cache ends
-the process."""
+"""Families by default. TVM's kernels of phi3's cache cannot be built: with scaled rotary factors,
+which are tensors, they evaluate ``if ext_factors`` (TVM 0.27)."""
 ENTRIES = {
     "embed": [8],
     "prefill": [8],
@@ -100,6 +100,9 @@ def exported(family: str, quantization: str, shards: int = 1) -> tuple[ir.IRModu
     presets = (p for p in MODEL_PRESETS.values() if p.get("model_type") == family)
     config = json.loads(json.dumps(next(presets, WIDTHS)))
     config.update({key: value for key, value in WIDTHS.items() if key in config})
+    for name, factors in (config.get("rope_scaling") or {}).items():
+        if name.endswith("_factor") and isinstance(factors, list):  # one for each pair of features
+            config["rope_scaling"][name] = factors[: WIDTHS["head_dim"] // 2]
     config.setdefault("context_window_size", WIDTHS["context_window_size"])
     config.setdefault("prefill_chunk_size", WIDTHS["prefill_chunk_size"])
     config["tensor_parallel_shards"] = shards
@@ -138,6 +141,8 @@ def cache_maker(numbers: Sequence[Any], parts: int) -> Any:
         ("max_batch_size", "max_total_seq_len", "prefill_chunk_size", "page_size"), int
     )
 
+    factors = numbers[14] if isinstance(numbers[14], ir.GenericConst) else relax.prim_value(0)
+
     class Maker(nn.Module):
         """The maker of a cache."""
 
@@ -153,9 +158,9 @@ def cache_maker(numbers: Sequence[Any], parts: int) -> Any:
             return TIRPagedKVCache(
                 "mha", max_batch_size, max_total_seq_len, prefill_chunk_size, page_size,
                 support_sliding_window, relax.ShapeExpr([0, layers]), layers, queries // parts,
-                keys // parts, query_size, value_size, 0, 0, RopeMode(numbers[10].value),
+                max(keys // parts, 1), query_size, value_size, 0, 0, RopeMode(numbers[10].value),
                 numbers[11].value, numbers[12].value, json.loads(str(numbers[13].value)),
-                relax.prim_value(0), int(numbers[15]), False, "float32",
+                factors, int(numbers[15]), False, "float32",
                 tvm.target.Target("llvm"),
             )  # fmt: skip
 
@@ -320,7 +325,12 @@ def main() -> int:
             print(f"{family}: not exported ({type(error).__name__}: {reason})", flush=True)
             continue
         numbers = cache_numbers(mod)
-        makers = {parts: cache_maker(numbers, parts) for parts in (1, DEVICES)}
+        try:
+            makers = {parts: cache_maker(numbers, parts) for parts in (1, DEVICES)}
+        except tvm.error.DiagnosticError as error:
+            reason = str(error).splitlines()[0][:80]
+            print(f"{family}: TVM cannot build its cache ({reason})", flush=True)
+            continue
         for entry in ENTRIES:
             programs: dict[str, ir.IRModule] | None = {} if args.symbolic else None
             for lengths in (ENTRIES[entry], OTHER_LENGTHS[entry])[: 1 + args.symbolic]:
