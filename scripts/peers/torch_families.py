@@ -3,12 +3,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Import families of models of `transformers` and distribute them.
 
-    scripts/peers/torch_families.py [FAMILY...] [--decode] [--prefill] [--no-plans] [--markdown]
+    scripts/peers/torch_families.py [FAMILY...] [--decode] [--prefill] [--archive] [--no-plans]
+                                    [--markdown]
 
 Each is built from a small configuration with random weights (nothing is downloaded), exported,
 imported, compared with torch, and distributed over four devices by data_parallel, tensor_parallel
 and both, each verified. ``--decode``: also one token behind a cache, for those that generate, whose
-logits are those of the model without a cache; alone without ``--prefill``. ``--markdown`` prints
+logits are those of the model without a cache; alone without ``--prefill``. ``--archive``: the model
+itself, without a wrapper, by ``torch.export.save`` and back from the file, with all tensors of its
+output, as the documentation of `transformers` says; alone too. ``--markdown`` prints
 the table of `docs/torch.md`. Needs the extra `torch` and the package `transformers`. Exits with 1
 where anything differs.
 """
@@ -17,14 +20,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import tvm
-from torch_family_models import DECODES, FAMILIES, decode, prefill
+from torch_family_models import DECODES, FAMILIES, build, decode, prefill, sample_inputs
 from tvm.relax import Function
 
 import tvm_distir as td
@@ -44,16 +49,29 @@ HEADS = ("family", "form", "import", "bindings", "layers", "error", *PLANS)
 
 def judge(name: str, form: str, plans: bool) -> tuple[bool, list[str]]:
     """Import, compare and distribute one family; whether all is equal, and its row."""
-    model, values = (prefill if form == "prefill" else decode)(name)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wanted = model(*values)
-        program = torch.export.export(model, values)
+        if form == "archive":
+            model, given = build(name), sample_inputs(name)
+            options = {"use_cache": False} if name in DECODES else {}
+            values = tuple(given.values())
+            output = model(**given, **options)
+            leaves = torch.utils._pytree.tree_leaves(tuple(output.values()))
+            wanted = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+            program = torch.export.export(model, (), {**given, **options})
+        else:
+            model, values = (prefill if form == "prefill" else decode)(name)
+            wanted = model(*values)
+            program = torch.export.export(model, values)
+    source: Any = program
+    if form == "archive":
+        source = Path(tempfile.mkdtemp()) / f"{name}.pt2"
+        torch.export.save(program, source)
     start_s = time.process_time()
-    flat = td.from_exported_program(program)
+    flat = td.from_exported_program(source)
     took_s = time.process_time() - start_s
     mod = td.transform.OutlineRepeatedLayers()(flat)
-    weights = load_weights(program)
+    weights = load_weights(source)
     names = [str(n) for n in flat["main"].attrs["dist.param_names"]][len(values) :]
     inputs = [value.numpy() for value in values] + [weights[n] for n in names]
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
@@ -104,6 +122,7 @@ def main() -> int:
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all")
     parser.add_argument("--decode", action="store_true", help="one token behind a cache")
     parser.add_argument("--prefill", action="store_true", help="all tokens; without --decode too")
+    parser.add_argument("--archive", action="store_true", help="models without a wrapper, as .pt2")
     parser.add_argument("--no-plans", action="store_true", help="import and compare only")
     parser.add_argument("--markdown", action="store_true", help="rows of a table in Markdown")
     arguments = parser.parse_args()
@@ -111,7 +130,10 @@ def main() -> int:
     if unknown:
         parser.error(f"no family {', '.join(unknown)}; known: {', '.join(FAMILIES)}")
     names = arguments.families or list(FAMILIES)
-    forms = [(n, "prefill") for n in names if arguments.prefill or not arguments.decode]
+    others = arguments.decode or arguments.archive
+    forms = [(n, "prefill") for n in names if arguments.prefill or not others]
+    if arguments.archive:
+        forms += [(n, "archive") for n in names]
     if arguments.decode:
         forms += [(n, "decode") for n in names if n in DECODES]
     edge = "| {} |" if arguments.markdown else "{}"

@@ -261,15 +261,20 @@ Made = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
 
 def prefill(name: str) -> Made:
     """The model, and what it is given."""
-    model = build(name)
+    return Whole(build(name), FAMILIES[name][3], name in DECODES), tuple(
+        sample_inputs(name).values()
+    )
+
+
+def sample_inputs(name: str) -> dict[str, torch.Tensor]:
+    """The inputs of a model, by name."""
     makers: dict[str, Callable[[], torch.Tensor]] = {
         "input_ids": lambda: torch.randint(3, VOCABULARY, (BATCH, TOKENS)),
         "decoder_input_ids": lambda: torch.randint(3, VOCABULARY, (BATCH, TOKENS // 2)),
         "pixel_values": lambda: torch.randn(BATCH, 3, 32, 32),
         "input_features": lambda: torch.randn(BATCH, 16, 32),
     }
-    names = FAMILIES[name][3]
-    return Whole(model, names, name in DECODES), tuple(makers[key]() for key in names)
+    return {key: makers[key]() for key in FAMILIES[name][3]}
 
 
 def decode(name: str) -> Made:
