@@ -9,6 +9,7 @@ from .search.result import CandidateRow as CandidateRow
 from .search.result import SearchResult as SearchResult
 from .search.trials import StrategyMaker as StrategyMaker
 from .serving.batching import SchedulerOptions as SchedulerOptions
+from .serving.batching import Speculation as Speculation
 from .serving.batching import StepTimes as StepTimes
 from .serving.levels import ServiceLevels as ServiceLevels
 from .serving.request_trace import request_trace as request_trace

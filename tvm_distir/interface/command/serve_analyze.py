@@ -54,13 +54,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--prefill-replicas", metavar="N", default="1", help="Set the number of prefill replicas."
     )
-    parser.add_argument("--draft", metavar="MODEL", default="", help="Set the draft model.")
-    parser.add_argument(
-        "--draft-tokens", metavar="K", default="0", help="Propose K tokens by the draft model."
-    )
-    parser.add_argument(
-        "--acceptance", metavar="A", default="0.7", help="Set the share of accepted tokens."
-    )
+    _add_speculation(parser)
     parser.add_argument(
         "--trace",
         metavar="FILE.json",
@@ -81,6 +75,25 @@ def add_levels(parser: Any) -> None:
     parser.add_argument("--ttft", metavar="500ms", help="Set the 90th percentile of the TTFT.")
     parser.add_argument("--tpot", metavar="30ms", help="Set the 90th percentile of the TPOT.")
     parser.add_argument("--e2e", metavar="20s", help="Set that of the time to the last token.")
+
+
+def _add_speculation(parser: Any) -> None:
+    """Add the options of a draft model."""
+    parser.add_argument("--draft", metavar="MODEL", default="", help="Set the draft model.")
+    parser.add_argument(
+        "--draft-tokens", metavar="K", default="0", help="Propose K tokens by the draft model."
+    )
+    parser.add_argument(
+        "--acceptance", metavar="A", default="0.7", help="Set the share of accepted tokens."
+    )
+
+
+def _speculation(arguments: argparse.Namespace) -> tuple[str, int, float]:
+    """Return the draft model, the tokens that it proposes (0: none), and the share accepted."""
+    tokens = 0
+    if arguments.draft_tokens != "0":
+        tokens = parse_count(arguments.draft_tokens, "--draft-tokens")
+    return arguments.draft, tokens, parse_number(arguments.acceptance, "--acceptance")
 
 
 def levels_of(arguments: argparse.Namespace) -> Any:
@@ -114,10 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         parse_count(getattr(arguments, name), f"--{name.replace('_', '-')}")
         for name in ("replicas", "prefill_replicas")
     ]
-    draft_tokens = 0
-    if arguments.draft_tokens != "0":
-        draft_tokens = parse_count(arguments.draft_tokens, "--draft-tokens")
-    acceptance = parse_number(arguments.acceptance, "--acceptance")
+    draft, draft_tokens, acceptance = _speculation(arguments)
     outputs = _outputs(arguments)
     trace = outputs.promise(arguments.trace, "--trace")
     system = begin(arguments, "--strategy", arguments.strategy)
@@ -135,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
         kv_dtype=arguments.kv_dtype,
         prefill_mesh=prefill,
         prefill_replicas=counts[1],
-        draft=arguments.draft,
+        draft=draft,
         draft_tokens=draft_tokens,
         acceptance=acceptance,
     )
@@ -172,6 +182,7 @@ def add_serving(parser: Any) -> None:
         default="",
         help="Try dtypes of caches, such as bfloat16,float8_e4m3fn.",
     )
+    _add_speculation(group)
     group.add_argument("--picture", metavar="FILE.svg", help="Draw the front of --serve.")
 
 
@@ -180,10 +191,11 @@ def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> in
     outputs = _outputs(arguments)
     picture = outputs.promise(arguments.picture, "--picture")
     page = outputs.promise(arguments.report, "--report")
+    guess = _speculation(arguments)
     system = begin(arguments, "--serve", None)
     from tvm_distir.interface.report.serving_front import front_svg
     from tvm_distir.interface.report.serving_page import serving_page
-    from tvm_distir.planning import search_serving
+    from tvm_distir.planning import Speculation, search_serving
 
     result = search_serving(
         arguments.model,
@@ -193,6 +205,7 @@ def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> in
         levels_of(arguments),
         kv_dtypes=[word.strip() for word in arguments.kv_dtypes.split(",")],
         apart=arguments.apart,
+        speculation=Speculation(*guess) if guess[1] else None,
     )
     put(json.dumps(result.to_dict(), indent=1) if as_json else result.text())
     put("\n")

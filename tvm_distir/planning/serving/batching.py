@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tvm_distir.core import PICOSECONDS
 from tvm_distir.support import SimulationError, load_library, nearest
 
-from .surface import Surface
+from .surface import ServedModel, Surface
 from .workload import Ints, Requests, workload_fault
 
 SCHEDULERS = ("continuous", "prefill_first", "static")
@@ -128,6 +128,37 @@ class StepTimes:
             )
         )
         return StepTimes(axes[0], axes[1], decode, axes[2], axes[3], prefill)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculation of an engine: a draft model proposes tokens, which the model checks.
+
+    Attributes
+    ----------
+    draft : str
+        MODEL string of the draft model; empty: the model itself.
+    tokens : int
+        Tokens that it proposes in each step.
+    acceptance : float
+        The probability that a proposed token is accepted.
+    """
+
+    draft: str
+    tokens: int
+    acceptance: float
+
+    def times(self, served: ServedModel, plain: StepTimes) -> StepTimes:
+        """Return the times of an engine with speculation, from those of one without.
+
+        Raises
+        ------
+        SimulationError
+            DIST0761 for an acceptance that is no probability.
+        """
+        target = Surface(served, self.tokens + 1)
+        draft = Surface(replace(served, model=self.draft or served.model))
+        return speculative(target, draft, self.acceptance, plain)
 
 
 def speculative(target: Surface, draft: Surface, acceptance: float, plain: StepTimes) -> StepTimes:

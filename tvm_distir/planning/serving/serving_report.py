@@ -10,10 +10,10 @@ from typing import Any
 
 from tvm_distir.core import System
 
-from .batching import SchedulerOptions, ServedRequests, speculative
+from .batching import SchedulerOptions, ServedRequests, Speculation
 from .levels import ServiceLevels, ServiceSummary
 from .serving_run import ServingEngine, ServingSetup, run_deployment
-from .surface import ServedModel, Surface
+from .surface import ServedModel
 from .workload import Workload
 
 _QUEUE, _BESIDE = 0.5, 0.25
@@ -183,10 +183,7 @@ def serve_analyze(
     served = ServedModel(model, strategy, mesh, known, kv_dtype)
     engine = ServingEngine.of(served, options)
     if draft_tokens:
-        helper = ServedModel(draft or model, strategy, mesh, known, kv_dtype)
-        target, proposed = Surface(served, draft_tokens + 1), Surface(helper)
-        times = speculative(target, proposed, acceptance, engine.times)
-        engine = ServingEngine(served, engine.surface, times, options)
+        engine = engine.with_speculation(Speculation(draft, draft_tokens, acceptance))
     filler = None
     if prefill_mesh is not None:
         filler = ServingEngine.of(

@@ -13,7 +13,7 @@ import numpy as np
 from tvm_distir.core import PICOSECONDS
 from tvm_distir.support import SimulationError
 
-from .batching import SchedulerOptions, ServedRequests, StepTimes, serve_requests
+from .batching import SchedulerOptions, ServedRequests, Speculation, StepTimes, serve_requests
 from .levels import ServiceLevels, ServiceSummary, summarize
 from .surface import ServedModel, StepMemory, Surface
 from .workload import CLOSED, POISSON, Requests, Workload
@@ -33,12 +33,14 @@ class ServingEngine:
     surface : Surface
     times : StepTimes
     options : SchedulerOptions
+    speculation : Speculation, optional
     """
 
     served: ServedModel
     surface: Surface
     times: StepTimes
     options: SchedulerOptions
+    speculation: Speculation | None = None
 
     @staticmethod
     def of(served: ServedModel, options: SchedulerOptions) -> ServingEngine:
@@ -48,7 +50,12 @@ class ServingEngine:
 
     def with_options(self, options: SchedulerOptions) -> ServingEngine:
         """Return the engine with another scheduler."""
-        return ServingEngine(self.served, self.surface, self.times, options)
+        return ServingEngine(self.served, self.surface, self.times, options, self.speculation)
+
+    def with_speculation(self, speculation: Speculation) -> ServingEngine:
+        """Return the engine with a draft model (DIST0761 for an impossible acceptance)."""
+        times = speculation.times(self.served, self.times)
+        return ServingEngine(self.served, self.surface, times, self.options, speculation)
 
     @cached_property
     def memory(self) -> StepMemory:
@@ -103,6 +110,8 @@ class ServingSetup:
     def plan_text(self) -> str:
         """Return the plan of a replica and the number of replicas."""
         text = f"{self.engine.served.plan_text} x {self.replicas}"
+        if self.engine.speculation is not None:
+            text += f", {self.engine.speculation.tokens} draft tokens"
         if self.prefill is None:
             return text
         return f"prefill {self.prefill.served.plan_text} x {self.prefill_replicas}, decode {text}"

@@ -20,7 +20,7 @@ from tvm_distir.core import PICOSECONDS, System
 from tvm_distir.models import serving_step
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
-from .batching import SchedulerOptions
+from .batching import SchedulerOptions, Speculation
 from .levels import ServiceLevels, ServiceSummary
 from .serving_report import ServingReport, report_of
 from .serving_run import ServingEngine, ServingSetup, most_requests_per_s, run_deployment
@@ -148,6 +148,7 @@ def search_serving(
     ),
     kv_dtypes: Sequence[str] = ("",),
     apart: bool = False,
+    speculation: Speculation | None = None,
     front: bool = True,
     bounds: bool = True,
 ) -> ServingSearchResult:
@@ -167,6 +168,8 @@ def search_serving(
         Dtypes of caches to try.
     apart : bool
         Whether prefill and decode may have devices of their own.
+    speculation : Speculation, optional
+        A draft model, with which each plan is tried too.
     front : bool
         Whether to compute the front of closed loops.
     bounds : bool
@@ -188,7 +191,7 @@ def search_serving(
     options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
     search = _Search(model, devices, known, work, levels, options, bounds)
     for kv_dtype in kv_dtypes:
-        search.engines(kv_dtype)
+        search.engines(kv_dtype, speculation)
     search.rate(apart)
     if front:
         search.front()
@@ -214,8 +217,8 @@ class _Search:
         self._engines: list[ServingEngine] = []
         self._best: tuple[float, ServingSetup] | None = None
 
-    def engines(self, kv_dtype: str) -> None:
-        """Tabulate the plans of a replica that are possible."""
+    def engines(self, kv_dtype: str, speculation: Speculation | None) -> None:
+        """Tabulate the plans of a replica that are possible, without speculation and with it."""
         for strategy, mesh in self._plans():
             served = ServedModel(self.model, strategy, mesh, self.system, kv_dtype)
             name = served.plan_text + (f" {kv_dtype}" if kv_dtype else "")
@@ -233,6 +236,8 @@ class _Search:
                 self.result.cuts.append(CutChoice(name, why))
                 continue
             self._engines.append(engine)
+            if speculation is not None:
+                self._engines.append(engine.with_speculation(speculation))
 
     def _plans(self) -> Iterator[tuple[str, dict[str, int]]]:
         """Yield strategies and meshes of a replica."""
@@ -287,7 +292,7 @@ class _Search:
             return
         for filler in self._engines:
             for engine in self._engines:
-                if filler.served.kv_dtype != engine.served.kv_dtype:
+                if filler.served.kv_dtype != engine.served.kv_dtype or filler.speculation:
                     continue
                 for count in range(1, self.devices):
                     rest = self.devices - count * filler.served.devices
@@ -344,7 +349,7 @@ class _Search:
                 if summary.tpot.mean_s > 0:
                     points.append(
                         FrontPoint(
-                            deployment.plan_text.removesuffix(" x 1"),
+                            deployment.plan_text.replace(" x 1", "", 1),
                             users,
                             1 / summary.tpot.mean_s,
                             summary.output_tokens_per_s / deployment.devices,

@@ -13,6 +13,7 @@ import pytest
 
 from tvm_distir.core import System
 from tvm_distir.interface.command.__main__ import main
+from tvm_distir.planning.serving.batching import Speculation
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
@@ -203,6 +204,20 @@ def test_speculation_pays_where_tokens_are_accepted(known_engines):
     )  # fmt: skip
     assert all_accepted.summary.tpot.mean_s < plain.summary.tpot.mean_s / 2
     assert none_accepted.summary.tpot.mean_s > plain.summary.tpot.mean_s
+
+
+def test_a_search_tries_speculation(known_engines):
+    """A level that only a draft model keeps is kept with it, and the choice says so."""
+    plain = serve_analyze(MODEL, "megatron", {"tp": 1}, SYSTEM, "closed:1,in=64,out=64")
+    result = search_serving(
+        MODEL, 1, SYSTEM, "poisson:1,in=64,out=64",
+        ServiceLevels(tpot_s=0.8 * plain.alone_tpot_s),
+        schedulers=("continuous:tokens=512",), front=False,
+        speculation=Speculation(DRAFT, 3, 0.95),
+    )  # fmt: skip
+    assert [choice.plan for choice in result.choices] == ["megatron tp=1 x 1, 3 draft tokens"]
+    assert result.choices[0].requests_per_s > 0
+    assert result.best is not None and "3 draft tokens" in result.best.text()
 
 
 def test_the_commands(capsys, tmp_path, known_engines):
