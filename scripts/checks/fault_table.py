@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Break one rank in every way an engine may meet, and print how each was found.
 
-``python scripts/checks/fault_table.py [--engine threads ...] [--timeout 1.0] [--json]``
+``python scripts/checks/fault_table.py [--engine threads ...] [--fault killed ...] [--timeout 1.0]
+[--json]``
 
 Three ranks run two all-reduces with a fault of one rank (or of all) in between. Every row is a
 process of its own, which runs the healthy program, the broken one and the healthy one again. The
@@ -345,6 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or run one row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", nargs="*", default=sorted(ENGINES))
+    parser.add_argument("--fault", nargs="*", choices=[f.name for f in FAULTS])
     parser.add_argument("--timeout", type=float, default=1.0)
     parser.add_argument("--row", choices=[f.name for f in FAULTS])
     parser.add_argument("--json", action="store_true")
@@ -358,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("|--|--|--:|--|--:|--|--|--|")
     for name in options.engine:
         for fault in FAULTS:
-            if fault.name in ENGINES[name].faults:
+            if fault.name in (options.fault or ENGINES[name].faults):
                 rows.append(table_row(name, ENGINES[name], fault, options.timeout))
                 if not options.json:
                     print(_text(rows[-1]), flush=True)

@@ -11,6 +11,7 @@ from .runtime.engines.registry import engine as engine
 from .runtime.engines.torch.engine import TorchEngine as TorchEngine
 from .runtime.program.device_objects import DeviceObjects as DeviceObjects
 from .runtime.program.planning import plan_storage as plan_storage
+from .runtime.program.run_trace import check_trace_path as check_trace_path
 from .runtime.program.sharded import ShardedArray as ShardedArray
 from .runtime.program.targets import as_target as as_target
 from .runtime.program.timing import measure as measure

@@ -34,6 +34,12 @@ def add_parser(commands: Any) -> None:
         help="Set the engine: virtual, threads (default), processes, mpi or torch.",
     )
     parser.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        help="Write the kernels and collectives of each rank with their times, for Perfetto; of "
+        "the engines threads, mpi and torch.",
+    )
+    parser.add_argument(
         "-o",
         dest="output",
         required=True,
@@ -56,11 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
     target = outputs.promise(arguments.output, "-o")
     import numpy as np
 
-    from tvm_distir.execution import engine, load, open_weights
+    from tvm_distir.execution import check_trace_path, engine, load, open_weights
     from tvm_distir.execution.deployment import safetensors
 
     with asked_by("--engine", "DIST0601"):
         chosen = engine(arguments.engine)
+    if arguments.trace is not None:
+        chosen.trace = check_trace_path(arguments.trace, "--trace")
+        with asked_by("--trace", "DIST0605"):
+            chosen.check_trace()
     chosen.check_available()
     inputs = open_weights(arguments.inputs) if arguments.inputs else {}
     arrays = load(arguments.folder).run(inputs, chosen)

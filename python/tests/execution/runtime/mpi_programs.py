@@ -7,6 +7,7 @@ Every process runs the same program, as users' programs do.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -81,8 +82,29 @@ def collectives() -> None:
             if not same_bits(got, want):
                 raise AssertionError(f"rank {rank}: {call} of {dtype}{shape} is wrong")
             count += 1
+        if dtype == dtypes[0]:
+            _in_flight(fabric, rank, groups, shape)
     world.exchange(b"", fabric.check, lambda late: f"the end for {late}")
     print(f"rank {rank}: {count} right", flush=True)
+
+
+def _in_flight(
+    fabric: MpiFabric, rank: int, groups: tuple[tuple[int, ...], ...], shape: tuple[int, ...]
+) -> None:
+    """Start every collective twice, and complete them from the last to the first."""
+    size = len(groups[0])
+    started = [call for call in calls(groups) if not shape[0] % size] * 2
+    got: dict[int, Any] = {}
+    for number, call in enumerate(started):
+        x = draw(rank + 100 * number, shape, "float32")
+        fabric.start(rank, call, x, number, functools.partial(got.__setitem__, number))
+        x.fill(np.nan)
+    for number, call in reversed(list(enumerate(started))):
+        fabric.complete(rank, number)
+        group = call.group_of(rank)
+        terms = [draw(r + 100 * number, shape, "float32") for r in group]
+        if not same_bits(got[number], apply(call, terms)[group.index(rank)]):
+            raise AssertionError(f"rank {rank}: {call} of {shape} is wrong when completed later")
 
 
 def messages() -> None:

@@ -4,17 +4,28 @@
 
 from __future__ import annotations
 
+import json
+import re
+
+import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.core import is_done, outline_branches, started_op
+from tests.execution.runtime.test_runtime_mpi import has_mpi
+from tests.performance.native.rank_threads import run_ranks
+from tvm_distir.core import REDUCE_OPS as OPS
+from tvm_distir.core import Collective, apply, is_done, outline_branches, started_op
+from tvm_distir.execution.runtime.collectives.ccl import ARGS, FABRICS, functions, worker
+from tvm_distir.execution.runtime.collectives.fabric import failure_text
 from tvm_distir.execution.runtime.program.async_calls import split_starts
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram, entry_module
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
+from tvm_distir.support import EngineError, UsageError
 
 PLANNING = (
     "LegalizeOps",
@@ -31,7 +42,7 @@ PLANNING = (
 @pytest.fixture(scope="module")
 def overlapped():
     """A ZeRO-3 step whose collectives are split, and its inputs."""
-    net = td.zoo.gpt(vocab=64, layers=2, hidden=32, heads=4, seq=8, batch=8)
+    net = td.zoo.gpt(vocab=64, layers=1, hidden=32, heads=4, seq=8, batch=8)
     mod = td.train_step(net, optimizer="adamw")
     plan = strategy.make_plan(mod, "zero:stage=3+megatron", {"dp": 2, "tp": 2})
     return td.distribute(mod, plan, overlap="dgx-a100"), draw_inputs(mod, seed=2)
@@ -102,10 +113,193 @@ def test_no_storage_in_flight_is_handed_out_or_freed(overlapped):
     assert made > 5
 
 
-def test_engines_that_do_not_overlap_give_the_same_bits(overlapped):
+def test_collectives_in_flight_give_the_same_bits(overlapped):
+    """Starts whose dones are in other functions among them."""
     mod, inputs = overlapped
+    names = [
+        binding.value.args[1].fields[-1]
+        for binding in bindings_of(split_starts(outline_branches(mod)))
+        if called(binding).endswith("_start")
+    ]
+    assert {int(copies.value) for copies in names} == {0, 1}
     want = td.run(mod, inputs, engine="virtual")
-    engines = (td.runtime.ThreadsEngine(), td.runtime.ThreadsEngine(collectives="python"))
-    for engine in engines:
+    engines = [td.runtime.ThreadsEngine(), td.runtime.ThreadsEngine(collectives="python")]
+    for engine in [*engines, *([td.runtime.MpiEngine()] if has_mpi() else [])]:
         got = engine.run(mod, inputs)
-        assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
+        assert all(same_bits(a, b) for a, b in zip(got, want, strict=True)), engine.name
+        assert engine.most_in_flight > 3, engine.name
+
+
+GROUPS = ((0, 2), (3, 1))
+CALLS = (
+    Collective("all_reduce", GROUPS, (("op", "sum"),)),
+    Collective("all_gather", GROUPS, (("dim", 1),)),
+    Collective("reduce_scatter", GROUPS, (("dim", 0), ("op", "max"))),
+    Collective("all_to_all", GROUPS, (("gather_dim", 1), ("split_dim", 0))),
+    Collective("collective_permute", GROUPS, (("shift", 1),)),
+    Collective("collective_permute", GROUPS, (("shift", 1), ("wrap", 1))),
+    Collective(
+        "exchange",
+        GROUPS,
+        (
+            ("shape", (5, 6000)),
+            ("src", ((2,), (0, 1), (0,))),
+            ("dst", ((2,), (0, 1), (1,))),
+        ),
+    ),
+)
+
+
+def operand(rank, number, columns):
+    rng = np.random.default_rng([rank, number])
+    return rng.standard_normal((6 if number < 6 else 3, columns)).astype("float32")
+
+
+def packed_arguments(call, x):
+    """What compiled code gives the start of a collective, but the result."""
+    args, size = dict(call.args), len(call.groups[0])
+    ranks = tvm_ffi.Shape([rank for group in call.groups for rank in group])
+    given = [tvm.runtime.tensor(x), ranks, size]
+    if call.name == "exchange":
+        (mesh, _, before), (_, _, after) = args["src"], args["dst"]
+        return [*given, *map(tvm_ffi.Shape, (args["shape"], mesh, before, after))]
+    values = {"wrap": 0, **args}
+    return [*given, *(OPS.index(values[k]) if k == "op" else values[k] for k in ARGS[call.name])]
+
+
+@pytest.mark.parametrize("kind", ["native", "python"])
+@pytest.mark.parametrize("columns", [4, 6000])
+def test_every_kind_completes_in_any_order(kind, columns):
+    """All are started, then completed from the last to the first; a blocking one lies between."""
+    calls = [call for call in CALLS if call.name != "exchange" or columns == 6000]
+    fabric, table = FABRICS[kind](range(4), 30.0), functions(kind)
+
+    def body(rank):
+        with worker(fabric, rank):
+            outs = []
+            for number, call in enumerate(calls):
+                x = operand(rank, number, columns)
+                want = apply(call, [x] * 2)[0]
+                given = packed_arguments(call, x)
+                outs.append(tvm.runtime.empty(want.shape, "float32"))
+                table[call.name + "_start"](*given, 1, outs[-1])
+                given[0].copyfrom(np.full_like(x, np.nan))  # its memory is used again
+            between = Collective("exchange", GROUPS, CALLS[-1].args)
+            result = fabric.exchange(rank, between, operand(rank, 6, 6000))
+            for out in reversed(outs):
+                table["done"](out)
+            table["done"](tvm.runtime.empty((2,), "float32"))
+            return {**{k: out.numpy() for k, out in enumerate(outs)}, "between": result}
+
+    got = run_ranks(fabric, range(4), body)
+    assert fabric.failure is None, fabric.failure
+    assert fabric.most_in_flight == len(calls)
+    for number, call in [*enumerate(calls), ("between", CALLS[-1])]:
+        drawn = 6 if number == "between" else number
+        wide = 6000 if number == "between" else columns
+        for group in GROUPS:
+            wants = apply(call, [operand(rank, drawn, wide) for rank in group])
+            for rank, want in zip(group, wants):
+                assert same_bits(got[rank][number], want), (call, rank)
+
+
+def fails(kind, body, ranks=2):
+    """The first cause of a run of ranks that call the functions themselves."""
+    fabric, table = FABRICS[kind](range(ranks), 1.0), functions(kind)
+
+    def work(rank):
+        with worker(fabric, rank):
+            body(rank, table)
+
+    run_ranks(fabric, range(ranks), work)
+    return failure_text(fabric.failure[1])
+
+
+@pytest.mark.parametrize("kind", ["native", "python"])
+def test_ranks_that_start_different_collectives_are_told(kind):
+    def body(rank, table):
+        call = Collective("all_reduce", ((0, 1),), (("op", "sum" if rank else "max"),))
+        out = tvm.runtime.empty((3,), "float32")
+        table["all_reduce_start"](*packed_arguments(call, np.ones(3, "float32")), 1, out)
+        table["done"](out)
+
+    said = fails(kind, body)
+    assert "DIST0611" in said
+    assert "op=max" in said
+    assert "op=sum" in said
+
+
+@pytest.mark.parametrize("kind", ["native", "python"])
+@pytest.mark.parametrize("fault", ["raises", "ends", "blocks"])
+def test_a_rank_that_never_starts_its_collective_ends_the_wait(kind, fault):
+    """Rank 1 raises, ends, or waits for rank 0 in another collective."""
+    call = Collective("all_reduce", ((0, 1),), (("op", "sum"),))
+
+    def body(rank, table):
+        out = tvm.runtime.empty((3,), "float32")
+        given = packed_arguments(call, np.ones(3, "float32"))
+        if rank == 0:
+            table["all_reduce_start"](*given, 0, out)
+            table["done"](out)
+        elif fault == "raises":
+            raise ValueError("boom")
+        elif fault == "blocks":
+            table["all_reduce"](*given, out)
+
+    said = fails(kind, body)
+    expected = {"raises": "boom", "ends": "DIST0610", "blocks": "DIST061[03]"}
+    assert re.search(expected[fault], said), said
+
+
+def collectives_in_order(events):
+    """The simulated or recorded collectives of device 0 that are started, by their starts."""
+    return sorted((e for e in events if e[0].endswith("_start")), key=lambda e: e[1])
+
+
+def check_trace(path, mod):
+    """What the simulator overlaps is in flight in a run, rank by rank."""
+    simulated = [
+        (e.name, e.start_s, e.start_s + e.duration_s, e.stream)
+        for e in td.simulate(mod, "dgx-a100").events
+        if e.device == 0 and e.duration_s > 0 and e.name != "axis_index"
+    ]
+    events = json.loads(path.read_text())["traceEvents"]
+    for rank in range(4):
+        mine = [e for e in events if e["pid"] == rank]
+        calls = [e for e in mine if e["ph"] == "X"]
+        started = [e["name"] for e in calls if e["name"].endswith("_start")]
+        ends = {e["id"]: e["ts"] for e in mine if e["ph"] == "e"}
+        pairs = [(e["ts"], ends[e["id"]]) for e in mine if e["ph"] == "b"]
+        expected = collectives_in_order(simulated)
+        assert [name for name, *_ in expected] == started
+        assert len(pairs) == len(started)
+        kernels = [e for e in calls if e["tid"] == 1]
+        overlapped = 0
+        for (_, begin_s, end_s, _), (start, done) in zip(expected, pairs, strict=True):
+            beside = [e for e in simulated if e[3] == "compute" and e[1] < end_s and e[2] > begin_s]
+            between = [e for e in kernels if start < e["ts"] and e["ts"] + e["dur"] < done]
+            # The first may have been launched before the start: the simulated host runs ahead.
+            assert len(between) >= len(beside) - 1, (rank, begin_s)
+            overlapped += len(beside) > 1
+        assert overlapped > 3
+        counts = [e["args"]["collectives"] for e in mine if e["ph"] == "C"]
+        assert max(counts) > 3
+        assert counts[-1] == 0
+
+
+@pytest.mark.parametrize("engine", ["threads", "torch"])
+def test_what_the_simulator_overlaps_is_in_flight_in_a_run(overlapped, engine, tmp_path):
+    if engine == "torch":
+        pytest.importorskip("torch")
+    mod, inputs = overlapped
+    td.run(mod, inputs, engine, trace=tmp_path / "run.json")
+    check_trace(tmp_path / "run.json", mod)
+
+
+def test_traces_that_cannot_be_made_are_refused(overlapped, tmp_path):
+    mod, inputs = overlapped
+    with pytest.raises(EngineError, match="DIST0605"):
+        td.run(mod, inputs, "virtual", trace=tmp_path / "run.json")
+    for bad, code in (("run.pftrace", "DIST0152"), ("missing/run.json", "DIST0153")):
+        with pytest.raises(UsageError, match=code):
+            td.run(mod, inputs, "threads", trace=tmp_path / bad)

@@ -30,6 +30,7 @@ Each finds the fabric of the worker that calls it through :func:`worker`. All bu
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ from tvm_distir.support import EngineError
 from . import native_library as native
 from .fabric import Fabric, Watched
 from .native_fabric import NativeFabric
+from .posted_collectives import PostedCollectives
 from .python_fabric import PythonFabric
 
 PREFIX = "tvm_distir.ccl."
@@ -126,14 +128,28 @@ def _guarded(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _collective(name: str) -> Callable[..., Any]:
+def _decoded(name: str, args: Sequence[Any]) -> tuple[Collective, list[Any]]:
+    """Return the collective of a call, and its operand, if any, from all but the result."""
+    if name == "exchange":
+        return _decoded_exchange(*args)
     names = ARGS[name]
+    end = len(args) - len(names)
+    *operand, groups, size = args[:end]
+    values = [int(v) for v in args[end:]]
+    arguments = [(k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)]
+    return Collective(name, split_groups(groups, int(size)), tuple(arguments)), operand
 
+
+def _decoded_exchange(x: Any, groups: Any, size: Any, *parts: Any) -> tuple[Collective, list[Any]]:
+    shape, mesh, before, after = (tuple(int(n) for n in part) for part in parts)
+    places = tuple(range(int(size)))
+    args = (("shape", shape), ("src", (mesh, places, before)), ("dst", (mesh, places, after)))
+    return Collective("exchange", split_groups(groups, int(size)), args), [x]
+
+
+def _collective(name: str) -> Callable[..., Any]:
     def body(fabric: PythonFabric, rank: int, *args: Any) -> None:
-        *operand, groups, size = args[: len(args) - len(names) - 1]
-        values = [int(v) for v in args[len(args) - len(names) - 1 : -1]]
-        arguments = [(k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)]
-        call = Collective(name, split_groups(groups, int(size)), tuple(arguments))
+        call, operand = _decoded(name, args[:-1])
         x = to_array(operand[0]) if operand else None
         _fill(args[-1], fabric.collective(rank, call, x))
 
@@ -148,13 +164,9 @@ def parse_transfer(args: Sequence[Any]) -> Transfer:
     return Transfer(int(tag), tuple(int(n) for n in shape), src, dst)
 
 
-def _exchange(fabric: Fabric, rank: int, x: Any, groups: Any, size: Any, *rest: Any) -> None:
-    *parts, out = rest
-    shape, mesh, before, after = (tuple(int(n) for n in part) for part in parts)
-    places = tuple(range(int(size)))
-    args = (("shape", shape), ("src", (mesh, places, before)), ("dst", (mesh, places, after)))
-    call = Collective("exchange", split_groups(groups, int(size)), args)
-    _fill(out, fabric.exchange(rank, call, to_array(x)))
+def _exchange(fabric: Fabric, rank: int, *args: Any) -> None:
+    call, (x,) = _decoded("exchange", args[:-1])
+    _fill(args[-1], fabric.exchange(rank, call, to_array(x)))
 
 
 def _send(fabric: Fabric, rank: int, x: Any, *args: Any) -> Any:
@@ -181,19 +193,41 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
         bodies = {name: native.collective(name) for name in ARGS}
     else:
         bodies = {name: _guarded(name, _collective(name)) for name in ARGS}
+    ours: dict[str, Callable[..., Any]]
     ours = {"exchange": _exchange, "send": _send, "recv": _recv}
+    for name in COLLECTIVES:
+        start = _start_on_thread(bodies.get(name)) if collectives == "native" else _start(name)
+        ours[name + START] = start
+    ours[DONE.removeprefix(PREFIX)] = _done
     bodies.update({name: _guarded(name, body) for name, body in ours.items()})
-    starts = {name + START: _start(bodies[name]) for name in COLLECTIVES}
-    return {**bodies, **starts, DONE.removeprefix(PREFIX): _done}
+    return bodies
 
 
-def _start(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a start that runs the whole collective: these fabrics do not overlap."""
-    return lambda *args: collective(*args[:-2], args[-1])
+def _start_on_thread(collective: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the start of a native collective, or of an exchange, on a rank's progress thread."""
+
+    def body(fabric: NativeFabric, rank: int, x: Any, *rest: Any) -> None:
+        *given, copies, out = rest
+        operand = to_tensor(to_array(x)) if int(copies) else x
+        run = collective or functools.partial(_exchange, fabric, rank)
+        fabric.start(rank, out.data_ptr(), lambda: run(operand, *given, out))
+
+    return body
 
 
-def _done(*_: Any) -> None:
-    """Wait for nothing: the start has run the collective."""
+def _start(name: str) -> Callable[..., Any]:
+    """Return the start of a collective as messages."""
+
+    def body(fabric: PostedCollectives, rank: int, *args: Any) -> None:
+        *given, _, out = args  # the operand is copied in any case
+        call, (x,) = _decoded(name, given)
+        fabric.start(rank, call, to_array(x), out.data_ptr(), lambda array: _fill(out, array))
+
+    return body
+
+
+def _done(fabric: NativeFabric | PostedCollectives, rank: int, out: Any, *_: Any) -> None:
+    fabric.complete(rank, out.data_ptr())
 
 
 def register(collectives: str = "native") -> None:

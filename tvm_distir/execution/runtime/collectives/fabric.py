@@ -29,6 +29,8 @@ Array = npt.NDArray[Any]
 class Fabric(Protocol):
     """The interface of fabrics for engines and packed functions."""
 
+    most_in_flight: int
+
     @property
     def failure(self) -> tuple[int, BaseException] | None:
         """Return the first rank that failed, and its error."""

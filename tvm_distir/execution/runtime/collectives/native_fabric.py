@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from tvm_distir.core import Transfer
 from tvm_distir.support import DistIRError
 
 from . import native_library as native
 from .fabric import WorkerError, failure_text
+from .progress_threads import ProgressThread
 from .transfers import Route, Transfers
 
 Array = npt.NDArray[Any]
@@ -34,10 +35,17 @@ class NativeFabric(Transfers):
         The time for which a rank waits for another rank that is busy computing.
     shared : bool
         Whether other processes can take part, by :meth:`open` of its ``native.descriptor``.
+
+    Attributes
+    ----------
+    most_in_flight : int
+        The most collectives that a rank had started and not completed at once.
     """
 
     def __init__(self, ranks: Sequence[int], timeout_s: float, shared: bool = False) -> None:
-        self._begin(native.CclFabric(sorted(ranks), timeout_s, shared))
+        first = native.CclFabric(sorted(ranks), timeout_s, shared)
+        second = None if shared else lambda: native.CclFabric(sorted(ranks), timeout_s)
+        self._begin(first, second)
 
     @classmethod
     def open(cls, descriptor: int) -> NativeFabric:
@@ -46,11 +54,18 @@ class NativeFabric(Transfers):
         fabric._begin(native.CclFabric.open(descriptor))
         return fabric
 
-    def _begin(self, fabric: native.CclFabric) -> None:
+    def _begin(
+        self, fabric: native.CclFabric, make_second: Callable[[], native.CclFabric] | None = None
+    ) -> None:
         super().__init__()
         self.native = fabric
         self._lock = threading.Lock()
         self._errors: dict[int, BaseException] = {}
+        self._make_second = make_second
+        self._second: native.CclFabric | None = None
+        self._ended: set[int] = set()
+        self._threads: dict[int, ProgressThread] = {}
+        self.most_in_flight = 0
 
     @property
     def failure(self) -> tuple[int, BaseException] | None:
@@ -63,38 +78,114 @@ class NativeFabric(Transfers):
             return rank, self._errors[rank]
         return rank, WorkerError(cause) if isinstance(cause, str) else cause
 
-    def worker(self, rank: int) -> Any:
-        """Return the context in which the calling thread is the worker ``rank``."""
-        return self.native.worker(rank)
+    @contextmanager
+    def worker(self, rank: int) -> Iterator[None]:
+        """Enter a context in which the calling thread is the worker ``rank``."""
+        with self.native.worker(rank):
+            try:
+                yield
+            except BaseException as err:
+                self.fail(rank, err)  # its progress thread may wait for others
+                raise
+            finally:
+                thread = self._threads.pop(rank, None)
+                if thread is not None:
+                    thread.end()
+                    self.most_in_flight = max(self.most_in_flight, thread.most_in_flight)
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Record the first failure and wake every waiting rank."""
         with self._lock:
             self._errors.setdefault(rank, error)
-        self.native.fail(rank, error if isinstance(error, DistIRError) else failure_text(error))
+            second = self._second
+        cause = error if isinstance(error, DistIRError) else failure_text(error)
+        self.native.fail(rank, cause)
+        if second is not None:
+            second.fail(rank, cause)
 
     def finish(self, rank: int) -> None:
         """Record that a rank has run to its end."""
+        with self._lock:
+            self._ended.add(rank)
+            second = self._second
         self.native.finish(rank)
+        if second is not None:
+            second.finish(rank)
 
-    def _post(self, route: Route, message: tuple[Transfer, Array]) -> None:
-        transfer, part = message
+    # Starts and completions -----------------------------------------------------------------
+
+    def start(self, rank: int, address: int, collective: Callable[[], None]) -> None:
+        """Start a collective on the progress thread of a rank; between processes, run it.
+
+        Parameters
+        ----------
+        rank : int
+        address : int
+            The address of the result, by which :meth:`complete` knows the collective.
+        collective : callable
+            Calls the native function.
+        """
+        if self._make_second is None:
+            collective()
+            return
+        second = self._second_fabric(self._make_second)
+        if rank not in self._threads:
+            self._threads[rank] = ProgressThread(second, rank)
+
+        def run() -> None:
+            try:
+                collective()
+            except BaseException as err:
+                rank_failed, cause = second.failure() or (rank, failure_text(err))
+                if rank_failed == rank:
+                    self._errors.setdefault(rank, err)
+                self.native.fail(rank_failed, cause)
+                raise
+
+        self._threads[rank].start(address, run)
+
+    def complete(self, rank: int, address: int) -> None:
+        """Wait for the collective of an address, and raise what it raised; nothing without one."""
+        if rank in self._threads:
+            self._threads[rank].complete(address)
+
+    def _second_fabric(self, make: Callable[[], native.CclFabric]) -> native.CclFabric:
+        """Return the fabric of the progress threads, which knows what happened before."""
+        with self._lock:
+            if self._second is None:
+                self._second = make()
+                for rank in self._ended:
+                    self._second.finish(rank)
+                first = self.native.failure()
+                if first is not None:
+                    self._second.fail(*first)
+            return self._second
+
+    # Messages -------------------------------------------------------------------------------
+
+    def _post(self, route: Route, message: tuple[Any, Array]) -> None:
+        meaning, part = message
         flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-        label = pickle.dumps((transfer, part.shape, part.dtype))
+        label = pickle.dumps((meaning, part.shape, part.dtype))
         native.send(tvm_ffi.from_dlpack(flat), route[0], route[2], label)
 
-    def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
+    def _take(self, route: Route, what: str) -> tuple[Any, Array]:
         tag, source, _ = route
         label, size_bytes = native.await_message(tag, source, what)
-        transfer, shape, dtype = pickle.loads(label)
+        meaning, shape, dtype = pickle.loads(label)
         flat = np.empty(size_bytes, np.uint8)
         native.take_message(tag, source, tvm_ffi.from_dlpack(flat))
-        return transfer, flat.view(dtype).reshape(shape)
+        return meaning, flat.view(dtype).reshape(shape)
 
     def executed(self, rank: int) -> list[native.Executed]:
         """Return collectives a rank executed, known once it has ended."""
-        return [*self.native.executed(rank), *self._exchanged.get(rank, [])]
+        second = [] if self._second is None else self._second.executed(rank)
+        return [
+            *self.native.executed(rank),
+            *second,
+            *self._executed_as_messages.get(rank, []),
+        ]
 
     def progress(self) -> int:
         """Return a number that grows while ranks meet or post messages."""
-        return self.native.progress()
+        return self.native.progress() + (0 if self._second is None else self._second.progress())

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tvm_distir.core import LOCAL_OPS, Collective, Transfer, apply, apply_local
+from tvm_distir.core import LOCAL_OPS, Collective, apply, apply_local
 from tvm_distir.support import EngineError
 
 from . import native_library as native
 from .fabric import Aborted, call_words, ranks_text
-from .transfers import Route, Transfers
+from .posted_collectives import PostedCollectives
+from .transfers import Route
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +38,7 @@ class _Wait:
     missing: Callable[[], list[int]]
 
 
-class PythonFabric(Transfers):
+class PythonFabric(PostedCollectives):
     """A fabric of the ranks of a run.
 
     Parameters
@@ -56,7 +57,7 @@ class PythonFabric(Transfers):
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._rendezvous: dict[tuple[int, ...], _Rendezvous] = {}
-        self._messages: dict[Route, deque[tuple[Transfer, Array]]] = {}
+        self._messages: dict[Route, deque[tuple[Any, Array]]] = {}
         self._waits: dict[int, _Wait] = {}
         self._done: set[int] = set()
         self.failure: tuple[int, BaseException] | None = None
@@ -138,14 +139,14 @@ class PythonFabric(Transfers):
             rendezvous.results = done
             self._changed.notify_all()
 
-    def _post(self, route: Route, message: tuple[Transfer, Array]) -> None:
+    def _post(self, route: Route, message: tuple[Any, Array]) -> None:
         with self._changed:
             self._check_failure()
             self._messages.setdefault(route, deque()).append(message)
             self._steps += 1
             self._changed.notify_all()
 
-    def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
+    def _take(self, route: Route, what: str) -> tuple[Any, Array]:
         with self._changed:
             self._check_failure()
             box = self._messages.setdefault(route, deque())
@@ -156,7 +157,7 @@ class PythonFabric(Transfers):
 
     def executed(self, rank: int) -> list[native.Executed]:
         """Return each collective that a rank executed."""
-        return [*self._executed.get(rank, []), *self._exchanged.get(rank, [])]
+        return [*self._executed.get(rank, []), *self._executed_as_messages.get(rank, [])]
 
     def progress(self) -> int:
         """Return a number that grows while ranks meet or post messages."""

@@ -27,13 +27,13 @@ class Transfers(ABC):
 
     def __init__(self) -> None:
         self._received: dict[int, list[tuple[Transfer, int]]] = {}
-        self._exchanged: dict[int, list[native.Executed]] = {}
+        self._executed_as_messages: dict[int, list[native.Executed]] = {}
 
     @abstractmethod
-    def _post(self, route: Route, message: tuple[Transfer, Array]) -> None: ...
+    def _post(self, route: Route, message: tuple[Any, Array]) -> None: ...
 
     @abstractmethod
-    def _take(self, route: Route, what: str) -> tuple[Transfer, Array]: ...
+    def _take(self, route: Route, what: str) -> tuple[Any, Array]: ...
 
     def send(self, rank: int, transfer: Transfer, x: Array) -> None:
         """Post the tiles this rank owes; does not wait."""
@@ -94,5 +94,5 @@ class Transfers(ABC):
         out = self._collected(rank, transfer, x.dtype)
         size = counted_bytes(call, out)
         done = native.Executed(call.name, call.groups, size, 1)
-        self._exchanged.setdefault(rank, []).append(done)
+        self._executed_as_messages.setdefault(rank, []).append(done)
         return out

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -48,13 +49,23 @@ class Engine(ABC):
         The collectives that the last run executed, as the first rank of every mesh counted them.
     dispatch : str or None
         The library whose kernels modules call, ``"torch"``, or None for TVM's kernels.
+    most_in_flight : int
+        The most collectives that a rank had started and not waited for at once, in the last run,
+        of engines that count them.
+    trace : Path or None
+        The file for the trace of a run; see :mod:`~.program.run_trace`.
+    records_trace : bool
+        Whether the engine can write one.
     takes_objects : bool
         Whether its ranks are in this process, so that they can be given objects.
     """
 
     name: str
     takes_objects: bool = False
+    records_trace: bool = False
+    trace: Path | None = None
     dispatch: str | None = None
+    most_in_flight: int = 0
     collectives: tuple[CollectiveCount, ...] = ()
 
     def check_available(self) -> None:
@@ -73,6 +84,7 @@ class Engine(ABC):
     def run(self, dist: Any, inputs: Inputs, outputs: str = "whole") -> list[Any]:
         """Run a level-5 module or a deployed program; see :func:`~.registry.run`."""
         check_outputs(outputs)
+        self.check_trace()
         self.collectives = ()
         program = as_runnable(dist, self.dispatch)
         check_engine_runs(program.target, f"engine {self.name}")
@@ -86,6 +98,16 @@ class Engine(ABC):
                 remedy='Use the engine "threads" or "virtual".',
             )
         return self.run_program(sized_program(program, inputs), inputs, outputs)
+
+    def check_trace(self) -> None:
+        """Refuse (DIST0605) a trace of an engine that records none."""
+        if self.trace is not None and not self.records_trace:
+            raise EngineError(
+                "DIST0605",
+                "it records no trace of a run",
+                place=f"engine {self.name}",
+                remedy='Use the engine "threads", "mpi" or "torch".',
+            )
 
     def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:
         """Split the inputs, run, and join the outputs."""

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -157,8 +157,21 @@ def write_value(path: Path, value: Any) -> None:
     write_whole(path, pickle.dumps(value))
 
 
+class RunCounts(NamedTuple):
+    """The counts of a run that an engine keeps.
+
+    Attributes
+    ----------
+    collectives : tuple of CollectiveCount
+    most_in_flight : int
+    """
+
+    collectives: tuple[CollectiveCount, ...]
+    most_in_flight: int
+
+
 def write_results(
-    job: Job, folder: Path, rank: int, outputs: Sequence[Any], counts: tuple[CollectiveCount, ...]
+    job: Job, folder: Path, rank: int, outputs: Sequence[Any], counts: RunCounts
 ) -> None:
     """Write the sharded outputs of a rank; the first rank writes what was executed."""
     entry = next(e for e in job.entries if rank in e.ranks)
@@ -167,10 +180,10 @@ def write_results(
         write_value(folder / COUNTS, counts)
 
 
-def read_results(job: Job, folder: Path) -> tuple[LocalResults, tuple[CollectiveCount, ...]]:
+def read_results(job: Job, folder: Path) -> tuple[LocalResults, RunCounts]:
     """Return the local results of all ranks, and what they executed."""
     results = {rank: pickle.loads(result_file(folder, rank).read_bytes()) for rank in job.ranks}
-    counts: tuple[CollectiveCount, ...] = pickle.loads((folder / COUNTS).read_bytes())
+    counts: RunCounts = pickle.loads((folder / COUNTS).read_bytes())
     return results, counts
 
 

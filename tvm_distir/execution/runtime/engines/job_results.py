@@ -8,6 +8,7 @@ import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tvm_distir.execution.runtime.program.joining import (
     different_bits,
     gather_outputs,
 )
+from tvm_distir.execution.runtime.program.run_trace import RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 
@@ -115,6 +117,16 @@ def finish_run(
     if outputs == "sharded":
         return list(sharded_outputs(entries, results)), executed
     return gather_outputs(entries, collect(member, entries, results, ended)), executed
+
+
+def write_job_trace(member: JobMember, path: Path, trace: RankTrace) -> None:
+    """Gather the calls of all ranks, and write their trace on process 0."""
+    texts = member.exchange_texts(
+        pickle.dumps((member.rank, trace.spans)), lambda late: f"the trace of processes {late}"
+    )
+    if member.rank == member.ranks[0]:
+        ranks = dict(pickle.loads(text) for text in texts)
+        write_run_trace(path, {rank: spans for rank, spans in ranks.items() if rank is not None})
 
 
 def collect(

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 from tvm.base import _RUNTIME_ONLY
 
 from tvm_distir.execution.runtime.dispatch.packed_names import check_dispatch
 from tvm_distir.execution.runtime.program.inputs import Inputs
+from tvm_distir.execution.runtime.program.run_trace import check_trace_path
 from tvm_distir.support import EngineError, Registry, nearest
 
 from .base import Engine
@@ -86,6 +88,7 @@ def run(
     *,
     dispatch: str | None = None,
     entry: str | None = None,
+    trace: str | Path | None = None,
 ) -> list[Any]:
     """Run a distributed module on all its devices.
 
@@ -111,6 +114,9 @@ def run(
         kernels by rounding.
     entry : str, optional
         The function to run, of a module with several entry points, such as ``decode``.
+    trace : str or Path, optional
+        The JSON file for the kernels and collectives of each rank with their times, which Perfetto
+        opens; of the engines ``"threads"``, ``"mpi"`` and ``"torch"``.
 
     Returns
     -------
@@ -126,12 +132,18 @@ def run(
         of ranks, DIST0623 for kernels that cannot be called.
     DependencyError
         DIST0111 for ``dispatch="torch"`` without PyTorch.
+    UsageError
+        DIST0152 or DIST0153 for a trace that cannot be written.
     """
     if entry is not None:
         from tvm_distir.core import keep_entry
 
         dist = keep_entry(dist, entry)
-    return _engine(engine, dispatch).run(dist, inputs, outputs)
+    chosen = _engine(engine, dispatch)
+    if trace is not None:
+        chosen = copy.copy(chosen)
+        chosen.trace = check_trace_path(trace)
+    return chosen.run(dist, inputs, outputs)
 
 
 _engine = engine

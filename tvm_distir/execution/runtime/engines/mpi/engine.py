@@ -18,11 +18,12 @@ from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree, inputs_of_rank
-from tvm_distir.execution.runtime.engines.job_results import finish_run
+from tvm_distir.execution.runtime.engines.job_results import finish_run, write_job_trace
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.execution.runtime.program.machines import make_machine
+from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
 from tvm_distir.support import DistIRError
@@ -57,6 +58,7 @@ class MpiEngine(Engine):
     """
 
     name = "mpi"
+    records_trace = True
 
     def __init__(
         self,
@@ -90,9 +92,8 @@ class MpiEngine(Engine):
 
     def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
         """Start a job of a single process per rank and wait for its end."""
-        results, self.collectives = launch(
-            program, local, self.timeout_s, self.launcher, self.preload
-        )
+        results, counts = launch(program, local, self.timeout_s, self.launcher, self.preload)
+        self.collectives, self.most_in_flight = counts
         return results
 
     def join(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
@@ -119,12 +120,16 @@ class MpiEngine(Engine):
         sources = agree(fabric, RunCall(program.fingerprint, outputs, inputs is not None))
         local = inputs_of_rank(fabric, program, inputs, sources)
         results: dict[int, list[Array]] = {}
+        trace = None if self.trace is None else RankTrace()
         for entry in entries:
             if fabric.rank in entry.ranks:
                 results[fabric.rank] = _execute(
-                    fabric, program, entry, local.of(entry, fabric.rank)
+                    fabric, program, entry, local.of(entry, fabric.rank), trace
                 )
         values, self.collectives = finish_run(fabric, program, results, outputs)
+        self.most_in_flight = fabric.most_in_flight
+        if self.trace is not None and trace is not None:
+            write_job_trace(fabric, self.trace, trace)
         return values
 
 
@@ -145,7 +150,11 @@ def _cause(fabric: MpiFabric, program: Runnable, err: BaseException) -> BaseExce
 
 
 def _execute(
-    fabric: MpiFabric, program: Runnable, entry: EntryFunction, inputs: Sequence[Array]
+    fabric: MpiFabric,
+    program: Runnable,
+    entry: EntryFunction,
+    inputs: Sequence[Array],
+    trace: RankTrace | None,
 ) -> list[Array]:
     rank = fabric.rank
     if rank is None:
@@ -154,5 +163,7 @@ def _execute(
     ccl.register("python")
     with ccl.worker(fabric, rank):
         machine = make_machine(library)
+        if trace is not None:
+            trace.attach(machine)
         result = machine[entry.function](*(to_tensor(a) for a in inputs))
         return [to_array(t) for t in flat_tensors(result)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,26 +25,24 @@ import numpy.typing as npt
 from tvm_distir.core import (
     LOCAL_OPS,
     Collective,
-    Transfer,
-    all_reduce,
-    apply,
     apply_local,
-    local_slice,
 )
 from tvm_distir.execution.runtime.collectives.fabric import Aborted, call_words, worker_failed
+from tvm_distir.execution.runtime.collectives.message_steps import MessageStep, message_steps
 from tvm_distir.execution.runtime.collectives.native_library import Executed
-from tvm_distir.execution.runtime.collectives.transfers import Route, Transfers
+from tvm_distir.execution.runtime.collectives.posted_collectives import PostedCollectives
+from tvm_distir.execution.runtime.collectives.transfers import Route
 from tvm_distir.support import DistIRError, EngineError
 
 from .messages import Messages
 from .polling import Deadline
-from .world import ARRAYS, COLLECTIVE, EAGER_BYTES, MESSAGES, World, as_bytes
+from .world import ARRAYS, COLLECTIVE, MESSAGES, World, as_bytes
 
 Array = npt.NDArray[Any]
 _EMPTY = np.empty(0, np.uint8)
 
 
-class MpiFabric(Transfers):
+class MpiFabric(PostedCollectives):
     """A fabric of the ranks of a run, of which this process is one.
 
     Parameters
@@ -63,7 +61,7 @@ class MpiFabric(Transfers):
         self.ranks = sorted(ranks)
         self._process = {rank: i for i, rank in enumerate(self.ranks)}
         self._executed: list[Executed] = []
-        self._own: dict[Route, deque[tuple[Transfer, Array]]] = {}
+        self._own: dict[Route, deque[tuple[Any, Array]]] = {}
         self._headers: dict[tuple[Any, ...], bytes] = {}
         self.failure: tuple[int, BaseException] | None = None
         self.is_origin = False
@@ -107,7 +105,7 @@ class MpiFabric(Transfers):
 
     def executed(self, rank: int) -> list[Executed]:
         """Return collectives this process executed."""
-        return [*self._executed, *self._exchanged.get(rank, [])]
+        return [*self._executed, *self._executed_as_messages.get(rank, [])]
 
     # What inputs and results need -----------------------------------------------------------
 
@@ -162,82 +160,30 @@ class MpiFabric(Transfers):
         if x is None:
             raise EngineError("DIST0611", f"{call.text()} has no operand", remedy="Give one.")
         x = np.ascontiguousarray(x).reshape(x.shape)
-        method: Callable[..., Array] = _METHODS.get(call.name, MpiFabric._everywhere)
-        result = method(self, rank, call, group, x)
+        steps = message_steps(call, group.index(rank), x)
+        step = next(steps)
+        result: Array | None = None
+        while result is None:
+            try:
+                step = steps.send(self._swap(rank, call, x, step))
+            except StopIteration as stop:
+                result = stop.value
         self._executed.append(Executed(call.name, call.groups, result.nbytes, 1))
         return result
 
-    def _everywhere(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
-        """Send every operand to every rank, which then applies the reference."""
-        terms = self._swap(rank, call, x, dict.fromkeys(group, x), dict.fromkeys(group, x.shape))
-        return apply(call, [terms[r] for r in group])[group.index(rank)]
-
-    def _all_reduce(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
-        if x.nbytes <= EAGER_BYTES or len(group) == 1:
-            return self._everywhere(rank, call, group, x)
-        op = dict(call.args)["op"]
-        flat = x.reshape(-1)
-        cuts = [len(flat) * i // len(group) for i in range(len(group) + 1)]
-        spans = {r: slice(a, b) for r, a, b in zip(group, cuts, cuts[1:])}
-        mine = spans[rank]
-        size = (mine.stop - mine.start,)
-        parts = {r: flat[span] for r, span in spans.items()}
-        terms = self._swap(rank, call, x, parts, dict.fromkeys(group, size))
-        total = all_reduce([terms[r] for r in group], str(op))
-        shapes = {r: (s.stop - s.start,) for r, s in spans.items()}
-        pieces = self._swap(rank, call, x, dict.fromkeys(group, total), shapes)
-        return np.concatenate([pieces[r] for r in group]).reshape(x.shape)
-
-    def _reduce_scatter(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
-        args = dict(call.args)
-        parts = _parts(x, group, int(args["dim"]))
-        size = dict.fromkeys(group, parts[rank].shape)
-        terms = self._swap(rank, call, x, parts, size)
-        return all_reduce([terms[r] for r in group], str(args["op"]))
-
-    def _all_to_all(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
-        args = dict(call.args)
-        parts = _parts(x, group, int(args["split_dim"]))
-        got = self._swap(rank, call, x, parts, dict.fromkeys(group, parts[rank].shape))
-        return np.concatenate([got[r] for r in group], axis=int(args["gather_dim"]))
-
-    def _permute(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
-        args, here = dict(call.args), group.index(rank)
-        to, source = here + int(args["shift"]), here - int(args["shift"])
-        if args.get("wrap"):
-            to, source = to % len(group), source % len(group)
-        parts = {r: x for i, r in enumerate(group) if i == to}
-        shapes = {r: x.shape for i, r in enumerate(group) if i == source}
-        got = self._swap(rank, call, x, parts, shapes)
-        return next(iter(got.values())) if shapes else np.zeros_like(x)
-
-    def _swap(
-        self,
-        rank: int,
-        call: Collective,
-        x: Array,
-        parts: Mapping[int, Array],
-        shapes: Mapping[int, tuple[int, ...]],
-    ) -> dict[int, Array]:
-        """Exchange headers with the full group, and data with some of it.
-
-        Parameters
-        ----------
-        parts : mapping of rank to array
-            The array that each rank gets from this rank.
-        shapes : mapping of rank to shape
-            The shape of the array that this rank gets from each, in the type of ``x``.
-        """
+    def _swap(self, rank: int, call: Collective, x: Array, step: MessageStep) -> dict[int, Array]:
+        """Exchange headers with the full group, and data with some of it; returns what came."""
         group, head = call.group_of(rank), self._header(call, x)
-        for peer in group:
-            if peer != rank:
-                data = as_bytes(parts[peer]) if peer in parts else _EMPTY
-                self._world.post(self._process[peer], COLLECTIVE, head, data)
-        got = {r: np.empty(shape, x.dtype) for r, shape in shapes.items() if r != rank}
-        if rank in shapes:
-            got[rank] = parts[rank]
-        missing = [r for r in group if r != rank]
         requests: list[Any] = []
+        for i, peer in enumerate(group):
+            if peer != rank:
+                data = as_bytes(step.parts[i]) if i in step.parts else _EMPTY
+                requests += self._world.post(self._process[peer], COLLECTIVE, head, data)
+        got = {i: np.empty(shape, x.dtype) for i, shape in step.shapes.items() if group[i] != rank}
+        mine = group.index(rank)
+        if mine in step.shapes:
+            got[mine] = step.parts[mine]
+        missing = [r for r in group if r != rank]
         deadline = Deadline(self._world.timeout_s)
         while missing:
             before = len(missing)
@@ -249,10 +195,12 @@ class MpiFabric(Transfers):
                     continue
                 missing.remove(peer)
                 self._compare(rank, head, peer, message[0], group)
-                out = as_bytes(got[peer]) if peer in got else _EMPTY
+                at = group.index(peer)
+                out = as_bytes(got[at]) if at in got else _EMPTY
                 requests += self.messages.take_data(self._process[peer], COLLECTIVE, message, out)
             if len(missing) == before:
                 self._world.turn(deadline, self.check, lambda: _waits(call, missing))
+        # Sends too: the operand is memory of the program, which is used again after the call.
         self._world.finish(requests, self.check, lambda: _waits(call, group))
         return got
 
@@ -283,7 +231,7 @@ class MpiFabric(Transfers):
 
     # Messages --------------------------------------------------------------------------------
 
-    def _post(self, route: Route, message: tuple[Transfer, Array]) -> None:
+    def _post(self, route: Route, message: tuple[Any, Array]) -> None:
         tag, source, destination = route
         if source == destination:
             self._own.setdefault(route, deque()).append(message)
@@ -291,25 +239,12 @@ class MpiFabric(Transfers):
         transfer, part = message
         self.messages.post_array(self._process[destination], MESSAGES + tag, transfer, part)
 
-    def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
+    def _take(self, route: Route, what: str) -> tuple[Any, Array]:
         tag, source, destination = route
         if source == destination:
             return self._own[route].popleft()
         process = self._process[source]
         return self.messages.take_array(process, MESSAGES + tag, f"{what} from rank {source}")
-
-
-_METHODS: dict[str, Callable[..., Array]] = {
-    "all_reduce": MpiFabric._all_reduce,
-    "reduce_scatter": MpiFabric._reduce_scatter,
-    "all_to_all": MpiFabric._all_to_all,
-    "collective_permute": MpiFabric._permute,
-}
-"""Collectives of which a rank needs less than all operands; the others take all of them."""
-
-
-def _parts(x: Array, group: Sequence[int], dim: int) -> dict[int, Array]:
-    return {r: local_slice(x, i, len(group), dim) for i, r in enumerate(group)}
 
 
 def _waits(call: Collective, missing: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.engines.job_folder import (
     JOB,
     Job,
+    RunCounts,
     SavedProgram,
     failure_file,
     process_file,
@@ -33,8 +34,10 @@ def _run(job: Job, rank: int, folder: Path) -> None:
     from .engine import MpiEngine
 
     engine = MpiEngine(job.timeout_s)
+    engine.trace = job.options.get("trace")
     outputs = engine.join(SavedProgram(job), [], "sharded")
-    write_results(job, folder, rank, outputs, engine.collectives)
+    counts = RunCounts(engine.collectives, engine.most_in_flight)
+    write_results(job, folder, rank, outputs, counts)
 
 
 def main(folder: Path) -> int:

@@ -19,14 +19,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.fork import ticks_of
 from tvm_distir.execution.runtime.engines.job_folder import (
     LOG,
     Job,
+    RunCounts,
     failure_file,
     process_file,
     read_results,
@@ -34,7 +36,6 @@ from tvm_distir.execution.runtime.engines.job_folder import (
     write_job,
 )
 from tvm_distir.execution.runtime.engines.termination import GRACE_S, ProgressMonitor, stopped
-from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.support import DependencyError, EngineError, missing_extra
@@ -55,7 +56,8 @@ def launch(
     timeout_s: float,
     launcher: Sequence[str] | None = None,
     preload: tuple[str, ...] = (),
-) -> tuple[LocalResults, tuple[CollectiveCount, ...]]:
+    options: Mapping[str, Any] | None = None,
+) -> tuple[LocalResults, RunCounts]:
     """Run a program as a job of a single process per rank.
 
     Raises
@@ -68,7 +70,7 @@ def launch(
     command = find_launcher(launcher)
     folder = Path(tempfile.mkdtemp(prefix="tvm-distir-mpi-"))
     try:
-        job = write_job(program, local, timeout_s, preload, folder)
+        job = write_job(program, local, timeout_s, preload, folder, options)
         code = _run(command, job, folder)
         raise_failure(job, folder, code)
         return read_results(job, folder)

@@ -127,16 +127,25 @@ class World:
         while self._sending and self._sending[0].Test():
             self._sending.popleft()
 
-    def post(self, peer: int, tag: int, head: bytes, data: Bytes) -> None:
-        """Send a header and data; does not wait. The data must not change until received."""
+    def post(self, peer: int, tag: int, head: bytes, data: Bytes) -> list[Any]:
+        """Send a header and data; does not wait.
+
+        Returns
+        -------
+        list of Request
+            Those of data that does not travel with its header. It must not change until they are
+            done, or until it was received.
+        """
         self._reap()
         first = _HEAD.pack(len(head), data.nbytes) + head
         if data.nbytes <= EAGER_BYTES:
             first += data.tobytes()
         self._sending.append(self._comm.Isend(np.frombuffer(first, np.uint8), peer, tag))
-        if data.nbytes > EAGER_BYTES:
-            for piece in _pieces(data):
-                self._sending.append(self._comm.Isend(piece, peer, tag))
+        if data.nbytes <= EAGER_BYTES:
+            return []
+        requests = [self._comm.Isend(piece, peer, tag) for piece in _pieces(data)]
+        self._sending.extend(requests)
+        return requests
 
     def poll(self, peer: int, tag: int) -> tuple[bytes, Bytes, int] | None:
         """Return a peer's next message, if any: header, data, number of following bytes."""

@@ -37,6 +37,7 @@ from tvm_distir.execution.runtime.engines.termination import (
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE, one_thread
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.machines import make_machine
+from tvm_distir.execution.runtime.program.run_trace import RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
 from tvm_distir.support import EngineError, nearest, repair_disco
@@ -57,6 +58,7 @@ class ThreadJob:
     function: dict[int, str]
     inputs: dict[int, list[Array]]
     outputs: dict[int, list[Array]] = field(default_factory=dict)
+    traces: dict[int, RankTrace] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     all_ended: threading.Event = field(default_factory=threading.Event)
 
@@ -114,6 +116,8 @@ def work(job: ThreadJob, rank: int) -> None:
         with ccl.worker(job.fabric, rank):
             machine = make_machine(job.machine[rank])
             args = [to_tensor(a) for a in job.inputs[rank]]
+            if rank in job.traces:
+                job.traces[rank].attach(machine)
             result = machine[job.function[rank]](*args)
             job.outputs[rank] = [to_array(t) for t in flat_tensors(result)]
         job.fabric.finish(rank)
@@ -191,6 +195,7 @@ class ThreadsEngine(Engine):
 
     name = "threads"
     takes_objects = True
+    records_trace = True
 
     def __init__(self, timeout_s: float = TIMEOUT_S, collectives: str = "native") -> None:
         if collectives not in ccl.FABRICS:
@@ -215,9 +220,14 @@ class ThreadsEngine(Engine):
         """
         entries = program.entries
         job = make_job(program, local, ccl.FABRICS[self._implementation], self.timeout_s)
+        if self.trace is not None:
+            job.traces = {rank: RankTrace() for rank in job.machine}
         self._call(job, max(job.machine) + 1)
         raise_failure(job.fabric, entries)
+        if self.trace is not None:
+            write_run_trace(self.trace, {rank: t.spans for rank, t in job.traces.items()})
         self.collectives = count_executed(program.axes, entries, job.fabric)
+        self.most_in_flight = job.fabric.most_in_flight
         return job.outputs
 
     def _call(self, job: ThreadJob, workers: int) -> None:

@@ -21,9 +21,10 @@ from tvm_distir.execution.runtime.collectives.fabric import Aborted
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults, check_outputs
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree, inputs_of_rank
-from tvm_distir.execution.runtime.engines.job_results import finish_run
+from tvm_distir.execution.runtime.engines.job_results import finish_run, write_job_trace
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
+from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
 from tvm_distir.execution.runtime.program.symbolic_sizes import sized_program
 from tvm_distir.execution.runtime.program.targets import check_engine_runs, check_machine_runs
@@ -67,12 +68,6 @@ class TorchEngine(Engine):
         Modules that every started process imports first, for example because they register
         packed functions that the program calls.
 
-    Attributes
-    ----------
-    most_in_flight : int
-        The most collectives that this process had started and not waited for at once, in the last
-        run of a job that it joined.
-
     Raises
     ------
     EngineError
@@ -80,7 +75,7 @@ class TorchEngine(Engine):
     """
 
     name = "torch"
-    most_in_flight = 0
+    records_trace = True
 
     def __init__(
         self,
@@ -114,6 +109,7 @@ class TorchEngine(Engine):
     def run(self, dist: Any, inputs: Inputs | None, outputs: str = "whole") -> list[Any]:
         """Run a level-5 module or a deployed program; see :func:`~.registry.run`."""
         check_outputs(outputs)
+        self.check_trace()
         self.collectives = ()
         program = as_runnable(dist, self.dispatch)
         if device_of(program.target) == "cuda":
@@ -141,10 +137,11 @@ class TorchEngine(Engine):
         """Start a job of a single process per rank and wait for its end."""
         from .launch import launch
 
-        options = {"reduce": self.reduce, "check": self.check}
-        results, self.collectives = launch(
+        options = {"reduce": self.reduce, "check": self.check, "trace": self.trace}
+        results, counts = launch(
             program, local, self.timeout_s, self.preload, options, device_of(program.target)
         )
+        self.collectives, self.most_in_flight = counts
         return results
 
     def join(
@@ -199,9 +196,10 @@ class TorchEngine(Engine):
         job.make_groups(member.ranks, program.communication)
         local = inputs_of_rank(member, program, inputs, sources)
         results: dict[int, list[Array]] = {}
+        trace = None if self.trace is None else RankTrace()
         for entry in entries:
             if member.rank is not None and member.rank in entry.ranks:
-                session = RankSession(job, member, program, entry)
+                session = RankSession(job, member, program, entry, trace)
                 tensors = session.call([session.tensor(a) for a in local.of(entry, member.rank)])
                 results[member.rank] = [t.numpy() for t in tensors]
         if job.failures is not None:
@@ -209,6 +207,8 @@ class TorchEngine(Engine):
         member.finish_sends()
         values, self.collectives = finish_run(member, program, results, outputs)
         self.most_in_flight = 0 if member.calls is None else member.calls.most_in_flight
+        if self.trace is not None and trace is not None:
+            write_job_trace(member, self.trace, trace)
         return values
 
 

@@ -17,6 +17,7 @@ from tvm_distir.execution.runtime.engines.fork import die_with_parent
 from tvm_distir.execution.runtime.engines.job_folder import (
     JOB,
     Job,
+    RunCounts,
     SavedProgram,
     failure_file,
     write_results,
@@ -30,9 +31,12 @@ def _run(job: Job, rank: int, folder: Path) -> None:
 
     options: dict[str, Any] = dict(job.options)
     device = str(options.pop("device"))
+    trace = options.pop("trace")
     engine = TorchEngine(job.timeout_s, **options)
+    engine.trace = trace
     outputs = engine.join(SavedProgram(job), [], "sharded", device)
-    write_results(job, folder, rank, outputs, engine.collectives)
+    counts = RunCounts(engine.collectives, engine.most_in_flight)
+    write_results(job, folder, rank, outputs, counts)
 
 
 def main(folder: Path) -> int:

@@ -26,13 +26,13 @@ from tvm_distir.execution.runtime.engines.fork import end_text, ticks_of
 from tvm_distir.execution.runtime.engines.job_folder import (
     LOG,
     Job,
+    RunCounts,
     failure_file,
     read_results,
     runtime_alone,
     write_job,
 )
 from tvm_distir.execution.runtime.engines.termination import GRACE_S, ProgressMonitor, stopped
-from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.support import EngineError
@@ -51,7 +51,7 @@ def launch(
     preload: tuple[str, ...],
     options: Mapping[str, Any],
     device: str,
-) -> tuple[LocalResults, tuple[CollectiveCount, ...]]:
+) -> tuple[LocalResults, RunCounts]:
     """Run a program as a job of a single process per rank on this host.
 
     Raises

@@ -13,6 +13,7 @@ import tvm
 
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.execution.runtime.program.machines import make_machine
+from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import flat_tensors
 
@@ -30,10 +31,17 @@ class RankSession:
         A member that is a rank of the entry.
     program : Runnable
     entry : EntryFunction
+    trace : RankTrace, optional
+        The record of its calls.
     """
 
     def __init__(
-        self, job: TorchJob, member: TorchMember, program: Runnable, entry: EntryFunction
+        self,
+        job: TorchJob,
+        member: TorchMember,
+        program: Runnable,
+        entry: EntryFunction,
+        trace: RankTrace | None = None,
     ) -> None:
         self._job, self._member, self.entry = job, member, entry
         library = program.library(entry)
@@ -42,6 +50,8 @@ class RankSession:
         index = job.torch_device.index
         self._device = tvm.cpu() if index is None else tvm.cuda(index)
         self._machine = make_machine(library, self._device)
+        if trace is not None:
+            trace.attach(self._machine)
 
     def tensor(self, array: npt.NDArray[Any]) -> Any:
         """Return a tensor with a copy of an array on the device of this rank."""
