@@ -7,6 +7,7 @@ from .deployment.deploying import replaceable as replaceable
 from .deployment.loading import load as load
 from .runtime.collectives.legalize import register_legalization as register_legalization
 from .runtime.dispatch.packed_names import check_dispatch as check_dispatch
+from .runtime.engines.mpi.engine import MpiEngine as MpiEngine
 from .runtime.engines.registry import engine as engine
 from .runtime.engines.torch.engine import TorchEngine as TorchEngine
 from .runtime.program.device_objects import DeviceObjects as DeviceObjects

@@ -20,18 +20,16 @@ from tvm_distir.core import plain_name
 from tvm_distir.execution.deployment.checkpoint import open_weights
 from tvm_distir.execution.deployment.loading import Deployment, load
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
-from tvm_distir.execution.runtime.engines.job_results import collect, wait_for_end
-from tvm_distir.execution.runtime.engines.torch.engine import TorchEngine
-from tvm_distir.execution.runtime.engines.torch.rank_session import RankSession
-from tvm_distir.execution.runtime.engines.torch.run_member import TorchMember
-from tvm_distir.execution.runtime.engines.torch.torch_job import (
-    TorchJob,
-    is_initialized,
-    join_job,
+from tvm_distir.execution.runtime.engines.job_member import JobEngine, JobRun, JobSession
+from tvm_distir.execution.runtime.engines.job_results import (
+    collect,
+    wait_for_end,
+    write_job_trace,
 )
 from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.joining import gather_outputs
+from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.support import EngineError
 
 from .checkpoints import read_checkpoint, write_list, write_part
@@ -59,6 +57,8 @@ class ServeOptions:
         A checkpoint, or a folder of checkpoints, from which the state is read.
     sharded : bool
         Whether outputs stay on their ranks.
+    trace : Path or None
+        The JSON file for the kernels and collectives of all steps.
     """
 
     inputs: Path | None = None
@@ -68,6 +68,7 @@ class ServeOptions:
     every: int = 0
     resume: Path | None = None
     sharded: bool = False
+    trace: Path | None = None
 
 
 @dataclass
@@ -154,7 +155,7 @@ class ZeroArray:
 def serve(
     folder: Path,
     options: ServeOptions,
-    engine: TorchEngine,
+    engine: JobEngine,
     report: Callable[[int, int, Mapping[int, Array]], None] | None = None,
 ) -> ServeResult:
     """Join a job and run a deployed folder in it; all processes of the job call it alike.
@@ -167,7 +168,8 @@ def serve(
     folder : Path
         A folder of :func:`tvm_distir.deploy`.
     options : ServeOptions
-    engine : TorchEngine
+    engine : JobEngine
+        The engine ``torch`` or ``mpi``.
     report : callable, optional
         Called after each step with the number of this process, that of the step, and its outputs.
 
@@ -176,11 +178,10 @@ def serve(
     EngineError
         The first failure of any process; DIST0633 where no launcher started this one.
     """
-    if not is_initialized():
-        join_job(engine.timeout_s)
+    engine.enter_job()
     program = load(folder)
-    with engine.member(program) as (job, member):
-        return _ServedRun(job, member, program, options).run(report)
+    with engine.begin(program) as run:
+        return _ServedRun(run, program, options).run(report)
 
 
 def _data(path: Path | None) -> dict[str, Any]:
@@ -188,10 +189,9 @@ def _data(path: Path | None) -> dict[str, Any]:
 
 
 class _ServedRun:
-    def __init__(
-        self, job: TorchJob, member: TorchMember, program: Deployment, options: ServeOptions
-    ) -> None:
-        self._job, self._member, self._program, self._options = job, member, program, options
+    def __init__(self, run: JobRun, program: Deployment, options: ServeOptions) -> None:
+        self._run, self._program, self._options = run, program, options
+        member = self._member = run.member
         self._state = dict(program.manifest.state.inputs)  # output -> input
         self._entry = next((e for e in program.entries if member.rank in e.ranks), None)
         self._reported = _without_state(program.entries, self._state)
@@ -199,15 +199,16 @@ class _ServedRun:
     def run(self, report: Callable[[int, int, Mapping[int, Array]], None] | None) -> ServeResult:
         member, options = self._member, self._options
         agree(member, RunCall(self._program.fingerprint, repr(options.repeat), True))
-        self._job.make_groups(member.ranks, self._program.communication)
+        self._run.prepare()
         self._warn_of_hosts()
-        result = ServeResult(self._job.process, member.rank, member.size)
+        result = ServeResult(self._run.process, member.rank, member.size)
         fixed = {**_zeros(self._program), **self._program.stored}
         if options.resume is not None:
             result.first_step = self._resume(fixed, options.resume)
         session, state = None, dict[int, Any]()
+        trace = None if options.trace is None else RankTrace()
         if self._entry is not None:
-            session = RankSession(self._job, member, self._program, self._entry)
+            session = self._run.session(self._entry, trace)
         for step, given in enumerate(self._steps(), 1):
             if step <= result.first_step:
                 continue
@@ -218,15 +219,16 @@ class _ServedRun:
             for index, array in whole.items():
                 result.outputs.setdefault(index, []).append(array)
             if report is not None:
-                report(self._job.process, step, whole)
+                report(self._run.process, step, whole)
             if options.every and step % options.every == 0:
                 self._save(step, state)
         done = result.first_step + len(result.times_s)
         if options.checkpoints is not None and not (options.every and done % options.every == 0):
             self._save(done, state)
-        if self._job.failures is not None:
-            self._job.failures.end()
+        self._run.end()
         wait_for_end(member, self._program.entries, {}, "sharded")
+        if options.trace is not None and trace is not None:
+            write_job_trace(member, options.trace, trace)
         return result
 
     def _steps(self) -> Iterator[dict[str, Any]]:
@@ -246,7 +248,7 @@ class _ServedRun:
 
     def _step(
         self,
-        session: RankSession | None,
+        session: JobSession | None,
         given: Mapping[str, Any],
         fixed: dict[int, Any],
         state: dict[int, Any],
@@ -305,7 +307,7 @@ class _ServedRun:
             arrays = {index: tensor.numpy() for index, tensor in state.items()}
             write_part(folder, step, self._entry, member.rank, arrays)
         member.exchange_texts(b"", lambda late: f"the checkpoint of step {step} by {late}")
-        if self._job.local_rank == 0:  # of each host, whose file systems may be separate
+        if self._run.local_rank == 0:  # of each host, whose file systems may be separate
             write_list(folder, step, self._program.entries, sorted(self._state.values()))
         member.exchange_texts(b"", lambda late: f"the checkpoint of step {step} by {late}")
 
@@ -313,7 +315,7 @@ class _ServedRun:
         name = socket.gethostname().encode()
         hosts = len(set(self._member.exchange_texts(name, lambda late: f"the hosts of {late}")))
         planned = self._program.manifest.hosts
-        if hosts != planned and self._job.process == 0:
+        if hosts != planned and self._run.process == 0:
             print(
                 f"warning: the folder was deployed for {planned} hosts, the job has {hosts}",
                 file=sys.stderr,

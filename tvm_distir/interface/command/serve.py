@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.support import UsageError
+from tvm_distir.support import UsageError, nearest
 
 from .option_values import parse_count, parse_number
 from .options import asked_by
@@ -53,6 +53,17 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="Continue from a checkpoint, or from the last one of a folder of checkpoints. Steps "
         "that it has done are skipped.",
+    )
+    parser.add_argument(
+        "--engine",
+        default="torch",
+        metavar="E",
+        help="Set the engine: torch (default), or mpi in a job of mpirun, without PyTorch.",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        help="Write the kernels and collectives of each rank with their times, for Perfetto.",
     )
     parser.add_argument(
         "--reduce",
@@ -102,15 +113,16 @@ def run(arguments: argparse.Namespace) -> int:
     repeat = parse_count(arguments.repeat, "--repeat")
     every = 0 if arguments.every is None else parse_count(arguments.every, "--every")
     timeout_s = parse_number(arguments.timeout_s, "--timeout-s")
-    from tvm_distir.execution import ServeOptions, TorchEngine, serve
+    from tvm_distir.execution import ServeOptions, check_trace_path, serve
 
-    with asked_by("--reduce", "DIST0601"):
-        engine = TorchEngine(timeout_s, arguments.reduce, arguments.check)
+    engine = _engine(arguments, timeout_s)
     engine.check_available()
     paths = {
         name: None if getattr(arguments, name) is None else Path(getattr(arguments, name))
         for name in ("inputs", "steps", "checkpoints", "resume")
     }
+    if arguments.trace is not None:
+        paths["trace"] = check_trace_path(arguments.trace, "--trace")
     options = ServeOptions(repeat=repeat, every=every, sharded=arguments.sharded, **paths)
     result = serve(Path(arguments.folder), options, engine, _reporter(arguments.steps is not None))
     if arguments.output is not None and (arguments.sharded or result.process == 0):
@@ -122,6 +134,37 @@ def run(arguments: argparse.Namespace) -> int:
             f"median {result.median_s * 1e3:.1f} ms\n"
         )
     return 0
+
+
+def _engine(arguments: argparse.Namespace, timeout_s: float) -> Any:
+    """Return the engine of a job.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 for options of the engine torch beside another one, DIST0152 for an engine that
+        runs in no job.
+    """
+    from tvm_distir.execution import MpiEngine, TorchEngine
+
+    if arguments.engine == "torch":
+        with asked_by("--reduce", "DIST0601"):
+            return TorchEngine(timeout_s, arguments.reduce, arguments.check)
+    if arguments.engine != "mpi":
+        raise UsageError(
+            "DIST0152",
+            f'no job runs with the engine "{arguments.engine}"',
+            place="--engine",
+            remedy=nearest(arguments.engine, ("torch", "mpi")),
+        )
+    if arguments.reduce is not None or arguments.check:
+        raise UsageError(
+            "DIST0151",
+            "it is an option of the engine torch; mpi reduces in rank order and compares all calls",
+            place="--check" if arguments.reduce is None else "--reduce",
+            remedy="Leave it out.",
+        )
+    return MpiEngine(timeout_s)
 
 
 def _reporter(has_steps: bool) -> Callable[[int, int, Mapping[int, Any]], None]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
+from tests.execution.runtime.test_runtime_mpi import needs_mpi
 from tvm_distir.execution.deployment.launch_scripts import processes_per_host
 from tvm_distir.execution.deployment.step_state import state_of
+from tvm_distir.execution.runtime.engines.mpi.launch import find_launcher
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.verification.random_inputs import draw_inputs
@@ -29,10 +32,13 @@ def training_step(optimizer="adamw"):
     return td.train_step(net, optimizer=optimizer)
 
 
-def serve(count, *words, expect=0):
-    """Run ``tvm_distir.serve`` with ``torchrun``; returns what it printed."""
+def serve(count, *words, expect=0, engine="torch"):
+    """Run ``tvm_distir.serve`` with ``torchrun`` or ``mpiexec``; returns what it printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={count}", "-m", "tvm_distir.serve", *map(str, words)]
+    if engine == "mpi":
+        command = [*find_launcher(), "-n", str(count), sys.executable, "-m", "tvm_distir.serve"]
+        command += [*map(str, words), "--engine", "mpi"]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
@@ -47,10 +53,18 @@ def serve(count, *words, expect=0):
     return said
 
 
+def deploy(folder, mod, values, name):
+    """Deploy the step on a mesh, with its weights."""
+    plan, axes = MESHES[name]
+    dist = td.distribute(mod, strategy.make_plan(mod, plan, axes))
+    ports = input_ports(LoweredProgram(dist).entries)
+    weights = range(2, 2 + (len(values) - 3) // 3)
+    td.deploy(dist, folder / name, {ports[i].name: values[i] for i in weights})
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """Folders of a step on two meshes, its data, and the losses of a single device."""
-    pytest.importorskip("torch.distributed")
+    """The folder of a step on four devices, its data, and the losses of a single device."""
     folder = tmp_path_factory.mktemp("served")
     mod = training_step()
     values = draw_inputs(mod, seed=1)
@@ -59,10 +73,7 @@ def served(tmp_path_factory):
     rng = np.random.default_rng(0)
     data = {n: rng.integers(0, 19, (STEPS, 4, 4)).astype(values[0].dtype) for n in names[:2]}
     np.savez(folder / "steps.npz", **data)
-    for name, (plan, axes) in MESHES.items():
-        dist = td.distribute(mod, strategy.make_plan(mod, plan, axes))
-        ports = input_ports(LoweredProgram(dist).entries)
-        td.deploy(dist, folder / name, {ports[i].name: values[i] for i in weights})
+    deploy(folder, mod, values, "four")
     reference, losses = td.runtime.Reference(mod), []
     state = [v if i in weights else np.zeros_like(v) for i, v in enumerate(values)][2:]
     for step in range(STEPS):
@@ -71,8 +82,47 @@ def served(tmp_path_factory):
     return folder, np.array(losses)
 
 
-def test_losses_equal_one_device_and_resumed_runs_go_on(served):
+@needs_mpi
+def test_losses_and_checkpoints_of_a_job_of_mpi(served):
     folder, losses = served
+    kept, out, trace = folder / "kept-mpi", folder / "y-mpi.npz", folder / "steps.json"
+    words = ["--steps", folder / "steps.npz", "--timeout-s", "60", "-o", out]
+    more = ["--checkpoints", kept, "--every", "5", "--trace", trace]
+    said = serve(4, folder / "four", *words, *more, engine="mpi")
+    assert f"4 processes, {STEPS} steps" in said
+    whole = np.load(out)["output0"]
+    np.testing.assert_allclose(whole, losses, rtol=1e-4)
+    assert sorted(p.name for p in kept.iterdir()) == [f"step-{n:08d}" for n in (5, 10, 12)]
+    serve(4, folder / "four", *words, "--resume", kept / "step-00000005", engine="mpi")
+    np.testing.assert_array_equal(np.load(out)["output0"], whole[5:])
+    events = json.loads(trace.read_text())["traceEvents"]
+    steps = [e for e in events if e["ph"] == "X" and e["name"] == "all_gather" and e["pid"] == 3]
+    assert len(steps) % STEPS == 0
+    assert steps
+
+
+@needs_mpi
+def test_refusals_of_a_job_of_mpi(served, capsys):
+    from tvm_distir.interface.command.app import main
+
+    folder, _ = served
+    said = serve(2, folder / "four", "--steps", folder / "steps.npz", expect=1, engine="mpi")
+    assert "DIST0632 engine mpi: the job has 2 processes, the program requires 4" in said
+    for words, code in (
+        (["--engine", "mpi"], "DIST0633 engine mpi: no launcher"),
+        (["--engine", "mpi", "--check"], "DIST0151 --check"),
+        (["--engine", "mpi", "--reduce", "library"], "DIST0151 --reduce"),
+        (["--engine", "threads"], "DIST0152 --engine"),
+    ):
+        assert main(["serve", str(folder / "four"), *words]) != 0
+        assert code in capsys.readouterr().err
+
+
+def test_losses_equal_one_device_and_resumed_runs_go_on(served):
+    pytest.importorskip("torch.distributed")
+    folder, losses = served
+    mod = training_step()
+    deploy(folder, mod, draw_inputs(mod, seed=1), "two")
     kept, out = folder / "kept", folder / "y.npz"
     words = ["--steps", folder / "steps.npz", "--timeout-s", "60", "-o", out]
     said = serve(4, folder / "four", *words, "--checkpoints", kept, "--every", "5")
@@ -88,6 +138,7 @@ def test_losses_equal_one_device_and_resumed_runs_go_on(served):
 
 
 def test_a_job_of_another_size_is_refused(served):
+    pytest.importorskip("torch.distributed")
     folder, _ = served
     said = serve(2, folder / "four", "--steps", folder / "steps.npz", expect=1)
     assert "DIST0632 engine torch: the job has 2 processes, the program requires 4" in said

@@ -24,7 +24,7 @@ SMALL_BYTES = 1 << 14
 """The most bytes of an operand that an all-reduce sends to all ranks at once."""
 
 
-class MessageStep(NamedTuple):
+class StepMessages(NamedTuple):
     """The messages of a step of a rank.
 
     Attributes
@@ -39,11 +39,11 @@ class MessageStep(NamedTuple):
     shapes: Mapping[int, tuple[int, ...]]
 
 
-MessageSteps = Generator[MessageStep, dict[int, Array], Array]
+CollectiveSteps = Generator[StepMessages, dict[int, Array], Array]
 """The steps of a collective; it is sent what came, by position, and returns the result."""
 
 
-def message_steps(call: Collective, position: int, x: Array) -> MessageSteps:
+def message_steps(call: Collective, position: int, x: Array) -> CollectiveSteps:
     """Return the steps of a collective on the rank at a position of its group.
 
     Parameters
@@ -58,13 +58,13 @@ def message_steps(call: Collective, position: int, x: Array) -> MessageSteps:
     return make(call, position, len(call.groups[0]), x)
 
 
-def _to_all(call: Collective, position: int, size: int, x: Array) -> MessageSteps:
+def _to_all(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
     """Send every operand to every rank, which applies the definition of the collective."""
-    terms = yield MessageStep(dict.fromkeys(range(size), x), dict.fromkeys(range(size), x.shape))
+    terms = yield StepMessages(dict.fromkeys(range(size), x), dict.fromkeys(range(size), x.shape))
     return apply(call, [terms[i] for i in range(size)])[position]
 
 
-def _all_reduce(call: Collective, position: int, size: int, x: Array) -> MessageSteps:
+def _all_reduce(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
     """Reduce a part on each rank, and gather the parts; small operands go to all ranks."""
     if x.nbytes <= SMALL_BYTES or size == 1:
         return (yield from _to_all(call, position, size, x))
@@ -72,40 +72,40 @@ def _all_reduce(call: Collective, position: int, size: int, x: Array) -> Message
     cuts = [len(flat) * i // size for i in range(size + 1)]
     lengths = {i: (b - a,) for i, (a, b) in enumerate(itertools.pairwise(cuts))}
     parts = {i: flat[cuts[i] : cuts[i + 1]] for i in range(size)}
-    terms = yield MessageStep(parts, dict.fromkeys(range(size), lengths[position]))
+    terms = yield StepMessages(parts, dict.fromkeys(range(size), lengths[position]))
     total = all_reduce([terms[i] for i in range(size)], str(dict(call.args)["op"]))
-    pieces = yield MessageStep(dict.fromkeys(range(size), total), lengths)
+    pieces = yield StepMessages(dict.fromkeys(range(size), total), lengths)
     return np.concatenate([pieces[i] for i in range(size)]).reshape(x.shape)
 
 
-def _reduce_scatter(call: Collective, position: int, size: int, x: Array) -> MessageSteps:
+def _reduce_scatter(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
     args = dict(call.args)
     terms = yield _parts(x, position, size, int(args["dim"]))
     return all_reduce([terms[i] for i in range(size)], str(args["op"]))
 
 
-def _all_to_all(call: Collective, position: int, size: int, x: Array) -> MessageSteps:
+def _all_to_all(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
     args = dict(call.args)
     rows = yield _parts(x, position, size, int(args["split_dim"]))
     return np.concatenate([rows[i] for i in range(size)], axis=int(args["gather_dim"]))
 
 
-def _parts(x: Array, position: int, size: int, dim: int) -> MessageStep:
+def _parts(x: Array, position: int, size: int, dim: int) -> StepMessages:
     parts = {i: local_slice(x, i, size, dim) for i in range(size)}
-    return MessageStep(parts, dict.fromkeys(range(size), parts[position].shape))
+    return StepMessages(parts, dict.fromkeys(range(size), parts[position].shape))
 
 
-def _permute(call: Collective, position: int, size: int, x: Array) -> MessageSteps:
+def _permute(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
     args = dict(call.args)
     to, source = position + int(args["shift"]), position - int(args["shift"])
     if args.get("wrap"):
         to, source = to % size, source % size
     shapes = {i: x.shape for i in range(size) if i == source}
-    rows = yield MessageStep({i: x for i in range(size) if i == to}, shapes)
+    rows = yield StepMessages({i: x for i in range(size) if i == to}, shapes)
     return rows[source] if shapes else np.zeros_like(x)
 
 
-def _exchange(call: Collective, position: int, size: int, x: Array) -> MessageSteps:
+def _exchange(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
     args: dict[str, Any] = dict(call.args)
     transfer = Transfer(0, args["shape"], args["src"], args["dst"])
     given: dict[int, list[Array]] = {}
@@ -118,7 +118,7 @@ def _exchange(call: Collective, position: int, size: int, x: Array) -> MessageSt
     mesh, _, labels = transfer.dst
     out = np.zeros([int(n) for n in local_shape(transfer.shape, labels, mesh)], x.dtype)
     counts = {i: [out[box].size for box in targets] for i, targets in boxes.items()}
-    rows = yield MessageStep(
+    rows = yield StepMessages(
         {i: np.concatenate(pieces) for i, pieces in given.items()},
         {i: (sum(sizes),) for i, sizes in counts.items()},
     )
@@ -128,7 +128,7 @@ def _exchange(call: Collective, position: int, size: int, x: Array) -> MessageSt
     return out
 
 
-_STEPS: dict[str, Callable[[Collective, int, int, Array], MessageSteps]] = {
+_STEPS: dict[str, Callable[[Collective, int, int, Array], CollectiveSteps]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,

@@ -21,7 +21,7 @@ from tvm_distir.support import EngineError
 
 from . import native_library as native
 from .fabric import call_words
-from .message_steps import Array, MessageStep, MessageSteps, message_steps
+from .message_steps import Array, CollectiveSteps, StepMessages, message_steps
 from .transfers import Transfers
 
 STARTED_TAG = -2
@@ -41,7 +41,7 @@ class _Posted:
     steps : generator
     write : callable
         Writes the result to the memory of the program.
-    step : MessageStep
+    step : StepMessages
         The messages that are in flight.
     received : dict of int to array
         What has come, by position.
@@ -50,9 +50,9 @@ class _Posted:
     call: Collective
     group: tuple[int, ...]
     words: str
-    steps: MessageSteps
+    steps: CollectiveSteps
     write: Callable[[Array], None]
-    step: MessageStep
+    step: StepMessages
     received: dict[int, Array] = field(default_factory=dict)
 
 

@@ -8,7 +8,8 @@ a plain process the engine starts ``mpirun`` itself (:mod:`~.mpi.launch`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
-from tvm_distir.support import DistIRError
+from tvm_distir.support import DistIRError, EngineError
 
 from .fabric import MpiFabric
 from .launch import find_launcher, launch
@@ -98,16 +99,38 @@ class MpiEngine(Engine):
 
     def join(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
         """Run as a single rank of the job that this process is part of."""
+        with self.member(program) as (_, fabric):
+            return self._run_rank(fabric, program, inputs, outputs)
+
+    @contextmanager
+    def member(self, program: Runnable) -> Iterator[tuple[World, MpiFabric]]:
+        """Be a member of a run of the job; a failure inside becomes the first cause of all."""
         here = world(self.timeout_s)
         fabric = _fabric(here, program)
         try:
             with run_turn(), one_thread_each(here.local_size):
-                return self._run_rank(fabric, program, inputs, outputs)
+                yield here, fabric
         except BaseException as err:
             fabric.fail(here.rank if fabric.rank is None else fabric.rank, err)
             forget_world()
             cause = _cause(fabric, program, err)
             raise cause from (None if cause is err or not fabric.is_origin else err)
+
+    def enter_job(self) -> None:
+        """Refuse (DIST0633) to begin where no launcher started this process with others."""
+        if not is_mpi_process():
+            raise EngineError(
+                "DIST0633",
+                "no launcher of MPI started this process with others",
+                place="engine mpi",
+                remedy="Start it with mpirun -n N.",
+            )
+
+    @contextmanager
+    def begin(self, program: Runnable) -> Iterator[MpiRun]:
+        """Be part of a run of several steps; see :class:`~.job_member.JobRun`."""
+        with self.member(program) as (here, fabric):
+            yield MpiRun(here, fabric, program)
 
     def _run_rank(
         self,
@@ -122,10 +145,10 @@ class MpiEngine(Engine):
         results: dict[int, list[Array]] = {}
         trace = None if self.trace is None else RankTrace()
         for entry in entries:
-            if fabric.rank in entry.ranks:
-                results[fabric.rank] = _execute(
-                    fabric, program, entry, local.of(entry, fabric.rank), trace
-                )
+            if fabric.rank is not None and fabric.rank in entry.ranks:
+                session = MpiSession(fabric, program, entry, trace)
+                inputs_of = [session.tensor(a) for a in local.of(entry, fabric.rank)]
+                results[fabric.rank] = [to_array(t) for t in session.call(inputs_of)]
         values, self.collectives = finish_run(fabric, program, results, outputs)
         self.most_in_flight = fabric.most_in_flight
         if self.trace is not None and trace is not None:
@@ -149,21 +172,64 @@ def _cause(fabric: MpiFabric, program: Runnable, err: BaseException) -> BaseExce
     return worker_failed(error, rank, names[0] if names else "engine mpi")
 
 
-def _execute(
-    fabric: MpiFabric,
-    program: Runnable,
-    entry: EntryFunction,
-    inputs: Sequence[Array],
-    trace: RankTrace | None,
-) -> list[Array]:
-    rank = fabric.rank
-    if rank is None:
-        return []
-    library = program.library(entry)
-    ccl.register("python")
-    with ccl.worker(fabric, rank):
-        machine = make_machine(library)
+class MpiRun:
+    """A run of several steps in an MPI job; see :class:`~.job_member.JobRun`.
+
+    Parameters
+    ----------
+    here : World
+    fabric : MpiFabric
+    program : Runnable
+    """
+
+    def __init__(self, here: World, fabric: MpiFabric, program: Runnable) -> None:
+        self.member, self._program = fabric, program
+        self.process, self.local_rank = here.rank, here.local_rank
+
+    def prepare(self) -> None:
+        """Do nothing: messages need no groups."""
+
+    def session(self, entry: EntryFunction, trace: RankTrace | None) -> MpiSession:
+        """Load the entry function of this rank."""
+        return MpiSession(self.member, self._program, entry, trace)
+
+    def end(self) -> None:
+        """Do nothing: the end of a run is agreed on by all processes."""
+
+
+class MpiSession:
+    """The compiled entry function of this rank, with the packed functions of its fabric.
+
+    Parameters
+    ----------
+    fabric : MpiFabric
+        The fabric of a process that is a rank of the entry.
+    program : Runnable
+    entry : EntryFunction
+    trace : RankTrace, optional
+        The record of its calls.
+    """
+
+    def __init__(
+        self,
+        fabric: MpiFabric,
+        program: Runnable,
+        entry: EntryFunction,
+        trace: RankTrace | None = None,
+    ) -> None:
+        self._fabric, self._function = fabric, entry.function
+        self._rank = entry.ranks[0] if fabric.rank is None else fabric.rank
+        library = program.library(entry)
+        ccl.register("python")
+        self._machine = make_machine(library)
         if trace is not None:
-            trace.attach(machine)
-        result = machine[entry.function](*(to_tensor(a) for a in inputs))
-        return [to_array(t) for t in flat_tensors(result)]
+            trace.attach(self._machine)
+
+    def tensor(self, array: Array) -> Any:
+        """Return a tensor with a copy of an array."""
+        return to_tensor(array)
+
+    def call(self, inputs: Sequence[Any]) -> list[Any]:
+        """Call the function with tensors of this rank; returns such tensors."""
+        with ccl.worker(self._fabric, self._rank):
+            return flat_tensors(self._machine[self._function](*inputs))

@@ -28,7 +28,7 @@ from tvm_distir.core import (
     apply_local,
 )
 from tvm_distir.execution.runtime.collectives.fabric import Aborted, call_words, worker_failed
-from tvm_distir.execution.runtime.collectives.message_steps import MessageStep, message_steps
+from tvm_distir.execution.runtime.collectives.message_steps import StepMessages, message_steps
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.collectives.posted_collectives import PostedCollectives
 from tvm_distir.execution.runtime.collectives.transfers import Route
@@ -171,7 +171,7 @@ class MpiFabric(PostedCollectives):
         self._executed.append(Executed(call.name, call.groups, result.nbytes, 1))
         return result
 
-    def _swap(self, rank: int, call: Collective, x: Array, step: MessageStep) -> dict[int, Array]:
+    def _swap(self, rank: int, call: Collective, x: Array, step: StepMessages) -> dict[int, Array]:
         """Exchange headers with the full group, and data with some of it; returns what came."""
         group, head = call.group_of(rank), self._header(call, x)
         requests: list[Any] = []

@@ -66,7 +66,7 @@ class World:
         self.rank, self.size = int(whole.Get_rank()), int(whole.Get_size())
         self._comm = self._duplicate(whole)
         host = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
-        self.local_size = int(host.Get_size())
+        self.local_size, self.local_rank = int(host.Get_size()), int(host.Get_rank())
         if host.Get_rank() == 0:
             unlink_segments()
         host.Barrier()

@@ -31,9 +31,9 @@ from tvm_distir.execution.runtime.program.targets import check_engine_runs, chec
 from tvm_distir.support import EngineError, nearest
 
 from .job_environment import is_torchrun_process
-from .rank_session import RankSession
+from .rank_session import RankSession, TorchRun
 from .run_member import TorchMember
-from .torch_job import TorchJob, current_job, forget_job, is_initialized, load_torch
+from .torch_job import TorchJob, current_job, forget_job, is_initialized, join_job, load_torch
 
 Array = npt.NDArray[Any]
 
@@ -182,6 +182,17 @@ class TorchEngine(Engine):
             raise cause from (None if cause is err or isinstance(seen, Aborted) else err)
         finally:
             failures.close()
+
+    def enter_job(self) -> None:
+        """Join the job of a launcher (DIST0633 without one), if the program has joined none."""
+        if not is_initialized():
+            join_job(self.timeout_s)
+
+    @contextmanager
+    def begin(self, program: Runnable) -> Iterator[TorchRun]:
+        """Be part of a run of several steps; see :class:`~.job_member.JobRun`."""
+        with self.member(program) as (job, member):
+            yield TorchRun(job, member, program)
 
     def _run_rank(
         self,

@@ -65,3 +65,31 @@ class RankSession:
             self._member.calls.finish()
         self._job.wait_for_device(self.entry.function)
         return flat_tensors(result)
+
+
+class TorchRun:
+    """A run of several steps in a torch.distributed job; see :class:`~.job_member.JobRun`.
+
+    Parameters
+    ----------
+    job : TorchJob
+    member : TorchMember
+    program : Runnable
+    """
+
+    def __init__(self, job: TorchJob, member: TorchMember, program: Runnable) -> None:
+        self._job, self.member, self._program = job, member, program
+        self.process, self.local_rank = job.process, job.local_rank
+
+    def prepare(self) -> None:
+        """Make the process groups of the program."""
+        self._job.make_groups(self.member.ranks, self._program.communication)
+
+    def session(self, entry: EntryFunction, trace: RankTrace | None) -> RankSession:
+        """Load the entry function of this rank."""
+        return RankSession(self._job, self.member, self._program, entry, trace)
+
+    def end(self) -> None:
+        """Record in the job's store that this process has run to its end."""
+        if self._job.failures is not None:
+            self._job.failures.end()
