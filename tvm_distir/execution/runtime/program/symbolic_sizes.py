@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.core import bind_dims, extent_value, shard_counts
+from tvm_distir.core import extent_value, shard_counts
 from tvm_distir.support import EngineError
 
 from .axis_table import AxisTable
@@ -159,6 +159,8 @@ class SizedProgram:
         EngineError
             DIST0605 for a program without IR.
         """
+        from tvm_distir.core import bind_dims
+
         from .lowered import LoweredProgram
 
         if not isinstance(self._program, LoweredProgram):

@@ -122,7 +122,9 @@ class TorchMember:
         if data.numel():
             work = self._job.dist.broadcast(data, process, group=self._job.control, async_op=True)
             self._wait(
-                work, lambda late: f"output of rank {rank} for {ranks_text(late)}", [process]
+                work,
+                lambda late: f"output of rank {rank}{f' for {ranks_text(late)}' if late else ''}",
+                [process],
             )
         if array is not None:
             return array
