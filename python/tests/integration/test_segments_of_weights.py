@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Fused weights with segments: engines, private functions, training steps, StableHLO."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+from tvm import ir
+
+import tvm_distir as td
+from tvm_distir.errors import ModelError
+
+LAYER = """
+    def {name}(x: R.Tensor((8, 16), "float32"), up: R.Tensor((16, 64), "float32"),
+               down: R.Tensor((32, 16), "float32")) -> R.Tensor((8, 16), "float32"):
+        with R.dataflow():
+            pair = R.split(R.matmul(x, up), 2, axis=1)
+            gate = pair[0]
+            value = pair[1]
+            y = R.matmul(R.multiply(R.nn.relu(gate), value), down)
+            R.output(y)
+        return y
+"""
+HEAD = """
+from tvm.script import ir as I, relax as R
+
+@I.ir_module
+class Module:
+    @R.function"""
+CALLS = """
+    @R.function
+    def main(x: R.Tensor((8, 16), "float32"), up: R.Tensor((16, 64), "float32"),
+             down: R.Tensor((32, 16), "float32")) -> R.Tensor((8, 16), "float32"):
+        cls = Module
+        with R.dataflow():
+            y = cls.layer(x, up, down)
+            z = cls.layer(y, up, down)
+            R.output(z)
+        return z
+"""
+PLAN = {
+    "schema_version": 1,
+    "mesh": {"tp": 2},
+    "rules": [
+        {"param": "up", "placement": "S[1]", "segments": [32, 32]},
+        {"param": "down", "placement": "S[0]"},
+    ],
+}
+
+
+def _layer() -> ir.IRModule:
+    return td.from_tvmscript(HEAD + LAYER.format(name="main"))
+
+
+def _private() -> ir.IRModule:
+    return td.from_tvmscript(HEAD + "(private=True)" + LAYER.format(name="layer") + CALLS)
+
+
+@pytest.mark.parametrize("engine", ["threads", "mpi"])
+def test_a_layer_has_one_all_reduce(engine: str) -> None:
+    if engine == "mpi":
+        pytest.importorskip("mpi4py")
+        if shutil.which("mpiexec") is None:
+            pytest.skip("there is no mpiexec")
+    report = td.verify(_layer(), PLAN, engine=engine, exact=True)
+    assert report.equal
+    assert {c.kind: c.count for c in report.collectives} == {"all_reduce": 1}
+
+
+def test_private_functions_get_the_weight_in_its_order() -> None:
+    report = td.verify(_private(), PLAN)
+    assert report.equal
+    assert {c.kind for c in report.collectives} == {"all_gather", "all_reduce"}
+
+
+@pytest.mark.parametrize("make", [_layer, _private])
+def test_training_steps(make: Callable[[], ir.IRModule]) -> None:
+    assert td.verify(td.train_step(make()), PLAN).equal
+
+
+def test_stablehlo_is_refused() -> None:
+    with pytest.raises(ModelError, match="interleaved segments") as info:
+        td.to_stablehlo(td.distribute(_layer(), PLAN))
+    assert info.value.code == "DIST0380"
