@@ -63,6 +63,12 @@ def main(port: str, processes: int, process: int, folder: Path) -> None:
                engine="xla")  # fmt: skip
     except EngineError as error:
         results["too few"] = np.array(str(error))
+    small = td.zoo.mlp(batch=8)
+    pair = td.distribute(small, td.strategy.make_plan(small, "data_parallel", {"dp": 2}))
+    try:
+        td.run(pair, [], engine="xla")
+    except EngineError as error:
+        results["idle"] = np.array(str(error))
     dist, inputs = even_program()
     function = td.to_jax(dist)
     placed = [

@@ -81,6 +81,7 @@ def test_faults_are_named(job: list[dict[str, Any]]) -> None:
     for results in job:
         assert "DIST0631 engine xla: process 1 has another program" in str(results["refused"])
         assert "DIST0632 engine xla: the job has 4 devices" in str(results["too few"])
+        assert "DIST0632 engine xla: process 1 of the job has none" in str(results["idle"])
 
 
 def test_to_jax_runs_on_all_processes(job: list[dict[str, Any]]) -> None:

@@ -45,7 +45,7 @@ class JaxJob:
     Raises
     ------
     EngineError
-        DIST0632 where the job has fewer devices.
+        DIST0632 where the job has fewer devices, or a process without a device of the program.
     """
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -61,6 +61,14 @@ class JaxJob:
             )
         self._jax = jax
         self._devices = devices[: len(ranks)]
+        idle = set(range(jax.process_count())) - {d.process_index for d in self._devices}
+        if idle:
+            raise EngineError(
+                "DIST0632",
+                f"process {min(idle)} of the job has none of the program's {len(ranks)} devices",
+                place="engine xla",
+                remedy="Start fewer processes, or distribute the program over more devices.",
+            )
         self._position = {
             rank: i
             for i, (rank, device) in enumerate(zip(ranks, self._devices))
