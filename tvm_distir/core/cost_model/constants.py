@@ -77,6 +77,19 @@ MEANINGS: Mapping[str, ConstantSpec] = {
         "us", "host time of a forward or backward pass of a micro-batch", 1.0, 3000.0, 0.7
     ),
     "step_overhead_us": ConstantSpec("us", "host time of a step", 10.0, 20000.0, 0.7),
+    "serving_step_us": ConstantSpec(
+        "us", "host time of a step of a serving engine", 1.0, 20000.0, 0.7
+    ),
+    "serving_request_us": ConstantSpec(
+        "us", "host time of each request in a decoding step of a serving engine", 0.1, 1000.0, 0.7
+    ),
+    "serving_prompt_us": ConstantSpec(
+        "us",
+        "host time of a step of a serving engine whose tokens exceed its CUDA graphs",
+        1.0,
+        200000.0,
+        0.7,
+    ),
     "collective_factor": ConstantSpec(
         "multiple of the curve", "collectives inside a node", 0.5, 2.0, 0.2
     ),
@@ -102,6 +115,9 @@ DEFAULTS: Mapping[str, float | str] = {
     "collective_factor": 1.0,
     "nic_efficiency_gradients": "nic_efficiency",
     "overlap_slowdown": 1.0,
+    "serving_step_us": 0.0,
+    "serving_request_us": 0.0,
+    "serving_prompt_us": 0.0,
     "vocabulary_efficiency": "matmul_efficiency",
     "unaligned_efficiency": "vocabulary_efficiency",
 }

@@ -49,6 +49,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--replicas", metavar="N", default="1", help="Set the number of replicas.")
     parser.add_argument("--kv-dtype", metavar="T", default="", help="Set the dtype of caches.")
     parser.add_argument(
+        "--quantize",
+        metavar="T",
+        default="none",
+        help="Set the type of weights: none (default), fp8, nvfp4, int4, ... (a kernel profile).",
+    )
+    parser.add_argument(
         "--prefill-mesh", metavar="tp=2", help="Fill caches on devices apart, with this mesh."
     )
     parser.add_argument(
@@ -143,6 +149,7 @@ def run(arguments: argparse.Namespace) -> int:
         levels=levels_of(arguments),
         replicas=counts[0],
         kv_dtype=arguments.kv_dtype,
+        weights=arguments.quantize,
         prefill_mesh=prefill,
         prefill_replicas=counts[1],
         draft=draft,
@@ -183,6 +190,12 @@ def add_serving(parser: Any) -> None:
         help="Try dtypes of caches, such as bfloat16,float8_e4m3fn.",
     )
     _add_speculation(group)
+    group.add_argument(
+        "--quantize",
+        metavar="T,T",
+        default="none",
+        help="Try types of weights, such as none,fp8,int4.",
+    )
     group.add_argument("--picture", metavar="FILE.svg", help="Draw the front of --serve.")
 
 
@@ -204,6 +217,7 @@ def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> in
         arguments.workload,
         levels_of(arguments),
         kv_dtypes=[word.strip() for word in arguments.kv_dtypes.split(",")],
+        weights=[word.strip() for word in arguments.quantize.split(",")],
         apart=arguments.apart,
         speculation=Speculation(*guess) if guess[1] else None,
     )

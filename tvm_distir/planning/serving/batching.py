@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS
+from tvm_distir.core import PICOSECONDS, System
 from tvm_distir.support import SimulationError, load_library, nearest
 
 from .surface import ServedModel, Surface
@@ -24,9 +24,11 @@ from .workload import Ints, Requests, workload_fault
 SCHEDULERS = ("continuous", "prefill_first", "static")
 UNIT = 1 << 16
 """Fixed point of the tokens that a request gains in a step."""
+GRAPH_TOKENS = 512
+"""The most tokens of a step that is replayed from a CUDA graph, as vLLM captures them."""
 _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 _CONTEXTS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-_TOKENS = (2, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
+_TOKENS = (2, 16, 32, 64, 96, 128, 192, 256, 384, 512, 513, 768, 1024, 1536, 2048, 3072, 4096, 6144,
            8192, 12288, 16384, 32768)  # fmt: skip
 _PASTS = (0, 1024, 4096, 16384, 65536)
 _FIELDS, _STEP_FIELDS = 5, 5
@@ -46,14 +48,14 @@ class SchedulerOptions:
         The most tokens of a step.
     requests : int
         The most requests that run at a time.
-    step_overhead_us : float
-        What the host takes between two steps.
+    step_overhead_us : float, optional
+        What the host takes between two steps; None: the constant ``serving_step_us`` of the system.
     """
 
     kind: str = "continuous"
     tokens: int = 2048
     requests: int = 256
-    step_overhead_us: float = 0.0
+    step_overhead_us: float | None = None
 
     @property
     def text(self) -> str:
@@ -87,9 +89,15 @@ class SchedulerOptions:
             except ValueError as error:
                 known = "Use tokens=N, requests=N or step_overhead_us=X."
                 raise workload_fault(f'"{item}" is no option', text, known) from error
-        if min(options.tokens, options.requests) < 1 or options.step_overhead_us < 0:
+        if min(options.tokens, options.requests) < 1 or (options.step_overhead_us or 0.0) < 0:
             raise workload_fault("an option is not positive", text, "Give positive numbers.")
         return options
+
+    def of_system(self, system: System) -> SchedulerOptions:
+        """Return the options with the overhead of a system where none is stated."""
+        if self.step_overhead_us is not None:
+            return self
+        return replace(self, step_overhead_us=system.constant("serving_step_us"))
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,25 @@ class StepTimes:
             )
         )
         return StepTimes(axes[0], axes[1], decode, axes[2], axes[3], prefill)
+
+    def with_host(self, request_us: float, prompt_us: float) -> StepTimes:
+        """Return the times with those of the host added.
+
+        Parameters
+        ----------
+        request_us : float
+            For each request of a step that decodes.
+        prompt_us : float
+            For a step that fills caches with more tokens than CUDA graphs have been captured for
+            (:data:`GRAPH_TOKENS`): its kernels are launched one by one.
+        """
+        requests = np.rint(self.batches * request_us * 1e6).astype(np.int64)
+        prompts = np.where(self.tokens > GRAPH_TOKENS, round(prompt_us * 1e6), 0)
+        return replace(
+            self,
+            decode_ps=self.decode_ps + requests[:, None],
+            prefill_ps=self.prefill_ps + prompts.astype(np.int64)[:, None],
+        )
 
 
 @dataclass(frozen=True)
@@ -263,7 +290,7 @@ def serve_requests(
     )  # fmt: skip
     numbers = [
         SCHEDULERS.index(options.kind), options.tokens, options.requests, pages, page,
-        round(options.step_overhead_us * 1e6), round(times.gain * UNIT), users,
+        round((options.step_overhead_us or 0.0) * 1e6), round(times.gain * UNIT), users,
     ]  # fmt: skip
     arrays = [
         table.ravel(), np.array(numbers, np.int64), times.batches, times.contexts,

@@ -14,6 +14,7 @@ from .batching import SchedulerOptions, ServedRequests, Speculation
 from .levels import ServiceLevels, ServiceSummary
 from .serving_run import ServingEngine, ServingSetup, run_deployment
 from .surface import ServedModel
+from .weight_types import with_weights
 from .workload import Workload
 
 _QUEUE, _BESIDE = 0.5, 0.25
@@ -129,6 +130,7 @@ def serve_analyze(
     levels: ServiceLevels | None = None,
     replicas: int = 1,
     kv_dtype: str = "",
+    weights: str = "",
     prefill_mesh: Mapping[str, int] | None = None,
     prefill_replicas: int = 1,
     draft: str = "",
@@ -155,6 +157,8 @@ def serve_analyze(
         Engines behind a router that deals requests in turn.
     kv_dtype : str
         The dtype of caches.
+    weights : str
+        The type of weights: see :func:`.weight_types.with_weights`.
     prefill_mesh : mapping of str to int, optional
         Mesh of devices apart, that fill caches only.
     prefill_replicas : int
@@ -177,6 +181,7 @@ def serve_analyze(
     """
     known = System.known(system)
     assert known is not None
+    known = with_weights(known, weights)
     work = Workload.parse(workload) if isinstance(workload, str) else workload
     options = SchedulerOptions.parse(scheduler) if isinstance(scheduler, str) else scheduler
     wanted = levels or ServiceLevels()

@@ -75,9 +75,12 @@ class ServingEngine:
 
     def serve(self, requests: Requests, users: int = 0, filled: bool = False) -> ServedRequests:
         """Serve requests."""
-        return serve_requests(
-            requests, self.times, self.options, self.pages, self.served.page, users, filled
+        system = self.served.system
+        times = self.times.with_host(
+            system.constant("serving_request_us"), system.constant("serving_prompt_us")
         )
+        options = self.options.of_system(system)
+        return serve_requests(requests, times, options, self.pages, self.served.page, users, filled)
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,7 @@ def run_deployment(
     SimulationError
         DIST0761 for a request that the caches do not hold, or users of devices that are apart.
     """
-    open_ended = workload.kind in (POISSON, CLOSED)
+    open_ended = workload.kind in (POISSON, CLOSED) and not workload.count
     if deployment.prefill is not None and workload.kind == CLOSED:
         raise SimulationError(
             "DIST0761",
@@ -218,7 +221,7 @@ def run_deployment(
             remedy="Use poisson:RATE, burst or a trace.",
         )
     users = workload.users if workload.kind == CLOSED else 0
-    count = count or max(_FIRST_COUNT, 6 * users)
+    count = count or workload.count or max(_FIRST_COUNT, 6 * users)
     for attempt in range(_DOUBLINGS + 1):
         served = deployment.serve(workload.draw(count), users)
         summary = summarize(served, levels, window=open_ended, overhead_s=overhead_s)

@@ -10,6 +10,7 @@ second of a user against those of a device.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -25,6 +26,7 @@ from .levels import ServiceLevels, ServiceSummary
 from .serving_report import ServingReport, report_of
 from .serving_run import ServingEngine, ServingSetup, most_requests_per_s, run_deployment
 from .surface import ServedModel
+from .weight_types import with_weights
 from .workload import CLOSED, TRACE, Workload, workload_fault
 
 _STEPS = 7
@@ -147,6 +149,7 @@ def search_serving(
         "continuous:tokens=8192",
     ),
     kv_dtypes: Sequence[str] = ("",),
+    weights: Sequence[str] = ("",),
     apart: bool = False,
     speculation: Speculation | None = None,
     front: bool = True,
@@ -166,6 +169,8 @@ def search_serving(
     schedulers : sequence of SchedulerOptions or str
     kv_dtypes : sequence of str
         Dtypes of caches to try.
+    weights : sequence of str
+        Types of weights to try: see :func:`.weight_types.with_weights`.
     apart : bool
         Whether prefill and decode may have devices of their own.
     speculation : Speculation, optional
@@ -181,6 +186,8 @@ def search_serving(
         DIST0761 for a workload or scheduler that is invalid, and for a trace.
     ModelError
         DIST0331 for a model without a serving step.
+    UsageError
+        DIST0152 for an unknown type of weights.
     """
     known = System.known(system)
     assert known is not None
@@ -190,8 +197,9 @@ def search_serving(
         raise workload_fault(what, work.path, "Give poisson:1 with in= and out=.")
     options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
     search = _Search(model, devices, known, work, levels, options, bounds)
-    for kv_dtype in kv_dtypes:
-        search.engines(kv_dtype, speculation)
+    systems = [with_weights(known, kind) for kind in weights]
+    for quantized, kv_dtype in itertools.product(systems, kv_dtypes):
+        search.engines(quantized, kv_dtype, speculation)
     search.rate(apart)
     if front:
         search.front()
@@ -217,11 +225,11 @@ class _Search:
         self._engines: list[ServingEngine] = []
         self._best: tuple[float, ServingSetup] | None = None
 
-    def engines(self, kv_dtype: str, speculation: Speculation | None) -> None:
+    def engines(self, system: System, kv_dtype: str, speculation: Speculation | None) -> None:
         """Tabulate the plans of a replica that are possible, without speculation and with it."""
         for strategy, mesh in self._plans():
-            served = ServedModel(self.model, strategy, mesh, self.system, kv_dtype)
-            name = served.plan_text + (f" {kv_dtype}" if kv_dtype else "")
+            served = ServedModel(self.model, strategy, mesh, system, kv_dtype)
+            name = served.plan_text + self._types(served)
             try:
                 engine = ServingEngine.of(served, self.options[0])
                 room = engine.largest_batch(self.work)
@@ -238,6 +246,18 @@ class _Search:
             self._engines.append(engine)
             if speculation is not None:
                 self._engines.append(engine.with_speculation(speculation))
+
+    def _types(self, served: ServedModel) -> str:
+        """Return the types that a plan does not state: of weights, by their profile, and caches."""
+        kernels, kv_dtype = served.system.kernels, served.kv_dtype
+        weights = f", {kernels}" if kernels != self.system.kernels else ""
+        return weights + (f", caches {kv_dtype}" if kv_dtype else "")
+
+    def _plan_text(self, deployment: ServingSetup) -> str:
+        return deployment.plan_text + self._types(deployment.engine.served)
+
+    def _name(self, deployment: ServingSetup) -> str:
+        return f"{self._plan_text(deployment)}; tokens={deployment.engine.options.tokens}"
 
     def _plans(self) -> Iterator[tuple[str, dict[str, int]]]:
         """Yield strategies and meshes of a replica."""
@@ -260,13 +280,13 @@ class _Search:
         for per_device, bound, deployment in waiting:
             why = self._cut(deployment, per_device) if self.bounds else ""
             if why:
-                self.result.cuts.append(CutChoice(_name(deployment), why))
+                self.result.cuts.append(CutChoice(self._name(deployment), why))
                 continue
             rate, summary = self._highest(deployment, bound)
             scheduler = deployment.engine.options.text
             self.result.choices.append(
                 RatedChoice(
-                    _plan_text(deployment), scheduler, deployment.devices, rate, bound, summary
+                    self._plan_text(deployment), scheduler, deployment.devices, rate, bound, summary
                 )
             )
             if summary is not None and (
@@ -292,7 +312,10 @@ class _Search:
             return
         for filler in self._engines:
             for engine in self._engines:
-                if filler.served.kv_dtype != engine.served.kv_dtype or filler.speculation:
+                alike = filler.served.system is engine.served.system
+                if filler.served.kv_dtype != engine.served.kv_dtype or not alike:
+                    continue
+                if filler.speculation:
                     continue
                 for count in range(1, self.devices):
                     rest = self.devices - count * filler.served.devices
@@ -349,7 +372,8 @@ class _Search:
                 if summary.tpot.mean_s > 0:
                     points.append(
                         FrontPoint(
-                            deployment.plan_text.replace(" x 1", "", 1),
+                            deployment.plan_text.replace(" x 1", "", 1)
+                            + self._types(engine.served),
                             users,
                             1 / summary.tpot.mean_s,
                             summary.output_tokens_per_s / deployment.devices,
@@ -361,12 +385,3 @@ class _Search:
             if point.per_device > best:
                 best = point.per_device
                 self.result.front.append(point)
-
-
-def _plan_text(deployment: ServingSetup) -> str:
-    kv_dtype = deployment.engine.served.kv_dtype
-    return deployment.plan_text + (f", caches {kv_dtype}" if kv_dtype else "")
-
-
-def _name(deployment: ServingSetup) -> str:
-    return f"{_plan_text(deployment)}; tokens={deployment.engine.options.tokens}"

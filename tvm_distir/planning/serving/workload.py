@@ -6,7 +6,8 @@ The text of a workload is ``ARRIVALS[,key=value...]``: ``poisson:RATE`` (request
 ``burst`` (all at once), ``closed:USERS`` (a user asks again when it has its answer), or a CSV
 file with the columns ``arrival_s``, ``input_tokens``, ``output_tokens`` and perhaps ``prefix_id``
 and ``prefix_tokens``. Keys: ``in`` and ``out``, the lengths (``1024``, ``uniform:16-512`` or
-``lognormal:MEDIAN:SIGMA``); ``prefix``, tokens that requests share; ``seed``.
+``lognormal:MEDIAN:SIGMA``); ``prefix``, tokens that requests share; ``count``, the requests of a
+run that ends with them, all of which are counted; ``seed``.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Workload:
     seed : int
     path : str
         The file of ``trace``.
+    count : int
+        The requests of a run, all of which are counted; 0: as many as make the run steady.
     """
 
     kind: str
@@ -94,6 +97,7 @@ class Workload:
     prefix_tokens: int = 0
     seed: int = 0
     path: str = ""
+    count: int = 0
 
     @staticmethod
     def parse(text: str) -> Workload:
@@ -109,14 +113,18 @@ class Workload:
         keys: dict[str, str] = {}
         for item in items:
             key, equals, number = item.partition("=")
-            if not equals or key not in ("in", "out", "prefix", "seed") or key in keys:
+            if not equals or key not in ("in", "out", "prefix", "count", "seed") or key in keys:
                 raise workload_fault(
-                    f'"{item}" is no key of a workload', text, "Use in=, out=, prefix= or seed=."
+                    f'"{item}" is no key of a workload',
+                    text,
+                    "Use in=, out=, prefix=, count= or seed=.",
                 )
             keys[key] = number
-        seed, prefix = (_whole(keys.get(key, "0"), text) for key in ("seed", "prefix"))
+        seed, prefix, count = (
+            _whole(keys.get(key, "0"), text) for key in ("seed", "prefix", "count")
+        )
         lengths = keys.get("in", "1024"), keys.get("out", "1024")
-        work = Workload(BURST, 0.0, 0, *lengths, prefix, seed)
+        work = Workload(BURST, 0.0, 0, *lengths, prefix, seed, count=count)
         if kind == POISSON:
             work = replace(work, kind=POISSON, rate=_positive(value, text))
         elif kind == CLOSED:

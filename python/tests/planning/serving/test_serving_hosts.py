@@ -1,0 +1,80 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Host times of serving engines, runs of a given length, and types of weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tvm_distir.core import System
+from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes, serve_requests
+from tvm_distir.planning.serving.levels import ServiceLevels
+from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment
+from tvm_distir.planning.serving.surface import ServedModel, Surface
+from tvm_distir.planning.serving.weight_types import with_weights
+from tvm_distir.planning.serving.workload import Workload
+from tvm_distir.support.errors.tree import UsageError
+
+MODEL = "zoo:llama3?size=tiny,dtype=bfloat16"
+
+
+def constant_times(decode_us: int, prefill_us: int) -> StepTimes:
+    """Return times of steps that do not depend on their sizes."""
+    rows, columns = np.array([1, 4096]), np.array([0, 65536])
+    tokens = np.array([2, 512, 513, 32768])
+    decode = np.full((2, 2), decode_us * 10**6)
+    return StepTimes(rows, columns, decode, tokens, columns, np.full((4, 2), prefill_us * 10**6))
+
+
+@pytest.mark.parametrize(("tokens", "eager"), [(500, False), (2000, True)])
+def test_the_host_adds_its_time_to_steps(tokens: int, eager: bool) -> None:
+    """A prompt, then 10 tokens: by hand, from 100 us of each kind of step."""
+    times = constant_times(100, 100).with_host(request_us=3.0, prompt_us=500.0)
+    options = SchedulerOptions(tokens=4096, step_overhead_us=7.0)
+    work = Workload.parse(f"burst,in={tokens},out=11")
+    served = serve_requests(work.draw(1), times, options, 4096, 16)
+    first = 100 + 7 + (500 if eager else 0)
+    assert served.first_ps[0] == pytest.approx(first * 10**6)
+    assert served.finish_ps[0] - served.first_ps[0] == pytest.approx(10 * (100 + 7 + 3) * 10**6)
+
+
+def test_a_system_gives_the_host_time_that_the_scheduler_leaves_open() -> None:
+    system = System.load("h100-serving")
+    stated = SchedulerOptions(step_overhead_us=1.0)
+    assert stated.of_system(system) == stated
+    assert SchedulerOptions().of_system(system).step_overhead_us == system.constant(
+        "serving_step_us"
+    )
+    assert SchedulerOptions().of_system(System.load("h100")).step_overhead_us == 0.0
+
+
+def test_a_run_of_a_given_length_counts_all_of_its_requests() -> None:
+    served = ServedModel(MODEL, "megatron", {"tp": 1}, System.load("h100-serving"))
+    engine = ServingEngine.of(served, SchedulerOptions())
+    work = Workload.parse("closed:4,in=uniform:10-50,out=5,count=24")
+    summary, runs = run_deployment(ServingSetup(engine), work, ServiceLevels())
+    assert summary.requests == 24
+    latencies = (runs[0].first_ps - runs[0].requests.arrival_ps) / 1e12
+    assert summary.ttft.mean_s == pytest.approx(latencies.mean())
+
+
+def test_caches_have_the_memory_that_narrow_weights_leave() -> None:
+    system = with_weights(System.load("h100-serving"), "fp8")
+    served = ServedModel(MODEL, "megatron", {"tp": 1}, system)
+    weights = [v for _, _, v in served.study(1, 1, 0).program.inputs() if v.role == "weight"]
+    halved = sum(v.bytes for v in weights if "_proj" in v.name) // 2
+    memory = Surface(served).memory(64)
+    inputs = 3 * 4  # a token, a page and a length, int32
+    assert memory.weight_bytes == sum(v.bytes for v in weights) - halved + inputs
+
+
+def test_types_of_weights_are_profiles_of_the_kernels() -> None:
+    serving, fused = System.load("h100-serving"), System.load("h100")
+    assert with_weights(serving, "none") == serving
+    assert with_weights(serving, "fp8-block").kernels == "serving-fp8-block"
+    assert with_weights(fused, "int4").kernels == "fused-int4-weights"
+    with pytest.raises(UsageError) as caught:
+        with_weights(serving, "fp9")
+    assert caught.value.code == "DIST0152"
+    assert "fp8" in str(caught.value)

@@ -1,0 +1,139 @@
+#!/usr/bin/env python
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Latencies of serving engines, predicted against those of measured rows.
+
+``python scripts/checks/serving_rows.py FILE.csv [COLUMN=TEXT ...]`` reads rows of
+ai-dynamo/aiconfigurator (``model_path``, ``system``, ``backend``, ``isl``, ``osl``, ``tp_size``,
+``concurrency``, ...; ``ttft_ms`` and ``tpot_ms`` are means), of which ``COLUMN=TEXT`` selects some.
+Prints the command of each row, errors of the means, and medians by model, system and engine.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from tvm_distir.core import System
+from tvm_distir.planning.serving.batching import SchedulerOptions
+from tvm_distir.planning.serving.levels import ServiceLevels
+from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment
+from tvm_distir.planning.serving.surface import ServedModel
+from tvm_distir.planning.serving.workload import Workload
+from tvm_distir.support import DistIRError
+
+MODELS = {
+    "meta-llama/Llama-3.1-70B": "zoo:llama3?size=3.1-70b",
+    "meta-llama/Llama-3.1-8B-Instruct": "zoo:llama3?size=3.1-8b",
+    "Qwen/Qwen3-32B": "zoo:qwen3?size=32b",
+}
+SYSTEMS = {"a100_sxm": "a100", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200"}
+ENGINES = {"vllm": "serving", "trtllm": "trtllm"}
+KERNELS = {"": "serving", "fp8": "serving-fp8", "fp4": "serving-nvfp4"}
+SCHEDULER = "continuous:tokens=8192,requests=1024"
+NARROW = "float8_e4m3fn"
+WIDE_CACHES = ("a100_sxm", "h100_sxm", "h200_sxm")
+"""Systems on which vLLM is taken to keep 16-bit caches, its default: with caches of 8 bits, errors
+of rows of H100 grow with the tokens in caches, to -23 %."""
+PER_USER = 10
+"""Requests per user of a measured run, all of which are counted."""
+SPREAD = 0.8
+"""Lengths are uniform between this share and the whole, as InferenceX draws them."""
+
+
+def command_of(row: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options of ``tvm-distir serve-analyze``; None for rows that it does not model."""
+    users = row["concurrency"] or row["batch_size"]
+    known = row["model_path"] in MODELS and row["system"] in SYSTEMS and row["backend"] in ENGINES
+    if row["mode"] != "agg" or not known or not users or row["pp_size"] not in ("", "1", "1.0"):
+        return None
+    count = int(float(users))
+    lengths = [int(float(row[key])) for key in ("isl", "osl")]
+    least = [int(SPREAD * length) for length in lengths]
+    if row["origin"].startswith("NVIDIA"):
+        least = lengths
+    wide = row["backend"] == "vllm" and row["system"] in WIDE_CACHES
+    texts = [
+        f"uniform:{low}-{high}" if low < high else str(high)
+        for low, high in zip(least, lengths, strict=True)
+    ]
+    return {
+        "model": MODELS[row["model_path"]],
+        "mesh": f"tp={int(float(row['tp_size']))}",
+        "system": f"{SYSTEMS[row['system']]}-{ENGINES[row['backend']]}",
+        "kernels": KERNELS[row["precision"]],
+        "kv-dtype": NARROW if row["precision"] and not wide else "",
+        "workload": f"closed:{count},in={texts[0]},out={texts[1]},count={PER_USER * count}",
+        "scheduler": SCHEDULER,
+    }
+
+
+@cache
+def engine(model: str, mesh: str, system: str, kernels: str, kv_dtype: str) -> ServingEngine:
+    """Return an engine, its surface computed once."""
+    known = replace(System.load(system), kernels=kernels)
+    served = ServedModel(model, "megatron", {"tp": int(mesh[3:])}, known, kv_dtype)
+    return ServingEngine.of(served, SchedulerOptions.parse(SCHEDULER))
+
+
+def engine_of(options: Mapping[str, str]) -> ServingEngine:
+    """Return the engine of the options of a row."""
+    names = ("model", "mesh", "system", "kernels", "kv-dtype")
+    return engine(*(options[name] for name in names))
+
+
+def modelled(path: str, words: Sequence[str]) -> list[tuple[dict[str, str], dict[str, str]]]:
+    """Return the rows of a file that words select, with their options."""
+    filters = dict(word.split("=", 1) for word in words)
+    with open(path, encoding="utf-8") as file:
+        rows = [r for r in csv.DictReader(file) if all(v in r[k] for k, v in filters.items())]
+    pairs = ((row, command_of(row)) for row in rows)
+    return [(row, options) for row, options in pairs if options is not None]
+
+
+def predicted_ms(options: Mapping[str, str]) -> tuple[float, float]:
+    """Return the means of TTFT and TPOT in milliseconds."""
+    setup = ServingSetup(engine_of(options))
+    summary, _ = run_deployment(setup, Workload.parse(options["workload"]), ServiceLevels())
+    return 1e3 * summary.ttft.mean_s, 1e3 * summary.tpot.mean_s
+
+
+def main() -> None:
+    """Print rows, and medians of groups."""
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row, options in modelled(sys.argv[1], sys.argv[2:]):
+        text = " ".join(f"--{k} {v}" if k != "model" else v for k, v in options.items() if v)
+        try:
+            times = predicted_ms(options)
+        except DistIRError as error:
+            print(f"{text}: {error}", flush=True)
+            continue
+        errors = [
+            100 * (time / float(row[key]) - 1)
+            for time, key in zip(times, ("ttft_ms", "tpot_ms"), strict=True)
+        ]
+        print(
+            f"{text}: TTFT {times[0]:.1f} of {row['ttft_ms']} ms ({errors[0]:+.1f} %), "
+            f"TPOT {times[1]:.2f} of {row['tpot_ms']} ms ({errors[1]:+.1f} %)",
+            flush=True,
+        )
+        name = f"{row['model_path']} {row['system']} {row['precision'] or 'bf16'} {row['backend']}"
+        groups[f"{name} ({row['origin']})"].append((errors[0], errors[1]))
+    print("\n| rows | count | TTFT: median, bias, % | TPOT: median, bias, % |\n|--|--:|--:|--:|")
+    for name, errors_of in sorted(groups.items()):
+        table = np.array(errors_of)
+        medians, bias = np.median(np.abs(table), axis=0), np.median(table, axis=0)
+        print(
+            f"| {name} | {len(table)} | {medians[0]:.1f}, {bias[0]:+.1f} "
+            f"| {medians[1]:.1f}, {bias[1]:+.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
