@@ -21,10 +21,11 @@ from .profile import Profile, Quantization
 from .stored_weights import store_quantized
 
 HALF = ("float16", "bfloat16")
+EXPERTS = "relax.dist.expert_matmul"
 QUANTIZE = "quantize"
 """Name of the kernels that quantize an operand."""
 _PRODUCTS = (
-    *("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", "relax.dist.expert_matmul"),
+    *("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", EXPERTS),
     "product_with_bias",
 )
 
@@ -121,7 +122,7 @@ class _Quantizer:
         for number, op in enumerate(self.fn.ops):
             if self._is_linear(number):
                 operands = self._operands(number)
-                saved = sum(self.fn.values[v].bytes - self._bytes(v) for v in operands)
+                saved = self._saved_bytes(number, operands)
                 if self.chosen.operands == "all":
                     ops += self._kernels(number, operands)
                 op = op._replace(
@@ -130,6 +131,15 @@ class _Quantizer:
                 self.operands[len(ops)] = set(operands)
             ops.append(op)
         return dataclasses.replace(self.fn, ops=tuple(ops))
+
+    def _saved_bytes(self, number: int, operands: list[int]) -> int:
+        """Return the bytes that a product reads less; experts that get no tokens are not read."""
+        op, values = self.fn.ops[number], self.fn.values
+        if op.op != EXPERTS:
+            return sum(values[v].bytes - self._bytes(v) for v in operands)
+        others = sum(values[v].bytes for v in self.flow.reads(number) if v not in operands)
+        read = max(op.bytes_read - others, 0)
+        return read - math.ceil(read * Fraction(self.chosen.bits) / 16)
 
     def _is_linear(self, number: int) -> bool:
         """Return whether an op is a 16-bit product with a weight, or the gradient of one."""
