@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Serve a tiny model on threads, and compare its tokens and batches with what is expected.
+"""Serve a tiny model on an engine, and compare its tokens and batches with what is expected.
 
-Usage: scripts/checks/served_tokens.py [FAMILY] [STRATEGY] [tp=N]
+Usage: scripts/checks/served_tokens.py [FAMILY] [STRATEGY] [tp=N] [ENGINE]
 
-Requests go through the steps of ``entry=serve``, distributed and run on an engine of threads: in
-each step a prompt is filled by a chunk, or the running requests decode a token each. The tokens
-must be those of the model on a single device, and each step must work on as many requests and
-tokens of prompts as the simulated engine says. Prints both; exits 1 when they differ.
+Requests go through the steps of ``entry=serve``, distributed and run on ``threads``, or on another
+engine, such as ``torch``: in each step a prompt is filled by a chunk, or the running requests
+decode a token each. The tokens must be those of the model on a single device, and each step must
+work on as many requests and tokens of prompts as the simulated engine says. Prints both; exits 1
+when they differ.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ INPUTS, OUTPUTS = (4, 8, 4, 8), (5, 3, 6, 4)
 class Steps:
     """Steps of a model that run, by their requests and tokens."""
 
-    def __init__(self, model: str, strategy: str, mesh: dict[str, int]) -> None:
-        self.model, self.strategy, self.mesh = model, strategy, mesh
+    def __init__(self, model: str, strategy: str, mesh: dict[str, int], engine: str) -> None:
+        self.model, self.strategy, self.mesh, self.engine = model, strategy, mesh, engine
         self.known: dict[tuple[int, int], tuple] = {}
 
     def module(self, batch: int, seq: int) -> tuple:
@@ -48,12 +49,12 @@ class Steps:
     def run(
         self, tokens: Any, pages: Any, lengths: Any, caches: dict[str, Any], weights: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Run a step on threads; return the next token of each request, and the caches."""
+        """Run a step on the engine; return the next token of each request, and the caches."""
         import tvm_distir as td
 
         _, local, names = self.module(*tokens.shape)
         given = {**weights, **caches, "input_ids": tokens, "pages": pages, "lengths": lengths}
-        logits, *new = td.run(local, [given[name] for name in names], engine="threads")
+        logits, *new = td.run(local, [given[name] for name in names], engine=self.engine)
         return logits.argmax(-1), dict(zip(caches, new, strict=True))
 
 
@@ -146,10 +147,11 @@ def main(arguments: list[str]) -> int:
     """Run the command."""
     from tvm_distir.execution.verification.random_inputs import draw_inputs
 
-    family, strategy, mesh = (*arguments, *("llama3", "megatron", "tp=2")[len(arguments) :])
+    usual = ("llama3", "megatron", "tp=2", "threads")
+    family, strategy, mesh, engine = (*arguments, *usual[len(arguments) :])
     axis, _, size = mesh.partition("=")
     drops = ",capacity_factor=0" if family in ("mixtral", "moe", "deepseek", "gpt_oss") else ""
-    steps = Steps(f"zoo:{family}?size=tiny{drops}", strategy, {axis: int(size)})
+    steps = Steps(f"zoo:{family}?size=tiny{drops}", strategy, {axis: int(size)}, engine)
     mod, _, names = steps.module(1, CHUNK)
     shapes = {"input_ids", "pages", "lengths", *(n for n in names if n.endswith("_cache"))}
     drawn = dict(zip(names, draw_inputs(mod, seed=1), strict=True))
@@ -158,7 +160,7 @@ def main(arguments: list[str]) -> int:
     prompts = [rng.integers(0, 500, n).astype(np.int32) for n in INPUTS]
     tokens, batches = served(steps, prompts, weights)
     want, expected = alone(steps.model, prompts, weights), simulated()
-    print(f"{family}, {strategy} {mesh}, threads: {len(batches)} steps")
+    print(f"{family}, {strategy} {mesh}, {engine}: {len(batches)} steps")
     print(f"tokens of requests: {'equal' if tokens == want else f'{tokens}, not {want}'}")
     print(f"order of batches: {'equal' if batches == expected else f'{batches}, not {expected}'}")
     return int(tokens != want or batches != expected)

@@ -15,11 +15,13 @@ from tvm_distir.support import UsageError, shortened
 from . import serve_analyze
 from .option_values import parse_batch, parse_count, parse_dims, parse_mesh
 from .options import (
+    add_entry_option,
     add_jobs,
     add_kernels,
     add_model,
     add_system,
     add_training,
+    asked_by,
     check_training,
     jobs_of,
 )
@@ -41,6 +43,7 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     add_model(parser)
+    add_entry_option(parser)
     parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
     add_system(parser, required=True)
     add_kernels(parser)
@@ -192,7 +195,18 @@ def constraints_of(arguments: argparse.Namespace) -> Any:
 
 
 _SETTINGS = (
-    *("model", "devices", "batch", "dim", "train", "loss", "optimizer", "clip", "loss_scale"),
+    *(
+        "model",
+        "devices",
+        "batch",
+        "dim",
+        "entry",
+        "train",
+        "loss",
+        "optimizer",
+        "clip",
+        "loss_scale",
+    ),
     *("master", "freeze", "memory", "axes", "max", "fix", "inside_node", "micro_batch"),
     "micro_batches",
     *("chunks", "stage_devices", "recompute", "gap", "margin"),
@@ -264,17 +278,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _model(arguments: argparse.Namespace) -> tuple[Any, int | None]:
     """Return a builder of modules by batch and the batch, or a module with a fixed batch."""
-    from tvm_distir.core import data_positions
+    from tvm_distir.core import data_positions, entry_of
     from tvm_distir.planning import Study
 
-    study = Study(arguments.model, batch=arguments.batch, dims=arguments.dims)
-    module = study.forward
+    study = Study(
+        arguments.model, batch=arguments.batch, dims=arguments.dims, entry=arguments.entry
+    )
+    with asked_by("--entry", "DIST0341"):
+        module = study.forward
     if study.source.is_text:
         return module, None
-    main = module["main"]
+    main = module[entry_of(module)]
     batch = arguments.batch or int(main.params[data_positions(main)[0]].ty.shape[0])
 
-    return _Maker(arguments.model, arguments.dims, (batch, module)), batch
+    return _Maker(arguments.model, arguments.dims, arguments.entry, (batch, module)), batch
 
 
 @dataclass
@@ -283,6 +300,7 @@ class _Maker:
 
     model: str
     dims: dict[str, int] | None
+    entry: str | None
     known: tuple[int, Any] | None
 
     def __call__(self, size: int) -> Any:
@@ -291,7 +309,7 @@ class _Maker:
 
         if self.known is not None and size == self.known[0]:
             return self.known[1]
-        return Study(self.model, batch=size, dims=self.dims).forward
+        return Study(self.model, batch=size, dims=self.dims, entry=self.entry).forward
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the module, which a worker makes again."""

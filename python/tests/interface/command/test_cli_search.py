@@ -104,3 +104,43 @@ def test_an_interrupt_keeps_what_was_found(
     data = json.loads((folder / "search.json").read_text())
     assert not data["complete"] and len(data["plans"]) == 1
     assert (folder / "1.plan.json").exists()
+
+
+TWO_ENTRIES = """
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+@I.ir_module
+class Module:
+    @R.function
+    def prefill(x: R.Tensor((8, 512, 64), "float32"), w: R.Tensor((64, 64), "float32")):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            y = R.matmul(x, w)
+            R.output(y)
+        return y
+
+    @R.function
+    def decode(x: R.Tensor((8, 1, 64), "float32"), w: R.Tensor((64, 64), "float32")):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            y = R.matmul(x, w)
+            R.output(y)
+        return y
+"""
+
+
+def test_an_entry_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan is that of the entry alone, and its step is what analyze finds of that entry."""
+    model = tmp_path / "served.py"
+    model.write_text(TWO_ENTRIES)
+    for entry in ("prefill", "decode"):
+        folder = tmp_path / entry
+        args = [str(model), "--entry", entry, *CLUSTER, "-o", str(folder), "--json"]
+        assert main(["search", *args]) == 0
+        data = json.loads(capsys.readouterr().out)
+        plan = ["--plan", str(folder / "1.plan.json"), "--entry", entry]
+        assert main(["analyze", str(model), *plan, "--system", "dgx-a100", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["time_s"] == data["plans"][0]["time_s"]
+    assert main(["search", str(model), "--entry", "decod", *CLUSTER]) == 2
+    assert "DIST0341" in capsys.readouterr().err
