@@ -70,12 +70,17 @@ class MaskReader:
     ----------
     values : mapping of Var to expression
         The values of the function.
-    of_param : callable
-        Returns what is known of a parameter.
+    of_param, of_call : callable
+        Return what is known of a parameter, and of a call of a private function.
     """
 
-    def __init__(self, values: Mapping[Any, Any], of_param: Callable[[Any], Fact | None]) -> None:
-        self._values, self._of_param = values, of_param
+    def __init__(
+        self,
+        values: Mapping[Any, Any],
+        of_param: Callable[[Any], Fact | None],
+        of_call: Callable[[Any], Fact | None],
+    ) -> None:
+        self._values, self._of_param, self._of_call = values, of_param, of_call
         self._known: dict[Any, Fact | None] = {}
 
     def of(self, expr: Any) -> Fact | None:
@@ -106,10 +111,7 @@ class MaskReader:
 
     def is_low(self, expr: Any) -> bool:
         """Return whether an expression is a number below :data:`LOW`."""
-        value = self._resolved(expr)
-        while op_name(value) in (*_VIEWS, "full"):
-            value = self._resolved(value.args[1 if op_name(value) == "full" else 0])
-        return is_scalar(value, lambda x: x <= LOW)
+        return is_scalar(self._repeated(expr), lambda x: x <= LOW)
 
     def _resolved(self, expr: Any) -> Any:
         while isinstance(expr, ir.Var) and expr in self._values:
@@ -122,8 +124,16 @@ class MaskReader:
 
     def _read(self, value: Any) -> Fact | None:
         if isinstance(value, ir.GenericConst):
-            return _constant(value)
+            return Band() if is_filled(value) and _is_bool(value) else _constant(value)
+        if type(value) is ir.Call and isinstance(value.op, ir.GlobalVar):
+            return self._of_call(value)
         name = op_name(value)
+        if name in ("full", "broadcast_to") and _is_bool(value) and self._is_filled(value):
+            return Band()
+        if name == "where" and _is_bool(value) and self._is_false(value.args[2]):
+            chosen, mask = self.of(value.args[1]), self.of(value.args[0])
+            if isinstance(chosen, Band) and isinstance(mask, Band):
+                return mask.common(chosen)
         if name in _VIEWS:
             return _moved(self.of(value.args[0]), value)
         if name == "arange":
@@ -142,12 +152,26 @@ class MaskReader:
             if isinstance(first, Band) and isinstance(other, Band):
                 return first.common(other)
         if name in ("tril", "triu"):
-            ones = self._resolved(value.args[0])
-            true = op_name(ones) in ("ones", "full") or is_filled(ones)
             k = _integer(value.args[1]) if len(value.args) > 1 else 0
-            if true and k is not None and "bool" in str(value.ty.dtype):
+            if self._is_filled(value.args[0]) and k is not None:
                 return Band(below=k) if name == "tril" else Band(above=k - 1)
         return None
+
+    def _is_filled(self, expr: Any) -> bool:
+        """Return whether an expression is nothing but a number other than zero, or true."""
+        value = self._repeated(expr)
+        return op_name(value) == "ones" or is_filled(value)
+
+    def _is_false(self, expr: Any) -> bool:
+        value = self._repeated(expr)
+        return isinstance(value, ir.GenericConst) and not np.any(value.value.numpy())
+
+    def _repeated(self, expr: Any) -> Any:
+        """Return what an expression repeats in views and ``full``."""
+        value = self._resolved(expr)
+        while op_name(value) in (*_VIEWS, "full"):
+            value = self._resolved(value.args[1 if op_name(value) == "full" else 0])
+        return value
 
     def _shifted(self, value: Any, sign: int) -> Fact | None:
         line, number = self.of(value.args[0]), _integer(self._resolved(value.args[1]))
@@ -176,6 +200,10 @@ def is_scalar(expr: Any, fits: Callable[[float], bool]) -> bool:
 def is_filled(expr: Any) -> bool:
     """Return whether an expression is a constant that is true everywhere."""
     return isinstance(expr, ir.GenericConst) and bool(np.all(expr.value.numpy()))
+
+
+def _is_bool(expr: Any) -> bool:
+    return "bool" in str(expr.ty.dtype)
 
 
 def _integer(expr: Any) -> int | None:

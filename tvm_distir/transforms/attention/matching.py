@@ -38,8 +38,10 @@ class Match:
     scale : float
     band : Band
         Where keys are seen.
-    masks, biases : list of expression
-        Masks that are true where a key is seen, and addends, of unknown content.
+    masks : list of (expression, bool)
+        Masks of unknown content, and whether they are true where a key is seen or where not.
+    biases : list of expression
+        Addends of unknown content.
     """
 
     q: Any
@@ -48,7 +50,7 @@ class Match:
     result: Any
     scale: float = 1.0
     band: Band = field(default_factory=Band)
-    masks: list[Any] = field(default_factory=list)
+    masks: list[tuple[Any, bool]] = field(default_factory=list)
     biases: list[Any] = field(default_factory=list)
 
 
@@ -138,10 +140,8 @@ class Matcher:
             band = band if positive or band is None else band.negated()
             if band is not None:
                 found.band = found.band.common(band)
-            elif positive:
-                found.masks.append(mask)
             else:
-                raise Unmatched("its mask is true where a key is not seen")
+                found.masks.append((mask, positive))
             return scores
         raise Unmatched("its scores are chosen by a mask without a low number")
 

@@ -51,6 +51,7 @@ from tvm_distir.transforms.optimize.unused import removed
 
 from .masks import Band, Fact, MaskReader
 from .matching import Match, Matcher, Unmatched
+from .normal_form import in_normal_form
 
 LOG = logging.getLogger(__name__)
 _NN = ("nn.attention", "nn.attention_bias")
@@ -63,7 +64,8 @@ def FuseAttention() -> Rewrite:
     """Replace softmax attention that is written out, and ``nn.attention``, by ``R.dist.attention``.
 
     Products, a scale before or behind the first, casts around the softmax, masks and addends, and
-    heads that share keys are recognized in every function. A mask that depends on positions only,
+    heads that share keys are recognized in every function. So are the forms into which
+    PyTorch and JAX decompose attention (:mod:`.normal_form`). A mask that depends on positions only,
     also one that callers compute, becomes the attribute ``causal`` or ``window``; others become a
     bias. What nothing reads any more is removed, parameters of private functions too. A softmax
     over four dims that stays is named, with the reason, in the log of this module.
@@ -74,16 +76,16 @@ def FuseAttention() -> Rewrite:
     """
 
     def fuse_attention(mod: ir.IRModule) -> ir.IRModule:
-        functions = {str(gv.name_hint): (gv, fn) for gv, fn in relax_functions(mod)}
-        facts = _Facts(functions)
-        new = {
-            gv: _Fuser(name, fn, facts).run() if isinstance(fn, relax.Function) else fn
-            for name, gv, fn in ((str(gv.name_hint), gv, fn) for gv, fn in mod.functions.items())
-        }
+        normal = {gv: in_normal_form(fn) for gv, fn in relax_functions(mod)}
+        facts = _Facts({str(gv.name_hint): (gv, fn) for gv, fn in normal.items()})
+        new = dict(mod.functions.items())
+        for gv, fn in normal.items():
+            fused = _Fuser(str(gv.name_hint), fn, facts).run()
+            new[gv] = new[gv] if fused.same_as(fn) else fused
         if all(fn.same_as(mod[gv]) for gv, fn in new.items()):
             return mod
-        fused = ir.IRModule(new, attrs=mod.attrs, global_infos=mod.global_infos)
-        return removed(fused, Readings())
+        written = ir.IRModule(new, attrs=mod.attrs, global_infos=mod.global_infos)
+        return removed(written, Readings())
 
     return fuse_attention
 
@@ -126,8 +128,16 @@ class _Facts:
                 given = {self.reader(caller).of(c.args[numbers[var]]) for caller, c in calls}
                 return given.pop() if len(given) == 1 else None
 
-            self._readers[name] = MaskReader(self._values[name], of_param)
+            self._readers[name] = MaskReader(self._values[name], of_param, self._of_call)
         return self._readers[name]
+
+    def _of_call(self, call: Any) -> Fact | None:
+        """Return what is known of the result of a private function, by all of its calls."""
+        name = str(call.op.name_hint)
+        fn = self._functions[name][1] if name in self._functions else None
+        if fn is None or not is_private(fn):
+            return None
+        return self.reader(name).of(fn.body.body)
 
 
 class _Fuser:
@@ -322,9 +332,9 @@ class _Fuser:
     def _bias(self, match: Match, name: str) -> list[Any]:
         """Return the sum of what is added to the scores, and of masks, or nothing."""
         terms = []
-        for mask in match.masks:
-            zero, low = scalar(0.0, "float32"), scalar(UNSEEN, "float32")
-            terms.append(self._emit(op.where(mask, zero, low), name))
+        for mask, is_seen in match.masks:
+            sides = [scalar(0.0, "float32"), scalar(UNSEEN, "float32")]
+            terms.append(self._emit(op.where(mask, *sides[:: 1 if is_seen else -1]), name))
         terms += match.biases
         total: Any = None
         for term in terms:
@@ -392,7 +402,11 @@ def _check_types(match: Match) -> None:
         int(k.ty.shape[order[2]]) != 1 or int(match.v.ty.shape[2]) != 1
     ):
         raise Unmatched("keys of heads that share none are in five dims")
-    lead = [n for x in (*match.masks, *match.biases) for n in list(x.ty.shape)[:-2]]
+    lead = [
+        n
+        for x in (*(mask for mask, _ in match.masks), *match.biases)
+        for n in list(x.ty.shape)[:-2]
+    ]
     five = len(order) > len(_SWAP)
     if five and any(str(n) != "1" for n in lead):
         raise Unmatched("its mask has dims of grouped heads")
