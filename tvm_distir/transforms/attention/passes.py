@@ -64,11 +64,11 @@ def FuseAttention() -> Rewrite:
     """Replace softmax attention that is written out, and ``nn.attention``, by ``R.dist.attention``.
 
     Products, a scale before or behind the first, casts around the softmax, masks and addends, and
-    heads that share keys are recognized in every function. So are the forms into which
-    PyTorch and JAX decompose attention (:mod:`.normal_form`). A mask that depends on positions only,
-    also one that callers compute, becomes the attribute ``causal`` or ``window``; others become a
-    bias. What nothing reads any more is removed, parameters of private functions too. A softmax
-    over four dims that stays is named, with the reason, in the log of this module.
+    heads that share keys are recognized in every function, and the forms into which PyTorch and
+    JAX decompose attention (:mod:`.normal_form`). A mask that depends on positions only, also one
+    that callers compute, becomes the attribute ``causal`` or ``window``; others become a bias.
+    What nothing reads any more is removed, parameters of private functions too. A softmax over
+    four dims that stays is named, with the reason, in the log of this module.
 
     Returns
     -------
