@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[0] = str(ROOT)  # processes of engines take it over
 
 CHUNK, PAGE, COLUMNS, PAGES, MOST = 4, 4, 5, 16, 3
 INPUTS, OUTPUTS = (4, 8, 4, 8), (5, 3, 6, 4)
