@@ -138,8 +138,9 @@ class _Quantizer:
         if op.op != EXPERTS:
             return sum(values[v].bytes - self._bytes(v) for v in operands)
         others = sum(values[v].bytes for v in self.flow.reads(number) if v not in operands)
-        read = max(op.bytes_read - others, 0)
-        return read - math.ceil(read * Fraction(self.chosen.bits) / 16)
+        matrix = sum(values[v].bytes // values[v].shape[0] for v in operands)
+        active = max(op.bytes_read - others, 0) // matrix
+        return active * (matrix - math.ceil(matrix * Fraction(self.chosen.bits) / 16))
 
     def _is_linear(self, number: int) -> bool:
         """Return whether an op is a 16-bit product with a weight, or the gradient of one."""
