@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 import tvm_distir as td  # noqa: E402
 from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
 from tvm_distir.execution.verification.input_specs import input_specs  # noqa: E402
+from tvm_distir.execution.verification.random_inputs import draw_inputs  # noqa: E402
 from tvm_distir.interface.command import main  # noqa: E402
 from tvm_distir.models.model import load_model, load_weights  # noqa: E402
 from tvm_distir.models.torch.signature import as_array  # noqa: E402
@@ -172,6 +173,23 @@ def test_archives_without_weights_take_those_of_a_checkpoint(tmp_path):
     assert main(["run", folder, "--inputs", data, "-o", results]) == 0
     with torch.no_grad():
         np.testing.assert_allclose(np.load(results)["output0"], real(x), rtol=1e-4, atol=1e-5)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        return x * self.scale.exp()
+
+
+def test_scalar_weights_of_archives_are_verified(tmp_path):
+    torch.export.save(export(Scaled(), (torch.rand(4, 3),)), tmp_path / "scaled.pt2")
+    mod = td.from_exported_program(tmp_path / "scaled.pt2")
+    (spec,) = [spec for spec in input_specs(mod) if spec.name == "scale"]
+    assert [a.shape for a in draw_inputs(mod, weights=load_weights(mod))] == [(4, 3), spec.shape]
+    assert td.verify(mod, td.strategy.make_plan(mod, "data_parallel", {"dp": 2})).equal
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

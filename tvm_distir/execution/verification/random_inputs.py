@@ -69,7 +69,7 @@ def draw_inputs(
                 remedy="Give the weights of this model.",
             )
         if known is not None and not is_constant_filled(known):
-            arrays.append(np.ascontiguousarray(known.astype(numpy_dtype(spec.dtype))))
+            arrays.append(known.astype(numpy_dtype(spec.dtype), order="C"))
             continue
         rng = np.random.default_rng([seed, index])
         arrays.append(_draw(spec, rng, exact))
