@@ -102,7 +102,7 @@ def _most(program: Any) -> int:
 
 def _priced(analysis: Any, study: Any) -> Iterator[Any]:
     """Simulate the same program with other kernels, and with other links."""
-    from tvm_distir.performance import profile_names
+    from tvm_distir.performance import Profile, profile_names
 
     system, spent = study.known_system, analysis.spent_s
     whole_s = sum(spent.values())
@@ -110,10 +110,13 @@ def _priced(analysis: Any, study: Any) -> Iterator[Any]:
     part = "memory" if shares["memory"] >= shares["launch"] else "launch"
     if shares[part] >= LEAST:
         names = [n for n in profile_names() if n != (study.kernels or system.kernels)]
+        profiles = {name: Profile.load(name) for name in names}
         tried = [
             _trial(analysis, part, f"--kernels {name}", again)
-            for name in names
-            if (again := _simulated(study, system, name)) is not None
+            for name, profile in profiles.items()
+            if profile.quantization is None  # the result of the step stays as it is
+            and not (profile.joined and study.train is not None)  # kernels of serving engines
+            and (again := _simulated(study, system, name)) is not None
         ]
         yield from sorted(tried, key=lambda trial: trial.time_s)[:1]
     if shares["communication"] >= LEAST:
