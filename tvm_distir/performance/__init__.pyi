@@ -52,4 +52,6 @@ from .simulation.result import PipelineResult as PipelineResult
 from .simulation.result import Result as Result
 from .simulation.simulator import simulate as simulate
 from .traces.files import trace_form as trace_form
+from .traces.files import write_trace as write_trace
+from .traces.merged import merge_traces as merge_traces
 from .traces.records import Event as Event

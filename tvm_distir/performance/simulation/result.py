@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.traces.chakra import chakra_files
-from tvm_distir.performance.traces.files import trace_form, write_file
+from tvm_distir.performance.traces.files import trace_form, write_trace
 from tvm_distir.performance.traces.kineto import chrome_trace, hta_pages
 from tvm_distir.performance.traces.perfetto import write_perfetto
 from tvm_distir.performance.traces.records import Event
@@ -165,10 +165,10 @@ class Result(Displayed):
         """
         lanes = [lane.traced() for lane in self.lanes]
         if (form or trace_form(path)) == "pftrace":
-            write_file(path, write_perfetto(lanes))
+            write_trace(path, write_perfetto(lanes))
         else:
             pieces = (piece.encode() for piece in chrome_trace(self.system, lanes))
-            write_file(path, lambda file: file.writelines(pieces))
+            write_trace(path, lambda file: file.writelines(pieces))
 
     def to_hta(self, folder: str | Path) -> None:
         """Write traces for Holistic Trace Analysis into a folder that exists, a file per rank.
@@ -179,7 +179,7 @@ class Result(Displayed):
             DIST0153 when a file cannot be written.
         """
         for name, content in self.trace_files("hta"):
-            write_file(Path(folder) / name, content)
+            write_trace(Path(folder) / name, content)
 
     def to_chakra(self, folder: str | Path) -> None:
         """Write execution traces of Chakra into a folder that exists, a file per rank.
@@ -190,7 +190,7 @@ class Result(Displayed):
             DIST0153 when a file cannot be written.
         """
         for name, content in self.trace_files("chakra"):
-            write_file(Path(folder) / name, content)
+            write_trace(Path(folder) / name, content)
 
     def trace_files(self, form: str) -> Iterator[tuple[str, bytes]]:
         """Yield the names and contents of the files of a trace in a form that has several.

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from tvm_distir.support import UsageError, write_whole
 
 
-def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+def write_trace(path: str | Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a trace into a new file and move it to its place.
 
     Parameters

@@ -292,8 +292,27 @@ def test_what_the_simulator_overlaps_is_in_flight_in_a_run(overlapped, engine, t
     if engine == "torch":
         pytest.importorskip("torch")
     mod, inputs = overlapped
-    td.run(mod, inputs, engine, trace=tmp_path / "run.json")
-    check_trace(tmp_path / "run.json", mod)
+    run, step = tmp_path / "run.json", tmp_path / "step.json"
+    td.run(mod, inputs, engine, trace=run)
+    check_trace(run, mod)
+    td.simulate(mod, "dgx-a100").to_perfetto(step)
+    td.merge_traces(tmp_path / "both.json", measured=run, predicted=step)
+    parts = [json.loads(p.read_text())["traceEvents"] for p in (run, step, tmp_path / "both.json")]
+    names = [e for e in parts[2] if e["name"] == "process_name"]
+    ranks = [f"measured: rank {rank}" for rank in range(4)]
+    assert [e["args"]["name"] for e in names if e["pid"] % 2 == 0] == ranks
+    assert all(e["args"]["name"].startswith("predicted: ") for e in names if e["pid"] % 2)
+    for number, part in enumerate(parts[:2]):
+        spans = [(e["pid"], e["name"], e["ts"]) for e in part if e["ph"] == "X"]
+        merged = [e for e in parts[2] if e["ph"] == "X" and e["pid"] % 2 == number]
+        assert [(e["pid"] // 2, e["name"], e["ts"]) for e in merged] == spans
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"traceEvents": [{"ph": "X"}]}', "{"])
+def test_a_file_that_is_no_trace_is_not_merged(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UsageError, match="DIST0152"):
+        td.merge_traces(tmp_path / "b.json", a=tmp_path / "a.json")
 
 
 def test_traces_that_cannot_be_made_are_refused(overlapped, tmp_path):

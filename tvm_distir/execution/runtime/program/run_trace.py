@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tvm_distir.support import UsageError, write_whole
+from tvm_distir.performance import write_trace
+from tvm_distir.support import UsageError
 
 from .async_names import DONE, START
 
@@ -128,15 +129,7 @@ def write_run_trace(path: Path, ranks: Mapping[int, Sequence[CallSpan]]) -> None
     events = [
         event for rank, spans in sorted(ranks.items()) for event in _events(rank, spans, first_ns)
     ]
-    try:
-        write_whole(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode())
-    except OSError as err:
-        raise UsageError(
-            "DIST0153",
-            f"the trace cannot be written: {err.strerror or err}",
-            place=str(path),
-            remedy="Give a file in an existing, writable folder.",
-        ) from err
+    write_trace(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode())
 
 
 def _events(rank: int, spans: Sequence[CallSpan], first_ns: int) -> Iterator[dict[str, Any]]:
