@@ -32,7 +32,8 @@ enum Scheduler { kContinuous = 0, kPrefillFirst = 1, kStatic = 2 };
 enum RequestField { kArrival, kInput, kOutput, kPrefix, kPrefixTokens, kFilled, kRequestFields };
 enum FoundField { kFirst, kFinish, kPreemptions, kAdmitted, kStart, kFoundFields };
 enum OptionField {
-  kScheduler, kMostTokens, kMostRequests, kPages, kPage, kStepOverhead, kGain, kUsers, kOptionFields
+  kScheduler, kMostTokens, kMostRequests, kPages, kPage, kStepOverhead, kGain, kUsers, kPools,
+  kOptionFields
 };
 enum StepField { kBegin, kSpan, kDecoding, kPromptTokens, kUsedPages, kStepFields };
 constexpr int64_t kUnit = 1 << 16;  // fixed point of the tokens that a step gains
@@ -239,7 +240,8 @@ class Engine {
 
   bool Step() {
     const int64_t kind = option_[kScheduler];
-    int64_t budget = option_[kMostTokens];
+    const int64_t most = option_[kMostTokens];
+    int64_t budget = most * option_[kPools];
     std::vector<std::pair<int64_t, int64_t>> chunks;
     std::vector<int64_t> decoding;
     bool prompts = false;
@@ -252,23 +254,23 @@ class Engine {
     for (const int64_t id : running_) {
       Request& r = requests_[id];
       if (r.again == 0 || budget <= 0) continue;
-      const int64_t chunk = std::min(r.again, budget);
+      const int64_t chunk = std::min({r.again, budget, most});
       if (!Grow(&r, r.held + chunk)) continue;
       chunks.emplace_back(id, chunk);
       budget -= chunk;
     }
     while (may_admit && !preempted_ && !waiting_.empty() && budget > 0 &&
-           static_cast<int64_t>(running_.size()) < option_[kMostRequests]) {
+           static_cast<int64_t>(running_.size()) < option_[kMostRequests] * option_[kPools]) {
       const int64_t id = waiting_.front();
       Request& r = requests_[id];
       if (!together && r.again > budget && !chunks.empty()) break;
-      if (!Admit(id, budget)) break;
+      if (!Admit(id, std::min(budget, most))) break;
       waiting_.pop_front();
       if (r.again == 0) {
         if (together) decoding.push_back(id);
         continue;
       }
-      const int64_t chunk = std::min(r.again, budget);
+      const int64_t chunk = std::min({r.again, budget, most});
       chunks.emplace_back(id, chunk);
       budget -= chunk;
     }
@@ -316,14 +318,21 @@ class Engine {
     for (const int64_t id : decoding) context += static_cast<double>(requests_[id].held);
     if (count > 0) context /= count;
     if (chunks.empty()) return decode_.At(count, context);
-    double tokens = 0, pairs = 0;
+    double tokens = 0, pairs = 0, most_tokens = 0, most_pairs = 0;
     for (const auto& [id, chunk] : chunks) {
       const double rows = static_cast<double>(chunk);
+      const double seen = rows * (static_cast<double>(requests_[id].held) + rows / 2);
       tokens += rows;
-      pairs += rows * (static_cast<double>(requests_[id].held) + rows / 2);
+      pairs += seen;
+      most_tokens = std::max(most_tokens, rows);
+      most_pairs = std::max(most_pairs, seen);
     }
-    // One prompt with as many pairs of queries and keys takes as long.
-    const double rows = tokens + count;
+    // A prompt is in one pool, and the pools share the prompts evenly at best. One prompt with as
+    // many pairs of queries and keys takes as long.
+    const double pools = static_cast<double>(option_[kPools]);
+    const double filled = std::min(pools, static_cast<double>(chunks.size()));
+    const double rows = std::max(most_tokens, tokens / filled) + count / pools;
+    pairs = std::max(most_pairs, pairs / filled);
     time = prefill_.At(rows, pairs / rows - rows / 2);
     if (count > 0) time += decode_.At(count, context) - decode_.At(count, 0);
     return time;

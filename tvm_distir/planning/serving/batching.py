@@ -45,9 +45,9 @@ class SchedulerOptions:
     kind : str
         One of :data:`SCHEDULERS`.
     tokens : int
-        The most tokens of a step.
+        The most tokens of a step, of each part of data parallelism.
     requests : int
-        The most requests that run at a time.
+        The most requests that run at a time, of each part.
     step_overhead_us : float, optional
         What the host takes between two steps; None: the constant ``serving_step_us`` of the system.
     """
@@ -258,6 +258,7 @@ def serve_requests(
     page: int,
     users: int = 0,
     filled: bool = False,
+    pools: int = 1,
 ) -> ServedRequests:
     """Serve requests.
 
@@ -272,6 +273,9 @@ def serve_requests(
         Users that ask again when they have their answer; 0: requests arrive when they say.
     filled : bool
         Whether requests arrive with full caches, from the devices that filled them.
+    pools : int
+        Parts of data parallelism. The prompt of a request is in one of them; all take a step
+        together.
 
     Raises
     ------
@@ -290,7 +294,7 @@ def serve_requests(
     )  # fmt: skip
     numbers = [
         SCHEDULERS.index(options.kind), options.tokens, options.requests, pages, page,
-        round((options.step_overhead_us or 0.0) * 1e6), round(times.gain * UNIT), users,
+        round((options.step_overhead_us or 0.0) * 1e6), round(times.gain * UNIT), users, pools,
     ]  # fmt: skip
     arrays = [
         table.ravel(), np.array(numbers, np.int64), times.batches, times.contexts,

@@ -60,7 +60,7 @@ class ServingEngine:
     @cached_property
     def memory(self) -> StepMemory:
         """Return the memory of a device."""
-        return self.surface.memory(self.options.tokens)
+        return self.surface.memory(self.options.tokens * self.served.pools)
 
     @cached_property
     def pages(self) -> int:
@@ -71,7 +71,8 @@ class ServingEngine:
     def largest_batch(self, workload: Workload) -> int:
         """Return the requests of mean length that the caches hold."""
         tokens = workload.mean_input + workload.mean_output
-        return min(self.options.requests, int(self.pages * self.served.page // tokens))
+        most = self.options.requests * self.served.pools
+        return min(most, int(self.pages * self.served.page // tokens))
 
     def serve(self, requests: Requests, users: int = 0, filled: bool = False) -> ServedRequests:
         """Serve requests."""
@@ -80,7 +81,9 @@ class ServingEngine:
             system.constant("serving_request_us"), system.constant("serving_prompt_us")
         )
         options = self.options.of_system(system)
-        return serve_requests(requests, times, options, self.pages, self.served.page, users, filled)
+        return serve_requests(
+            requests, times, options, self.pages, self.served.page, users, filled, self.served.pools
+        )
 
 
 @dataclass(frozen=True)
@@ -243,13 +246,13 @@ def most_requests_per_s(deployment: ServingSetup, workload: Workload) -> float:
     batches = np.unique(np.append(times.batches[times.batches <= most], most))
     nothing = np.zeros_like(batches)
     decode = engine.surface.decode_ps(batches, nothing)
-    filling = engine.surface.prefill_ps(np.maximum(batches, 2), nothing)
+    filling = engine.surface.prefill_ps(np.maximum(batches // engine.served.pools, 2), nothing)
     steps = np.minimum(decode, filling) / PICOSECONDS
     decode_s = float((steps / batches).min()) / times.gain
     filler = engine if deployment.prefill is None else deployment.prefill
     tokens = np.minimum(times.tokens, filler.options.tokens)
     fill_s = float((filler.surface.prefill_ps(tokens, np.zeros_like(tokens)) / tokens).min())
-    fill_s = fill_s / PICOSECONDS * inputs
+    fill_s = fill_s / PICOSECONDS * inputs / filler.served.pools
     if deployment.prefill is not None:
         rate = deployment.replicas / (max(outputs - 1, 0.5) * decode_s)
         return min(rate, deployment.prefill_replicas / fill_s)

@@ -53,7 +53,8 @@ class Entry:
 class ReferenceEngine:
     """Serves requests one step after the other, as the words of ``batching`` say."""
 
-    def __init__(self, requests, times, options, pages, page, users=0, filled=False):
+    def __init__(self, requests, times, options, pages, page, users=0, filled=False, pools=1):
+        self.pools = pools
         self.times, self.options, self.page, self.users = times, options, page, users
         self.total = self.free = pages
         self.gain = round(times.gain * UNIT)
@@ -170,7 +171,8 @@ class ReferenceEngine:
         return chosen, budget
 
     def step(self):
-        kind, budget = self.options.kind, self.options.tokens
+        kind, most = self.options.kind, self.options.tokens
+        budget = most * self.pools
         together = kind == "continuous"
         chunks, decoding = [], []
         prompts = any(self.entries[n].again > 0 for n in self.running)
@@ -180,23 +182,25 @@ class ReferenceEngine:
             decoding, budget = self.choose_decoding(budget)
         for number in self.running:
             e = self.entries[number]
-            chunk = min(e.again, budget)
+            chunk = min(e.again, budget, most)
             if chunk > 0 and self.grow(e, e.held + chunk):
                 chunks.append((number, chunk))
                 budget -= chunk
         while may_admit and not self.preempted and self.waiting and budget > 0:
-            if len(self.running) >= self.options.requests:
+            if len(self.running) >= self.options.requests * self.pools:
                 break
             number = self.waiting[0]
             e = self.entries[number]
-            if (not together and e.again > budget and chunks) or not self.admit(number, budget):
+            if not together and e.again > budget and chunks:
+                break
+            if not self.admit(number, min(budget, most)):
                 break
             self.waiting.pop(0)
             if e.again == 0:
                 if together:
                     decoding.append(number)
                 continue
-            chunks.append((number, min(e.again, budget)))
+            chunks.append((number, min(e.again, budget, most)))
             budget -= chunks[-1][1]
         if not together and not chunks:
             decoding, budget = self.choose_decoding(budget)
@@ -213,11 +217,11 @@ class ReferenceEngine:
         decode = lambda past: interpolated(*self.axes[:2], self.decode, count, past)  # noqa: E731
         if not chunks:
             return decode(context)
-        tokens = sum(float(c) for _, c in chunks)
-        pairs = 0.0
-        for n, c in chunks:
-            pairs += float(c) * (float(self.entries[n].held) + float(c) / 2)
-        rows = tokens + count
+        tokens = [float(c) for _, c in chunks]
+        seen = [float(c) * (float(self.entries[n].held) + float(c) / 2) for n, c in chunks]
+        filled = min(self.pools, len(chunks))
+        rows = max(max(tokens), sum(tokens) / filled) + count / self.pools
+        pairs = max(max(seen), sum(seen) / filled)
         time = interpolated(*self.axes[2:], self.prefill, rows, pairs / rows - rows / 2)
         if count:
             time += decode(context) - decode(0.0)

@@ -57,11 +57,12 @@ def random_case(number):
     pages = int(rng.integers(24, 80))
     times = replace(steps_of(), gain=1.0 if number % 2 else float(rng.uniform(1, 3)))
     users = work.users if work.kind == "closed" else 0
-    return work.draw(count), times, options, pages, users, number % 7 == 3 and not users
+    filled = number % 7 == 3 and not users
+    return work.draw(count), times, options, pages, users, filled, (1, 1, 2, 4)[number % 4]
 
 
 def test_the_native_loop_is_the_reference():
-    """With preemption, prefixes, speculation, closed loops and full caches.
+    """With preemption, prefixes, speculation, closed loops, full caches and data parallelism.
 
     ``scripts/checks/serving_laws.py`` compares 500 workloads.
     """
@@ -72,9 +73,9 @@ def compare_with_reference(numbers):
     """Compare the runs of random workloads; return the requests that gave up their pages."""
     preempted = 0
     for number in numbers:
-        requests, times, options, pages, users, filled = random_case(number)
-        got = serve_requests(requests, times, options, pages, PAGE, users, filled)
-        engine = ReferenceEngine(requests, times, options, pages, PAGE, users, filled)
+        requests, times, options, pages, *rest = random_case(number)
+        got = serve_requests(requests, times, options, pages, PAGE, *rest)
+        engine = ReferenceEngine(requests, times, options, pages, PAGE, *rest)
         want = engine.run(requests)
         for name in ("first_ps", "finish_ps", "start_ps", "preemptions", "steps"):
             np.testing.assert_array_equal(
@@ -84,7 +85,7 @@ def compare_with_reference(numbers):
         assert got.steps[:, 4].max() <= pages
         kept = sum(p["pages"] for p in engine.prefixes.values())
         assert engine.free + kept == pages
-        if not filled and not got.preemptions.any() and requests.prefix_id.max() < 0:
+        if not rest[1] and not got.preemptions.any() and requests.prefix_id.max() < 0:
             assert got.steps[:, 3].sum() == requests.input_tokens.sum()
     return preempted
 
@@ -124,6 +125,26 @@ def test_a_request_alone_takes_the_time_of_its_steps():
     decode = [5 * MS + MS // 10 + c * 1000 for c in (64, 65)]
     assert served.first_ps.tolist() == [first]
     assert served.finish_ps.tolist() == [first + sum(decode)]
+
+
+@pytest.mark.parametrize("lengths", [(256, 256), (512, 64), (100, 700)])
+def test_data_parallel_parts_fill_their_caches_together(lengths):
+    """Each part has a prompt of its own, and the step takes the time of the longest."""
+    times, options = steps_of(), SchedulerOptions("prefill_first", tokens=1024)
+    requests = Workload.parse("burst,in=64,out=1").draw(2)
+    requests = replace(requests, input_tokens=ints(*lengths))
+    served = serve_requests(requests, times, options, 4096, PAGE, pools=2)
+    alone = Workload.parse(f"burst,in={max(lengths)},out=1").draw(1)
+    expected = serve_requests(alone, times, options, 4096, PAGE)
+    assert len(served.steps) == 1
+    assert served.finish_ps.tolist() == [int(expected.finish_ps[0])] * 2
+
+
+def test_a_prompt_has_the_tokens_of_its_part():
+    """In steps of as many tokens as a part may have, however many parts there are."""
+    requests = Workload.parse("burst,in=600,out=1").draw(1)
+    served = serve_requests(requests, steps_of(), SchedulerOptions(tokens=256), 4096, PAGE, pools=4)
+    assert served.steps[:, 3].tolist() == [256, 256, 88]
 
 
 def test_more_users_never_speed_up_a_user():
