@@ -10,14 +10,15 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import MeshSpec, PlanRule, R, is_private, op_name, variables
+from tvm_distir.core import MeshSpec, PlanRule, R, is_private, known_shape, op_name, variables
 from tvm_distir.transforms import CallSites, callee_of
 
 from .data_parallelism import BATCH_DIM
 from .model_info import one_axis
 from .training_parts import new_names
 
-_VIEWS = frozenset({"permute_dims", "astype"})
+VIEWS = frozenset({"permute_dims", "astype"})
+"""Ops through which a product reads a weight."""
 
 
 def gathered_in_layers(
@@ -83,10 +84,14 @@ def _products(fn: relax.Function, positions: Collection[int], batch: int) -> Ite
     for block in fn.body.blocks:
         for binding in block.bindings:
             op, operands = op_name(binding.value), variables(binding.value)
-            if op in _VIEWS and not weights.isdisjoint(operands):
+            if op in VIEWS and not weights.isdisjoint(operands):
                 weights.add(binding.var)
-            elif op == "matmul" and operands[0] not in weights and operands[1] in weights:
-                if int(binding.var.ty.shape[0]) % batch == 0:
+            elif op == "matmul" and len(operands) == 2:
+                x, weight = operands
+                if x in weights or weight not in weights:
+                    continue
+                shape = known_shape(binding.var.ty)
+                if shape and shape[0] % batch == 0:
                     yield str(binding.var.name)
 
 

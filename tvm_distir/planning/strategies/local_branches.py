@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,10 +24,13 @@ from tvm_distir.core import (
     handle,
     loss_place,
     mesh_devices,
+    op_name,
     tensor_type,
+    variables,
 )
 from tvm_distir.support import PlanError
 
+from .gathered_weights import VIEWS
 from .model_info import (
     MeshLike,
     as_mesh_spec,
@@ -106,7 +109,7 @@ def local_layers(
 def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
     """Place tensors of branches as other strategies do on a single mesh of the same axes.
 
-    Gradients are on the meshes of their weights.
+    Gradients, and products with weights, are on the meshes of the weights.
 
     Parameters
     ----------
@@ -137,6 +140,8 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
         for _, fn, _ in entries(mod)
         for weight, gradient in gradient_names(fn).items()
     }
+    for _, fn, _ in entries(mod):
+        weights |= _product_meshes(fn, homes)
     for rule in wanted.values():
         home = weights.get(rule.name) if rule.kind == "value" else None
         if home is not None:
@@ -149,6 +154,20 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
             remedy='Use strategies that place weights and data only, such as "data_parallel".',
         )
     return replace(branches, rules=tuple(rules), recompute=others.recompute)
+
+
+def _product_meshes(fn: relax.Function, homes: Mapping[str, str]) -> dict[str, str]:
+    """Return the meshes of products with parameters, or with views of them, by name."""
+    meshes = {p: homes[name] for p in fn.params if (name := glob.escape(str(p.name))) in homes}
+    products = {}
+    for block in fn.body.blocks:
+        for binding in block.bindings:
+            op, operands = op_name(binding.value), variables(binding.value)
+            if op in VIEWS and not meshes.keys().isdisjoint(operands):
+                meshes[binding.var] = meshes[operands[0]]
+            elif op == "matmul" and len(operands) == 2 and operands[1] in meshes:
+                products[glob.escape(str(binding.var.name))] = meshes[operands[1]]
+    return products
 
 
 def _places(mesh: MeshSpec, number: int) -> list[MeshSpec]:
