@@ -90,7 +90,7 @@ class Reader:
         programs = folder / ".bin"
         programs.mkdir()
         for name, arguments in {
-            "tvm-distir": " -m tvm_distir.interface.command",
+            "tvm-distir": " -m tvm_distir_command",
             "python": "",
         }.items():
             command = programs / name

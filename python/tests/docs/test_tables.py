@@ -31,7 +31,7 @@ def test_the_tables_are_up_to_date(
     writer: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["update_docs_tables.py", "--check"])
-    assert writer.main() == 0, f"run .venv/bin/python scripts/{writer.__name__}.py"
+    assert writer.main() == 0, f"run .venv/bin/python scripts/docs_tools/{writer.__name__}.py"
     assert capsys.readouterr().err == ""
 
 

@@ -68,6 +68,15 @@ class VerifyReport:
     fault: Fault | None = None
     no_fault: str = ""
 
+    def __str__(self) -> str:
+        how = "bit for bit" if self.exact else "within the tolerance"
+        verdict = f"EQUAL {how}" if self.equal else f"NOT EQUAL: {self._what()}"
+        return (
+            f"{verdict} (engine {self.engine}, seed {self.seed}, {len(self.outputs)} outputs)\n"
+            f"  maximum difference {self.max_abs_diff:.3g}, relative {self.max_rel_diff:.3g}; "
+            f"tolerance {self.atol:.3g} + {self.rtol:.3g} * |reference|"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data with a ``schema_version``; infinite differences are None."""
         return {"schema_version": SCHEMA_VERSION, **_finite(asdict(self))}

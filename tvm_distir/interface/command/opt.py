@@ -74,10 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     from tvm_distir.transforms import levels_after, parse_passes
 
     dims = parse_dims(arguments.dim)
+    get_to_work()  # passes of other packages may need our ops when they are imported
     specs = parse_passes(arguments.passes, "-p")
     levels = levels_after(specs, "-p")
     check_model(arguments.input)
-    get_to_work()
     outputs = Outputs(_inputs(arguments, specs))
     target = outputs.promise(arguments.output, "-o")
     watch = stopwatch()

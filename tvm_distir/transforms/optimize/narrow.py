@@ -155,7 +155,9 @@ class ChangedCalls:
     def _call(self, var: Any, value: ir.Call) -> Any:
         """Rewrite a call of a changed function."""
         parts, callee = self.kept[str(value.op.name_hint)], self.env[value.op]
-        old, ty = value.args[:], callee.ty.ret
+        # The type of the callee has its own symbolic dims; that of the variable those of the call.
+        ty = relax.TupleType([var.ty.fields[i] for i in parts.fields]) if parts.fields else var.ty
+        old = value.args[:]
         call = rebuild(value, callee, [substitute(old[i], self.env) for i in parts.params], ty)
         new = type(var)(var.name, ty)
         if parts.fields:

@@ -238,3 +238,36 @@ def test_a_size_that_decides_is_named() -> None:
     with pytest.raises(LoweringError, match="the dim seq is divided into 2 parts") as info:
         td.distribute(td.from_tvmscript(MLP), plan)
     assert info.value.code == "DIST0502" and "--dim seq=N" in info.value.remedy
+
+
+TWO_RESULTS = """
+from tvm.script import ir as I, relax as R
+
+@I.ir_module
+class Module:
+    @R.function(private=True)
+    def block(x: R.Tensor(("n", 30), "float32"), w: R.Tensor((30, 70), "float32")):
+        with R.dataflow():
+            h = R.matmul(x, w)
+            result = (R.nn.gelu(h), h)
+            R.output(result)
+        return result
+
+    @R.function
+    def main(x: R.Tensor(("m", 30), "float32"), w: R.Tensor((30, 70), "float32")):
+        cls = Module
+        with R.dataflow():
+            both = cls.block(x, w)
+            y = both[0]
+            R.output(y)
+        return y
+"""
+
+
+def test_a_result_that_nobody_reads_is_removed_from_a_function(tmp_path: Path) -> None:
+    """Types of calls have the dims of the caller, not those of the narrower function."""
+    (tmp_path / "m.py").write_text(TWO_RESULTS)
+    mod = td.from_tvmscript(tmp_path / "m.py")
+    plan = td.Plan(mesh={"dp": 2}, rules={"x": ["dp"]})
+    for rows in (2, 6):
+        td.verify(mod, plan, dims={"m": rows}, engine="threads").check()
