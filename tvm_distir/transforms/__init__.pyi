@@ -38,6 +38,7 @@ from .optimize.traffic import TrafficInstrument as TrafficInstrument
 from .optimize.traffic import traffic as traffic
 from .optimize.unused import RemoveUnused as RemoveUnused
 from .outline.outliner import OutlineRepeatedLayers as OutlineRepeatedLayers
+from .registry import PASSES as PASSES
 from .registry import PIPELINE as PIPELINE
 from .registry import check_name as check_name
 from .registry import find_pass as find_pass

@@ -171,10 +171,11 @@ def test_an_artifact_of_jax_export_is_a_model(tmp_path: Any) -> None:
 
     x, seed = np.ones((4, 6), "float32"), np.uint32(5)
     path = tmp_path / "step.jax"
-    path.write_bytes(bytes(jax.export.export(jax.jit(step))(x, seed).serialize()))
-    mod = td.load_model(str(path)).mod
-    (found,) = Reference(mod).run([x, seed])
-    assert np.array_equal(found, step(x, seed))
+    artefact = jax.export.export(jax.jit(step))(x, seed).serialize()
+    path.write_bytes(artefact)
+    for mod in (td.load_model(str(path)).mod, td.from_stablehlo(artefact)):
+        (found,) = Reference(mod).run([x, seed])
+        assert np.array_equal(found, step(x, seed))
     path.write_bytes(b"\xff\xfe" + path.read_bytes()[:40])
     with pytest.raises(ModelError, match=r"DIST0303.*nor an artifact of jax\.export"):
         td.load_model(str(path))

@@ -71,13 +71,15 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, run the passes in the order given, print."""
     from tvm_distir.models import check_model
-    from tvm_distir.transforms import levels_after, parse_passes
+    from tvm_distir.transforms import PASSES, levels_after, parse_passes
 
     dims = parse_dims(arguments.dim)
-    get_to_work()  # passes of other packages may need our ops when they are imported
+    if PASSES.offered():  # passes of other packages may need our ops when they are imported
+        get_to_work()
     specs = parse_passes(arguments.passes, "-p")
     levels = levels_after(specs, "-p")
     check_model(arguments.input)
+    get_to_work()
     outputs = Outputs(_inputs(arguments, specs))
     target = outputs.promise(arguments.output, "-o")
     watch = stopwatch()

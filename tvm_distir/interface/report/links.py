@@ -107,7 +107,11 @@ def _on_network(total: CollectiveTotal, program: Program, system: System) -> tup
     )
     return (
         _Moved(total, sent, near.bandwidth_GBps * 1e9 / factor),
-        _Moved(total, layout.sharing * left, adapters * far.bandwidth_per_nic_GBps * 1e9),
+        _Moved(
+            total,
+            layout.sharing * left,
+            adapters * far.bandwidth_per_nic_GBps * 1e9 / far.oversubscription,
+        ),
         *outer,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir
@@ -73,13 +73,19 @@ class JaxFunction:
         Parameters
         ----------
         *args : jax.Array or numpy.ndarray
-            Arrays of the shapes and types of :attr:`inputs`, sharded or not.
+            Arrays of the shapes and types of :attr:`inputs`, sharded or not; or a single mapping of
+            their names to them.
 
         Raises
         ------
         EngineError
             DIST0602 for another number of arguments, or for other shapes or types.
         """
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            names = [port.name for port in self.inputs]
+            if set(args[0]) != set(names):
+                raise _wrong(f"the names given are {sorted(args[0])}, and the inputs are {names}")
+            args = tuple(args[0][name] for name in names)
         if len(args) != len(self.inputs):
             raise _wrong(f"{len(args)} arguments are given, the module has {len(self.inputs)}")
         for arg, port in zip(args, self.inputs):
@@ -95,7 +101,7 @@ def _wrong(what: str) -> EngineError:
         "DIST0602",
         what,
         place="to_jax",
-        remedy="Give full arrays in the order of the attribute inputs.",
+        remedy="Give full arrays in the order of the attribute inputs, or a mapping of names.",
     )
 
 
