@@ -108,7 +108,9 @@ def _written(folder: Path, name: str) -> Path:
 
 def test_a_model_is_a_config_file_or_its_folder(tmp_path: Path) -> None:
     path = _written(tmp_path, "qwen3")
-    for spec in (f"{path}?batch=4,seq=8", f"{tmp_path}?batch=4,seq=8"):
+    renamed = tmp_path / "sizes.json"  # known by its model_type
+    renamed.write_bytes(path.read_bytes())
+    for spec in (f"{path}?batch=4,seq=8", f"{tmp_path}?batch=4,seq=8", f"{renamed}?batch=4,seq=8"):
         model = td.load_model(spec)
         assert model.kind == "huggingface"
         ids = model.mod["main"].params[0].ty

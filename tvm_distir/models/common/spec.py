@@ -20,6 +20,7 @@ FILES = (".onnx", ".pt2", ".py", RELAX, *STABLEHLO)
 """The suffixes of model files."""
 CONFIG = "config.json"
 """The file of a model on the Hugging Face hub that describes its sizes."""
+_MOST_CONFIG_BYTES = 1 << 16
 _BYTECODE = b"ML\xefR"
 _MOST_PACKED_BYTES = 64 << 20
 """The maximum bytes to which the compressed members of an archive may unpack."""
@@ -42,8 +43,17 @@ def model_file(spec: str) -> str | None:
 
 
 def is_config(path: str) -> bool:
-    """Return whether a path is a ``config.json`` of the Hugging Face hub, or a folder with it."""
-    return Path(path).name == CONFIG or Path(path, CONFIG).is_file()
+    """Return whether a path is a ``config.json`` of the Hugging Face hub, or a folder with it.
+
+    A JSON file of another name is one where it states a ``model_type`` and has no nodes of TVM.
+    """
+    if Path(path).name == CONFIG or Path(path, CONFIG).is_file():
+        return True
+    if not path.lower().endswith(RELAX) or not Path(path).is_file():
+        return False
+    with open(path, "rb") as file:
+        head = file.read(_MOST_CONFIG_BYTES)
+    return b'"model_type"' in head and b'"nodes"' not in head
 
 
 def may_be_annotated(spec: str) -> bool:
