@@ -23,8 +23,10 @@ from tvm_distir.core import (
 def parts_text(module: ir.IRModule, plan: Plan) -> str:
     """Return into how many parts a plan divides data, weights and states, as ``data/64 states/8``.
 
-    Parts of weights and states are those of their bytes on average. What is not divided is left
-    out; a plan that divides nothing is ``replicated``.
+    Parts of the data are those of the input that is divided most: the placement of small inputs,
+    such as token ids, says nothing of the work. Parts of weights and states are those of their
+    bytes on average. What is not divided is left out; a plan that divides nothing is
+    ``replicated``.
 
     Parameters
     ----------
@@ -52,7 +54,11 @@ def parts_text(module: ir.IRModule, plan: Plan) -> str:
             kind = "data" if position in data else "states" if text in states else "weights"
             size = size_bytes(static_shape(var.ty) or (), str(var.ty.dtype))
             form: Any = [-1 if label is None else label for label in placement]
-            totals[kind][0] += size
-            totals[kind][1] += shard_bytes(size, sizes, form)
+            part = shard_bytes(size, sizes, form)
+            if kind != "data":
+                totals[kind][0] += size
+                totals[kind][1] += part
+            elif part * totals[kind][0] < size * totals[kind][1] or not totals[kind][1]:
+                totals[kind] = [size, part]
     counts = {kind: round(whole / part) for kind, (whole, part) in totals.items() if part}
     return " ".join(f"{kind}/{n}" for kind, n in counts.items() if n > 1) or "replicated"

@@ -45,6 +45,14 @@ def test_parts_are_those_of_the_bytes(rules: dict[str, tuple[object, ...]], text
     assert parts_text(TwoProducts, plan) == text
 
 
+def test_parts_of_the_data_are_those_of_the_input_that_is_divided_most() -> None:
+    step = td.train_step(td.zoo.gpt(size="tiny", layers=1), optimizer="sgd")
+    for divided in (["targets"], ["input_ids"], ["input_ids", "targets"]):
+        placements = {n: td.P(*(["dp"] if n in divided else [])) for n in ("input_ids", "targets")}
+        plan = td.Plan(mesh={"dp": 4, "tp": 2}, rules=placements)
+        assert parts_text(step, plan) == "data/4"
+
+
 def test_states_are_distinguished_from_weights() -> None:
     step = td.train_step(td.zoo.gpt(size="tiny", layers=1), optimizer="adam")
     plan = td.strategy.make_plan(step, "zero:stage=1", {"dp": 4})
