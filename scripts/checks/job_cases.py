@@ -53,7 +53,7 @@ def step(
 def pipeline(
     kind: str, mesh: dict[str, int], more: str = "", model: str = GPT, chunks: int = 1
 ) -> Program:
-    """Return a training step in stages."""
+    """Return a pipelined training step."""
     schedule = {"kind": kind, "stages": mesh["pp"], "micro_batches": 4}
     options = f"micro_batches=4,schedule={kind}"
     if chunks > 1:

@@ -4,25 +4,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from tvm_distir.support import (
-    HardwareError,
     Keys,
     Positive,
     Text,
     check_version,
-    nearest,
     read_json,
     read_model,
 )
 
 from .constants import Constant, DeviceConstants
-from .faults import no_json, wrong
+from .faults import known_file, no_json, wrong
 from .hardware import ASSUMED, KERNEL_CLASSES, LIKE, VIEW, Device, Forms, Peaks, PowerForm
 
 SCHEMA_VERSION = 1
@@ -78,17 +75,7 @@ def load_device(name_or_path: str | Path) -> Device:
         DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
         unknown, missing or wrong value.
     """
-    path = Path(name_or_path)
-    if str(name_or_path) in device_names():
-        path = DEVICES / f"{name_or_path}.json"
-    elif not os.path.exists(path):
-        known = device_names()
-        raise HardwareError(
-            "DIST0701",
-            f"there is no device {str(name_or_path)!r}, nor a file of that name",
-            place="device",
-            remedy=f"{nearest(str(name_or_path), known)} Available: {', '.join(known)}.",
-        )
+    path = known_file(name_or_path, DEVICES, device_names(), "there is no device", "device")
     return parse_device(read_json(path, no_json, repeated=wrong), str(path))
 
 

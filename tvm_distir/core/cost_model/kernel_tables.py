@@ -13,7 +13,6 @@ kernel takes less than its FLOPs at the peak or its bytes at the bandwidth.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,19 +24,17 @@ import numpy.typing as npt
 
 from tvm_distir.support import (
     Check,
-    HardwareError,
     InvalidValue,
     Positive,
     PositiveCount,
     Text,
     check_version,
-    nearest,
     one_of,
     read_json,
     read_model,
 )
 
-from .faults import no_json, wrong
+from .faults import known_file, no_json, wrong
 from .hardware import LIKE, Device, PowerForm, of_dtype
 from .rates import Rate, RooflineTime
 
@@ -281,17 +278,8 @@ def load_tables(name_or_path: str, device: Device) -> KernelTables:
         DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
         unknown, missing or wrong value.
     """
-    path = Path(name_or_path)
-    if name_or_path in table_names():
-        path = TABLES / f"{name_or_path}.json"
-    elif not os.path.exists(path):
-        known = table_names()
-        raise HardwareError(
-            "DIST0701",
-            f"there are no tables of kernels {name_or_path!r}, nor a file of that name",
-            place="kernel_tables",
-            remedy=f"{nearest(name_or_path, known)} Available: {', '.join(known)}.",
-        )
+    absent = "there are no tables of kernels"
+    path = known_file(name_or_path, TABLES, table_names(), absent, "kernel_tables")
     content = check_version(
         read_json(path, no_json, repeated=wrong), str(path), wrong, SCHEMA_VERSION
     )

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tvm_distir.support import DistIRError, InternalError, Stopwatch, UsageError
@@ -110,13 +111,13 @@ def _priced(analysis: Any, study: Any) -> Iterator[Any]:
     part = "memory" if shares["memory"] >= shares["launch"] else "launch"
     if shares[part] >= LEAST:
         names = [n for n in profile_names() if n != (study.kernels or system.kernels)]
-        profiles = {name: Profile.load(name) for name in names}
         tried = [
             _trial(analysis, part, f"--kernels {name}", again)
-            for name, profile in profiles.items()
-            if profile.quantization is None  # the result of the step stays as it is
+            for name in names
+            if (profile := _unless_refused(partial(Profile.load, name))) is not None
+            and profile.quantization is None  # the result of the step stays as it is
             and not (profile.joined and study.train is not None)  # kernels of serving engines
-            and (again := _simulated(study, system, name)) is not None
+            and (again := _simulated(study, system, profile)) is not None
         ]
         yield from sorted(tried, key=lambda trial: trial.time_s)[:1]
     if shares["communication"] >= LEAST:
@@ -131,7 +132,7 @@ def _priced(analysis: Any, study: Any) -> Iterator[Any]:
             yield _trial(analysis, "communication", "--system with twice the link bandwidth", again)
 
 
-def _simulated(study: Any, system: Any, kernels: str | None) -> Any:
+def _simulated(study: Any, system: Any, kernels: Any) -> Any:
     """Simulate the same program; return None if it is refused."""
     from tvm_distir.performance import simulate
 

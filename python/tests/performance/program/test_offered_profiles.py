@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tvm_distir.interface.command import main
 from tvm_distir.performance.fusion.profile import Profile, profile_names
 from tvm_distir.support.errors.tree import DependencyError, HardwareError
 
@@ -55,3 +56,12 @@ def test_wrong_profiles_of_a_package_are_named(package: Path) -> None:
     assert caught.value.code == "DIST0703"
     with pytest.raises(DependencyError, match="kernel profile but 3"):
         Profile.load("number")
+
+
+def test_advice_leaves_out_wrong_profiles(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A package with a fault does not end the analysis of a step that does not name it."""
+    words = ["analyze", "zoo:gpt?size=tiny", "--strategy", "megatron", "--mesh", "tp=2"]
+    assert main([*words, "--system", "h100"]) == 0
+    assert "predicted speedup" in capsys.readouterr().out

@@ -105,16 +105,34 @@ def _permute(call: Collective, position: int, size: int, x: Array) -> Collective
     return rows[source] if shapes else np.zeros_like(x)
 
 
-def _exchange(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
-    args: dict[str, Any] = dict(call.args)
-    transfer = Transfer(0, args["shape"], args["src"], args["dst"])
-    given: dict[int, list[Array]] = {}
+def exchanged_tiles(
+    transfer: Transfer, position: int, x: Any
+) -> tuple[dict[int, list[Any]], dict[int, list[tuple[slice, ...]]]]:
+    """Return what a rank sends to each position, and where what comes from each belongs.
+
+    Parameters
+    ----------
+    transfer : Transfer
+        A transfer whose ranks are positions.
+    position : int
+        The position of this rank.
+    x : array or torch.Tensor
+        The operand of this rank.
+    """
+    given: dict[int, list[Any]] = {}
     boxes: dict[int, list[tuple[slice, ...]]] = {}
     for tile in transfer.tiles():
         if tile.src == position:
             given.setdefault(tile.dst, []).append(x[tile.src_slices()].reshape(-1))
         if tile.dst == position:
             boxes.setdefault(tile.src, []).append(tile.dst_slices())
+    return given, boxes
+
+
+def _exchange(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
+    args: dict[str, Any] = dict(call.args)
+    transfer = Transfer(0, args["shape"], args["src"], args["dst"])
+    given, boxes = exchanged_tiles(transfer, position, x)
     mesh, _, labels = transfer.dst
     out = np.zeros([int(n) for n in local_shape(transfer.shape, labels, mesh)], x.dtype)
     counts = {i: [out[box].size for box in targets] for i, targets in boxes.items()}

@@ -10,16 +10,15 @@ from typing import Any
 
 from tvm import ir
 
-from .axis_table import AxisTable
-from .communication import Communication
 from .compilation import compile_module
 from .io_layout import EntryFunction
 from .linking import export_library, need_compiler
 from .lowered import LoweredProgram, entry_module
+from .runnable import DerivedProgram
 from .targets import as_target
 
 
-class CompiledProgram:
+class CompiledProgram(DerivedProgram):
     """A compiled program in memory, which :func:`tvm_distir.run` accepts instead of its module.
 
     Parameters
@@ -36,7 +35,7 @@ class CompiledProgram:
     def __init__(
         self, program: LoweredProgram, target: str, executables: Mapping[str, Any]
     ) -> None:
-        self._program = program
+        super().__init__(program)
         self.target = target
         self.executables = dict(executables)
         self._libraries: dict[str, Any] = {}
@@ -45,21 +44,6 @@ class CompiledProgram:
     def entries(self) -> tuple[EntryFunction, ...]:
         """Return the entry functions, in mesh order."""
         return self._program.entries
-
-    @property
-    def axes(self) -> AxisTable:
-        """Return the names of the mesh axes that collectives work along."""
-        return self._program.axes
-
-    @property
-    def communication(self) -> Communication:
-        """Return the groups and pairs of ranks that communicate."""
-        return self._program.communication
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a fingerprint of the program that is equal in every process."""
-        return self._program.fingerprint
 
     def library(self, entry: EntryFunction) -> Any:
         """Return the runtime module that holds the entry function."""

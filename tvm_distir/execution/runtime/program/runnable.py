@@ -60,6 +60,34 @@ class Runnable(Protocol):
         ...
 
 
+class DerivedProgram:
+    """Base of a program that is another one compiled, or at certain sizes.
+
+    Parameters
+    ----------
+    program : Runnable
+        The program, with the same axes, ranks and fingerprint.
+    """
+
+    def __init__(self, program: Runnable) -> None:
+        self._program = program
+
+    @property
+    def axes(self) -> AxisTable:
+        """Return the names of the mesh axes that collectives work along."""
+        return self._program.axes
+
+    @property
+    def communication(self) -> Communication:
+        """Return the groups and pairs of ranks that communicate."""
+        return self._program.communication
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a fingerprint of the program that is equal in every process."""
+        return self._program.fingerprint
+
+
 def as_runnable(dist: Any, dispatch: str | None = None) -> Runnable:
     """Return a program as it is, a level-5 module wrapped.
 

@@ -15,11 +15,9 @@ from typing import Any
 from tvm_distir.core import extent_value, shard_counts
 from tvm_distir.support import EngineError
 
-from .axis_table import AxisTable
-from .communication import Communication
 from .inputs import Inputs, bad_input, values_by_position
 from .io_layout import EntryFunction, Port
-from .runnable import Runnable
+from .runnable import DerivedProgram, Runnable
 from .sharded import ShardedArray
 
 
@@ -108,7 +106,7 @@ def with_sizes(
     )
 
 
-class SizedProgram:
+class SizedProgram(DerivedProgram):
     """A program with symbolic dims at the sizes of a run; its libraries serve all sizes.
 
     Parameters
@@ -119,28 +117,14 @@ class SizedProgram:
     """
 
     def __init__(self, program: Runnable, sizes: Mapping[str, int]) -> None:
-        self._program, self.sizes = program, sizes
+        super().__init__(program)
+        self.sizes = sizes
         self.entries = with_sizes(program.entries, sizes)
-
-    @property
-    def axes(self) -> AxisTable:
-        """Return the names of the mesh axes that collectives work along."""
-        return self._program.axes
-
-    @property
-    def communication(self) -> Communication:
-        """Return the groups and pairs of ranks that communicate."""
-        return self._program.communication
 
     @property
     def stored(self) -> Mapping[int, Any]:
         """Return the inputs that are stored with the program, by position."""
         return self._program.stored
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a fingerprint of the program that is equal in every process."""
-        return self._program.fingerprint
 
     @property
     def target(self) -> str:

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_distir.core import Transfer
+from tvm_distir.execution.runtime.collectives.message_steps import SMALL_BYTES, exchanged_tiles
 from tvm_distir.support import EngineError
 
 from .torch_job import RankGroup, load_torch
-
-SMALL_BYTES = 1 << 14
-"""The most bytes of an operand that an ordered all-reduce sends to all ranks at once."""
 
 _BOOL_OPS = {"sum": "max", "max": "max", "prod": "min", "min": "min"}
 
@@ -288,13 +286,7 @@ class Mover:
         self, group: RankGroup, x: Any, out: Any, position: int, transfer: Transfer
     ) -> PendingCollective:
         """Start to send and receive the tiles of a transfer whose ranks are positions."""
-        given: dict[int, list[Any]] = {}
-        boxes: dict[int, list[tuple[slice, ...]]] = {}
-        for tile in transfer.tiles():
-            if tile.src == position:
-                given.setdefault(tile.dst, []).append(x[tile.src_slices()].reshape(-1))
-            if tile.dst == position:
-                boxes.setdefault(tile.src, []).append(tile.dst_slices())
+        given, boxes = exchanged_tiles(transfer, position, x)
         parts = {i: self._torch.cat(pieces) for i, pieces in given.items()}
         sizes = [sum(out[box].numel() for box in boxes.get(i, [])) for i in range(len(group.ranks))]
         pieces, works, held = self.routed(parts, sizes, x, group)
