@@ -187,6 +187,7 @@ def run(folder: Path, steps: int, every: int) -> int:
     tokens = tokens[np.arange(steps) % BATCHES]
     names = [port.name for i, port in sorted(ports.items()) if i not in state.inputs.values()]
     data = dict(zip(names, (tokens[..., :-1], tokens[..., 1:]), strict=True))
+    folder.mkdir(parents=True, exist_ok=True)
     file, half = folder / "data.npz", steps // 2 // every * every
     np.savez(file, **data)
     for name, dist in zip(("four", "two"), dists):

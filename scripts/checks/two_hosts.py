@@ -252,6 +252,8 @@ def main() -> int:
                     print(hosts[0].text()[-2000:])
                     return 1
                 losses["mpirun"] = np.load(hosts[0].folder / "y.npz")["output0"]
+            else:
+                print("mpirun is not tried: there is no mpiexec on PATH, and no --mpiexec")
             hosts = [Host(host, folder) for host in HOSTS]
             good &= pulled(hosts, options.timeout_s)
         finally:
