@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
+from tvm.script import relax as R
 
 import tvm_distir as td
-from tvm_distir.errors import ModelError
+from tvm_distir.errors import EngineError, ModelError
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 
@@ -82,3 +85,37 @@ def test_other_objects_are_refused() -> None:
     """What cannot be exported is refused with a code."""
     with pytest.raises(ModelError, match="DIST0340"):
         td.from_nn(object(), {})
+
+
+def passing(swapped: bool) -> tvm.IRModule:
+    """Return a module that computes with a tensor and returns two objects, possibly swapped."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", R.Tensor((4, 16), "float32"))
+    first, second = relax.Var("first", relax.AnyType()), relax.Var("second", relax.AnyType())
+    with builder.function("main", [x, first, second]):
+        y = builder.emit(relax.op.add(x, x))
+        objects = (second, first) if swapped else (first, second)
+        builder.emit_func_output(relax.Tuple([y, relax.Tuple(objects)]))
+    return builder.get()
+
+
+@pytest.mark.parametrize("engine", ["virtual", "threads"])
+def test_objects_that_pass_through_are_compared(engine: str) -> None:
+    """Effects of `relax.nn` come out unchanged, and an object in place of another is found."""
+    mod, _ = Stack().export_tvm({"forward": {"x": nn.spec.Tensor([4, 16], "float32")}}, debug=True)
+    plan = {"schema_version": 1, "mesh": {"x": 2}, "rules": [{"param": "x", "placement": "S[0]"}]}
+    report = td.verify(mod, plan, engine, entry="forward")
+    assert report.equal
+    assert len(report.outputs) == 2
+    assert td.verify(passing(False), plan, engine).equal
+    wrong = td.verify(passing(False), plan, engine, dist=td.distribute(passing(True), plan))
+    assert [output.equal for output in wrong.outputs] == [True, False, False]
+
+
+def test_objects_of_no_input_are_refused() -> None:
+    """An object that the module creates has no values to compare."""
+    builder = relax.BlockBuilder()
+    with builder.function("main", [relax.Var("x", R.Tensor((4, 16), "float32"))]):
+        builder.emit_func_output(builder.emit(relax.op.null_value()))
+    with pytest.raises(EngineError, match=r"DIST0605.*output 0"):
+        td.verify(builder.get(), {"schema_version": 1, "mesh": {"x": 2}, "rules": []})

@@ -35,6 +35,7 @@ from .compare import TOLERANCES, compare_output, peak
 from .float32_reference import widened, widened_inputs
 from .instrumented import TracedProgram, callee_name
 from .pairing import ValuePair, pairs_of
+from .placeholders import with_device_objects
 
 Array = npt.NDArray[Any]
 
@@ -141,7 +142,8 @@ class _ModulePair:
         values = widened_inputs(self.search.values) if wide else self.search.values
         expected = Reference(widened(plain) if wide else plain).run(values)
         lowered = _lowered(self.distributed.returning([p.leaf for p in pairs]))
-        got = self.search.engine.run(widened(lowered) if wide else lowered, values, "sharded")
+        inputs = with_device_objects(lowered, values)
+        got = self.search.engine.run(widened(lowered) if wide else lowered, inputs, "sharded")
         return [self._difference(a, b) for a, b in zip(got, expected)]
 
     def _difference(self, got: ShardedArray, ref: Array) -> _Differs | None:

@@ -15,6 +15,7 @@ from tvm import ir, relax
 
 from tvm_distir.core import (
     entry_of,
+    is_object,
     known_shape,
     named_leaves,
     num_input,
@@ -25,11 +26,10 @@ from tvm_distir.core import (
 from tvm_distir.support import ModelError
 
 from .input_uses import InputUse, UseWalker
+from .placeholders import LIMIT, refuse_used_objects
 
 # Which role wins when the consumers of a parameter disagree, strongest first.
 ROLES = ("step", "weight", "variance", "scale", "mean", "bias", "data")
-
-OBJECTS = "Objects are not drawn: call td.run with td.DeviceObjects, and compare the results."
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,18 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
     list of InputSpec
         The specification of each parameter, in order, and of each tensor of a parameter that is a
         tuple: ``x_0``, ``x_1_0``, ... Without the attribute ``num_input`` a parameter is a weight
-        when a norm, a convolution, a lookup or the right side of a matmul consumes it.
+        when a norm, a convolution, a lookup or the right side of a matmul consumes it. An object
+        that is only passed through is a number, see :mod:`.placeholders`.
 
     Raises
     ------
     ModelError
-        DIST0340 when a parameter is not a tensor of static shape, DIST0341 when there is no entry.
+        DIST0340 when a parameter is no tensor of static shape, or an object that a call takes;
+        DIST0341 when there is no entry.
     """
     entry = entry_of(mod)
     fn = mod[entry]
+    refuse_used_objects(mod)
     uses = UseWalker(mod).uses_of(fn)
     data_count = num_input(fn)
     states = _states(fn)
@@ -111,13 +114,15 @@ def _states(fn: relax.Function) -> set[str]:
 def _spec(
     place: str, name: str, ty: Any, uses: Sequence[InputUse], is_data: bool | None
 ) -> InputSpec:
+    if is_object(ty):
+        return InputSpec(name, (), "int64", "data", 0, LIMIT)
     tensor, shape = tensor_type(ty), known_shape(ty)
     if tensor is None or shape is None:
         raise ModelError(
             "DIST0340",
             f"{ty} is not a tensor of static shape",
             place=place,
-            remedy=OBJECTS
+            remedy="Pass tensors, or (nested) tuples of tensors."
             if tensor is None
             else "Give the size of each dim: --dim NAME=N; in Python td.bind_dims, or dims= of "
             "td.verify.",

@@ -26,6 +26,7 @@ from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.reference import Reference, strip_annotations
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine
 from tvm_distir.execution.runtime.program.inputs import flatten_tuples
+from tvm_distir.execution.runtime.program.sharded import ShardedArray
 from tvm_distir.performance import export
 from tvm_distir.support import DistIRError, EngineError, ModelError
 from tvm_distir.transforms import ExpandSchedule, RunInTurn
@@ -35,6 +36,7 @@ from .cancellation import with_terms
 from .collective_counts import claimed_collectives, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
 from .float32_reference import NARROW, WIDE, judge, own_errors, widened, widened_inputs
+from .placeholders import as_array, refuse_used_objects, with_device_objects
 from .report import VerifyReport
 
 Array = npt.NDArray[Any]
@@ -149,13 +151,15 @@ class _Case:
 
 def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tuple[Any, str]:
     """Return the full outputs, and a text on ranks that hold different bits of an output."""
+    inputs = with_device_objects(dist, values)
     try:
-        return engine.run(dist, values), ""
+        return list(map(as_array, engine.run(dist, inputs))), ""
     except EngineError as error:
         if error.code != "DIST0604":
             raise
-        parts = engine.run(dist, values, "sharded")
-        return [part.whole() for part in parts], f"{error.place}: {error.what}"
+        parts = map(as_array, engine.run(dist, inputs, "sharded"))
+        outputs = [part.whole() if isinstance(part, ShardedArray) else part for part in parts]
+        return outputs, f"{error.place}: {error.what}"
 
 
 def _twins(
@@ -262,6 +266,7 @@ def verify(
     all_functions = {str(gv.name_hint) for gv in mod.functions}
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
     plain = bind_dims(RunInTurn()(strip_annotations(mod)), dims or {})
+    refuse_used_objects(plain)
     draws = RandomInputs(plain, exact)
     values = draws.draw(seed) if inputs is None else _ordered(plain, inputs)
     reference = Reference(plain)

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
+import tvm
+import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 from tvm.relax.expr_functor import PyExprMutator, mutator
@@ -17,6 +20,7 @@ from tvm_distir.core import (
     called_name,
     entry_of,
     input_index_ranges,
+    is_object,
     named_leaves,
     place_of,
     relax_functions,
@@ -58,7 +62,23 @@ def _argument(ty: Any, arrays: Iterator[Array]) -> Any:
     """Return the next arrays as an argument of a type: a tensor, or a (nested) tuple of them."""
     if isinstance(ty, relax.TupleType):
         return tuple(_argument(field, arrays) for field in ty.fields)
+    if is_object(ty):  # a number stands for it
+        return int(next(arrays))
     return to_tensor(next(arrays))
+
+
+def _result(value: Any, index: int) -> Array:
+    """Return a leaf of the result as an array; numbers and shapes are arrays of ``int64``."""
+    if isinstance(value, tvm.runtime.Tensor):
+        return cast("Array", to_array(value))
+    if isinstance(value, int | float | tvm_ffi.Shape):
+        return np.asarray(value)
+    raise EngineError(
+        "DIST0605",
+        f"the output is an object ({type(value).__name__}), which has no values to compare",
+        place=f"reference/output {index}",
+        remedy="Return tensors, or objects that are inputs.",
+    )
 
 
 def _refuse_collectives(mod: ir.IRModule) -> None:
@@ -122,7 +142,8 @@ class Reference:
         Raises
         ------
         EngineError
-            DIST0619 for indices that are outside of the dim they index.
+            DIST0619 for indices that are outside of the dim they index, DIST0605 for a result
+            that is an object of no input.
         """
         for (position, name, suffix), array in zip(self._names, inputs):
             allowed = self._indices.get((position, suffix))
@@ -132,4 +153,4 @@ class Reference:
                 raise fault
         arrays = iter(inputs)
         result = self._machines.call(self._entry, *(_argument(ty, arrays) for ty in self._types))
-        return [to_array(t) for t in flat_tensors(result)]
+        return [_result(value, index) for index, value in enumerate(flat_tensors(result))]
