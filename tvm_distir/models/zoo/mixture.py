@@ -226,10 +226,9 @@ class Mixture(nn.Module):  # type: ignore[misc]
         mixed = in_float32(nn.op.reshape(mixed, (groups, seq, k, hidden)))
         weights = nn.op.unsqueeze(nn.op.multiply(gates, permutation.taken), 3)
         result = nn.op.sum(nn.op.multiply(mixed, weights), axis=2, name="combined")
-        result = back_to(result, x.dtype)
         if config.shared_ffn:
-            result = nn.op.add(result, self.shared_experts(x))
-        return result
+            result = nn.op.add(result, in_float32(self.shared_experts(x)))
+        return back_to(result, x.dtype)
 
     def _work(self, rows: Any) -> Any:
         """Map (experts, rows, hidden) to the same shape, each slice by its expert."""

@@ -342,7 +342,7 @@ class Surface:
         table = np.array(sizes, np.int64).T
         experts = samples.experts(*sizes[0])
         symbols = self._symbols(prefill, table[0], table[1], experts)
-        extra = self._extra(symbols.shape[0], prefill or self.new > 1, len(experts))
+        extra = self._extra(symbols, prefill or self.new > 1, len(experts))
         programs = [samples.program(*size) for size in sizes]
         template = ProgramTemplate.of(programs, symbols.T.tolist(), extra)
         system, numbers = self.served.system, template.numbers
@@ -350,8 +350,13 @@ class Surface:
         batch = FlatBatch(programs[0], system, numbers, template.which, blocking)
         return _Kind(template, batch, experts)
 
-    def _extra(self, count: int, causal: bool, experts: int) -> list[tuple[int, ...]]:
-        """Return the exponents of terms of attention: to pages, and in a window; and of experts."""
+    def _extra(self, symbols: Ints, causal: bool, experts: int) -> list[tuple[int, ...]]:
+        """Return the exponents of terms of attention: to pages, and in a window; and of experts.
+
+        A symbol that all samples share is no term: it would pass for a constant, such as the slot
+        behind those of experts.
+        """
+        count = symbols.shape[0]
         rest = (0,) * (count - 2)
         extra = [(*e, *rest) for e in _EXTRA] if causal else []
         if self.served.config[0].window:
@@ -359,9 +364,11 @@ class Surface:
             for place in ((1, 0), (0, 1)):
                 extra += [(1, 0, *place, *rest), (0, 0, *place, *rest)]
             extra += [(1, 0, 0, 0, *rest)]
-        return extra + [
-            tuple(int(k == count - n) for k in range(count)) for n in range(1, experts + 1)
-        ]
+        if experts:
+            extra += [(0,) * count]
+        extra += [tuple(int(k == count - n) for k in range(count)) for n in range(1, experts + 1)]
+        shared = np.flatnonzero(np.ptp(symbols, axis=1) == 0).tolist()
+        return [term for term in extra if not any(term[k] for k in shared)]
 
     def _symbols(
         self, prefill: bool, first: Ints, before: Ints, experts: Sequence[tuple[int, int]]

@@ -19,6 +19,7 @@ from tvm import ir, relax
 
 from tvm_distir.core import (
     DROPOUT_KERNEL,
+    EXPERT_MATMUL_OP,
     VARIABLES,
     all_bindings,
     forward_bindings,
@@ -29,6 +30,7 @@ from tvm_distir.core import (
 from tvm_distir.support import PropagationError
 
 _SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
+_PRODUCTS = ("relax.matmul", EXPERT_MATMUL_OP)
 _DROPOUT = "relax.nn.dropout"
 _MOST_STEPS = 64
 View = tuple[str, Any, tuple[int, ...]]
@@ -191,7 +193,7 @@ class Consumers:
             axes = value.attrs.axes
             order = [int(a) % len(dims) for a in axes] if axes else range(len(dims))[::-1]
             return where, bound, tuple(dims[a] for a in order)
-        if op == "relax.matmul" and len(dims) > 1:
+        if op in _PRODUCTS and len(dims) > 1:
             contracted, remaining = (dims[-1], dims[-2]) if position == 0 else (dims[-2], dims[-1])
             return replace(other, kind="matmul", contracted=contracted, kept=remaining)
         if op == "relax.take" and position == 0 and dims:

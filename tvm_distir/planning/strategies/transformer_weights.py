@@ -16,7 +16,10 @@ from tvm_distir.support import PlanError
 from .consumers import Consumers, WeightConsumer
 from .model_info import Parameter
 
-QUERY = ("q_proj", "query", "wq", "qkv_by_head", "SelfAttention_q", "EncDecAttention_q")
+QUERY = (
+    *("q_proj", "q_b_proj", "query", "wq", "qkv_by_head"),
+    *("SelfAttention_q", "EncDecAttention_q"),
+)
 KEY_VALUE = (
     *("k_proj", "v_proj", "key", "value", "wk", "wv"),
     *("SelfAttention_k", "SelfAttention_v", "EncDecAttention_k", "EncDecAttention_v"),
@@ -74,11 +77,17 @@ def role_of(name: str) -> tuple[str, bool] | None:
 def known_weight(
     parameter: Parameter, fn: relax.Function, consumers: Consumers
 ) -> KnownWeight | None:
-    """Return a weight whose name says its role; None for others."""
-    role = role_of(parameter.name)
+    """Return a weight whose name says its role; None for others.
+
+    Stacked weights of experts, (experts, in, out), have names without ``.weight``.
+    """
+    stacked = parameter.ndim == 3
+    role = role_of(parameter.name) or (role_of(f"{parameter.name}.weight") if stacked else None)
     if role is None:
         return None
     uses = consumers.uses(parameter.entry, fn.params[parameter.position])
+    if stacked and any(use.kind != "matmul" for use in uses):
+        return None
     return KnownWeight(parameter, role[0], role[1], tuple(uses))
 
 

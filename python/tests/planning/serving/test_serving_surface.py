@@ -36,6 +36,18 @@ def test_a_surface_is_the_pipeline_to_the_picosecond(family, strategy, mesh):
     assert differing_sizes(served, 3) == []
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_experts_that_all_work_in_each_sample():
+    """Sixteen parts select all experts of each sample; the formulas hold for few tokens too."""
+    model = "zoo:deepseek?size=tiny,layers=1,dense_layers=0,experts=256,top_k=8"
+    served = ServedModel(model, "expert_parallel", {"ep": 16}, System.load(SYSTEM))
+    surface = Surface(served)
+    assert surface.prefill_s(2) > 0
+    for tokens, past in ((64, 0), (700, 129)):
+        whole = served.study(served.pools, tokens, past).result.time_s
+        assert surface.prefill_s(tokens, past) == whole
+
+
 def differing_sizes(served, count, new=1):
     """Return the sizes of steps at which a surface is not the pipeline: few tokens, and many."""
     surface, rng, differing = Surface(served, new), np.random.default_rng(1), []

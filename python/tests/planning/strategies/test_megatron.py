@@ -424,3 +424,16 @@ def test_405b_has_more_devices_than_heads_of_keys() -> None:
     assert plan.meshes[0].axes == {"dp": 2, "tp": 8, "tp_copies": 2}
     name = "layers.1.self_attn.v_proj.weight"
     assert [labels_text(r.placement) for r in plan.rules if r.name == name] == ["R, S[0], R"]
+
+
+@pytest.mark.parametrize("entry", ["", ",entry=serve,batch=2,seq=3,past=5"])
+def test_the_widths_of_stacked_experts_are_cut(entry: str) -> None:
+    """The weights of experts, (experts, in, out), are cut by columns and rows; routers are not."""
+    mod = td.load_model(f"zoo:mixtral?size=tiny,capacity_factor=0{entry}").mod
+    plan = strategy.make_plan(mod, "megatron", {"tp": 2})
+    found = placements(plan)
+    for part, label in (("gate", "S[2]"), ("up", "S[2]"), ("down", "S[1]")):
+        names = [n for n in found if n.endswith(f"mlp.{part}_proj")]
+        assert len(names) == 2 and {found[n] for n in names} == {label}
+    assert {found[n] for n in found if n.endswith("router.weight")} == {"R"}
+    assert td.verify(mod, plan).equal
