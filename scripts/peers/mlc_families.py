@@ -4,14 +4,15 @@
 """Distribute models as MLC-LLM exports them, and compare their entry points with one device.
 
     scripts/peers/mlc_families.py MLC_LLM [FAMILY...] [--quantization q0f32] [--strategy NAME]
-                                    [--symbolic]
+                                    [--plain] [--symbolic]
 
 ``MLC_LLM`` is the folder of a checkout of MLC-LLM; its compiled library is not needed. Each family
 is exported with small widths, two layers and packed weights. An entry runs twice on one device, by
 stock TVM, and twice on two devices, on the engine ``virtual``; the paged caches are those of the
-wheel, on each device with the heads that the plan gives it. A line per family, strategy and entry
-says ``equal`` with the number of collectives, ``different``, or the code of the error. With
-``--strategy mlc`` the program is MLC-LLM's own, with ``tensor_parallel_shards``. With
+wheel, on each device with the heads that the plan gives it. With ``--plain`` each weight is a
+parameter, with the name that the model gives it, and not a field of a tuple. A line per family,
+strategy and entry says ``equal`` with the number of collectives, ``different``, or the code of the
+error. With ``--strategy mlc`` the program is MLC-LLM's own, with ``tensor_parallel_shards``. With
 ``--symbolic`` the dims of tokens and sequences stay symbolic, and one program runs with two sets of
 lengths. Needs the package `tqdm`, which MLC-LLM imports. Exits with 1 where anything differs.
 """
@@ -91,7 +92,9 @@ def import_mlc(root: Path) -> None:
             setattr(relax, name, new)
 
 
-def exported(family: str, quantization: str, shards: int = 1) -> tuple[ir.IRModule, Any]:
+def exported(
+    family: str, quantization: str, plain: bool = False, shards: int = 1
+) -> tuple[ir.IRModule, Any]:
     """Return what MLC-LLM exports for a small model of a family: the module and its parameters."""
     from mlc_llm import op
     from mlc_llm.model import MODEL_PRESETS, MODELS
@@ -111,7 +114,10 @@ def exported(family: str, quantization: str, shards: int = 1) -> tuple[ir.IRModu
         op.enable(target=target, flashinfer=False, faster_transformer=False, cutlass=False)
         scheme = QUANTIZATION[quantization]
         made, _ = model.quantize[scheme.kind](model.config.from_dict(config), scheme)
-        mod, params, _ = made.export_tvm(spec=made.get_default_spec(), allow_extern=True)
+        spec = made.get_default_spec()
+        for method in spec.method_specs if plain else ():
+            method.param_mode = "plain"
+        mod, params, _ = made.export_tvm(spec=spec, allow_extern=True)
     return mod, params
 
 
@@ -204,8 +210,14 @@ def _begin(caches: td.DeviceObjects, lengths: Sequence[int], first: bool) -> Non
 
 def _arguments(fn: relax.Function, rng: np.random.Generator) -> Iterator[Any]:
     """Yield a value for each parameter, None for the cache."""
-    for param in fn.params:
-        yield None if isinstance(param.ty, relax.AnyType) else draw(param.ty, rng)
+    packed = any("uint32" in str(param.ty) for param in fn.params)
+    for number, param in enumerate(fn.params):
+        if isinstance(param.ty, relax.AnyType):
+            yield None
+        elif number < int(fn.attrs["num_input"]) or isinstance(param.ty, relax.TupleType):
+            yield draw(param.ty, rng)
+        else:
+            yield _weight(param.ty, packed, rng)
 
 
 def _tensor(value: Any) -> Any:
@@ -310,6 +322,7 @@ def main() -> int:
     parser.add_argument("families", nargs="*", default=FAMILIES)
     parser.add_argument("--quantization", default="q0f32")
     parser.add_argument("--strategy", action="append")
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--symbolic", action="store_true")
     args = parser.parse_args()
     strategies = args.strategy or ("data_parallel", "tensor_parallel", "megatron")
@@ -318,8 +331,10 @@ def main() -> int:
     differs = False
     for family in args.families:
         try:
-            mod, _ = exported(family, args.quantization)
-            own = exported(family, args.quantization, DEVICES) if "mlc" in strategies else None
+            mod, _ = exported(family, args.quantization, args.plain)
+            own = None
+            if "mlc" in strategies:
+                own = exported(family, args.quantization, args.plain, DEVICES)
         except Exception as error:
             reason = str(error).splitlines()[0][:80]
             print(f"{family}: not exported ({type(error).__name__}: {reason})", flush=True)
@@ -335,7 +350,7 @@ def main() -> int:
             programs: dict[str, ir.IRModule] | None = {} if args.symbolic else None
             for lengths in (ENTRIES[entry], OTHER_LENGTHS[entry])[: 1 + args.symbolic]:
                 case = Comparison(mod, entry, lengths, programs, own)
-                title = f"{family} {args.quantization} {entry}"
+                title = f"{family} {args.quantization}{' plain' * args.plain} {entry}"
                 title += f" {list(lengths)}" if args.symbolic else ""
                 try:
                     expected = case.one_device(makers[1])

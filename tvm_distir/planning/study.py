@@ -146,7 +146,7 @@ class Study:
 
     @cached_property
     def source(self) -> Model:
-        """Return the model as loaded, with repeated layers of a flat graph of torch as functions.
+        """Return the model as loaded, with repeated layers of a file of ONNX or torch as functions.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class Study:
         model = self.loaded.get(key)
         if model is None:
             model = load_model(spec, batch=batch, dims=self.dims)
-            if model.kind == "torch":
+            if model.kind in ("onnx", "torch"):
                 model = replace(model, mod=OutlineRepeatedLayers()(model.mod))
             self.loaded[key] = model
         return model

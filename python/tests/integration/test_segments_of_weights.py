@@ -4,14 +4,20 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
+import onnx
 import pytest
 from tvm import ir
 
 import tvm_distir as td
 from tvm_distir.errors import ModelError
+from tvm_distir.models.onnx import gpt2
+from tvm_distir.planning.study import Study
 
 LAYER = """
     def {name}(x: R.Tensor((8, 16), "float32"), up: R.Tensor((16, 64), "float32"),
@@ -70,10 +76,44 @@ def test_a_layer_has_one_all_reduce(engine: str) -> None:
     assert {c.kind: c.count for c in report.collectives} == {"all_reduce": 1}
 
 
-def test_private_functions_get_the_weight_in_its_order() -> None:
+def test_private_functions_take_the_weight_interleaved() -> None:
     report = td.verify(_private(), PLAN)
     assert report.equal
-    assert {c.kind for c in report.collectives} == {"all_gather", "all_reduce"}
+    assert {c.kind: c.count for c in report.collectives} == {"all_reduce": 2}
+
+
+def test_a_function_is_specialized_where_its_calls_differ() -> None:
+    source = HEAD + "(private=True)" + LAYER.format(name="layer") + CALLS
+    source = source.replace("main(x", 'main(other: R.Tensor((16, 64), "float32"), x', 1)
+    mod = td.from_tvmscript(source.replace("layer(y, up", "layer(y, other"))
+    inner = {"value": "gate", "function": "layer", "placement": "R"}
+    for rules in (PLAN["rules"], [*PLAN["rules"], inner]):
+        plan = {**PLAN, "rules": rules}
+        assert td.verify(mod, plan).equal
+    annotated = td.transform.AnnotateSharding(td.Plan.from_dict(PLAN))(mod)
+    assert {str(gv.name_hint) for gv in annotated.functions} == {
+        "main",
+        "layer",
+        "layer_interleaved",
+    }
+
+
+def test_layers_of_a_file_are_functions_with_the_collectives_of_a_flat_graph(
+    tmp_path: Path,
+) -> None:
+    sizes = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 32, "positions": 8, "seq": 4}
+    file = tmp_path / "gpt2.onnx"
+    onnx.save(gpt2.build(**sizes, fused_qkv=True), file)
+    study = Study(str(file), strategy="megatron", mesh={"tp": 2})
+    assert "layer" in {str(gv.name_hint) for gv in study.source.mod.functions}
+    report = td.verify(study.source.mod, study.step_plan)
+    assert report.equal
+    flat = td.from_onnx(file)
+    plan = td.strategy.make_plan(flat, "megatron", {"tp": 2})
+    assert sum(rule.segments == (16, 16, 16) for rule in plan.rules) == 4
+    text = td.distribute(flat, plan).script()
+    kinds = re.findall(r"= R\.dist\.(all_\w+|reduce_\w+)\(", text)
+    assert {c.kind: c.count for c in report.collectives} == Counter(kinds)
 
 
 @pytest.mark.parametrize("make", [_layer, _private])

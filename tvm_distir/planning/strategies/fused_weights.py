@@ -48,16 +48,12 @@ class FusedSegments:
 
 
 def fused_segments(weight: KnownWeight, consumers: Consumers) -> FusedSegments | None:
-    """Return the segments of a fused weight, or of its bias; None where they are not known.
-
-    All its consumers have to be in the entry itself.
-    """
+    """Return the segments of a fused weight, or of its bias; None where they are not known."""
     shape = weight.parameter.shape or ()
     found: set[FusedSegments] = set()
     for use in weight.uses:
         dim = len(shape) - 1 if weight.is_bias else use.kept
-        inside = use.function == weight.parameter.entry
-        if not inside or dim is None or tensor_type(use.result.ty) is None:
+        if dim is None or tensor_type(use.result.ty) is None:
             return None
         width = (static_shape(use.result.ty) or (0,))[-1]
         if not isinstance(width, int) or not isinstance(shape[dim], int) or width < 1:

@@ -76,8 +76,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     gate, up, and the head. Row parallel: the projections out of attention and feed-forward; their
     biases are replicated. The token table is cut by the vocabulary, evenly or not. Of a projection
     to query, key and value at once, or to gate and up, each device has its part of every segment
-    (``segments`` of the rule), where the entry itself takes the result apart; in a training step,
-    and where layers are private functions, it is replicated. The stacked weights of experts,
+    (``segments`` of the rule); in a training step it is replicated. The stacked weights of experts,
     (experts, in, out), are cut like those of other layers. All other parameters are replicated.
     A weight that an entry does not read has the placement that other entries give it. Weights are
     stationary. Where the axis has more devices than keys have heads, each of these lies on a group

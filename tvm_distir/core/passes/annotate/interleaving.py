@@ -22,13 +22,13 @@ back in the original one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
 
 from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments
-from tvm_distir.core.ir.types import static_shape, tensor_type
+from tvm_distir.core.ir.types import is_private, static_shape, tensor_type
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.packed import (
     FUSED_ATTENTION,
@@ -48,6 +48,8 @@ _SPLIT = "relax.split"
 _BLOCKWISE = ("relax.expand_dims", "relax.reshape", "relax.squeeze")
 """Ops whose local form depends on the shape of a shard, not on its position."""
 SUFFIX = "_interleaved"
+Version = Callable[[Any, tuple[tuple[int, Segments], ...]], Any]
+"""A function of a GlobalVar and the orders of arguments, which returns a GlobalVar or None."""
 
 
 def interleave(
@@ -55,6 +57,7 @@ def interleave(
     mod: ir.IRModule,
     given: Mapping[int, Segments],
     named: Collection[Any] = (),
+    version: Version | None = None,
 ) -> relax.Function:
     """Return a function that takes some parameters with interleaved segments.
 
@@ -68,8 +71,12 @@ def interleave(
     named : collection of Var
         Variables that stay, because rules name them. Others of which the value is interleaved get
         another name, since it is not the value of the original function.
+    version : callable, optional
+        Returns the version of a called function that takes some arguments interleaved.
     """
-    rewritten = _Interleaver(mod, named).run(fn, given)
+    rewritten = _Interleaver(mod, named, version).run(fn, given)
+    if is_private(fn):
+        return rewritten
     rows = {str(fn.params[position].name): s.to_list() for position, s in given.items()}
     return rewritten.with_attr(SEGMENTS_ATTR, rows)
 
@@ -77,8 +84,8 @@ def interleave(
 class _Interleaver:
     """A rewriter that tracks which values are interleaved."""
 
-    def __init__(self, mod: ir.IRModule, named: Collection[Any]) -> None:
-        self.mod, self.named = mod, named
+    def __init__(self, mod: ir.IRModule, named: Collection[Any], version: Version | None) -> None:
+        self.mod, self.named, self.version = mod, named, version
         self.orders: dict[Any, Segments] = {}  # of new variables
         self.fields: dict[Any, list[Segments | None]] = {}  # of new variables that are tuples
         self.env: dict[Any, Any] = {}
@@ -128,6 +135,8 @@ class _Interleaver:
             self._keep(var, value, self.fields[value.tuple_value][int(value.index)])
         elif type(value) is ir.Call and called_name(value) == _SPLIT:
             self._split(var, value)
+        elif type(value) is ir.Call and type(value.op) is ir.GlobalVar:
+            self._keep(var, self._called(value), None)
         else:
             order = self._order(value, var.ty) if type(value) is ir.Call else None
             value = value if order is not None else self._restored(value)
@@ -149,6 +158,20 @@ class _Interleaver:
             self.orders[new] = order
         if fields is not None:
             self.fields[new] = fields
+
+    def _called(self, call: Any) -> Any:
+        """Return the call of the version of a function that takes interleaved arguments."""
+        args = call.args[:]
+        orders = {
+            i: self.orders[arg]
+            for i, arg in enumerate(args)
+            if isinstance(arg, relax.Var) and arg in self.orders
+        }
+        called = self.version(call.op, tuple(orders.items())) if self.version and orders else None
+        if called is None:
+            return self._restored(call)
+        args = [arg if i in orders else self._restored(arg) for i, arg in enumerate(args)]
+        return rebuild(call, called, args, call.ty)
 
     # -- ops in the interleaved order
 

@@ -64,7 +64,7 @@ from tvm_distir.core.rewriting.writer import BlockWriter, merged_blocks
 from tvm_distir.support import LevelError, PlanError
 
 from .created_caches import divide_heads
-from .interleaving import interleave
+from .interleaved_calls import InterleavedFunctions
 
 SUFFIX = "_placed"
 
@@ -110,10 +110,10 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     device_meshes, names, axes = _all_meshes(mod, plan)
     by_name = {spec.name: device_meshes[i] for i, spec in enumerate(plan.meshes)}
     functions = {}
+    mod, targets = _interleaved(mod, plan, targets)
     for gv, fn in mod.functions.items():
         target = targets.get(str(gv.name_hint))
         if target is not None:
-            fn = _interleaved(fn, str(gv.name_hint), mod, plan, target)
             fn = _with_divided_caches(fn, str(gv.name_hint), plan, target)
         functions[gv] = fn if target is None else _Annotator(target, by_name).annotate(fn)
     attrs = dict(mod.attrs or {})
@@ -129,16 +129,27 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     return ir.IRModule(functions, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos=infos)
 
 
-def _interleaved(fn: Any, name: str, mod: ir.IRModule, plan: Plan, target: FunctionTargets) -> Any:
-    """Return the function for parameters whose rules have segments, which are interleaved."""
-    given: dict[int, Segments] = {}
-    for position, rule in target.params.items():
-        segments = _segments(fn, f"{name}/{fn.params[position].name}", plan, position, rule)
-        if segments is not None:
-            given[position] = segments
+def _interleaved(
+    mod: ir.IRModule, plan: Plan, targets: dict[str, FunctionTargets]
+) -> tuple[ir.IRModule, dict[str, FunctionTargets]]:
+    """Return the module for parameters whose rules have segments, and the rules of its functions.
+
+    The functions that entries call with interleaved values are specialized.
+    """
+    given: dict[Any, dict[int, Segments]] = {}
+    for gv, fn in mod.functions.items():
+        name = str(gv.name_hint)
+        for position, rule in targets[name].params.items() if name in targets else ():
+            place = f"{name}/{fn.params[position].name}"
+            segments = _segments(fn, place, plan, position, rule)
+            if segments is not None:
+                given.setdefault(gv, {})[position] = segments
     if not given:
-        return fn
-    return interleave(fn, mod, given, {*target.values, *target.args})
+        return mod, targets
+    functions = InterleavedFunctions(mod, targets)
+    for gv, segments_of_params in given.items():
+        functions.interleave_entry(gv, segments_of_params)
+    return functions.module(), functions.targets
 
 
 def _with_divided_caches(fn: Any, name: str, plan: Plan, target: FunctionTargets) -> Any:
