@@ -57,6 +57,9 @@ def refuse_used_objects(mod: ir.IRModule) -> None:
 
 def with_device_objects(dist: ir.IRModule, values: Sequence[Array]) -> list[Any]:
     """Return the inputs of a distributed program, with placeholders as objects of each device."""
+    params = [param for _, fn in relax_functions(dist) for param in fn.params]
+    if not any(is_object(ty) for param in params for ty in flat_types(param.ty)):
+        return list(values)
     programs = entries(dist)
     objects = {port.index for entry in programs for port in entry.inputs if port.is_object}
     ranks = [rank for entry in programs for rank in entry.ranks]
