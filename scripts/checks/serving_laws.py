@@ -3,12 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the simulation of serving at full counts, of which the test suite has a part.
 
-Usage: scripts/checks/serving_laws.py [events] [search] [surfaces]
+Usage: scripts/checks/serving_laws.py [events] [search[:K/N]] [surfaces[:K/N]]
 
 ``events``: 500 random workloads, the native loop against the reference in Python. ``search``: the
 best choice against exhaustive search in 50 small spaces. ``surfaces``: steps of ten plans against
-the pipeline, to the picosecond. All of them by default; prints a line for each, exits 1 when one
-fails.
+the pipeline, to the picosecond. All of them by default; ``:K/N`` checks the K-th of N parts. Prints
+a line for each, exits 1 when one fails.
 """
 
 from __future__ import annotations
@@ -34,38 +34,46 @@ PLANS = (
 POINTS = 20
 
 
-def check_events() -> str:
+def check_events(part: slice) -> str:
     """Compare 500 workloads with the reference."""
     from tests.planning.serving.test_serving_events import compare_with_reference
 
-    return f"500 workloads equal, {compare_with_reference(range(500))} preemptions"
+    numbers = range(500)[part]
+    preempted = compare_with_reference(numbers)
+    return f"{len(numbers)} workloads equal, {preempted} preemptions"
 
 
-def check_search() -> str:
+def check_search(part: slice) -> str:
     """Compare searches in 50 spaces with exhaustive ones."""
-    from tests.planning.serving.test_serving_surface import SPACES, compare_with_exhaustive
+    from tests.planning.serving.test_serving_surface import (
+        SPACES,
+        compare_with_exhaustive,
+        fitted_once,
+    )
 
-    return f"{len(SPACES)} spaces equal, {compare_with_exhaustive(SPACES)} choices cut"
+    spaces = SPACES[part]
+    with fitted_once():
+        return f"{len(spaces)} spaces equal, {compare_with_exhaustive(spaces)} choices cut"
 
 
-def check_surfaces() -> str:
+def check_surfaces(part: slice) -> str:
     """Compare steps of plans with the pipeline."""
     from tests.planning.serving.test_serving_surface import SYSTEM, differing_sizes
 
     from tvm_distir.core import System
     from tvm_distir.planning.serving.surface import ServedModel
 
-    for model, strategy, mesh in PLANS:
+    for model, strategy, mesh in PLANS[part]:
         name, _, keys = model.partition(",")
         text = f"zoo:{name}?size=tiny,layers=3" + (f",{keys}" if keys else "")
         served = ServedModel(text, strategy, mesh, System.load(SYSTEM))
         differing = differing_sizes(served, POINTS)
         assert not differing, f"{model} {served.plan_text}: {differing}"
         print(f"  {model}, {served.plan_text}: {2 * POINTS} steps equal", flush=True)
-    return f"{len(PLANS)} plans equal"
+    return f"{len(PLANS[part])} plans equal"
 
 
-CHECKS: dict[str, Callable[[], str]] = {
+CHECKS: dict[str, Callable[[slice], str]] = {
     "events": check_events,
     "search": check_search,
     "surfaces": check_surfaces,
@@ -77,8 +85,10 @@ def main(names: list[str]) -> int:
     warnings.simplefilter("ignore", UserWarning)
     failed = 0
     for name in names or CHECKS:
+        check, _, share = name.partition(":")
+        number, _, count = (share or "1/1").partition("/")
         try:
-            print(f"{name}: {CHECKS[name]()}", flush=True)
+            print(f"{name}: {CHECKS[check](slice(int(number) - 1, None, int(count)))}", flush=True)
         except AssertionError as error:
             failed = 1
             print(f"{name}: FAILED {error}", flush=True)

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from . import zoo as zoo
+from .common.published import zoo_spec as zoo_spec
 from .common.spec import check_model as check_model
 from .common.spec import may_be_annotated as may_be_annotated
 from .common.spec import model_file as model_file
+from .common.spec import split_keys as split_keys
 from .export.stablehlo import to_stablehlo as to_stablehlo
 from .model import Model as Model
 from .model import load_model as load_model

@@ -8,6 +8,7 @@ from .fusion.profile import profile_names as profile_names
 from .fusion.quantization import check_products as check_products
 from .memory.account import BufferGroup as BufferGroup
 from .memory.account import MemoryAccount as MemoryAccount
+from .memory.flat_peaks import FlatPeaks as FlatPeaks
 from .memory.peaks import Peaks as Peaks
 from .memory.planned import place_number as place_number
 from .memory.remedies import Verdict as Verdict
@@ -24,6 +25,7 @@ from .program.parts import Op as Op
 from .program.pipeline_program import Edge as Edge
 from .program.pipeline_program import PipelineProgram as PipelineProgram
 from .program.program import Program as Program
+from .program.program_template import ProgramTemplate as ProgramTemplate
 from .program.storage import BRANCH as BRANCH
 from .program.storage import CALL as CALL
 from .program.storage import FREE as FREE
@@ -35,6 +37,7 @@ from .program.storage import StorageStep as StorageStep
 from .program.unit_phases import unit_phases as unit_phases
 from .simulation.batched import Batch as Batch
 from .simulation.batched_flat import FlatBatch as FlatBatch
+from .simulation.batched_flat import ResourceTimes as ResourceTimes
 from .simulation.critical import PathPart as PathPart
 from .simulation.critical import critical_path as critical_path
 from .simulation.device_results import Branch as Branch

@@ -70,12 +70,7 @@ class EntryMemory:
 
 def entry_memory(program: Program, entry: Entry, framework: CachingAllocator) -> EntryMemory:
     """Measure an entry as a framework would run it; see :mod:`.framework`."""
-    fn = program.functions[entry.function]
-    resident = [
-        *residents(framework, (fn.values[index] for index in fn.params)),
-        *constants(program, framework, [entry.function]),
-    ]
-    use = _use(framework.lives[entry.function], dict(entry.alias))
+    resident, use = entry_buffers(program, entry, framework)
     level = framework.level(use)
     base = sum(buffer.bytes for buffer in resident)
     arena = Arenas(framework).whole(use)
@@ -91,6 +86,18 @@ def entry_memory(program: Program, entry: Entry, framework: CachingAllocator) ->
         holders(buffers),
     )
     return EntryMemory(account, base, framework, use)
+
+
+def entry_buffers(
+    program: Program, entry: Entry, framework: CachingAllocator
+) -> tuple[list[LiveBuffer], CallVariant]:
+    """Return the buffers that are live from the beginning of an entry, and how it is run."""
+    fn = program.functions[entry.function]
+    resident = [
+        *residents(framework, (fn.values[index] for index in fn.params)),
+        *constants(program, framework, [entry.function]),
+    ]
+    return resident, _use(framework.lives[entry.function], dict(entry.alias))
 
 
 def residents(framework: CachingAllocator, values: Iterable[Value]) -> list[LiveBuffer]:

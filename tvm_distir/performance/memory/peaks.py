@@ -97,6 +97,47 @@ def different(moments: Ints) -> Ints:
     return rows[first]
 
 
+class SizeKinds:
+    """Kinds of the sizes of a program: values of the same quantity are of the same kind.
+
+    Parameters
+    ----------
+    which : int64 array
+        The quantity of each number of the program.
+    """
+
+    def __init__(self, which: Ints) -> None:
+        self._which = which
+        self._kind_of: dict[int, int] = {}
+
+    @property
+    def count(self) -> int:
+        """Return the number of kinds so far."""
+        return len(self._kind_of)
+
+    def marked(self, values: Sequence[Value], at: Sequence[int]) -> tuple[Value, ...]:
+        """Return values whose bytes say their kinds, as :class:`PeakFormula` reads them."""
+        kinds = [self._kind_of.setdefault(int(self._which[k]), self.count) for k in at]
+        return tuple(
+            value._replace(bytes=(kind + 1) * BLOCK_BYTES if value.bytes else 0)
+            for value, kind in zip(values, kinds, strict=True)
+        )
+
+    def of_program(self, program: Program, numbers: Numbers) -> Program:
+        """Return a program the values of whose functions say their kinds."""
+        functions = {
+            name: dataclasses.replace(fn, values=self.marked(fn.values, numbers.value_at[name]))
+            for name, fn in program.functions.items()
+        }
+        return dataclasses.replace(program, functions=functions)
+
+    def highest_bytes(self, moments: Ints, quantities: Ints) -> Ints:
+        """Return the bytes of the highest moment, (rows,), from (quantities, rows)."""
+        blocks = -(-quantities[list(self._kind_of)] // BLOCK_BYTES)
+        sums = moments.astype(np.float64) @ blocks.astype(np.float64)
+        return np.asarray(sums.max(axis=0, initial=0.0), np.int64) * BLOCK_BYTES  # below 2^53
+
+
 class Peaks:
     """Peaks of like steps, which differ in sizes and numbers of micro-batches.
 
@@ -108,46 +149,28 @@ class Peaks:
         The numbers of the program.
     which : int64 array
         The quantity of each number of the program.
-
-    Attributes
-    ----------
-    quantities : list of int
-        The quantities that are sizes.
     """
 
     def __init__(self, program: Program, numbers: Numbers, which: Ints) -> None:
-        kind_of: dict[int, int] = {}
-
-        def marked(values: Sequence[Value], at: Sequence[int]) -> tuple[Value, ...]:
-            kinds = [kind_of.setdefault(int(which[k]), len(kind_of)) for k in at]
-            return tuple(
-                value._replace(bytes=(kind + 1) * BLOCK_BYTES if value.bytes else 0)
-                for value, kind in zip(values, kinds, strict=True)
-            )
-
-        functions = {
-            name: dataclasses.replace(fn, values=marked(fn.values, numbers.value_at[name]))
-            for name, fn in program.functions.items()
-        }
+        self.kinds = SizeKinds(which)
+        program = self.kinds.of_program(program, numbers)
         assert program.staged is not None
         roles = tuple(
-            dataclasses.replace(role, slots=marked(role.slots, at))
+            dataclasses.replace(role, slots=self.kinds.marked(role.slots, at))
             for role, at in zip(program.staged.roles, numbers.slot_at, strict=True)
         )
         staged = dataclasses.replace(program.staged, roles=roles)
-        self.quantities = list(kind_of)
-        self.kinds = len(kind_of)
-        program = dataclasses.replace(program, functions=functions, staged=staged)
+        program = dataclasses.replace(program, staged=staged)
         self._staged = staged
-        framework = CachingAllocator(program, level=functools.partial(PeakFormula, self.kinds))
+        framework = CachingAllocator(
+            program, level=functools.partial(PeakFormula, self.kinds.count)
+        )
         self._memories = RankMemories(program, staged, framework, places=False)
         self._moments: dict[int, Ints] = {}
 
     def of(self, quantities: Ints, micro_batches: int) -> Ints:
         """Return the bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
-        blocks = -(-quantities[self.quantities] // BLOCK_BYTES)
-        sums = self.moments(micro_batches).astype(np.float64) @ blocks.astype(np.float64)
-        return np.asarray(sums.max(axis=0, initial=0.0), np.int64) * BLOCK_BYTES  # below 2^53
+        return self.kinds.highest_bytes(self.moments(micro_batches), quantities)
 
     def moments(self, micro_batches: int) -> Ints:
         """Return how many tensors of each size are there, (moments, quantities)."""
@@ -175,7 +198,7 @@ class Peaks:
 
     def _walked(self, walk: RankEvents, shorter: SteadyState | None) -> Ints | None:
         """Return the moments of a walk; None where the periods left out are not uniform."""
-        base = PeakFormula(self.kinds)
+        base = PeakFormula(self.kinds.count)
         for buffer in self._memories.resident(walk):
             base.add(buffer.role, buffer.bytes)
         known: list[PeakFormula] = []
@@ -189,12 +212,16 @@ class Peaks:
                 known.append(level)
             order.append(number[id(level)])
         kind = np.array(order, np.int64)
-        left = np.array([moment.held for moment in known], np.int64).reshape(-1, self.kinds)[kind]
+        left = np.array([moment.held for moment in known], np.int64).reshape(-1, self.kinds.count)[
+            kind
+        ]
         if shorter is not None and not steady(walk.before, shorter, kind, left):
             return None
         before = base.held + np.cumsum(left, axis=0) - left
         moments = [base.held[None]]
         for place, level in enumerate(known):
             moments_here = highest(before[kind == place])
-            moments.append((moments_here[:, None] + level.most_held[None]).reshape(-1, self.kinds))
+            moments.append(
+                (moments_here[:, None] + level.most_held[None]).reshape(-1, self.kinds.count)
+            )
         return highest(np.concatenate(moments))

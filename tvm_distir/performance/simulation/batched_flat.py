@@ -10,6 +10,7 @@ or twice, whatever their number.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,8 +23,9 @@ from tvm_distir.performance.program.parts import Function
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError
 
-from .batched_costs import BatchPrices
+from .batched_costs import BOUNDS, BatchPrices
 from .op_costs import COMM, COMPUTE
+from .timeline import short_name
 
 Ints = npt.NDArray[np.int64]
 
@@ -46,6 +48,41 @@ class FlatTimes(NamedTuple):
     kernel_ps: Ints
     collective_ps: Ints
     fits: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class ResourceTimes:
+    """Times of steps by what bounds them.
+
+    Attributes
+    ----------
+    kernels : dict of str to int64 array (resources, rows)
+        The picoseconds of the kernels of an op, by the resource of
+        :data:`.batched_costs.BOUNDS` that bounds each.
+    moved_ps : int64 array (rows,)
+        The time of collectives.
+    """
+
+    kernels: dict[str, Ints]
+    moved_ps: Ints
+
+    def extended(self, more: ResourceTimes, times: int) -> ResourceTimes:
+        """Add ``times`` what ``more``, of a deeper step, has beyond this."""
+        kernels = {
+            name: part + times * (more.kernels[name] - part) for name, part in self.kernels.items()
+        }
+        return ResourceTimes(kernels, self.moved_ps + times * (more.moved_ps - self.moved_ps))
+
+    def bound(self, time_ps: Ints) -> Ints:
+        """Return what bounds most of a step of this time, as :class:`.batched.BatchedTimes`."""
+        parts = np.zeros((len(BOUNDS) + 1, time_ps.size), np.int64)
+        for times in self.kernels.values():
+            np.add.at(parts, (times.argmax(axis=0), np.arange(time_ps.size)), times.sum(axis=0))
+        rest = np.maximum(time_ps - parts.sum(axis=0), 0)
+        network = BOUNDS.index("network")
+        parts[network] = np.minimum(self.moved_ps, rest)
+        parts[-1] = rest - parts[network]
+        return np.asarray(parts.argmax(axis=0), np.int64)
 
 
 @dataclass
@@ -104,6 +141,10 @@ class FlatBatch:
         """Simulate steps, of which ``quantities`` (quantities, rows) has the numbers."""
         return _Run(self, quantities).times()
 
+    def resource_times(self, quantities: Ints) -> ResourceTimes:
+        """Return the times of the ops of steps by what bounds them."""
+        return _Run(self, quantities).resource_times()
+
 
 class _Run:
     """A run of all rows."""
@@ -131,6 +172,38 @@ class _Run:
         self._function(root, fn, [self.zero] * len(fn.params), state)
         time_ps = np.maximum(*state.free)
         return FlatTimes(time_ps, state.busy[COMPUTE], state.busy[COMM], self.prices.fits)
+
+    def resource_times(self) -> ResourceTimes:
+        """Return the times of ops, which run as often as their functions are called."""
+        kernels: dict[str, Ints] = {}
+        moved = self.zero
+        for function, times in self._calls().items():
+            for number, op in enumerate(self.batch.program.functions[function].ops):
+                if op.kind not in ("compute", "collective"):
+                    continue
+                key = self.prices.key(function, number, op)
+                spent, codes = self.prices.of(key, op, function)
+                if op.kind == "collective":
+                    moved = moved + times * spent
+                    continue
+                name = short_name(op.op)
+                if name not in kernels:
+                    kernels[name] = np.zeros((len(BOUNDS), self.rows), np.int64)
+                kernels[name][codes, np.arange(self.rows)] += times * spent
+        return ResourceTimes(kernels, moved)
+
+    def _calls(self) -> Counter[str]:
+        """Return how often each function is called, from the entry on."""
+        functions = self.batch.program.functions
+        root = self.batch.program.entries[0].function
+        calls, waiting = Counter({root: 1}), Counter({root: 1})
+        while waiting:
+            name, times = waiting.popitem()
+            for op in functions[name].ops:
+                if op.kind == "call":
+                    calls[op.callees[0]] += times
+                    waiting[op.callees[0]] += times
+        return calls
 
     def _function(self, name: str, fn: Function, args: list[Ints], state: _State) -> list[Ints]:
         ready = [self.zero] * len(fn.values)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,10 +21,19 @@ import numpy.typing as npt
 
 from tvm_distir.core import EXPERT_MATMUL_OP, PICOSECONDS, System, active_experts, mesh_text
 from tvm_distir.models import CacheConfig, DecoderConfig, serving_step
-from tvm_distir.performance import FlatBatch, Profile, Program, grouped, numbers_of
+from tvm_distir.performance import (
+    FlatBatch,
+    FlatPeaks,
+    Profile,
+    Program,
+    ProgramTemplate,
+    grouped,
+    numbers_of,
+)
 from tvm_distir.planning.study import Study
-from tvm_distir.planning.sweep.program_template import ProgramTemplate
 from tvm_distir.support import SimulationError
+
+from .step_predictions import StepPredictions
 
 Ints = npt.NDArray[np.int64]
 
@@ -88,11 +97,12 @@ class ServedModel:
 
     def text(self, batch: int, seq: int, past: int) -> str:
         """Return the MODEL string of a step; tables of learned positions have rows for samples."""
-        step = self._step(batch, seq, past)
+        step = self.step_text(batch, seq, past)
         learned = not self.config[0].rotary_share and "positions=" not in self.model
         return step + (f",positions={_POSITIONS}" if learned else "")
 
-    def _step(self, batch: int, seq: int, past: int) -> str:
+    def step_text(self, batch: int, seq: int, past: int) -> str:
+        """Return the MODEL string of a step; a model has as many positions as it says."""
         keys = {"entry": "serve", "batch": batch, "seq": seq, "past": past, "page": self.page}
         keys |= {"pools": self.pools} if self.pools > 1 else {}
         keys |= {"kv_dtype": self.kv_dtype} if self.kv_dtype else {}
@@ -116,7 +126,7 @@ class ServedModel:
     @cached_property
     def config(self) -> tuple[DecoderConfig, CacheConfig]:
         """Return the configurations of the model and of a step."""
-        return serving_step(self._step(self.pools, 1, 0))
+        return serving_step(self.step_text(self.pools, 1, 0))
 
     @cached_property
     def repeated(self) -> tuple[ServedModel, ServedModel, int] | None:
@@ -179,6 +189,12 @@ class _Kind:
     template: ProgramTemplate
     batch: FlatBatch
     experts: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def peaks(self) -> FlatPeaks:
+        """Return the peaks of memory of the steps."""
+        template = self.template
+        return FlatPeaks(template.program, template.numbers, template.which)
 
 
 @dataclass
@@ -276,8 +292,35 @@ class Surface:
             few, more, periods = self._depths
             low = few._times(prefill, first, before)
             return low + periods * (more._times(prefill, first, before) - low)
-        part = self._part(prefill)
         result = np.zeros(first.size, np.int64)
+        for rows, kind, quantities in self._quantities(prefill, first, before):
+            result[rows] = self._time_ps(kind, quantities)
+        return result
+
+    def costs(self, batch: Ints, context: Ints) -> StepPredictions:
+        """Return the times and the memory of steps that decode, as :meth:`decode_ps` takes them."""
+        batch, context = np.asarray(batch, np.int64), np.asarray(context, np.int64)
+        if self._depths is not None:
+            few, more, periods = self._depths
+            return few.costs(batch, context).extended(more.costs(batch, context), periods)
+        parts = []
+        for rows, kind, quantities in self._quantities(False, batch, context):
+            times = kind.batch.resource_times(quantities)
+            time_ps = self._time_ps(kind, quantities)
+            parts.append((rows, StepPredictions(time_ps, kind.peaks.of(quantities), times)))
+        return StepPredictions.joined(parts, batch.size)
+
+    def _time_ps(self, kind: _Kind, quantities: Ints) -> Ints:
+        times = kind.batch.run(quantities)
+        if not times.fits.all():
+            raise _unpredicted(self.served, "a time is too long")
+        return times.time_ps
+
+    def _quantities(
+        self, prefill: bool, first: Ints, before: Ints
+    ) -> Iterator[tuple[Ints, _Kind, Ints]]:
+        """Yield rows of sizes of the same kind, and the quantities of their programs."""
+        part = self._part(prefill)
         which = np.searchsorted(np.array(part.begins, np.int64), first, side="right")
         for number, kind in enumerate(part.kinds):
             selected = np.flatnonzero(which == number)
@@ -285,11 +328,9 @@ class Surface:
                 rows = selected[at : at + _MOST_ROWS]
                 symbols = self._symbols(prefill, first[rows], before[rows], kind.experts)
                 quantities, whole = kind.template.at(symbols)
-                times = kind.batch.run(quantities)
-                if not (whole & times.fits).all():
+                if not whole.all():
                     raise _unpredicted(self.served, "a number of the program is no integer")
-                result[rows] = times.time_ps
-        return result
+                yield rows, kind, quantities
 
     def _part(self, prefill: bool) -> _Part:
         if prefill not in self._parts:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.performance import Program, numbers_of
+from tvm_distir.performance import Program, ProgramTemplate, numbers_of
 from tvm_distir.support import SimulationError
 
-from .program_template import ProgramTemplate
 from .samples import best_split, spanning
 from .symbols import Symbols
 

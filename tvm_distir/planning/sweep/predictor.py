@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import System
-from tvm_distir.performance import Batch, Mesh, Peaks, Profile, Program
+from tvm_distir.performance import Batch, Mesh, Peaks, Profile, Program, ProgramTemplate
 
 from .configuration_table import Table
-from .program_template import ProgramTemplate
 from .symbols import Symbols
 
 Ints = npt.NDArray[np.int64]

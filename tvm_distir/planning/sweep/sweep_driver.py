@@ -25,6 +25,8 @@ from .configuration_table import Table, grid_table, read_table, record_table
 from .csv_output import CsvOutput
 from .outcome import COLUMNS, OK, RowOutcome, through_pipeline
 from .pipeline import CUTS, DECIDE, ProgramPipeline, check_model_given
+from .serving_pipeline import ServingPipeline, serves
+from .serving_rows import PlanRefusals, ServingSweep
 from .sweep_result import Progress, SweepResult
 from .templates import Difference, Refusals, StructureSweep
 
@@ -72,7 +74,8 @@ def sweep(
         taken; or a list of configurations, each with its values by column. Columns are ``tp``,
         ``pp``, ``dp``, ``micro_batch``, ``micro_batches`` or ``global_batch``, ``schedule``,
         ``chunks``, ``recompute``, ``zero``, ``sequence_parallel``, keys of the model, and
-        ``dim:NAME``; what is not given is 1, or none.
+        ``dim:NAME``; what is not given is 1, or none. Serving steps (``entry=serve``) also have
+        ``batch``, ``past`` and the other keys of caches.
     system : System or str
     train : mapping, optional
         Keywords of ``td.train_step``; None: forward steps.
@@ -95,8 +98,8 @@ def sweep(
     settings : mapping, optional
         The further settings that predictions depend on, for ``resume`` to compare.
     structures : bool
-        Predict training steps from structures, where there are enough rows alike; False: take
-        every row through the whole pipeline.
+        Predict training and serving steps from structures, where there are enough rows alike;
+        False: take every row through the whole pipeline.
     cache : path, optional
         Folder in which programs of samples and rows are kept; that of the user by default.
     on_progress : callable, optional
@@ -126,8 +129,14 @@ def sweep(
     assert known is not None
     check_products(Profile.known(known.kernels), known)
     check_model_given(model)
+    if serves(model) and train is not None:
+        raise UsageError(
+            "DIST0151", "a serving step has no gradients", place=model,
+            remedy="Remove entry=serve, or --train.",
+        )  # fmt: skip
     folder = None if cache is None else Path(cache)
-    pipeline = ProgramPipeline(model, known, train, tensor, cuts, decide, dims or {}, folder)
+    kind = ServingPipeline if serves(model) else ProgramPipeline
+    pipeline = kind(model, known, train, tensor, cuts, decide, dims or {}, folder)
     with gc_paused(), Workers(jobs, executor) as workers:
         if isinstance(rows, Mapping):
             axes = {name: [str(value) for value in values] for name, values in rows.items()}
@@ -136,6 +145,8 @@ def sweep(
             table = read_table(rows, pipeline.keys, micro_batches)
         else:
             table = record_table(rows, pipeline.keys, micro_batches)
+        if isinstance(pipeline, ServingPipeline):
+            pipeline.divide(table)
         table.show(pipeline.usual)
         work = _Sweep(
             pipeline, table, output, resume, settings or {}, structures, on_progress, workers,
@@ -168,7 +179,7 @@ class _Sweep:
         self.progress = Progress(table.size)
         self.structures = structures
         self._known: dict[Configuration, RowOutcome] = {}
-        self._refused: Refusals | None = None
+        self._refused: Refusals | PlanRefusals | None = None
         self._unwritten: list[int] = []
         self._written_s = time.monotonic()
         self.sheet = None
@@ -180,7 +191,7 @@ class _Sweep:
         try:
             self._again()
             self._refuse()
-            if self.structures and self.pipeline.train is not None:
+            if self.structures:
                 differences = self._by_structures()
             rows = self._open().tolist()
             for number, row in enumerate(rows, 1):
@@ -216,9 +227,15 @@ class _Sweep:
     def _by_structures(self) -> list[Difference]:
         """Predict rows from structures; check some of them against the full pipeline."""
         rows = self._alike(self._open())
+        work: StructureSweep | ServingSweep
         if rows.size < LEAST_ROWS:
             return []
-        work = StructureSweep(self.pipeline, self.table)
+        if isinstance(self.pipeline, ServingPipeline) and self.pipeline.decide == "bytes":
+            work = ServingSweep(self.pipeline, self.table)
+        elif self.pipeline.train is not None:
+            work = StructureSweep(self.pipeline, self.table)
+        else:
+            return []
         predicted: list[int] = []
         capacity = self.pipeline.system.memory_capacity_bytes
         for difference in work.run(rows, self.workers):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -123,8 +124,8 @@ SPACES = list(itertools.product(LENGTHS, LEVELS, (False, True), (1, 2)))[:50]
 """``scripts/checks/serving_laws.py`` searches all of them, the test each fifth."""
 
 
-@pytest.fixture(scope="module")
-def known_engines():
+@contextmanager
+def fitted_once():
     """Fit the steps of each plan once."""
     from tvm_distir.planning.serving.serving_run import ServingEngine
 
@@ -136,10 +137,15 @@ def known_engines():
             known[key] = make(served, options)
         return known[key].with_options(options)
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(ServingEngine, "of", staticmethod(of))
-    yield known
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServingEngine, "of", staticmethod(of))
+        yield
+
+
+@pytest.fixture(scope="module")
+def known_engines():
+    with fitted_once():
+        yield
 
 
 def test_the_best_is_that_of_exhaustive_search(known_engines):

@@ -16,13 +16,13 @@ from tvm.relax.frontend import nn
 import tvm_distir as td
 from tests.performance.native.kernels import KERNELS, using
 from tvm_distir.models.zoo import layers
+from tvm_distir.performance.program.size_formulas import FormulaFit, evaluate
 from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
 from tvm_distir.performance.simulation.pipeline.rank_classes import RankClasses
 from tvm_distir.planning.sweep import sweep_driver
 from tvm_distir.planning.sweep.cache import kept_program
 from tvm_distir.planning.sweep.configuration import Configuration
-from tvm_distir.planning.sweep.formulas import FormulaFit, evaluate
 from tvm_distir.planning.sweep.pipeline import ProgramPipeline
 from tvm_distir.support.errors.tree import SimulationError
 

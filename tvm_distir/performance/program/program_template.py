@@ -13,10 +13,12 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.performance import Numbers, Op, Program, numbers_of
 from tvm_distir.support import SimulationError
 
-from .formulas import Exponents, Formula, FormulaFit, evaluate
+from .numbers import Numbers, numbers_of
+from .parts import Op
+from .program import Program
+from .size_formulas import Exponents, Formula, FormulaFit, evaluate
 
 Ints = npt.NDArray[np.int64]
 
