@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make the tables of kernels of serving engines from measured kernels.
 
-``python scripts/checks/fit_serving.py FOLDER`` reads ``serving_gemm_fit.csv`` and
-``serving_attention_fit.csv``, whose rows are those of ai-dynamo/aiconfigurator, fits the form of
-each table, and writes ``tvm_distir/core/cost_model/data/kernels``. ``accuracy.py serving`` prints
-the errors.
+``python scripts/checks/fit_serving.py FOLDER`` reads ``serving_gemm_fit.csv``,
+``serving_attention_fit.csv`` and ``serving_moe_fit.csv``, whose rows are those of
+ai-dynamo/aiconfigurator, fits the form of each table, and writes
+``tvm_distir/core/cost_model/data/kernels``. ``accuracy.py serving`` prints the errors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import dataclasses
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from fit_kernels import DEVICE_NAMES, rate
 from scipy.optimize import least_squares
 
 from tvm_distir.core.cost_model.device_reader import load_device
+from tvm_distir.core.cost_model.expert_kernels import EXPERTS, work_rows
 from tvm_distir.core.cost_model.hardware import PowerForm, of_dtype
 from tvm_distir.core.cost_model.kernel_tables import TABLES, work_of
 
@@ -36,11 +38,14 @@ DTYPES = {
     "nvfp4": ("nvfp4", 0.5 + 1 / 16),
 }
 """The dtypes of tables, and the bytes of an element with its part of the scales."""
-NARROW = ("fp8", "fp8_block", "nvfp4")
+NARROW = ("fp8", "nvfp4")
 """Dtypes of which rows of TensorRT-LLM hold more than the product, 14 us at the least. Its tables
 have those of vLLM."""
+NOT_GATED = ((2688, 1856), (4096, 2688))
+"""Widths of the models, and of their experts, that have two products in the place of three."""
 BEGIN = ((5.0, 0.6, 0.7, 1.2), (3.0, 0.6, 0.5, 3.0))
 LEAST, MOST = (0.0, 0.02, 0.02, 1.0), (20.0, 1.0, 1.0, 8.0)
+MOST_OF_EXPERTS = (100.0, 1.0, 1.0, 8.0)
 Key = tuple[str, str, str, str]
 
 
@@ -69,7 +74,29 @@ def kernels(folder: Path) -> dict[Key, dict[tuple[float, ...], list[float]]]:
             kernel = "attention_decode" if decodes else "attention"
             key = (row["system"], row["engine"], kernel, row["kv_cache_dtype"])
             found[key][sizes].append(float(row["time_us"]))
+    with (folder / "serving_moe_fit.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            sizes = expert_sizes(row)
+            for engine in ENGINES if sizes is not None and row["moe_dtype"] in DTYPES else ():
+                if (row["system"], engine) in {key[:2] for key in found}:
+                    key = (row["system"], engine, EXPERTS, row["moe_dtype"])
+                    found[key][sizes].append(float(row["time_us"]))
     return found
+
+
+def expert_sizes(row: Mapping[str, str]) -> tuple[float, ...] | None:
+    """Return the sizes of a measured kernel of gated experts, for all tokens of its devices."""
+    names = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts")
+    tokens, hidden, inner, top_k, experts = (int(float(row[name])) for name in names)
+    parts, groups = int(row["moe_tp_size"]), int(row["moe_ep_size"])
+    if (hidden, inner) in NOT_GATED or groups > experts or inner < parts:
+        return None
+    held, skew = experts // groups, row["distribution"].rpartition("_")[2]
+    rows = work_rows(tokens, held, top_k, experts)
+    return (
+        *(rows, held, hidden, inner // parts, top_k, experts),
+        0.0 if skew == "balanced" else float(skew),
+    )
 
 
 def fitted(device_name: str, kernel: str, dtype: str, rows: np.ndarray, width: float) -> PowerForm:
@@ -85,8 +112,9 @@ def fitted(device_name: str, kernel: str, dtype: str, rows: np.ndarray, width: f
         whole = rate(device, dtype, numbers).spent_s(flops, moved).whole
         return np.asarray(np.log(1e6 * whole / time_us))
 
+    most = MOST_OF_EXPERTS if kernel == EXPERTS else MOST
     solutions = [
-        least_squares(residuals, begin, bounds=(LEAST, MOST), loss="soft_l1", f_scale=0.05)
+        least_squares(residuals, begin, bounds=(LEAST, most), loss="soft_l1", f_scale=0.05)
         for begin in BEGIN
     ]
     best = min(solutions, key=lambda solution: float(solution.cost)).x

@@ -32,10 +32,17 @@ MODELS = {
     "meta-llama/Llama-3.1-70B": "zoo:llama3?size=3.1-70b",
     "meta-llama/Llama-3.1-8B-Instruct": "zoo:llama3?size=3.1-8b",
     "Qwen/Qwen3-32B": "zoo:qwen3?size=32b",
+    "Qwen/Qwen3-235B-A22B-FP8": "zoo:qwen3?size=235b-a22b",
+    "deepseek-ai/DeepSeek-R1": "zoo:deepseek?size=v3",
 }
 SYSTEMS = {"a100_sxm": "a100", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200"}
-ENGINES = {"vllm": "serving", "trtllm": "trtllm"}
-KERNELS = {"": "serving", "fp8": "serving-fp8", "fp4": "serving-nvfp4"}
+ENGINES = {"vllm": "serving", "trtllm": "trtllm", "sglang": "serving"}
+"""Kernels of SGLang are taken to be those of vLLM."""
+KERNELS = {
+    "": "serving", "fp8": "serving-fp8", "fp4": "serving-nvfp4", "fp8_block": "serving-fp8-block",
+}  # fmt: skip
+BLOCKS = ("Qwen/Qwen3-235B-A22B-FP8", "deepseek-ai/DeepSeek-R1")
+"""Models whose float8 weights have a scale per block."""
 SCHEDULER = "continuous:tokens=8192,requests=1024"
 NARROW = "float8_e4m3fn"
 WIDE_CACHES = ("a100_sxm", "h100_sxm", "h200_sxm")
@@ -53,11 +60,20 @@ def command_of(row: Mapping[str, str]) -> dict[str, str] | None:
     known = row["model_path"] in MODELS and row["system"] in SYSTEMS and row["backend"] in ENGINES
     if row["mode"] != "agg" or not known or not users or row["pp_size"] not in ("", "1", "1.0"):
         return None
+    devices = int(float(row["tp_size"]))
+    parts = [float(row[f"moe_{kind}_size"] or 1) or 1 for kind in ("tp", "ep")]
+    if row["attention_dp_size"] not in ("", "0", "0.0", "1", "1.0") or (
+        row["model_path"] in BLOCKS and parts[0] * parts[1] != devices
+    ):
+        return None  # attention is divided by requests, or sizes contradict each other
     count = int(float(users))
     lengths = [int(float(row[key])) for key in ("isl", "osl")]
     least = [int(SPREAD * length) for length in lengths]
     if row["origin"].startswith("NVIDIA"):
         least = lengths
+    precision = row["precision"]
+    if row["model_path"] in BLOCKS and precision == "fp8":
+        precision = "fp8_block"
     wide = row["backend"] == "vllm" and row["system"] in WIDE_CACHES
     texts = [
         f"uniform:{low}-{high}" if low < high else str(high)
@@ -65,9 +81,9 @@ def command_of(row: Mapping[str, str]) -> dict[str, str] | None:
     ]
     return {
         "model": MODELS[row["model_path"]],
-        "mesh": f"tp={int(float(row['tp_size']))}",
+        "mesh": f"tp={devices}",
         "system": f"{SYSTEMS[row['system']]}-{ENGINES[row['backend']]}",
-        "kernels": KERNELS[row["precision"]],
+        "kernels": KERNELS[precision],
         "kv-dtype": NARROW if row["precision"] and not wide else "",
         "workload": f"closed:{count},in={texts[0]},out={texts[1]},count={PER_USER * count}",
         "scheduler": SCHEDULER,

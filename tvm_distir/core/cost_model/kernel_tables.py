@@ -25,6 +25,7 @@ import numpy.typing as npt
 from tvm_distir.support import (
     Check,
     InvalidValue,
+    NotNegative,
     Positive,
     PositiveCount,
     Text,
@@ -34,6 +35,7 @@ from tvm_distir.support import (
     read_model,
 )
 
+from .expert_kernels import EXPERTS, ROUTER_SKEW, expert_features, expert_work, share_of
 from .faults import known_file, no_json, wrong
 from .hardware import LIKE, Device, PowerForm, of_dtype
 from .rates import Rate, RooflineTime
@@ -43,12 +45,13 @@ Floats = npt.NDArray[np.float64]
 SCHEMA_VERSION = 1
 TABLES = Path(__file__).parent / "data" / "kernels"
 PRODUCT, PREFILL, DECODE = "matmul", "attention", "attention_decode"
-COLUMNS = {PRODUCT: 3, PREFILL: 6, DECODE: 6}
+COLUMNS = {PRODUCT: 3, PREFILL: 6, DECODE: 6, EXPERTS: 7}
 """The sizes of a kernel. Products: rows, columns and inner dim. Attention: sequences, new tokens,
-tokens in the cache with the new ones, query heads, key heads, width of a head."""
+tokens in the cache with the new ones, query heads, key heads, width of a head. Experts: those of
+:mod:`.expert_kernels`, and the skew of the router, which tables alone have."""
 HALF = ("float16", "bfloat16")
 _TILE_ROWS, _TILE = 64, 128
-_SCALES = {PRODUCT: 4.0, PREFILL: 8.0, DECODE: 8.0}
+_SCALES = {PRODUCT: 4.0, PREFILL: 8.0, DECODE: 8.0, EXPERTS: 6.0}
 """Correlation lengths of the residual, in units of the logarithms of sizes."""
 _NUGGET = 0.02
 """Variance of the noise of measurements, relative to that of the residual."""
@@ -63,10 +66,13 @@ class KernelSizes(NamedTuple):
         Of the weights of a product, or of the cache of attention.
     sizes : tuple
         Numbers, or arrays of the same shape: see :data:`COLUMNS`.
+    kernel : str
+        The kernel that it is a part of, as a product of experts is; empty: of its class.
     """
 
     dtype: str
     sizes: tuple[Any, ...]
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class _TableRows:
     dtype: Text
     element_bytes: Positive
     form: PowerForm
-    rows: tuple[tuple[Positive, ...], ...]
+    rows: tuple[tuple[NotNegative, ...], ...]
 
 
 def _check_tables(tables: tuple[_TableRows, ...]) -> tuple[_TableRows, ...]:
@@ -118,6 +124,8 @@ def attention_work(sizes: Floats, element_bytes: float) -> tuple[Floats, Floats]
 
 def work_of(kernel: str, sizes: Floats, element_bytes: float) -> tuple[Floats, Floats]:
     """Return FLOPs and bytes of measured kernels."""
+    if kernel == EXPERTS:
+        return expert_work(sizes, element_bytes)
     work = product_work if kernel == PRODUCT else attention_work
     return work(sizes, element_bytes)
 
@@ -129,6 +137,8 @@ def _features(kernel: str, sizes: Floats, processors: int) -> Floats:
     idle. Of attention: sequences, length, the parts that run apart, their tokens, queries per key
     head, and width.
     """
+    if kernel == EXPERTS:
+        return expert_features(sizes)
     if kernel == PRODUCT:
         m, n, k = sizes.T
         waves = np.ceil(m / _TILE) * np.ceil(n / _TILE) / processors
@@ -174,6 +184,7 @@ class KernelTable:
         processors: int,
     ) -> None:
         self.kernel, self.dtype, self.form, self.processors = kernel, dtype, form, processors
+        self.element_bytes = element_bytes
         peak = of_dtype(device.matmul_TFLOPs, dtype) * 1e12
         bandwidth = device.memory_bandwidth_GBps * 1e9
         self._floor = peak, bandwidth
@@ -212,19 +223,32 @@ class KernelTable:
         return np.expm1(-(inverse @ residual) / np.diag(inverse))
 
     def spent_s(self, flops: Any, moved_bytes: Any, sizes: Sequence[Any]) -> RooflineTime[Any]:
-        """Return the seconds of kernels of some FLOPs and bytes, numbers or arrays (rows,)."""
-        spent = self.rate.spent_s(flops, moved_bytes)
+        """Return the seconds of kernels of some FLOPs and bytes, numbers or arrays (rows,).
+
+        The work of experts follows from their sizes, without empty slots; each product takes its
+        share of the time of all.
+        """
+        if self.kernel == EXPERTS:
+            sizes = (*sizes, ROUTER_SKEW)
         table = np.stack(
             [np.broadcast_to(np.asarray(size, np.float64), np.shape(flops)) for size in sizes],
             axis=-1,
         ).reshape(-1, len(sizes))
+        share: Any = 1.0
+        if self.kernel == EXPERTS:
+            share = share_of(table, np.ravel(flops)).reshape(np.shape(flops))
+            work = expert_work(table, self.element_bytes)
+            flops, moved_bytes = (part.reshape(np.shape(flops)) for part in work)
+        spent = self.rate.spent_s(flops, moved_bytes)
         distinct, which = np.unique(table, axis=0, return_inverse=True)
         features = _features(self.kernel, distinct, self.processors) / _SCALES[self.kernel]
         factor = np.exp((_matern(features, self._known) * self._weights).sum(axis=1))
         peak, bandwidth = self._floor
         least = np.maximum(flops / peak, moved_bytes / bandwidth)
         whole = spent.whole * factor[which.ravel()].reshape(np.shape(flops))
-        return RooflineTime(spent.bound, spent.busy, np.maximum(whole, least))
+        return RooflineTime(
+            share * spent.bound, share * spent.busy, share * np.maximum(whole, least)
+        )
 
 
 def _matern(first: Floats, second: Floats) -> Floats:
@@ -257,8 +281,7 @@ class KernelTables:
 
     def of(self, kernel_class: str, dtype: str) -> KernelTable | None:
         """Return the table of a kernel class and dtype; None where nothing was measured."""
-        kernel = LIKE.get(kernel_class, kernel_class)
-        kernel = kernel_class if kernel_class in COLUMNS else kernel
+        kernel = kernel_class if kernel_class in COLUMNS else LIKE.get(kernel_class, kernel_class)
         names = (dtype, dtype.split("_")[0], *(HALF if dtype in HALF else ()))
         found = (self.tables.get((kernel, name)) for name in names)
         return next((table for table in found if table is not None), None)

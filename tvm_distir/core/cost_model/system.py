@@ -190,7 +190,7 @@ class System(Displayed):
         """Return the table that has kernels of a class and of the dtype of some sizes."""
         if sizes is None or self.tables is None:
             return None
-        return self.tables.of(kernel_class, sizes.dtype)
+        return self.tables.of(sizes.kernel or kernel_class, sizes.dtype)
 
     def spent_s(
         self,

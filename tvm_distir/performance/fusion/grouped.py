@@ -11,6 +11,7 @@ from tvm_distir.performance.program.program import Program
 
 from .accumulation import accumulated
 from .dataflow import Dataflow
+from .fused_experts import with_fused_experts
 from .fused_function import Writer
 from .grouping import Grouping, plain
 from .hosts import with_hosts
@@ -56,6 +57,8 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     program = quantized(dataclasses.replace(program, functions=functions), known)
     if known.joined:
         program = joined(program, known.joined)
+    if known.experts == "fused":
+        program = with_fused_experts(program)
     if known.accumulates:
         program = accumulated(program)
     return with_hosts(program, {} if known.graphs else besides, known.graphs)

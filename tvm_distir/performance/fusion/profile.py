@@ -160,6 +160,9 @@ class Profile:
         products of the same operand, and others of the same name.
     attention : str
         Whether softmax attention is a kernel (``fused``) or products and a softmax (``written``).
+    experts : str
+        Whether experts are kernels that read tokens by their index (``fused``), or products of
+        slots into which tokens are moved (``written``).
     attention_class : str
         Kernel class of softmax attention that is a kernel, forward and backward; empty: those of
         the ops.
@@ -181,6 +184,7 @@ class Profile:
     rules: tuple[FusionRule, ...] = field(default=(), metadata={"alias": "kernels"})
     joined: tuple[Text, ...] = ()
     attention: Literal["written", "fused"] = "written"
+    experts: Literal["written", "fused"] = "written"
     attention_class: Annotated[str, one_of(KERNEL_CLASSES)] = ""
     quantization: Quantization | None = None
 

@@ -14,6 +14,7 @@ from tvm import ir, relax
 from tvm_distir.core import (
     ALIAS,
     COLLECTIVES,
+    EXPERT_MATMUL_OP,
     FUNCTION_CALL,
     ITEM,
     OP_CALL,
@@ -214,6 +215,8 @@ class FunctionExporter:
             op = Op("", "wait", str(call.op.name))
         elif outputs or not is_nothing(call, ty):
             op = computation(self.kernels.of(number))
+            if op.op == EXPERT_MATMUL_OP:
+                op = op._replace(selects=(int(call.attrs["top_k"]), int(call.attrs["experts"])))
         else:
             return out
         self.ops.append(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))

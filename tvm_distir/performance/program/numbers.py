@@ -108,6 +108,7 @@ def _ops(numbers: Numbers, digest: Any, fn: Function) -> Iterator[int]:
         rest = (
             op.kind, op.op, op.inputs, op.outputs, op.modelled, op.kernel_class, op.dtype,
             op.callee, op.otherwise, op.collective, op.mesh, op.mesh_axes, op.tag, op.peer_mesh,
+            op.selects,
         )  # fmt: skip
         digest.update(repr(rest).encode())
         numbers.values += [

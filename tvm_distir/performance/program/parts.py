@@ -147,6 +147,8 @@ class Op(NamedTuple):
         The tag that joins the ends of a transfer, and the mesh at the other end.
     measured_ps : int
         The measured picoseconds of a compute op; 0: it was not measured.
+    selects : tuple of int
+        Of a product of experts: how many experts work on a token, and all experts.
     """
 
     name: str
@@ -172,6 +174,7 @@ class Op(NamedTuple):
     tag: Integer = 0
     peer_mesh: Count = 0
     measured_ps: Count = 0
+    selects: tuple[Count, ...] = ()
 
     @property
     def is_start(self) -> bool:
@@ -203,7 +206,7 @@ modelled)."""
 
 
 def _keys_of_op(kind: str) -> Keys:
-    optional = ("reason", "measured_ps") if kind == "compute" else ("reason",)
+    optional = ("reason", "measured_ps", "selects") if kind == "compute" else ("reason",)
     types = get_type_hints(Op, include_extras=True)
     types["collective"] = Annotated[str, one_of(TRANSFERS if kind == "transfer" else COLLECTIVES)]
     keys = (*COMMON_KEYS, *EXTRA_KEYS[kind], *optional)

@@ -204,4 +204,6 @@ def _op_dict(op: Op) -> dict[str, Any]:
         out["reason"] = op.reason
     if op.measured_ps:
         out["measured_ps"] = op.measured_ps
+    if op.selects:
+        out["selects"] = list(op.selects)
     return out

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_distir.core import KernelSizes
+from tvm_distir.core import EXPERT_MATMUL_OP, EXPERTS, KernelSizes
 from tvm_distir.performance.program.parts import Op
 
 _PRODUCTS = ("relax.matmul", "product_with_bias")
@@ -38,7 +38,13 @@ def sizes_of(
         columns = sum(shape[-1] for shape in outputs)
         rows = math.prod(outputs[0][:-1])
         return KernelSizes(op.dtype, (rows, columns, flops // (2 * rows * columns)))
-    if op.op == _ATTENTION and len(inputs) > 3:
+    if op.op == EXPERT_MATMUL_OP and op.selects and outputs:
+        held, _, columns = outputs[0]
+        inner = inputs[0][-1]
+        rows = flops // (2 * inner * columns * len(outputs))
+        return KernelSizes(op.dtype, (rows, held, inner, columns, *op.selects), EXPERTS)
+    latent = len(op.inputs) > 2 and op.inputs[1] == op.inputs[2]  # kernels of its own
+    if op.op == _ATTENTION and len(inputs) > 3 and not latent:
         batch, new, kv_heads, shared, width = inputs[0]
         held = inputs[-2][1] * inputs[1][2]
         sizes = (batch, new, held, kv_heads * shared, kv_heads, width)

@@ -12,6 +12,12 @@ import pytest
 
 from tvm_distir.core.cost_model import kernel_tables
 from tvm_distir.core.cost_model.device_reader import load_device
+from tvm_distir.core.cost_model.expert_kernels import (
+    EXPERTS,
+    expert_work,
+    tokens_of,
+    work_rows,
+)
 from tvm_distir.core.cost_model.hardware import PowerForm
 from tvm_distir.core.cost_model.kernel_tables import (
     COLUMNS,
@@ -32,7 +38,7 @@ SYSTEMS = [
     for engine in ("serving", "trtllm")
     if (name, engine) != ("a100", "trtllm")
 ]
-BARS = {"matmul": 6.5, "attention": 10.0, "attention_decode": 10.0}
+BARS = {"matmul": 6.5, "attention": 10.0, "attention_decode": 10.0, "experts": 10.0}
 """Most of the median errors, in percent, of kernels of vLLM whose scales are per tensor."""
 
 
@@ -101,6 +107,8 @@ def test_no_kernel_of_a_table_is_faster_than_the_device(name: str) -> None:
     rng = np.random.default_rng(SYSTEMS.index(name))
     bandwidth = system.memory_bandwidth_bytes_per_s
     for kernel, dtype in system.tables.tables:
+        if kernel == EXPERTS:
+            continue
         sizes = np.exp(rng.uniform(0, 10, (220, COLUMNS[kernel]))).astype(np.int64)
         if kernel != "matmul":
             sizes[:, 2] = np.maximum(sizes[:, 1], sizes[:, 2])
@@ -115,6 +123,31 @@ def test_no_kernel_of_a_table_is_faster_than_the_device(name: str) -> None:
             single = KernelSizes(dtype, tuple(sizes[row].tolist()))
             time = system.roofline(int(flops[row]), int(moved[row]), kernel, dtype, single)
             assert round(time.time_s * 1e12) == pytest.approx(round(whole[row] * 1e12), abs=1)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 60, 900, 20000])
+def test_products_of_experts_take_their_shares_of_the_time_of_all(tokens: int) -> None:
+    """Two thirds of it gate and up, as one product; no less than the floors of the device."""
+    system = System.load("h200-serving")
+    held, hidden, inner, top_k, experts = 32, 4096, 1536, 8, 128
+    rows = round(work_rows(tokens, held, top_k, experts))
+    found = tokens_of(np.array([[rows, held, hidden, inner, top_k, experts]], float))[0]
+    assert found == pytest.approx(tokens, rel=0.3)
+    flops, moved = expert_work(
+        np.array([[rows, held, hidden, inner, top_k, experts]], float), 1 + 4 / 128**2
+    )
+    peak = system.peak_flops_per_s("float8_block")
+    least = max(flops[0] / peak, moved[0] / system.memory_bandwidth_bytes_per_s)
+    slots = 2.0 * rows * hidden * inner
+    times = {
+        part: system.spent_s(
+            part * slots, 1.0, "matmul", "float8_block",
+            KernelSizes("float8_block", (rows, held, *dims, top_k, experts), EXPERTS),
+        )[0].whole
+        for part, dims in ((2, (hidden, inner)), (1, (inner, hidden)))
+    }  # fmt: skip
+    assert times[2] == pytest.approx(2 * times[1], rel=1e-12)
+    assert times[1] + times[2] >= least
 
 
 @pytest.mark.parametrize("name", [name for name in table_names() if name.endswith("vllm")])

@@ -119,3 +119,25 @@ def test_experts_that_get_no_tokens_are_not_read_in_any_type() -> None:
         operand, *weights = (values[value].bytes for value in inputs)
         assert old.bytes_read - operand < sum(weights)
         assert new.bytes_read == operand + (old.bytes_read - operand) / 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_lies_around_products_of_experts_takes_no_time_of_its_own() -> None:
+    """Routing, rows of slots and their sum; other work, and what a collective parts, keeps its."""
+    changed = {}
+    for family, strategy in (("deepseek", "megatron"), ("mixtral", "expert_parallel")):
+        program = step(family, strategy, **{"tp" if strategy == "megatron" else "ep": 2})
+        apart = dataclasses.replace(Profile.load("serving"), experts="written")
+        before, after = (grouped(program, profile) for profile in (apart, "serving"))
+        layer = after.functions["layer"]
+        pairs = list(zip(before.functions["layer"].ops, layer.ops, strict=True))
+        changed[family] = {old.name.rstrip("0123456789") for old, new in pairs if old != new}
+        assert {old.name for old, new in pairs if old == new} >= {
+            op.name for op in layer.ops if op.kind == "collective" or op.kernel_class == "matmul"
+        }
+        assert all(new.kernel_class == "view" for old, new in pairs if old != new)
+        assert pairs[-1][0] == pairs[-1][1]  # the addition to the residual stream
+    assert {"dispatched", "returned", "combined"} <= changed["deepseek"]
+    assert not any(name.startswith("rms_norm") for name in changed["deepseek"])
+    assert {"dispatched", "returned", "combined"}.isdisjoint(changed["mixtral"])
+    assert changed["mixtral"]
