@@ -235,9 +235,13 @@ def test_ports_name_the_dims(mlp: ir.IRModule) -> None:
 def test_a_size_that_decides_is_named() -> None:
     rules = [{"value": "h", "placement": "S[1]"}, {"param": "x", "placement": "R"}]
     plan = {"schema_version": 1, "mesh": {"tp": 2}, "rules": rules}
-    with pytest.raises(LoweringError, match="the dim seq is divided into 2 parts") as info:
+    with pytest.raises(LoweringError, match='dim "seq" of this value is divided into 2') as info:
         td.distribute(td.from_tvmscript(MLP), plan)
-    assert info.value.code == "DIST0502" and "--dim seq=N" in info.value.remedy
+    assert info.value.code == "DIST0502" and '"x"' in info.value.what
+    assert "--dim seq=N" in info.value.remedy
+    assert info.value.remedy.startswith('Shard "x" along "seq"')
+    other = [*rules[:1], {"param": "x", "placement": "S[1]"}]
+    td.distribute(td.from_tvmscript(MLP), {**plan, "rules": other})
 
 
 TWO_RESULTS = """

@@ -57,6 +57,7 @@ class DivisibleDims:
     def __init__(self, name: str, fn: relax.Function) -> None:
         self.name, self.fn = name, fn
         self.parts: dict[Any, int] = {}
+        self._places: dict[Any, str] = {}  # of the first value that a variable has to divide
         extents = [extent for param in fn.params for extent in _extents(param.ty)]
         self.local: dict[Any, Any] = {
             extent: tirx.Var(str(extent.name), extent.ty.dtype)
@@ -94,6 +95,7 @@ class DivisibleDims:
             if self.part(extent, count) is not None:
                 return
             self.parts[variable] = math.lcm(self.parts.get(variable, 1), count)
+            self._places.setdefault(variable, place)
         if self.part(extent, count) is None:
             raise _needs_size(
                 f"a dim of size {extent} is divided into {count} parts", extent, place
@@ -128,12 +130,25 @@ class DivisibleDims:
         ]
         for variable, count in self.parts.items():
             if not any(self.local[variable].same_as(size) for size in shards):
-                raise _needs_size(
-                    f"the dim {variable.name} is divided into {count} parts inside the function, "
-                    "and by no parameter",
-                    variable,
-                    self.name,
-                )
+                raise self._undefined(variable, count)
+
+    def _undefined(self, variable: Any, count: int) -> LoweringError:
+        """Return the error for a dim that values divide and no parameter does."""
+        name = str(variable.name)
+        params = [
+            f'"{param.name}"'
+            for param in self.fn.params
+            if any(variable.same_as(size) for size in _extents(param.ty))
+        ]
+        return LoweringError(
+            "DIST0502",
+            f'the symbolic dim "{name}" of this value is divided into {count} parts, and every '
+            f"device has the whole of {' and '.join(params)}: the size of a part is that of no "
+            "input",
+            place=self._places[variable],
+            remedy=f'Shard {params[0]} along "{name}" too, or replicate this dim. '
+            + dims_remedy([name]),
+        )
 
     def _types(self) -> Iterator[tuple[str, Any]]:
         for param in self.fn.params:
