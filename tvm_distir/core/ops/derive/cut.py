@@ -21,7 +21,7 @@ from tvm.sym import Analyzer
 from tvm_distir.core.ops.dims import plain, same, symbols
 
 from .compute_blocks import NotUnderstood, blocks_of, kind_of
-from .dim_groups import Buffers, Node, NodeClasses, visit
+from .dim_groups import Buffers, Node, classes_of
 
 Counts = Mapping[tuple[int, int], int]
 """(parameter, dim) to the number of parts it is sharded into."""
@@ -50,9 +50,7 @@ class Cutter:
         self.func = func
         self.blocks = list(blocks_of(func.body))
         self.numbers = Buffers(func)
-        classes = NodeClasses()
-        for number, block in enumerate(self.blocks):
-            visit(classes, self.numbers, number, block)
+        classes = classes_of(self.numbers, self.blocks)
         members = classes.members()
         self.parts: dict[Node, int] = {}
         for (param, dim), count in sorted(counts.items()):

@@ -141,7 +141,7 @@ def _visit_value(classes: NodeClasses, number: int, block: Block, e: Any) -> Non
                 classes.step(("iter", number, k), shift[0])
 
 
-def visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) -> None:
+def _visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) -> None:
     """Tie and pin the dims that block ``number`` iterates over, reads and writes."""
     for k, (_, _) in enumerate(block.extents):
         classes.find(("iter", number, k))
@@ -159,6 +159,34 @@ def visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) -> 
                 _visit_index(classes, number, block, ("dim", place, d), buffers.shapes[place][d], e)
         for e in exprs:
             _visit_value(classes, number, block, e)
+
+
+def classes_of(buffers: Buffers, blocks: list[Block]) -> NodeClasses:
+    """Return the classes of the dims of all buffers and of the loop variables of all blocks."""
+    classes = NodeClasses()
+    for number, block in enumerate(blocks):
+        _visit(classes, buffers, number, block)
+    _tie_unread_operands(classes, buffers, blocks)
+    return classes
+
+
+def _tie_unread_operands(classes: NodeClasses, buffers: Buffers, blocks: list[Block]) -> None:
+    """Let operands of which only the shape is read follow the last result.
+
+    Their values do not matter, so that any placement is right. Dims at the same position with the
+    same extent are sharded together, such as the batch of a cache and of the queries.
+    """
+    stores = [store for block in blocks for store in block.stores]
+    read = {buffers.number(store.buffer) for store in stores}
+    for store in stores:
+        for e in (*store.read(), *store.indices):
+            read |= {buffers.number(x.source) for x in loads(e)}
+    last = buffers.params - 1
+    for number in range(last):
+        pairs = zip(buffers.shapes[number], buffers.shapes[last])
+        for d, (extent, other) in enumerate(pairs if number not in read else ()):
+            if same(extent, other):
+                classes.tie(("dim", number, d), ("dim", last, d))
 
 
 def class_size(

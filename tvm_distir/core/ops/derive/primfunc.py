@@ -20,7 +20,7 @@ from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.factor import Rule
 
 from .compute_blocks import Block, NotUnderstood, blocks_of, count_flops, kind_of, loads
-from .dim_groups import Buffers, Node, NodeClasses, class_size, visit
+from .dim_groups import Buffers, Node, NodeClasses, class_size, classes_of
 from .flow import States, flow
 
 #: Judges a factor (operand dims, result dims, size): None, or why the op cannot follow it.
@@ -161,9 +161,7 @@ def analyse(func: Any, shape: CallShape, accept: Accept | None = None) -> Draft:
         return draft
     try:
         blocks = list(blocks_of(func.body))
-        classes = NodeClasses()
-        for number, block in enumerate(blocks):
-            visit(classes, buffers, number, block)
+        classes = classes_of(buffers, blocks)
     except NotUnderstood as reason:
         draft.default_why = f"its TIR is not supported: it contains {reason}"
         return draft
