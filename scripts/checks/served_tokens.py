@@ -3,17 +3,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serve a tiny model on an engine, and compare its tokens and batches with what is expected.
 
-Usage: scripts/checks/served_tokens.py [FAMILY] [STRATEGY] [tp=N] [ENGINE]
+Usage: scripts/checks/served_tokens.py [FAMILY] [STRATEGY] [AXIS=N,...] [ENGINE]
 
 Requests go through the steps of ``entry=serve``, distributed and run on ``threads``, or on another
-engine, such as ``torch``: in each step a prompt is filled by a chunk, or the running requests
-decode a token each. The tokens must be those of the model on a single device, and each step must
-work on as many requests and tokens of prompts as the simulated engine says. Prints both; exits 1
-when they differ.
+engine, such as ``torch``: in each step prompts are filled by a chunk, or the running requests
+decode a token each. Where ``dp`` or ``ep`` divide requests, each is in one of the parts, and parts
+with fewer requests in a step have idle rows. The tokens must be those of the model on a single
+device, and each step must work on as many requests and tokens of prompts as the simulated engine
+says. Prints both; exits 1 when they differ.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ class Steps:
 
     def __init__(self, model: str, strategy: str, mesh: dict[str, int], engine: str) -> None:
         self.model, self.strategy, self.mesh, self.engine = model, strategy, mesh, engine
+        self.pools = math.prod(size for axis, size in mesh.items() if axis in ("dp", "ep"))
         self.known: dict[tuple[int, int], tuple] = {}
 
     def module(self, batch: int, seq: int) -> tuple:
@@ -40,6 +43,7 @@ class Steps:
 
         if (batch, seq) not in self.known:
             keys = f"entry=serve,batch={batch},seq={seq},past={COLUMNS * PAGE - seq}"
+            keys += f",pools={self.pools}"
             mod = td.load_model(f"{self.model},{keys},page={PAGE},pages={PAGES}").mod
             plan = td.strategy.make_plan(mod, self.strategy, self.mesh)
             names = [str(name) for name in mod["main"].attrs["dist.param_names"]]
@@ -60,49 +64,62 @@ class Steps:
 
 def served(steps: Steps, prompts: list, weights: dict) -> tuple[list[list[int]], list[list[int]]]:
     """Serve prompts, those that wait first; return tokens, and the sizes of steps."""
-    mod, _, names = steps.module(1, CHUNK)
+    pools = steps.pools
+    mod, _, names = steps.module(pools, CHUNK)
     shapes = dict(zip(names, (p.ty for p in mod["main"].params), strict=True))
     caches = {
         name: np.zeros([int(n) for n in ty.shape], str(ty.dtype))
         for name, ty in shapes.items()
         if name.endswith("_cache")
     }
-    free = list(np.random.default_rng(0).permutation(PAGES))
+    free = [list(np.random.default_rng(pool).permutation(PAGES)) for pool in range(pools)]
+    idle = [pages.pop() for pages in free]  # idle rows write there
     waiting, running, batches = list(range(len(prompts))), [], []
     tokens: list[list[int]] = [[] for _ in prompts]
     held, table = [0] * len(prompts), np.zeros((len(prompts), COLUMNS), np.int32)
 
-    def take(number: int, count: int) -> None:
-        for column in range(-(-held[number] // PAGE), -(-count // PAGE)):
-            table[number, column] = free.pop()
+    def work(parts: dict[int, np.ndarray]) -> dict[int, int]:
+        """Run a step on new tokens of requests; return the next token of each."""
+        nonlocal caches
+        by_pool = [[n for n in parts if n % pools == pool] for pool in range(pools)]
+        count = max(map(len, by_pool))
+        rows = [(*mine, *[-1] * (count - len(mine))) for mine in by_pool]
+        new = next(iter(parts.values())).size
+        ids = np.zeros((pools * count, new), np.int32)
+        lengths = np.zeros(pools * count, np.int32)
+        pages = np.repeat(np.array(idle, np.int32), count)[:, None].repeat(COLUMNS, 1)
+        order = [n for mine in rows for n in mine]
+        for row, n in enumerate(order):
+            if n < 0:
+                continue
+            for column in range(-(-held[n] // PAGE), -(-(held[n] + new) // PAGE)):
+                table[n, column] = free[n % pools].pop()
+            ids[row], lengths[row], pages[row] = parts[n], held[n], table[n]
+        found, caches = steps.run(ids, pages, lengths, caches, weights)
+        for n in parts:
+            held[n] += new
+        return {n: int(token) for n, token in zip(order, found.tolist(), strict=True) if n >= 0}
 
     while waiting or running:
+        budget = CHUNK * pools
         filling = [n for n in running if held[n] < len(prompts[n])]
-        if not filling and waiting and len(running) < MOST:
-            filling = [waiting.pop(0)]
-            running.append(filling[0])
+        budget -= CHUNK * len(filling)
+        while waiting and budget > 0 and len(running) < MOST * pools:
+            if filling and len(prompts[waiting[0]]) > budget:
+                break
+            filling.append(waiting.pop(0))
+            running.append(filling[-1])
+            budget -= CHUNK
         decoding = [] if filling else list(running)
         batches.append([len(decoding), CHUNK * len(filling)])
-        if decoding:
-            for n in decoding:
-                take(n, held[n] + 1)
-            last = np.array([[tokens[n][-1]] for n in decoding], np.int32)
-            lengths = np.array([held[n] for n in decoding], np.int32)
-            new, caches = steps.run(last, table[decoding], lengths, caches, weights)
-            for n, token in zip(decoding, new.tolist(), strict=True):
-                held[n] += 1
+        parts = {n: np.array([tokens[n][-1]], np.int32) for n in decoding}
+        parts |= {n: prompts[n][held[n] : held[n] + CHUNK] for n in filling}
+        for n, token in work(parts).items():
+            if held[n] >= len(prompts[n]):
                 tokens[n].append(token)
-        for n in filling:
-            take(n, held[n] + CHUNK)
-            part = prompts[n][None, held[n] : held[n] + CHUNK]
-            lengths = np.array([held[n]], np.int32)
-            new, caches = steps.run(part, table[[n]], lengths, caches, weights)
-            held[n] += CHUNK
-            if held[n] == len(prompts[n]):
-                tokens[n].append(int(new[0]))
         for n in [n for n in running if len(tokens[n]) >= OUTPUTS[n]]:
             running.remove(n)
-            free += table[n, : -(-held[n] // PAGE)].tolist()
+            free[n % pools] += table[n, : -(-held[n] // PAGE)].tolist()
     return tokens, batches
 
 
@@ -128,7 +145,7 @@ def alone(model: str, prompts: list, weights: dict) -> list[list[int]]:
     return tokens
 
 
-def simulated() -> list[list[int]]:
+def simulated(pools: int) -> list[list[int]]:
     """Return the requests that decode, and the tokens of prompts, of each simulated step."""
     from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes, serve_requests
     from tvm_distir.planning.serving.workload import Requests
@@ -139,7 +156,7 @@ def simulated() -> list[list[int]]:
     requests = Requests(zeros, *sizes, zeros - 1, zeros)
     times = StepTimes(axis, axis, ones, axis, axis, ones)
     options = SchedulerOptions("prefill_first", CHUNK, MOST)
-    result = serve_requests(requests, times, options, PAGES, PAGE)
+    result = serve_requests(requests, times, options, PAGES * pools, PAGE, pools=pools)
     return [[int(row[2]), int(row[3])] for row in result.steps]
 
 
@@ -149,17 +166,19 @@ def main(arguments: list[str]) -> int:
 
     usual = ("llama3", "megatron", "tp=2", "threads")
     family, strategy, mesh, engine = (*arguments, *usual[len(arguments) :])
-    axis, _, size = mesh.partition("=")
+    sizes = dict(axis.split("=") for axis in mesh.split(","))
     drops = ",capacity_factor=0" if family in ("mixtral", "moe", "deepseek", "gpt_oss") else ""
-    steps = Steps(f"zoo:{family}?size=tiny{drops}", strategy, {axis: int(size)}, engine)
-    mod, _, names = steps.module(1, CHUNK)
+    steps = Steps(
+        f"zoo:{family}?size=tiny{drops}", strategy, {k: int(n) for k, n in sizes.items()}, engine
+    )
+    mod, _, names = steps.module(steps.pools, CHUNK)
     shapes = {"input_ids", "pages", "lengths", *(n for n in names if n.endswith("_cache"))}
     drawn = dict(zip(names, draw_inputs(mod, seed=1), strict=True))
     weights = {name: value for name, value in drawn.items() if name not in shapes}
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, 500, n).astype(np.int32) for n in INPUTS]
     tokens, batches = served(steps, prompts, weights)
-    want, expected = alone(steps.model, prompts, weights), simulated()
+    want, expected = alone(steps.model, prompts, weights), simulated(steps.pools)
     print(f"{family}, {strategy} {mesh}, {engine}: {len(batches)} steps")
     print(f"tokens of requests: {'equal' if tokens == want else f'{tokens}, not {want}'}")
     print(f"order of batches: {'equal' if batches == expected else f'{batches}, not {expected}'}")

@@ -6,7 +6,10 @@
 ``python scripts/checks/serving_rows.py FILE.csv [COLUMN=TEXT ...]`` reads rows of
 ai-dynamo/aiconfigurator (``model_path``, ``system``, ``backend``, ``isl``, ``osl``, ``tp_size``,
 ``concurrency``, ...; ``ttft_ms`` and ``tpot_ms`` are means), of which ``COLUMN=TEXT`` selects some.
-Prints the command of each row, errors of the means, and medians by model, system and engine.
+Prints the command of each row, errors of the means, medians by model, system and engine, and what
+is lost by choosing among measured ways of serving by their predictions: for each model, system,
+lengths and level of TPOT, that of the most predicted tokens per second and device is compared with
+the best by measurement.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -48,6 +51,9 @@ NARROW = "float8_e4m3fn"
 WIDE_CACHES = ("a100_sxm", "h100_sxm", "h200_sxm")
 """Systems on which vLLM is taken to keep 16-bit caches, its default: with caches of 8 bits, errors
 of rows of H100 grow with the tokens in caches, to -23 %."""
+LEVELS_MS = (10.0, 15.0, 20.0, 30.0, 50.0, 75.0, 100.0)
+"""Levels of TPOT for which ways of serving are chosen."""
+SLACK = 0.05
 PER_USER = 10
 """Requests per user of a measured run, all of which are counted."""
 SPREAD = 0.8
@@ -120,8 +126,70 @@ def predicted_ms(options: Mapping[str, str]) -> tuple[float, float]:
     return 1e3 * summary.ttft.mean_s, 1e3 * summary.tpot.mean_s
 
 
+@dataclass(frozen=True)
+class ServedRow:
+    """Measured way of serving, with its prediction.
+
+    Attributes
+    ----------
+    place : tuple of str
+        Model, system, and lengths of prompts and answers.
+    users, devices, output_tokens : int
+    predicted_ms, measured_ms : (float, float)
+        The means of TTFT and TPOT.
+    """
+
+    place: tuple[str, ...]
+    users: int
+    devices: int
+    output_tokens: int
+    predicted_ms: tuple[float, float]
+    measured_ms: tuple[float, float]
+
+    def rate(self, times_ms: tuple[float, float]) -> float:
+        """Return the output tokens per second and device of users that always wait for one."""
+        first, each = times_ms
+        life_s = 1e-3 * (first + (self.output_tokens - 1) * each)
+        return self.users * self.output_tokens / life_s / self.devices
+
+
+def regrets(rows: Sequence[ServedRow]) -> list[float]:
+    """Return the share of the best measured rate that each choice by prediction loses.
+
+    A choice that breaks the level by more than :data:`SLACK`, or is none where there are some,
+    loses all.
+    """
+    places: dict[tuple[str, ...], list[ServedRow]] = defaultdict(list)
+    for row in rows:
+        places[row.place].append(row)
+    lost = []
+    for choices in places.values():
+        for level in LEVELS_MS:
+            best = [r.rate(r.measured_ms) for r in choices if r.measured_ms[1] <= level]
+            if len(choices) < 2 or not best:
+                continue
+            known = [r for r in choices if r.predicted_ms[1] <= level]
+            chosen = max(known, key=lambda r: r.rate(r.predicted_ms), default=None)
+            if chosen is None or chosen.measured_ms[1] > level * (1 + SLACK):
+                lost.append(1.0)
+            else:
+                lost.append(max(0.0, 1 - chosen.rate(chosen.measured_ms) / max(best)))
+    return lost
+
+
+def print_regrets(rows: Sequence[ServedRow]) -> None:
+    """Print the regret of choices by model and system."""
+    print("\n| choices | count | mean regret, % | lose all |\n|--|--:|--:|--:|")
+    groups = sorted({row.place[:2] for row in rows})
+    for name, chosen in (*((" ".join(group), group) for group in groups), ("all", ())):
+        lost = np.array(regrets([row for row in rows if row.place[: len(chosen)] == chosen]))
+        if lost.size:
+            print(f"| {name} | {lost.size} | {100 * lost.mean():.1f} | {(lost == 1).sum()} |")
+
+
 def main() -> None:
-    """Print rows, and medians of groups."""
+    """Print rows, medians of groups, and the regret of choices."""
+    served: list[ServedRow] = []
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row, options in modelled(sys.argv[1], sys.argv[2:]):
         text = " ".join(f"--{k} {v}" if k != "model" else v for k, v in options.items() if v)
@@ -141,6 +209,16 @@ def main() -> None:
         )
         name = f"{row['model_path']} {row['system']} {row['precision'] or 'bf16'} {row['backend']}"
         groups[f"{name} ({row['origin']})"].append((errors[0], errors[1]))
+        served.append(
+            ServedRow(
+                tuple(row[key] for key in ("model_path", "system", "isl", "osl")),
+                int(float(row["concurrency"] or row["batch_size"])),
+                int(options["mesh"][3:]),
+                int(float(row["osl"])),
+                times,
+                (float(row["ttft_ms"]), float(row["tpot_ms"])),
+            )
+        )
     print("\n| rows | count | TTFT: median, bias, % | TPOT: median, bias, % |\n|--|--:|--:|--:|")
     for name, errors_of in sorted(groups.items()):
         table = np.array(errors_of)
@@ -149,6 +227,7 @@ def main() -> None:
             f"| {name} | {len(table)} | {medians[0]:.1f}, {bias[0]:+.1f} "
             f"| {medians[1]:.1f}, {bias[1]:+.1f} |"
         )
+    print_regrets(served)
 
 
 if __name__ == "__main__":
