@@ -37,7 +37,7 @@ from typing import Any
 
 import pytest
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "checks"))
 
@@ -162,11 +162,12 @@ def entries(mod: ir.IRModule) -> list[str]:
 
 
 def sized(mod: ir.IRModule) -> ir.IRModule:
-    """Return the module with a size for all symbolic dims: the first that the module allows."""
+    """Return the module with a size for all dims of inputs: the first that the module allows."""
     functions = [fn for fn in mod.functions.values() if isinstance(fn, relax.Function)]
-    names = {str(v.name) for fn in functions for v in relax.analysis.defined_symbolic_vars(fn)}
     types = [ty for fn in functions for p in fn.params for ty in flat_types(p.ty)]
-    static = {n for ty in types for n in static_shape(ty) or () if isinstance(n, int) and n}
+    sizes = [size for ty in types for size in static_shape(ty) or ()]
+    names = {str(size.name) for size in sizes if isinstance(size, tirx.Var)}
+    static = {size for size in sizes if isinstance(size, int) and size}
     *others, last = dict.fromkeys((SIZE, *sorted(static), SIZE))
     for size in others:
         with contextlib.suppress(DistIRError):

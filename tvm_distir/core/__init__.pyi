@@ -366,6 +366,7 @@ from .rewriting.scopes import bindings_in as bindings_in
 from .rewriting.scopes import branches_of as branches_of
 from .rewriting.scopes import let_out as let_out
 from .rewriting.scopes import with_branches as with_branches
+from .rewriting.static_shapes import fold_shapes as fold_shapes
 from .rewriting.substitute import VARIABLES as VARIABLES
 from .rewriting.substitute import substitute as substitute
 from .rewriting.substitute import variables as variables

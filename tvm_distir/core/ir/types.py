@@ -38,6 +38,12 @@ def is_object(ty: Any) -> bool:
     return type(ty) is relax.AnyType
 
 
+def is_shape(ty: Any) -> bool:
+    """Return whether a type is that of a shape whose dims are all static."""
+    known = type(ty) is relax.ShapeType and ty.values is not None
+    return known and all(type(n) is tirx.IntImm for n in ty.values[:])
+
+
 def flat_types(ty: Any) -> list[Any]:
     """Return the leaves of a (nested) tuple type, in order."""
     if type(ty) is relax.TupleType:

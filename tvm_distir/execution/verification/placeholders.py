@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tvm_ffi
 from tvm import ir
 
 from tvm_distir.core import all_bindings, entry_of, flat_types, is_object, place_of, relax_functions
@@ -70,8 +71,11 @@ def with_device_objects(dist: ir.IRModule, values: Sequence[Array]) -> list[Any]
 
 
 def as_array(output: Any) -> Any:
-    """Return the placeholder that an output holds on all devices as an array."""
+    """Return the placeholder, or the shape, that an output holds on all devices as an array."""
     if not isinstance(output, DeviceObjects):
         return output
-    numbers = set(output.objects.values())
-    return np.asarray(numbers.pop() if len(numbers) == 1 else MIXED, "int64")
+    values = {
+        tuple(value) if isinstance(value, tvm_ffi.Shape) else value
+        for value in output.objects.values()
+    }
+    return np.asarray(values.pop() if len(values) == 1 else MIXED, "int64")

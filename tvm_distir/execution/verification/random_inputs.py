@@ -19,12 +19,18 @@ from .input_specs import InputSpec, input_specs
 
 Array = npt.NDArray[np.generic]
 
+DISTRIBUTIONS = ("normal", "below one", "above one", "integers")
+"""Distributions of data: standard normal, uniform in (0.1, 0.9), uniform in (1.1, 1.9), and the
+integers {-2..2}. Logarithms and inverse functions are finite for some of them only, and
+comparisons of two tensors come out both ways for integers."""
+
 
 def draw_inputs(
     mod: ir.IRModule,
     seed: int = 0,
     exact: bool = False,
     weights: Mapping[str, Array] | None = None,
+    distribution: str = "normal",
 ) -> list[Array]:
     """Draw an array for each tensor among the parameters of a module's entry.
 
@@ -40,13 +46,15 @@ def draw_inputs(
     weights : mapping of str to array, optional
         Values of weights by name, used where they are given; ignored when ``exact``. One that is
         filled with a single value is drawn all the same: it would hide a wrong placement.
+    distribution : str
+        The distribution of data, of :data:`DISTRIBUTIONS`.
 
     Returns
     -------
     list of array
-        The arrays in the order of the parameters. Data are standard normal, weights normal with
-        deviation ``gain / sqrt(fan_in)`` (He et al. 2015 for convolutions), biases and means small,
-        scales near 1, variances uniform in [0.5, 1.5], integers inside the range that their
+        The arrays in the order of the parameters. Data have the distribution, weights are normal
+        with deviation ``gain / sqrt(fan_in)`` (He et al. 2015 for convolutions), biases and means
+        small, scales near 1, variances uniform in [0.5, 1.5], integers inside the range that their
         consumers allow. Words of quantized numbers have all bits, and their steps are such that the
         numbers they mean have the deviation of weights.
 
@@ -72,7 +80,7 @@ def draw_inputs(
             arrays.append(known.astype(numpy_dtype(spec.dtype), order="C"))
             continue
         rng = np.random.default_rng([seed, index])
-        arrays.append(_draw(spec, rng, exact))
+        arrays.append(_draw(spec, rng, exact, distribution))
     return arrays
 
 
@@ -87,11 +95,11 @@ def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
     return np.dtype(kind)
 
 
-def _draw(spec: InputSpec, rng: np.random.Generator, exact: bool) -> Array:
+def _draw(spec: InputSpec, rng: np.random.Generator, exact: bool, distribution: str) -> Array:
     dtype = numpy_dtype(spec.dtype)
     if "float" not in spec.dtype:
         return rng.integers(spec.low, spec.high, spec.shape).astype(dtype)
-    if exact:
+    if exact or (spec.role == "data" and distribution == "integers"):
         low = 1 if spec.role == "variance" else -2
         return rng.integers(low, 3, spec.shape).astype(dtype)
     if spec.role == "variance":
@@ -99,6 +107,9 @@ def _draw(spec: InputSpec, rng: np.random.Generator, exact: bool) -> Array:
     if spec.role == "step":
         steps = rng.uniform(0.5, 1.5, spec.shape) * (spec.gain / np.sqrt(spec.fan_in))
         return np.asarray(steps, dtype)
+    if spec.role == "data" and distribution != "normal":
+        least = 0.1 if distribution == "below one" else 1.1
+        return np.asarray(rng.uniform(least, least + 0.8, spec.shape), dtype)
     values = rng.standard_normal(spec.shape, dtype=np.float32)
     if spec.role == "weight":
         values *= np.float32(spec.gain / np.sqrt(spec.fan_in))

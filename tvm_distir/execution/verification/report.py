@@ -43,6 +43,8 @@ class VerifyReport:
         The collectives that ``export`` expects of a run.
     unlike_claims : tuple of str
         The collectives that ran otherwise than expected, a text each.
+    distribution : str
+        The distribution from which data were drawn, of :data:`.random_inputs.DISTRIBUTIONS`.
     replicas : str
         The ranks that hold different bits of an output, if any do.
     fault : Fault, optional
@@ -67,15 +69,21 @@ class VerifyReport:
     replicas: str = ""
     fault: Fault | None = None
     no_fault: str = ""
+    distribution: str = "normal"
 
     def __str__(self) -> str:
         how = "bit for bit" if self.exact else "within the tolerance"
         verdict = f"EQUAL {how}" if self.equal else f"NOT EQUAL: {self._what()}"
         return (
-            f"{verdict} (engine {self.engine}, seed {self.seed}, {len(self.outputs)} outputs)\n"
+            f"{verdict} (engine {self.engine}, seed {self.seed}, {len(self.outputs)} outputs"
+            f"{self.data_text()})\n"
             f"  maximum difference {self.max_abs_diff:.3g}, relative {self.max_rel_diff:.3g}; "
             f"tolerance {self.atol:.3g} + {self.rtol:.3g} * |reference|"
         )
+
+    def data_text(self) -> str:
+        """Return a text on the distribution of the data, empty for a normal one."""
+        return "" if self.distribution == "normal" else f", data {self.distribution}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data with a ``schema_version``; infinite differences are None."""

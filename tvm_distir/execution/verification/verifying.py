@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -34,15 +35,21 @@ from tvm_distir.transforms import ExpandSchedule, RunInTurn
 from .bisect import Bisection, Fault, first_difference
 from .cancellation import with_terms
 from .collective_counts import claimed_collectives, differences
-from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
+from .compare import OutputReport, coarsest_float, compare_outputs, largest
 from .float32_reference import NARROW, WIDE, judge, own_errors, widened, widened_inputs
+from .input_samples import (
+    DRAWS,
+    InputSample,
+    RandomInputs,
+    file_weights,
+    finite_samples,
+    refuse_constant_outputs,
+)
 from .placeholders import as_array, refuse_used_objects, with_device_objects
+from .random_inputs import DISTRIBUTIONS
 from .report import VerifyReport
 
 Array = npt.NDArray[Any]
-
-_DRAWS = 4
-"""The number of other draws that must leave an output as it is before it counts as constant."""
 
 
 def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
@@ -61,82 +68,6 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
     return [np.asarray(value) for value in flatten_tuples(drawn)]
 
 
-def file_weights(mod: ir.IRModule) -> dict[str, Any]:
-    """Return the weights by name of the file that a module came from, if any."""
-    from tvm_distir.core import FRONTEND_ATTR
-
-    attrs: Any = mod.attrs or {}
-    if FRONTEND_ATTR not in attrs or not str(attrs[FRONTEND_ATTR]["source"]):
-        return {}
-    from tvm_distir.models import load_weights
-
-    return load_weights(mod)
-
-
-class RandomInputs:
-    """Draws full inputs for a module, in the order of the entry's parameters.
-
-    Parameters
-    ----------
-    mod : IRModule
-        The module, at level 1 or 2.
-    exact : bool
-        Draw from {-2..2}, weights of the file included.
-    """
-
-    def __init__(self, mod: ir.IRModule, exact: bool) -> None:
-        self._mod = mod
-        self._exact = exact
-        self._weights = {} if exact else file_weights(mod)
-
-    def draw(self, seed: int) -> list[Array]:
-        """Return an array per parameter (see :func:`tvm_distir.models.draw_inputs`)."""
-        from .random_inputs import draw_inputs
-
-        return draw_inputs(self._mod, seed=seed, exact=self._exact, weights=self._weights)
-
-
-def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
-    """Refuse a reference with NaN or Inf (DIST0620), or without outputs (DIST0621)."""
-    if not outputs:
-        raise EngineError(
-            "DIST0621",
-            "the function has no output",
-            place="reference",
-            remedy="Return at least one value.",
-        )
-    for i, value in enumerate(outputs):
-        if value.dtype.kind in "iub":
-            continue
-        bad = not_finite(value)
-        if bad:
-            raise EngineError(
-                "DIST0620",
-                f"{bad} of {value.size} values of the reference are NaN or Inf",
-                place=f"output {i}",
-                remedy="Use other inputs or weights, or another seed.",
-            )
-
-
-def refuse_constant_outputs(
-    reference: Reference, draws: RandomInputs, first: Sequence[Array], seed: int
-) -> None:
-    """Refuse outputs that are equal, up to signs of zeros, for every draw (DIST0621)."""
-    constant = [i for i, value in enumerate(first) if value.size]
-    for other in range(1, _DRAWS + 1):
-        again = reference.run(draws.draw(seed + other))
-        constant = [i for i in constant if np.array_equal(first[i], again[i])]
-        if not constant:
-            return
-    raise EngineError(
-        "DIST0621",
-        f"{_DRAWS} other samples of the inputs resulted in the same values",
-        place=f"output{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}",
-        remedy="Use weights on which it depends, or exclude the output: its value does not test "
-        "the distribution.",
-    )
-
-
 @dataclass(frozen=True)
 class _Case:
     """A model, its inputs and the single-device results."""
@@ -147,6 +78,38 @@ class _Case:
     values: list[Array]
     reference: Reference
     expected: list[Array]
+
+
+def _compared_run(
+    engine: Engine,
+    dist: ir.IRModule,
+    reference: Reference,
+    samples: Iterable[InputSample],
+    seed: int,
+) -> tuple[InputSample, list[Array], str]:
+    """Run the first sample whose outputs vary; return it, the outputs, and a text on replicas.
+
+    Raises
+    ------
+    EngineError
+        DIST0621 where there is no such sample.
+    """
+    refused: EngineError | None = None
+    for sample in samples:
+        with ThreadPoolExecutor(1) as other_core:
+            # TVM's kernels run without the interpreter's lock: two runs at a time.
+            varied = other_core.submit(refuse_constant_outputs, reference, sample, seed)
+            try:
+                got, replicas = _run_whole(engine, dist, sample.values)
+            finally:
+                # A comparison that proves nothing is refused first, whatever the run did.
+                constant = varied.exception()
+        if constant is None:
+            return sample, got, replicas
+        if not isinstance(constant, EngineError):
+            raise constant
+        refused = refused or constant
+    raise refused or ValueError("there is no sample")
 
 
 def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tuple[Any, str]:
@@ -171,7 +134,7 @@ def _twins(
 
     def pairs() -> Any:
         yield case.expected, truth
-        for other in range(1, _DRAWS + 1):
+        for other in range(1, DRAWS + 1):
             values = case.draws.draw(case.seed + other)
             yield case.reference.run(values), twin.run(widened_inputs(values))
 
@@ -212,6 +175,7 @@ def verify(
     entry: str | None = None,
     dispatch: str | None = None,
     dims: Mapping[str, int] | None = None,
+    weights: Mapping[str, Array] | None = None,
 ) -> VerifyReport:
     """Distribute a module by a plan, run it, and compare with the original on a single device.
 
@@ -248,6 +212,8 @@ def verify(
         Sizes of symbolic dims for the inputs. The module is distributed without them, and its
         program runs at these sizes; bind them by :func:`tvm_distir.bind_dims` instead where the
         program shall be of these sizes alone.
+    weights : mapping of str to array, optional
+        Values of weights by name for drawn inputs, instead of those of the model's file.
 
     Returns
     -------
@@ -267,11 +233,14 @@ def verify(
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
     plain = bind_dims(RunInTurn()(strip_annotations(mod)), dims or {})
     refuse_used_objects(plain)
-    draws = RandomInputs(plain, exact)
-    values = draws.draw(seed) if inputs is None else _ordered(plain, inputs)
+    known = {} if exact else file_weights(plain) if weights is None else weights
+    alone = exact or inputs is not None
+    distributions = DISTRIBUTIONS[:1] if alone else DISTRIBUTIONS
+    draws = [RandomInputs(plain, exact, known, name) for name in distributions]
+    given = None if inputs is None else _ordered(plain, inputs)
     reference = Reference(plain)
-    expected = reference.run(values)
-    refuse_nothing_proved(expected)
+    others = finite_samples(reference, draws, seed, given)
+    first = next(others)
     if plan is not None or dist is None:
         left_out = all_functions - {str(gv.name_hint) for gv in mod.functions}
         plan = as_plan(plan, mod).without_functions(left_out)
@@ -279,14 +248,9 @@ def verify(
         from tvm_distir.transforms import distribute
 
         dist = distribute(mod, plan)
-    with ThreadPoolExecutor(1) as other_core:
-        # TVM's kernels run without the interpreter's lock: two runs at a time.
-        varied = other_core.submit(refuse_constant_outputs, reference, draws, expected, seed)
-        try:
-            got, replicas = _run_whole(chosen, dist, values)
-        finally:
-            # A comparison that proves nothing is refused first, whatever the run did.
-            varied.result()
+    samples = itertools.chain([first], others)
+    sample, got, replicas = _compared_run(chosen, dist, reference, samples, seed)
+    values, expected = sample.values, sample.expected
     if len(got) != len(expected):
         raise EngineError(
             "DIST0603",
@@ -299,7 +263,7 @@ def verify(
     twin: tuple[OutputReport, ...] = ()
     narrow = dtype in NARROW and not exact and atol is None and rtol is None
     if narrow:
-        case = _Case(plain, draws, seed, values, reference, expected)
+        case = _Case(plain, sample.draws, seed, values, reference, expected)
         outputs, twin = _twins(case, dist, chosen, got)
     else:
         outputs = compare_outputs(got, expected, dtype, exact, atol, rtol)
@@ -322,6 +286,7 @@ def verify(
         engine=chosen.name,
         seed=seed,
         exact=exact,
+        distribution=sample.draws.distribution,
         outputs=outputs,
         collectives=collectives,
         twin=twin,

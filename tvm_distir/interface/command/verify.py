@@ -51,8 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     seed = parse_seed(arguments.seed)
     watch = stopwatch()
     with watch.stage("load"):
-        from tvm_distir.core import bind_dims
-        from tvm_distir.execution import draw_inputs, engine, verify
+        from tvm_distir.execution import engine, verify
         from tvm_distir.interface.report.document import to_json
         from tvm_distir.interface.report.verification import verdict_dict, verdict_text
 
@@ -65,8 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
     study = study_of(arguments, axes, watch=watch)
     with watch.stage("draw"):
         weights = {} if arguments.exact else study.source.read_weights()
-        step = bind_dims(study.step, sizes)
-        inputs = draw_inputs(step, seed=seed, exact=arguments.exact, weights=weights)
     local = study.local
     with watch.stage("verify"):
         outcome = verify(
@@ -75,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             engine=chosen,
             seed=seed,
             exact=arguments.exact,
-            inputs=inputs,
+            weights=weights,
             dist=local,
             dims=sizes,
         )

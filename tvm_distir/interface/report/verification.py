@@ -46,7 +46,8 @@ def verdict_text(
     how = "bit for bit" if outcome.exact else "within the tolerance"
     verdict = paint("green", f"EQUAL {how}") if outcome.equal else paint("red", "NOT EQUAL")
     lines = [
-        f"{verdict}: {printable(model)} on the engine {outcome.engine}, seed {outcome.seed}",
+        f"{verdict}: {printable(model)} on the engine {outcome.engine}, seed {outcome.seed}"
+        f"{outcome.data_text()}",
         f"  maximum difference {outcome.max_abs_diff:.3g}, relative {outcome.max_rel_diff:.3g}; "
         f"tolerance {outcome.atol:.3g} + {outcome.rtol:.3g} * |reference|",
         "",

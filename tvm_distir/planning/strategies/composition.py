@@ -18,6 +18,7 @@ from tvm_distir.core import (
     PlanRule,
     System,
     faults_of_plan,
+    fold_shapes,
     labels_text,
     open_tuples,
     policies_of,
@@ -82,7 +83,7 @@ def compose(
         DIST0230, DIST0231, DIST0235 as :func:`parse`; DIST0232 two strategies contradict each
         other; what the strategies raise, of all strategies at once.
     """
-    spec, mod = as_mesh_spec(mesh), open_tuples(mod)
+    spec, mod = as_mesh_spec(mesh), open_tuples(fold_shapes(mod))
     wanted: list[StrategySpec] = []
     for item in [specs] if isinstance(specs, str) else specs:
         wanted.extend(parse(item) if isinstance(item, str) else [checked(item)])

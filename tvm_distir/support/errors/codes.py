@@ -148,6 +148,7 @@ CODES: dict[str, str] = {
     "DIST0622": "TVM does not know a target",
     "DIST0623": "kernels cannot be dispatched to the given library",
     "DIST0624": "the devices cannot divide a dim of an input into equal parts",
+    "DIST0625": "the original module fails when it runs on one device",
     "DIST0631": "the processes of a job run different programs",
     "DIST0632": "a job has fewer processes than the program requires",
     "DIST0633": "the place of a process in its job is not known",

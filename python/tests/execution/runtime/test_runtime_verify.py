@@ -146,13 +146,50 @@ def test_nan_in_the_reference_is_refused():
     "body",
     [
         lambda bb, x, w: bb.emit(relax.op.multiply(x, relax.const(0.0))),
-        lambda bb, x, w: bb.emit(relax.op.zeros((4, 4), "float32")),
         lambda bb, x, w: bb.emit(relax.op.nn.softmax(bb.emit(relax.op.sum(x, 1, True)))),
     ],
 )
 def test_a_constant_output_is_refused(body):
     with pytest.raises(EngineError, match="DIST0621 output 0"):
         verify(original(body), None, dist=distributed())
+
+
+@pytest.mark.parametrize(
+    ("distribution", "body"),
+    [
+        ("below one", lambda x, y: relax.op.acos(x)),
+        ("below one", lambda x, y: relax.op.atanh(x)),
+        ("above one", lambda x, y: relax.op.acosh(x)),
+        ("integers", lambda x, y: relax.op.equal(x, y)),
+    ],
+)
+def test_data_for_which_a_comparison_can_fail(distribution, body):
+    """Data are of the first distribution whose results are finite and vary."""
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((4, 8), "float32")) for name in "xy")
+    with builder.function("main", [x, y]):
+        builder.emit_func_output(builder.emit(body(x, y)))
+    plan = {"schema_version": 1, "mesh": {"a": 2}, "rules": [{"param": "x", "placement": "S[0]"}]}
+    report = verify(builder.get(), plan)
+    assert (report.equal, report.distribution) == (True, distribution)
+    assert f"data {distribution}" in str(report)
+
+
+def test_constants_are_compared():
+    """A constant that no input can change is not refused, and compared all the same."""
+
+    def module(value):
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+        with builder.function("main", [x]):
+            filled = builder.emit(relax.op.full_like(x, relax.const(value, "float32")))
+            builder.emit_func_output(relax.Tuple([builder.emit(relax.op.exp(x)), filled]))
+        return builder.get()
+
+    plan = {"schema_version": 1, "mesh": {"a": 2}, "rules": [{"param": "x", "placement": "S[0]"}]}
+    assert verify(module(1.0), plan).equal
+    wrong = verify(module(1.0), plan, dist=td.distribute(module(2.0), plan), locate=False)
+    assert [output.equal for output in wrong.outputs] == [True, False]
 
 
 def test_run_takes_an_engine_by_name_or_object():

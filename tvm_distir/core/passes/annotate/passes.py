@@ -58,6 +58,7 @@ from tvm_distir.core.rewriting.calls import rebuild, typed
 from tvm_distir.core.rewriting.functions import inner_made_private
 from tvm_distir.core.rewriting.nodes import make_var
 from tvm_distir.core.rewriting.scopes import all_bindings
+from tvm_distir.core.rewriting.static_shapes import fold_shapes
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.tuple_parameters import open_tuples
 from tvm_distir.core.rewriting.writer import BlockWriter, merged_blocks
@@ -75,7 +76,8 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
 
     Each parameter is annotated once, at the top of its function, and used in that form;
     a named value right after it is bound; a call's argument right before the call. Tuple
-    parameters of public functions are opened first (:func:`.tuple_parameters.open_tuples`).
+    parameters of public functions are opened first (:func:`.tuple_parameters.open_tuples`), and
+    shapes that types state become constants (:func:`.static_shapes.fold_shapes`).
     Sets ``global_infos["mesh"]`` and the module attributes ``mesh_axes``, ``mesh_names`` and
     ``device_num`` (one more than the highest device id). Meshes the module has already are
     kept, after those of the plan, when annotations use them.
@@ -100,7 +102,7 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
 def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     """Apply the pass to a module, which is not modified."""
     _refuse_dtensors(mod)
-    mod = open_tuples(inner_made_private(mod))
+    mod = open_tuples(fold_shapes(inner_made_private(mod)))
     check_policies(plan.recompute, mod)
     schedule = scheduled(plan.schedule, mod)
     rules, labels = plan.rules, plan.labels

@@ -11,7 +11,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.handles import handle
-from tvm_distir.core.ir.types import TENSORS_ONLY, flat_types, is_object
+from tvm_distir.core.ir.types import TENSORS_ONLY, flat_types, is_object, is_shape
 from tvm_distir.core.ops.terms import attribute_axes, axes_of, sums
 from tvm_distir.core.rewriting.calls import bindings_of, is_tensors, leaves_of, typed
 from tvm_distir.core.rewriting.native.function_index import FunctionView
@@ -225,6 +225,11 @@ class LocalFunction:
                 mine.append(values.local(whole))
                 self.outputs.append(Output(index, ty, like))
                 continue
+            if is_shape(ty):  # a constant, the same on each device
+                self._refuse_several_meshes(values.name, f"result {index}")
+                mine.append(values.writer.emit(relax.ShapeExpr(list(ty.values)), "result"))
+                self.outputs.append(Output(index, ty, -1))
+                continue
             if is_object(ty):
                 self._refuse_several_meshes(values.name, f"result {index}")
                 value = values.local(whole)
@@ -239,7 +244,7 @@ class LocalFunction:
                     "DIST0504",
                     f"result {index} is of type {ty}, which has no global value",
                     place=values.name,
-                    remedy="Return tensors, or objects of each device.",
+                    remedy="Return tensors, static shapes, or objects of each device.",
                 )
             if values.context.mesh_number(ty.device_mesh) != values.number:
                 continue

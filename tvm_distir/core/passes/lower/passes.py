@@ -15,7 +15,7 @@ from tvm_distir.core.ir.branches import branch_of
 from tvm_distir.core.ir.mesh import mesh_key, meshes
 from tvm_distir.core.ir.placement import R, labels_of, placement_text
 from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments, segments_of
-from tvm_distir.core.ir.types import is_object, is_private, static_shape
+from tvm_distir.core.ir.types import is_object, is_private, is_shape, static_shape
 from tvm_distir.core.ops.index_ranges import IndexRange, input_index_ranges
 from tvm_distir.core.passes.branches.restore import restore_branches
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
@@ -226,7 +226,7 @@ class _Described:
         number = self._known.get((like, role, allowed, segments))
         if number is not None:
             return number
-        if is_object(ty):
+        if is_object(ty) or is_shape(ty):
             empty = tvm_ffi.convert([])
             self.rows.append({"shape": empty, "dtype": "object", "placement": self.whole})
             return len(self.rows) - 1

@@ -72,7 +72,7 @@ def _result(value: Any, index: int) -> Array:
     if isinstance(value, tvm.runtime.Tensor):
         return cast("Array", to_array(value))
     if isinstance(value, int | float | tvm_ffi.Shape):
-        return np.asarray(value)
+        return np.asarray(value, None if isinstance(value, float) else "int64")
     raise EngineError(
         "DIST0605",
         f"the output is an object ({type(value).__name__}), which has no values to compare",
@@ -104,6 +104,11 @@ class Reference:
     mod : IRModule
         The module, at level 1 or 2. Its entry is run: ``main``, or the only public function.
 
+    Attributes
+    ----------
+    mod : IRModule
+        The module.
+
     Raises
     ------
     EngineError
@@ -124,7 +129,7 @@ class Reference:
             )
         _refuse_collectives(mod)
         check_engine_runs(str(target_in_scope()), "reference")
-        self._entry = entry
+        self.mod, self._entry = mod, entry
         self._types = [param.ty for param in mod[entry].params]
         self._machines = Machines(_LIBRARIES.get(strip_annotations(mod), "reference"))
         self._names = [
@@ -143,7 +148,7 @@ class Reference:
         ------
         EngineError
             DIST0619 for indices that are outside of the dim they index, DIST0605 for a result
-            that is an object of no input.
+            that is an object of no input, DIST0625 where a call of the module fails.
         """
         for (position, name, suffix), array in zip(self._names, inputs):
             allowed = self._indices.get((position, suffix))
@@ -152,5 +157,14 @@ class Reference:
             if fault is not None:
                 raise fault
         arrays = iter(inputs)
-        result = self._machines.call(self._entry, *(_argument(ty, arrays) for ty in self._types))
+        arguments = [_argument(ty, arrays) for ty in self._types]
+        try:
+            result = self._machines.call(self._entry, *arguments)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise EngineError(
+                "DIST0625",
+                next((line for line in str(error).splitlines() if line), type(error).__name__),
+                place=f"reference/{self._entry}",
+                remedy="Run the module by TVM on one device first, and repair what it calls.",
+            ) from error
         return [_result(value, index) for index, value in enumerate(flat_tensors(result))]

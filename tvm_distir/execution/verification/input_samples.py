@@ -1,0 +1,186 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Sample inputs for which a comparison can fail: the reference is finite and varies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    FRONTEND_ATTR,
+    all_bindings,
+    called_name,
+    entry_of,
+    flat_types,
+)
+from tvm_distir.execution.runtime.engines.reference import Reference
+from tvm_distir.support import EngineError
+
+from .compare import not_finite
+from .random_inputs import draw_inputs
+
+Array = npt.NDArray[Any]
+
+DRAWS = 4
+"""The number of other draws that must leave an output as it is before it counts as constant."""
+_SHAPES_ONLY = ("relax.shape_of", "relax.zeros_like", "relax.ones_like", "relax.full_like")
+"""Ops whose results depend on the shape of their first operand, not on its values."""
+
+
+def file_weights(mod: ir.IRModule) -> dict[str, Any]:
+    """Return the weights by name of the file that a module came from, if any."""
+    attrs: Any = mod.attrs or {}
+    if FRONTEND_ATTR not in attrs or not str(attrs[FRONTEND_ATTR]["source"]):
+        return {}
+    from tvm_distir.models import load_weights
+
+    return load_weights(mod)
+
+
+class RandomInputs:
+    """Draws full inputs for a module, in the order of the entry's parameters.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The module, at level 1 or 2.
+    exact : bool
+        Draw from {-2..2}, weights of the file included.
+    weights : mapping of str to array
+        Values of weights by name.
+    distribution : str
+        The distribution of data, of :data:`.random_inputs.DISTRIBUTIONS`.
+    """
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        exact: bool,
+        weights: Mapping[str, Array],
+        distribution: str = "normal",
+    ) -> None:
+        self._mod, self._exact, self._weights = mod, exact, weights
+        self.distribution = distribution
+
+    def draw(self, seed: int) -> list[Array]:
+        """Return an array per parameter (see :func:`tvm_distir.models.draw_inputs`)."""
+        return draw_inputs(self._mod, seed, self._exact, self._weights, self.distribution)
+
+
+@dataclass(frozen=True)
+class InputSample:
+    """Inputs, where others come from, and what a single device computes of them."""
+
+    draws: RandomInputs
+    values: list[Array]
+    expected: list[Array]
+
+
+def finite_samples(
+    reference: Reference, draws: Sequence[RandomInputs], seed: int, values: list[Array] | None
+) -> Iterator[InputSample]:
+    """Yield a sample of each distribution for which the reference is finite.
+
+    Parameters
+    ----------
+    reference : Reference
+    draws : sequence of RandomInputs
+        The distributions, in the order in which they are tried.
+    seed : int
+    values : list of array, optional
+        Given inputs, in place of drawn ones.
+
+    Raises
+    ------
+    EngineError
+        DIST0620 or DIST0621 where there is none; they describe the first distribution.
+    """
+    refused: EngineError | None = None
+    usable = False
+    for source in draws:
+        inputs = source.draw(seed) if values is None else values
+        expected = reference.run(inputs)
+        try:
+            _refuse_nothing_proved(expected)
+        except EngineError as error:
+            refused = refused or error
+            continue
+        usable = True
+        yield InputSample(source, inputs, expected)
+    if refused is not None and not usable:
+        raise refused
+
+
+def _refuse_nothing_proved(outputs: Sequence[Array]) -> None:
+    """Refuse a reference with NaN or Inf (DIST0620), or without outputs (DIST0621)."""
+    if not outputs:
+        raise EngineError(
+            "DIST0621",
+            "the function has no output",
+            place="reference",
+            remedy="Return at least one value.",
+        )
+    for i, value in enumerate(outputs):
+        if value.dtype.kind in "iub":
+            continue
+        bad = not_finite(value)
+        if bad:
+            raise EngineError(
+                "DIST0620",
+                f"{bad} of {value.size} values of the reference are NaN or Inf",
+                place=f"output {i}",
+                remedy="Use other inputs or weights, or another seed.",
+            )
+
+
+def refuse_constant_outputs(reference: Reference, sample: InputSample, seed: int) -> None:
+    """Refuse outputs that are equal, up to signs of zeros, for every draw (DIST0621).
+
+    Outputs that no value of an input can change, such as a tensor of ones, are left out.
+    """
+    depends = reads_inputs(reference.mod)
+    first = sample.expected
+    constant = [i for i, value in enumerate(first) if value.size and depends[i]]
+    for other in range(1, DRAWS + 1):
+        if not constant:
+            return
+        again = reference.run(sample.draws.draw(seed + other))
+        constant = [i for i in constant if np.array_equal(first[i], again[i])]
+    if not constant:
+        return
+    raise EngineError(
+        "DIST0621",
+        f"{DRAWS} other samples of the inputs resulted in the same values",
+        place=f"output{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}",
+        remedy="Use weights on which it depends, or exclude the output: its value does not test "
+        "the distribution.",
+    )
+
+
+def reads_inputs(mod: ir.IRModule) -> list[bool]:
+    """Return whether each output of the entry may depend on the values of an input."""
+    fn = mod[entry_of(mod)]
+    known: dict[Any, bool] = {param: True for param in fn.params}
+
+    def reads(expr: Any) -> bool:
+        if isinstance(expr, ir.Call) and called_name(expr) in _SHAPES_ONLY:
+            return any(reads(arg) for arg in expr.args[1:])
+        if isinstance(expr, relax.If):
+            return True
+        return any(known.get(var, True) for var in relax.analysis.free_vars(expr))
+
+    for binding in all_bindings(fn.body):
+        known[binding.var] = reads(binding.value)
+
+    def leaves(expr: Any) -> list[bool]:
+        if isinstance(expr, relax.Tuple):
+            return [leaf for field in expr.fields for leaf in leaves(field)]
+        return [reads(expr)] * len(flat_types(expr.ty))
+
+    return leaves(fn.body.body)
