@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tvm import ir, relax
+import tvm_ffi
+from tvm import ir, relax, tirx
 
 from tvm_distir.core import (
     FRONTEND_ATTR,
@@ -18,6 +19,8 @@ from tvm_distir.core import (
     called_name,
     entry_of,
     flat_types,
+    place_of,
+    relax_functions,
 )
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.support import EngineError
@@ -137,6 +140,42 @@ def _refuse_nothing_proved(outputs: Sequence[Array]) -> None:
                 place=f"output {i}",
                 remedy="Use other inputs or weights, or another seed.",
             )
+
+
+def refuse_unwritten_results(mod: ir.IRModule) -> None:
+    """Refuse kernels that do not mention a result, whose values are then those of old memory.
+
+    Raises
+    ------
+    EngineError
+        DIST0621 which names the call and the kernel.
+    """
+    for gv, fn in relax_functions(mod):
+        for binding in all_bindings(fn.body):
+            call = binding.value
+            if not isinstance(call, ir.Call) or called_name(call) != "relax.call_tir":
+                continue
+            kernel = mod[call.args[0]]
+            if any(param not in _mentioned(kernel) for param in _results(kernel, call)):
+                raise EngineError(
+                    "DIST0621",
+                    f"the kernel {call.args[0].name_hint} does not write a result",
+                    place=place_of(str(gv.name_hint), binding.var, call),
+                    remedy="Write each element of each result in the kernel.",
+                )
+
+
+def _results(kernel: tirx.PrimFunc, call: ir.Call) -> list[Any]:
+    """Return the parameters of a kernel that are results of a call."""
+    buffers = [param for param in kernel.params if isinstance(param.ty, tirx.BufferType)]
+    return buffers[len(buffers) - len(flat_types(call.ty)) :]
+
+
+def _mentioned(kernel: tirx.PrimFunc) -> set[Any]:
+    """Return the variables that the body of a kernel mentions."""
+    variables: set[Any] = set()
+    tvm_ffi.structural_walk(kernel.body, (ir.Var, variables.add))
+    return variables
 
 
 def refuse_constant_outputs(reference: Reference, sample: InputSample, seed: int) -> None:

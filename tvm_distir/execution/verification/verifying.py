@@ -44,6 +44,7 @@ from .input_samples import (
     file_weights,
     finite_samples,
     refuse_constant_outputs,
+    refuse_unwritten_results,
 )
 from .placeholders import as_array, refuse_used_objects, with_device_objects
 from .random_inputs import DISTRIBUTIONS
@@ -233,6 +234,7 @@ def verify(
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
     plain = bind_dims(RunInTurn()(strip_annotations(mod)), dims or {})
     refuse_used_objects(plain)
+    refuse_unwritten_results(plain)
     known = {} if exact else file_weights(plain) if weights is None else weights
     alone = exact or inputs is not None
     distributions = DISTRIBUTIONS[:1] if alone else DISTRIBUTIONS

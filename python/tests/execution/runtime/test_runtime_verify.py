@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 from tvm.relax.distributed import Placement
+from tvm.script import tirx as T
 
 import tvm_distir as td
 from tests.execution.runtime.level5_modules import Level5, draw, ops
@@ -190,6 +191,23 @@ def test_constants_are_compared():
     assert verify(module(1.0), plan).equal
     wrong = verify(module(1.0), plan, dist=td.distribute(module(2.0), plan), locate=False)
     assert [output.equal for output in wrong.outputs] == [True, False]
+
+
+def test_kernels_that_write_nothing_are_refused():
+    """Results that a kernel leaves as memory was would differ by chance."""
+
+    @T.prim_func(private=True)
+    def nothing(a: T.Buffer((4, 8), "float32"), b: T.Buffer((4, 8), "float32")):
+        T.evaluate(0)
+
+    builder = relax.BlockBuilder()
+    kernel = builder.add_func(nothing, "nothing")
+    x = relax.Var("x", relax.TensorType((4, 8), "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.call_tir(kernel, x, x.ty)))
+    plan = {"schema_version": 1, "mesh": {"a": 2}, "rules": []}
+    with pytest.raises(EngineError, match=r"DIST0621.*the kernel nothing"):
+        verify(builder.get(), plan)
 
 
 def test_run_takes_an_engine_by_name_or_object():
