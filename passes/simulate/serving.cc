@@ -1,7 +1,10 @@
 // Licensed under the Apache License, Version 2.0; see LICENSE.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The event loop of a serving engine: which requests does each step work on, and when does it end?
+// The event loop of serving engines: which requests does each step work on, and when does it end?
+//
+// A router sends each request that arrives to one of several replicas of the engine. It sees the
+// requests that are in flight when the request arrives, so that the replicas run in order of time.
 //
 // A step works on one token of each request that decodes, and on tokens of prompts. Its time is
 // interpolated in tables. Requests wait in order of arrival; a request takes pages of the cache as
@@ -16,7 +19,9 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
+#include <queue>
 #include <utility>
 #include <vector>
 
@@ -28,14 +33,17 @@ namespace {
 using tvm::ffi::TensorView;
 
 enum Scheduler { kContinuous = 0, kPrefillFirst = 1, kStatic = 2 };
+enum Router { kRoundRobin = 0, kLeastRequests = 1 };
 // Columns of a request, and of what is found about it.
 enum RequestField { kArrival, kInput, kOutput, kPrefix, kPrefixTokens, kFilled, kRequestFields };
-enum FoundField { kFirst, kFinish, kPreemptions, kAdmitted, kStart, kFoundFields };
+enum FoundField {
+  kFirst, kFinish, kPreemptions, kAdmitted, kStart, kArrived, kReplica, kFoundFields
+};
 enum OptionField {
   kScheduler, kMostTokens, kMostRequests, kPages, kPage, kStepOverhead, kGain, kUsers, kPools,
-  kOptionFields
+  kReplicas, kRouter, kOptionFields
 };
-enum StepField { kBegin, kSpan, kDecoding, kPromptTokens, kUsedPages, kStepFields };
+enum StepField { kBegin, kSpan, kDecoding, kPromptTokens, kUsedPages, kStepReplica, kStepFields };
 constexpr int64_t kUnit = 1 << 16;  // fixed point of the tokens that a step gains
 constexpr int64_t kNever = -1;
 
@@ -87,52 +95,125 @@ struct Prefix {
   int64_t pages = 0, users = 0, used_at = 0;
 };
 
-class Engine {
- public:
-  Engine(const TensorView& requests, const TensorView& options, Table decode, Table prefill,
-         const TensorView& found, const TensorView& steps)
-      : option_(Listed(options, "options")), decode_(std::move(decode)),
-        prefill_(std::move(prefill)), found_(found, "found"), steps_(steps, "steps") {
-    if (option_.size() != kOptionFields) TVM_FFI_THROW(ValueError) << "options are incomplete";
-    const std::vector<int64_t> given = Listed(requests, "requests");
-    for (size_t at = 0; at + kRequestFields <= given.size(); at += kRequestFields) {
+// What the replicas of an engine share: requests, options and tables, and what is found.
+struct Workload {
+  Workload(const TensorView& given, const TensorView& options, Table decode_times,
+           Table prefill_times, const TensorView& found_rows, const TensorView& step_rows)
+      : option(Listed(options, "options")), decode(std::move(decode_times)),
+        prefill(std::move(prefill_times)), found(found_rows, "found"), steps(step_rows, "steps") {
+    if (option.size() != kOptionFields) TVM_FFI_THROW(ValueError) << "options are incomplete";
+    const std::vector<int64_t> rows = Listed(given, "requests");
+    for (size_t at = 0; at + kRequestFields <= rows.size(); at += kRequestFields) {
       Request r;
-      r.arrival = given[at + kArrival];
-      r.input = given[at + kInput];
-      r.output = given[at + kOutput];
-      r.prefix = given[at + kPrefix];
-      r.prefix_tokens = given[at + kPrefixTokens];
-      r.filled = given[at + kFilled];
+      r.arrival = rows[at + kArrival];
+      r.input = rows[at + kInput];
+      r.output = rows[at + kOutput];
+      r.prefix = rows[at + kPrefix];
+      r.prefix_tokens = rows[at + kPrefixTokens];
+      r.filled = rows[at + kFilled];
       r.again = r.filled ? 0 : r.input;
-      requests_.push_back(r);
+      requests.push_back(r);
     }
-    found_.CheckSize(static_cast<int64_t>(requests_.size()) * kFoundFields, "found");
-    for (int64_t i = 0; i < found_.size(); ++i) found_[i] = i % kFoundFields < 2 ? kNever : 0;
-    free_ = option_[kPages];
+    found.CheckSize(Count() * kFoundFields, "found");
+    for (int64_t i = 0; i < found.size(); ++i) found[i] = i % kFoundFields < 2 ? kNever : 0;
+    const int64_t users = option[kUsers];
+    const int64_t first = users > 0 ? std::min(users, Count()) : Count();
+    while (arrived < first) Arrive(requests[arrived].arrival);
   }
 
-  // Returns the number of steps; as many as there is room for are written.
-  int64_t Run() {
-    const int64_t count = static_cast<int64_t>(requests_.size());
-    const int64_t users = option_[kUsers];
-    next_ = 0;
-    arrived_ = users > 0 ? std::min(users, count) : count;
-    while (finished_ < count) {
-      Arrive();
-      if (running_.empty() && waiting_.empty()) {
-        now_ = std::max(now_, requests_[next_].arrival);
+  int64_t Count() const { return static_cast<int64_t>(requests.size()); }
+
+  // The next request arrives at a time.
+  void Arrive(int64_t time) {
+    requests[arrived].arrival = time;
+    arriving.emplace(time, arrived++);
+  }
+
+  std::vector<int64_t> option;
+  Table decode, prefill;
+  Int64View found, steps;
+  std::vector<Request> requests;
+  // Times and numbers of requests that no replica has yet, the earliest on top.
+  std::priority_queue<std::pair<int64_t, int64_t>, std::vector<std::pair<int64_t, int64_t>>,
+                      std::greater<>>
+      arriving;
+  int64_t arrived = 0, finished = 0, step = 0;
+};
+
+class Engine {
+ public:
+  Engine(Workload* work, int64_t replica)
+      : option_(work->option), decode_(work->decode), prefill_(work->prefill),
+        found_(work->found), steps_(work->steps), requests_(work->requests), work_(work),
+        replica_(replica), free_(work->option[kPages]) {}
+
+  bool Idle() const { return running_.empty() && waiting_.empty(); }
+
+  // When the next step begins, if the engine is not idle.
+  int64_t Now() const { return now_; }
+
+  // Requests that have been taken, and have not ended at a time since the last step began.
+  int64_t InFlight(int64_t time) const { return taken_ - ended_ + (now_ > time ? ending_ : 0); }
+
+  void Take(int64_t id) {
+    if (Idle()) now_ = std::max(now_, requests_[id].arrival);
+    found_[id * kFoundFields + kArrived] = requests_[id].arrival;
+    found_[id * kFoundFields + kReplica] = replica_;
+    waiting_.push_back(id);
+    ++taken_;
+  }
+
+  // Runs a step; false if a request can never run.
+  bool Step() {
+    const int64_t kind = option_[kScheduler];
+    const int64_t most = option_[kMostTokens];
+    int64_t budget = most * option_[kPools];
+    std::vector<std::pair<int64_t, int64_t>> chunks;
+    std::vector<int64_t> decoding;
+    bool prompts = false;
+    for (const int64_t id : running_) prompts |= requests_[id].again > 0;
+    const bool may_admit = kind != kStatic || running_.empty();
+    const bool together = kind == kContinuous;
+    preempted_ = false;
+    if (together) Decode(&decoding, &budget);
+    // Prompts that have begun, then those that wait.
+    for (const int64_t id : running_) {
+      Request& r = requests_[id];
+      if (r.again == 0 || budget <= 0) continue;
+      const int64_t chunk = std::min({r.again, budget, most});
+      if (!Grow(&r, r.held + chunk)) continue;
+      chunks.emplace_back(id, chunk);
+      budget -= chunk;
+    }
+    while (may_admit && !preempted_ && !waiting_.empty() && budget > 0 &&
+           static_cast<int64_t>(running_.size()) < option_[kMostRequests] * option_[kPools]) {
+      const int64_t id = waiting_.front();
+      Request& r = requests_[id];
+      if (!together && r.again > budget && !chunks.empty()) break;
+      if (!Admit(id, std::min(budget, most))) break;
+      waiting_.pop_front();
+      if (r.again == 0) {
+        if (together) decoding.push_back(id);
         continue;
       }
-      if (!Step()) return kNever;
+      const int64_t chunk = std::min({r.again, budget, most});
+      chunks.emplace_back(id, chunk);
+      budget -= chunk;
     }
-    return step_;
+    if (!together && chunks.empty()) Decode(&decoding, &budget);
+    if (chunks.empty() && decoding.empty()) {
+      if (running_.empty()) return false;  // the first request that waits never fits
+      if (prompts && running_.size() > 1) {
+        Preempt(static_cast<int64_t>(running_.size()) - 1);
+        return true;
+      }
+      return false;
+    }
+    Work(decoding, chunks);
+    return true;
   }
 
  private:
-  void Arrive() {
-    while (next_ < arrived_ && requests_[next_].arrival <= now_) waiting_.push_back(next_++);
-  }
-
   int64_t PagesFor(int64_t tokens) const {
     return (tokens + option_[kPage] - 1) / option_[kPage];
   }
@@ -238,55 +319,6 @@ class Engine {
     preempted_ = true;
   }
 
-  bool Step() {
-    const int64_t kind = option_[kScheduler];
-    const int64_t most = option_[kMostTokens];
-    int64_t budget = most * option_[kPools];
-    std::vector<std::pair<int64_t, int64_t>> chunks;
-    std::vector<int64_t> decoding;
-    bool prompts = false;
-    for (const int64_t id : running_) prompts |= requests_[id].again > 0;
-    const bool may_admit = kind != kStatic || running_.empty();
-    const bool together = kind == kContinuous;
-    preempted_ = false;
-    if (together) Decode(&decoding, &budget);
-    // Prompts that have begun, then those that wait.
-    for (const int64_t id : running_) {
-      Request& r = requests_[id];
-      if (r.again == 0 || budget <= 0) continue;
-      const int64_t chunk = std::min({r.again, budget, most});
-      if (!Grow(&r, r.held + chunk)) continue;
-      chunks.emplace_back(id, chunk);
-      budget -= chunk;
-    }
-    while (may_admit && !preempted_ && !waiting_.empty() && budget > 0 &&
-           static_cast<int64_t>(running_.size()) < option_[kMostRequests] * option_[kPools]) {
-      const int64_t id = waiting_.front();
-      Request& r = requests_[id];
-      if (!together && r.again > budget && !chunks.empty()) break;
-      if (!Admit(id, std::min(budget, most))) break;
-      waiting_.pop_front();
-      if (r.again == 0) {
-        if (together) decoding.push_back(id);
-        continue;
-      }
-      const int64_t chunk = std::min({r.again, budget, most});
-      chunks.emplace_back(id, chunk);
-      budget -= chunk;
-    }
-    if (!together && chunks.empty()) Decode(&decoding, &budget);
-    if (chunks.empty() && decoding.empty()) {
-      if (running_.empty()) return false;  // the first request that waits never fits
-      if (prompts && running_.size() > 1) {
-        Preempt(static_cast<int64_t>(running_.size()) - 1);
-        return true;
-      }
-      return false;
-    }
-    Work(decoding, chunks);
-    return true;
-  }
-
   // Selects the requests that decode, and preempts the last ones where pages are missing.
   void Decode(std::vector<int64_t>* decoding, int64_t* budget) {
     for (size_t place = 0; place < running_.size();) {
@@ -341,6 +373,7 @@ class Engine {
   void Work(const std::vector<int64_t>& decoding,
             const std::vector<std::pair<int64_t, int64_t>>& chunks) {
     const int64_t begin = now_;
+    ending_ = 0;
     const int64_t span = std::max<int64_t>(
         1, static_cast<int64_t>(std::floor(StepTime(decoding, chunks) + 0.5)));
     const int64_t used = option_[kPages] - free_;
@@ -373,15 +406,15 @@ class Engine {
                                     return found_[id * kFoundFields + kFinish] != kNever;
                                   }),
                    running_.end());
-    if ((step_ + 1) * kStepFields <= steps_.size()) {
-      int64_t* row = &steps_[step_ * kStepFields];
-      row[kBegin] = begin;
-      row[kSpan] = now_ - begin;
-      row[kDecoding] = static_cast<int64_t>(decoding.size());
-      row[kPromptTokens] = prompt_tokens;
-      row[kUsedPages] = used;
-    }
-    ++step_;
+    const int64_t at = work_->step++ * kStepFields;
+    if (at + kStepFields > steps_.size()) return;
+    int64_t* row = &steps_[at];
+    row[kBegin] = begin;
+    row[kSpan] = now_ - begin;
+    row[kDecoding] = static_cast<int64_t>(decoding.size());
+    row[kPromptTokens] = prompt_tokens;
+    row[kUsedPages] = used;
+    row[kStepReplica] = replica_;
   }
 
   void Finish(int64_t id) {
@@ -389,30 +422,70 @@ class Engine {
     if (r.made < r.output * kUnit) return;
     found_[id * kFoundFields + kFinish] = now_;
     Release(&r);
-    ++finished_;
-    if (option_[kUsers] > 0 && arrived_ < static_cast<int64_t>(requests_.size())) {
-      requests_[arrived_++].arrival = now_;
-    }
+    ++ended_;
+    ++ending_;
+    ++work_->finished;
+    if (option_[kUsers] > 0 && work_->arrived < work_->Count()) work_->Arrive(now_);
   }
 
-  std::vector<int64_t> option_;
-  Table decode_, prefill_;
-  Int64View found_, steps_;
-  std::vector<Request> requests_;
+  const std::vector<int64_t>& option_;
+  const Table &decode_, &prefill_;
+  const Int64View& found_;
+  const Int64View& steps_;
+  std::vector<Request>& requests_;
+  Workload* work_;
   std::vector<int64_t> running_;
   std::deque<int64_t> waiting_;
   std::map<int64_t, Prefix> prefixes_;
-  int64_t free_ = 0, now_ = 0, next_ = 0, arrived_ = 0, finished_ = 0, step_ = 0;
+  int64_t replica_, free_, now_ = 0;
+  // Requests that were taken, that have ended, and that end with the last step.
+  int64_t taken_ = 0, ended_ = 0, ending_ = 0;
   bool preempted_ = false;
 };
+
+// The replica that a router sends a request to: the next one in turn, or the first of those with
+// the fewest requests in flight.
+size_t Routed(const std::vector<Engine>& engines, int64_t router, int64_t time, int64_t number) {
+  if (router == kRoundRobin) return static_cast<size_t>(number) % engines.size();
+  size_t least = 0;
+  for (size_t k = 1; k < engines.size(); ++k) {
+    if (engines[k].InFlight(time) < engines[least].InFlight(time)) least = k;
+  }
+  return least;
+}
+
+// Returns the number of steps; as many as there is room for are written. A request that arrives
+// when a step begins takes part in it.
+int64_t Run(Workload* work) {
+  std::vector<Engine> engines;
+  for (int64_t k = 0; k < work->option[kReplicas]; ++k) engines.emplace_back(work, k);
+  int64_t routed = 0;
+  while (work->finished < work->Count()) {
+    Engine* next = nullptr;
+    for (Engine& engine : engines) {
+      if (!engine.Idle() && (next == nullptr || engine.Now() < next->Now())) next = &engine;
+    }
+    if (!work->arriving.empty()) {
+      const auto [time, id] = work->arriving.top();
+      if (next == nullptr || time <= next->Now()) {
+        work->arriving.pop();
+        engines[Routed(engines, work->option[kRouter], time, routed++)].Take(id);
+        continue;
+      }
+    }
+    if (!next->Step()) return kNever;
+  }
+  return work->step;
+}
 
 int64_t Serve(const TensorView& requests, const TensorView& options, const TensorView& batches,
               const TensorView& contexts, const TensorView& decode, const TensorView& tokens,
               const TensorView& pasts, const TensorView& prefill, const TensorView& found,
               const TensorView& steps) {
-  return Engine(requests, options, Table(batches, contexts, decode, "decode"),
-                Table(tokens, pasts, prefill, "prefill"), found, steps)
-      .Run();
+  Workload work(requests, options, Table(batches, contexts, decode, "decode"),
+                Table(tokens, pasts, prefill, "prefill"), found, steps);
+  if (work.option[kReplicas] < 1) TVM_FFI_THROW(ValueError) << "there is no replica";
+  return Run(&work);
 }
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(serve, Serve);

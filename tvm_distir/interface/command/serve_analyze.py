@@ -47,6 +47,7 @@ def add_parser(commands: Any) -> None:
         "step_overhead_us=X.",
     )
     parser.add_argument("--replicas", metavar="N", default="1", help="Set the number of replicas.")
+    _add_router(parser)
     parser.add_argument("--kv-dtype", metavar="T", default="", help="Set the dtype of caches.")
     parser.add_argument(
         "--quantize",
@@ -81,6 +82,17 @@ def add_levels(parser: Any) -> None:
     parser.add_argument("--ttft", metavar="500ms", help="Set the 90th percentile of the TTFT.")
     parser.add_argument("--tpot", metavar="30ms", help="Set the 90th percentile of the TPOT.")
     parser.add_argument("--e2e", metavar="20s", help="Set that of the time to the last token.")
+
+
+def _add_router(parser: Any) -> None:
+    """Add the option of the router of replicas."""
+    parser.add_argument(
+        "--router",
+        metavar="R",
+        default="round_robin",
+        help="Send requests to replicas by round_robin (default), or to the one with the fewest "
+        "in flight (least_requests).",
+    )
 
 
 def _add_speculation(parser: Any) -> None:
@@ -155,6 +167,7 @@ def run(arguments: argparse.Namespace) -> int:
         draft=draft,
         draft_tokens=draft_tokens,
         acceptance=acceptance,
+        router=arguments.router,
     )
     put(json.dumps(report.to_dict(), indent=1) if arguments.json else report.text())
     put("\n")
@@ -189,6 +202,7 @@ def add_serving(parser: Any) -> None:
         default="",
         help="Try dtypes of caches, such as bfloat16,float8_e4m3fn.",
     )
+    _add_router(group)
     _add_speculation(group)
     group.add_argument(
         "--quantize",
@@ -220,6 +234,7 @@ def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> in
         weights=[word.strip() for word in arguments.quantize.split(",")],
         apart=arguments.apart,
         speculation=Speculation(*guess) if guess[1] else None,
+        router=arguments.router,
     )
     put(json.dumps(result.to_dict(), indent=1) if as_json else result.text())
     put("\n")

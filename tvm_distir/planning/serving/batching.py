@@ -6,6 +6,10 @@ Schedulers: ``continuous`` decodes every running request in each step, and fills
 is left of the tokens of a step (Agrawal et al. 2024, "Sarathi-Serve"); ``prefill_first`` fills the
 caches of waiting requests in steps of their own, before others go on (Yu et al. 2022, "Orca");
 ``static`` admits requests when all before have ended.
+
+Routers of replicas: ``round_robin`` sends requests to them in turn; ``least_requests`` sends
+a request to the first of those with the fewest requests in flight when it arrives ("join the
+shortest queue", Winston 1977).
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from .surface import ServedModel, Surface
 from .workload import Ints, Requests, workload_fault
 
 SCHEDULERS = ("continuous", "prefill_first", "static")
+ROUTERS = ("round_robin", "least_requests")
 UNIT = 1 << 16
 """Fixed point of the tokens that a request gains in a step."""
 GRAPH_TOKENS = 512
@@ -31,7 +36,7 @@ _CONTEXTS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1
 _TOKENS = (2, 16, 32, 64, 96, 128, 192, 256, 384, 512, 513, 768, 1024, 1536, 2048, 3072, 4096, 6144,
            8192, 12288, 16384, 32768)  # fmt: skip
 _PASTS = (0, 1024, 4096, 16384, 65536)
-_FIELDS, _STEP_FIELDS = 5, 5
+_FIELDS, _STEP_FIELDS = 7, 6
 _STEPS = 1 << 20
 """Steps that there is room for at first."""
 
@@ -227,7 +232,7 @@ def speculative(target: Surface, draft: Surface, acceptance: float, plain: StepT
 
 @dataclass(frozen=True)
 class ServedRequests:
-    """Times of requests, and the steps that served them.
+    """Times of the requests of a replica, and the steps that served them.
 
     Attributes
     ----------
@@ -250,6 +255,27 @@ class ServedRequests:
     steps: Ints
 
 
+@dataclass(frozen=True)
+class Replicas:
+    """Replicas of an engine, which take requests from a router.
+
+    Attributes
+    ----------
+    count : int
+    router : str
+        One of :data:`ROUTERS`.
+    """
+
+    count: int = 1
+    router: str = ROUTERS[0]
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown router (SimulationError DIST0761)."""
+        if self.router not in ROUTERS:
+            what = f'unknown router "{self.router}"'
+            raise workload_fault(what, "router", nearest(self.router, ROUTERS))
+
+
 def serve_requests(
     requests: Requests,
     times: StepTimes,
@@ -260,15 +286,34 @@ def serve_requests(
     filled: bool = False,
     pools: int = 1,
 ) -> ServedRequests:
-    """Serve requests.
+    """Serve requests by one engine; see :func:`serve_by_replicas`."""
+    ((_, served),) = serve_by_replicas(
+        requests, times, options, pages, page, users, filled, pools, Replicas()
+    )
+    return served
+
+
+def serve_by_replicas(
+    requests: Requests,
+    times: StepTimes,
+    options: SchedulerOptions,
+    pages: int,
+    page: int,
+    users: int,
+    filled: bool,
+    pools: int,
+    replicas: Replicas,
+) -> list[tuple[Ints, ServedRequests]]:
+    """Serve requests by replicas of an engine.
 
     Parameters
     ----------
     requests : Requests
+        In order of arrival.
     times : StepTimes
     options : SchedulerOptions
     pages, page : int
-        Pages of the caches, and positions of each.
+        Pages of the caches of a replica, and positions of each.
     users : int
         Users that ask again when they have their answer; 0: requests arrive when they say.
     filled : bool
@@ -276,6 +321,12 @@ def serve_requests(
     pools : int
         Parts of data parallelism. The prompt of a request is in one of them; all take a step
         together.
+    replicas : Replicas
+
+    Returns
+    -------
+    list of (int64 array, ServedRequests)
+        Of each replica: the places of its requests, and their times.
 
     Raises
     ------
@@ -295,6 +346,7 @@ def serve_requests(
     numbers = [
         SCHEDULERS.index(options.kind), options.tokens, options.requests, pages, page,
         round((options.step_overhead_us or 0.0) * 1e6), round(times.gain * UNIT), users, pools,
+        replicas.count, ROUTERS.index(replicas.router),
     ]  # fmt: skip
     arrays = [
         table.ravel(), np.array(numbers, np.int64), times.batches, times.contexts,
@@ -315,13 +367,18 @@ def serve_requests(
             place="workload",
             remedy="Use more devices, caches of a narrower type, or shorter requests.",
         )
-    first, finish, preemptions, _, start = found.reshape(count, _FIELDS).T.copy()
-    done = steps.reshape(-1, _STEP_FIELDS)[:total].copy()
-    if users:
-        arrival = requests.arrival_ps.copy()
-        arrival[users:] = np.sort(finish)[: max(0, count - users)]
-        requests = replace(requests, arrival_ps=arrival)
-    return ServedRequests(requests, first, finish, start, preemptions, done)
+    first, finish, preemptions, _, start, arrival, replica = found.reshape(count, _FIELDS).T.copy()
+    requests = replace(requests, arrival_ps=arrival)
+    done = steps.reshape(-1, _STEP_FIELDS)[:total]
+    result = []
+    for number in range(replicas.count):
+        which = np.flatnonzero(replica == number)
+        served = ServedRequests(
+            requests.some(which), first[which], finish[which], start[which], preemptions[which],
+            done[done[:, -1] == number, :-1].copy(),
+        )  # fmt: skip
+        result.append((which, served))
+    return result
 
 
 def seconds(time_ps: Ints) -> npt.NDArray[np.float64]:

@@ -138,6 +138,7 @@ def serve_analyze(
     acceptance: float = 0.0,
     count: int = 0,
     request_overhead_us: float = 0.0,
+    router: str = "round_robin",
 ) -> ServingReport:
     """Predict how a model is served.
 
@@ -154,7 +155,7 @@ def serve_analyze(
         Such as ``continuous:tokens=2048,requests=256``; see :mod:`.batching`.
     levels : ServiceLevels, optional
     replicas : int
-        Engines behind a router that deals requests in turn.
+        Engines behind a router.
     kv_dtype : str
         The dtype of caches.
     weights : str
@@ -172,12 +173,15 @@ def serve_analyze(
         Requests of the first run; 0: as the workload needs.
     request_overhead_us : float
         What the host adds to each request.
+    router : str
+        ``round_robin``: requests go to the replicas in turn; ``least_requests``: to the replica
+        with the fewest requests in flight.
 
     Raises
     ------
     SimulationError
-        DIST0760 for a plan whose steps cannot be predicted, DIST0761 for a workload, scheduler or
-        acceptance that is invalid, and for requests that the caches do not hold.
+        DIST0760 for a plan whose steps cannot be predicted, DIST0761 for a workload, scheduler,
+        router or acceptance that is invalid, and for requests that the caches do not hold.
     """
     known = System.known(system)
     assert known is not None
@@ -194,7 +198,7 @@ def serve_analyze(
         filler = ServingEngine.of(
             ServedModel(model, strategy, prefill_mesh, known, kv_dtype), options
         )
-    deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0)
+    deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0, router)
     summary, parts = run_deployment(deployment, work, wanted, count, request_overhead_us * 1e-6)
     text = workload if isinstance(workload, str) else repr(workload)
     return replace(report_of(deployment, work, text, wanted, summary), served=parts)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,10 +12,18 @@ import numpy as np
 from tvm_distir.core import PICOSECONDS
 from tvm_distir.support import SimulationError
 
-from .batching import SchedulerOptions, ServedRequests, Speculation, StepTimes, serve_requests
+from .batching import (
+    ROUTERS,
+    Replicas,
+    SchedulerOptions,
+    ServedRequests,
+    Speculation,
+    StepTimes,
+    serve_by_replicas,
+)
 from .levels import ServiceLevels, ServiceSummary, summarize
 from .surface import ServedModel, StepMemory, Surface
-from .workload import CLOSED, POISSON, Requests, Workload
+from .workload import CLOSED, POISSON, Ints, Requests, Workload
 
 MEMORY_SHARE = 0.9
 """The share of a device's memory that an engine takes."""
@@ -74,16 +81,19 @@ class ServingEngine:
         most = self.options.requests * self.served.pools
         return min(most, int(self.pages * self.served.page // tokens))
 
-    def serve(self, requests: Requests, users: int = 0, filled: bool = False) -> ServedRequests:
-        """Serve requests."""
+    def serve(
+        self, requests: Requests, replicas: Replicas, users: int = 0, filled: bool = False
+    ) -> list[tuple[Ints, ServedRequests]]:
+        """Serve requests by replicas: of each the places of its requests, and their times."""
         system = self.served.system
         times = self.times.with_host(
             system.constant("serving_request_us"), system.constant("serving_prompt_us")
         )
         options = self.options.of_system(system)
-        return serve_requests(
-            requests, times, options, self.pages, self.served.page, users, filled, self.served.pools
-        )
+        return serve_by_replicas(
+            requests, times, options, self.pages, self.served.page, users, filled,
+            self.served.pools, replicas,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,12 +107,15 @@ class ServingSetup:
     replicas : int
     prefill : ServingEngine, optional
     prefill_replicas : int
+    router : str
+        One of :data:`.batching.ROUTERS`, for the replicas of both.
     """
 
     engine: ServingEngine
     replicas: int = 1
     prefill: ServingEngine | None = None
     prefill_replicas: int = 0
+    router: str = ROUTERS[0]
 
     @property
     def devices(self) -> int:
@@ -116,6 +129,8 @@ class ServingSetup:
     def plan_text(self) -> str:
         """Return the plan of a replica and the number of replicas."""
         text = f"{self.engine.served.plan_text} x {self.replicas}"
+        if self.router != ROUTERS[0] and max(self.replicas, self.prefill_replicas) > 1:
+            text += f" ({self.router})"
         if self.engine.speculation is not None:
             text += f", {self.engine.speculation.tokens} draft tokens"
         if self.prefill is None:
@@ -123,37 +138,31 @@ class ServingSetup:
         return f"prefill {self.prefill.served.plan_text} x {self.prefill_replicas}, decode {text}"
 
     def serve(self, requests: Requests, users: int = 0) -> list[ServedRequests]:
-        """Serve requests, which a router deals to the replicas in turn."""
+        """Serve requests, which a router sends to the replicas."""
+        replicas = Replicas(self.replicas, self.router)
         if self.prefill is None:
-            return _dealt(
-                requests, self.replicas, lambda part, n: self.engine.serve(part, n), users
-            )
-        filler = self.prefill
+            return [served for _, served in self.engine.serve(requests, replicas, users)]
+        fillers = Replicas(self.prefill_replicas, self.router)
         alone = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
-        filled = _dealt(alone, self.prefill_replicas, lambda part, n: filler.serve(part), 0)
         first = np.zeros(len(requests), np.int64)
         start = np.zeros(len(requests), np.int64)
-        for k, part in enumerate(filled):
-            first[k :: self.prefill_replicas] = part.first_ps
-            start[k :: self.prefill_replicas] = part.start_ps
+        for which, part in self.prefill.serve(alone, fillers):
+            first[which], start[which] = part.first_ps, part.start_ps
         sent = np.rint(self.transfer_s(requests.input_tokens) * PICOSECONDS).astype(np.int64)
         more = requests.output_tokens > 1
         ready = np.where(more, first + sent, first)
         order = np.argsort(ready, kind="stable")
         order = order[more[order]]
         moved = replace(requests, arrival_ps=ready, prefix_id=np.full(len(requests), -1, np.int64))
-        decoded = _dealt(
-            moved.some(order), self.replicas, lambda part, n: self.engine.serve(part, 0, True), 0
-        )
         result = []
-        for k, part in enumerate(decoded):
-            which = order[k :: self.replicas]
+        for which, part in self.engine.serve(moved.some(order), replicas, filled=True):
+            places = order[which]
             result.append(
                 replace(
                     part,
-                    requests=requests.some(which),
-                    first_ps=first[which],
-                    start_ps=start[which],
+                    requests=requests.some(places),
+                    first_ps=first[places],
+                    start_ps=start[places],
                 )
             )
         return result
@@ -172,21 +181,6 @@ class ServingSetup:
         net, per_node = system.inter_node, system.intra_node.devices_per_node
         rate = net.bandwidth_per_nic_GBps * 1e9 * min(1.0, net.nics_per_node / per_node)
         return np.asarray(net.latency_us * 1e-6 + size / rate)
-
-
-def _dealt(
-    requests: Requests,
-    replicas: int,
-    serve: Callable[[Requests, int], ServedRequests],
-    users: int,
-) -> list[ServedRequests]:
-    """Deal requests to replicas in turn; each has its part of the users."""
-    result = []
-    for k in range(replicas):
-        part = requests.some(np.arange(k, len(requests), replicas))
-        if len(part):
-            result.append(serve(part, -(-(users - k) // replicas) if users else 0))
-    return result
 
 
 def run_deployment(

@@ -21,7 +21,7 @@ from tvm_distir.core import PICOSECONDS, System
 from tvm_distir.models import serving_step
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
-from .batching import SchedulerOptions, Speculation
+from .batching import Replicas, SchedulerOptions, Speculation
 from .levels import ServiceLevels, ServiceSummary
 from .serving_report import ServingReport, report_of
 from .serving_run import ServingEngine, ServingSetup, most_requests_per_s, run_deployment
@@ -154,6 +154,7 @@ def search_serving(
     speculation: Speculation | None = None,
     front: bool = True,
     bounds: bool = True,
+    router: str = "round_robin",
 ) -> ServingSearchResult:
     """Search the way of serving that keeps the levels at the highest rate per device.
 
@@ -179,11 +180,13 @@ def search_serving(
         Whether to compute the front of closed loops.
     bounds : bool
         Whether to cut choices by bounds; False: simulate all.
+    router : str
+        The router of replicas: see :func:`.serving_report.serve_analyze`.
 
     Raises
     ------
     SimulationError
-        DIST0761 for a workload or scheduler that is invalid, and for a trace.
+        DIST0761 for a workload, scheduler or router that is invalid, and for a trace.
     ModelError
         DIST0331 for a model without a serving step.
     UsageError
@@ -196,7 +199,7 @@ def search_serving(
         what = "a trace has its own rate, and the search varies the rate of requests"
         raise workload_fault(what, work.path, "Give poisson:1 with in= and out=.")
     options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
-    search = _Search(model, devices, known, work, levels, options, bounds)
+    search = _Search(model, devices, known, work, levels, options, bounds, router)
     systems = [with_weights(known, kind) for kind in weights]
     for quantized, kv_dtype in itertools.product(systems, kv_dtypes):
         search.engines(quantized, kv_dtype, speculation)
@@ -218,9 +221,11 @@ class _Search:
         levels: ServiceLevels,
         options: Sequence[SchedulerOptions],
         bounds: bool,
+        router: str,
     ) -> None:
         self.model, self.devices, self.system, self.work = model, devices, system, work
         self.levels, self.options, self.bounds = levels, options, bounds
+        self.router = Replicas(router=router).router
         self.result = ServingSearchResult()
         self._engines: list[ServingEngine] = []
         self._best: tuple[float, ServingSetup] | None = None
@@ -305,9 +310,8 @@ class _Search:
     def _deployments(self, apart: bool) -> Iterator[ServingSetup]:
         for engine in self._engines:
             for options in self.options:
-                yield ServingSetup(
-                    engine.with_options(options), self.devices // engine.served.devices
-                )
+                replicas = self.devices // engine.served.devices
+                yield ServingSetup(engine.with_options(options), replicas, router=self.router)
         if not apart:
             return
         for filler in self._engines:
@@ -321,7 +325,7 @@ class _Search:
                     rest = self.devices - count * filler.served.devices
                     if rest > 0 and rest % engine.served.devices == 0:
                         replicas = rest // engine.served.devices
-                        yield ServingSetup(engine, replicas, filler, count)
+                        yield ServingSetup(engine, replicas, filler, count, self.router)
 
     def _cut(self, deployment: ServingSetup, per_device: float) -> str:
         """Return the bound that proves that a choice is not the best; empty if there is none."""

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The event loop of an engine in plain Python, with which the native one is compared."""
+"""The event loops of engines in plain Python, with which the native ones are compared."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,17 +48,14 @@ class Entry:
     finish: int = -1
     start: int = -1
     preemptions: int = 0
+    replica: int = -1
 
 
-class ReferenceEngine:
-    """Serves requests one step after the other, as the words of ``batching`` say."""
+class ReferenceReplicas:
+    """Serves requests by engines in order of time, and routes each when it arrives."""
 
-    def __init__(self, requests, times, options, pages, page, users=0, filled=False, pools=1):
-        self.pools = pools
-        self.times, self.options, self.page, self.users = times, options, page, users
-        self.total = self.free = pages
-        self.gain = round(times.gain * UNIT)
-        self.overhead = round(options.step_overhead_us * 1e6)
+    def __init__(self, requests, times, options, pages, page, users, filled, pools, replicas):
+        self.requests, self.users, self.router = requests, users, replicas.router
         columns = (
             requests.arrival_ps, requests.input_tokens, requests.output_tokens,
             requests.prefix_id, requests.prefix_tokens,
@@ -66,30 +63,76 @@ class ReferenceEngine:
         self.entries = [Entry(*map(int, row), filled) for row in zip(*columns, strict=True)]
         for e in self.entries:
             e.again = 0 if filled else e.input
+        self.engines = [
+            ReferenceEngine(self, times, options, pages, page, pools) for _ in range(replicas.count)
+        ]
+        first = min(users, len(self.entries)) if users else len(self.entries)
+        self.arriving = sorted((e.arrival, n) for n, e in enumerate(self.entries[:first]))
+        self.later = list(range(first, len(self.entries)))
+
+    def run(self):
+        routed = 0
+        while any(e.finish < 0 for e in self.entries):
+            ready = [(x.now, k) for k, x in enumerate(self.engines) if x.running or x.waiting]
+            if self.arriving and (not ready or self.arriving[0][0] <= min(ready)[0]):
+                time, number = self.arriving.pop(0)
+                replica = routed % len(self.engines)
+                if self.router == "least_requests":
+                    loads = [self.in_flight(k, time) for k in range(len(self.engines))]
+                    replica = loads.index(min(loads))
+                routed += 1
+                self.entries[number].replica = replica
+                engine = self.engines[replica]
+                if not engine.running and not engine.waiting:
+                    engine.now = max(engine.now, time)
+                engine.waiting.append(number)
+            else:
+                self.engines[min(ready)[1]].step()
+        return [(np.array(self.places(k), np.int64), self.served(k)) for k in self.numbers()]
+
+    def numbers(self):
+        return range(len(self.engines))
+
+    def places(self, replica):
+        return [n for n, e in enumerate(self.entries) if e.replica == replica]
+
+    def in_flight(self, replica, time):
+        mine = [e for e in self.entries if e.replica == replica]
+        return sum(not 0 <= e.finish <= time for e in mine)
+
+    def served(self, replica):
+        which = self.places(replica)
+        e = [self.entries[n] for n in which]
+        column = lambda name: np.array([getattr(x, name) for x in e], np.int64)  # noqa: E731
+        steps = np.array(self.engines[replica].steps, np.int64).reshape(-1, 5)
+        requests = replace(self.requests.some(which), arrival_ps=column("arrival"))
+        return ServedRequests(
+            requests, column("first"), column("finish"), column("start"), column("preemptions"),
+            steps,
+        )  # fmt: skip
+
+    def ended(self, time):
+        """The next request of a closed loop arrives when another has its answer."""
+        if self.users and self.later:
+            number = self.later.pop(0)
+            self.entries[number].arrival = time
+            self.arriving = sorted([*self.arriving, (time, number)])
+
+
+class ReferenceEngine:
+    """Serves requests one step after the other, as the words of ``batching`` say."""
+
+    def __init__(self, whole, times, options, pages, page, pools):
+        self.whole, self.entries, self.pools = whole, whole.entries, pools
+        self.times, self.options, self.page = times, options, page
+        self.total = self.free = pages
+        self.gain = round(times.gain * UNIT)
+        self.overhead = round(options.step_overhead_us * 1e6)
         self.axes = [x.tolist() for x in (times.batches, times.contexts, times.tokens, times.pasts)]
         self.decode = times.decode_ps.astype(float).tolist()
         self.prefill = times.prefill_ps.astype(float).tolist()
         self.prefixes = {}
         self.now, self.waiting, self.running, self.steps = 0, [], [], []
-
-    def run(self, requests):
-        n = len(self.entries)
-        self.arrived = min(self.users, n) if self.users else n
-        following = 0
-        while any(e.finish < 0 for e in self.entries):
-            while following < self.arrived and self.entries[following].arrival <= self.now:
-                self.waiting.append(following)
-                following += 1
-            if not self.running and not self.waiting:
-                self.now = max(self.now, self.entries[following].arrival)
-                continue
-            self.step()
-        e = self.entries
-        column = lambda name: np.array([getattr(x, name) for x in e], np.int64)  # noqa: E731
-        return ServedRequests(
-            requests, column("first"), column("finish"), column("start"), column("preemptions"),
-            np.array(self.steps, np.int64),
-        )  # fmt: skip
 
     def make_room(self, count):
         while self.free < count:
@@ -264,6 +307,4 @@ class ReferenceEngine:
             return
         e.finish = self.now
         self.release(e)
-        if self.users and self.arrived < len(self.entries):
-            self.entries[self.arrived].arrival = self.now
-            self.arrived += 1
+        self.whole.ended(self.now)

@@ -11,13 +11,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.planning.serving.engine_reference import ReferenceEngine
+from tests.planning.serving.engine_reference import ReferenceReplicas
 from tvm_distir.planning.serving import batching
 from tvm_distir.planning.serving.batching import (
+    ROUTERS,
     SCHEDULERS,
+    Replicas,
     SchedulerOptions,
     StepTimes,
     seconds,
+    serve_by_replicas,
     serve_requests,
 )
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
@@ -58,11 +61,13 @@ def random_case(number):
     times = replace(steps_of(), gain=1.0 if number % 2 else float(rng.uniform(1, 3)))
     users = work.users if work.kind == "closed" else 0
     filled = number % 7 == 3 and not users
-    return work.draw(count), times, options, pages, users, filled, (1, 1, 2, 4)[number % 4]
+    replicas = Replicas((1, 2, 3)[number % 5 % 3], ROUTERS[number % 2])
+    pools = (1, 1, 2, 4)[number % 4]
+    return work.draw(count), times, options, pages, PAGE, users, filled, pools, replicas
 
 
 def test_the_native_loop_is_the_reference():
-    """With preemption, prefixes, speculation, closed loops, full caches and data parallelism.
+    """With preemption, prefixes, speculation, closed loops, full caches, pools and replicas.
 
     ``scripts/checks/serving_laws.py`` compares 500 workloads.
     """
@@ -73,20 +78,27 @@ def compare_with_reference(numbers):
     """Compare the runs of random workloads; return the requests that gave up their pages."""
     preempted = 0
     for number in numbers:
-        requests, times, options, pages, *rest = random_case(number)
-        got = serve_requests(requests, times, options, pages, PAGE, *rest)
-        engine = ReferenceEngine(requests, times, options, pages, PAGE, *rest)
-        want = engine.run(requests)
-        for name in ("first_ps", "finish_ps", "start_ps", "preemptions", "steps"):
-            np.testing.assert_array_equal(
-                getattr(got, name), getattr(want, name), f"{number} {name}"
-            )
-        preempted += int(got.preemptions.sum())
-        assert got.steps[:, 4].max() <= pages
-        kept = sum(p["pages"] for p in engine.prefixes.values())
-        assert engine.free + kept == pages
-        if not rest[1] and not got.preemptions.any() and requests.prefix_id.max() < 0:
-            assert got.steps[:, 3].sum() == requests.input_tokens.sum()
+        case = random_case(number)
+        requests, pages = case[0], case[3]
+        reference = ReferenceReplicas(*case)
+        places = []
+        for engine, (which, got), (expected, want) in zip(
+            reference.engines, serve_by_replicas(*case), reference.run(), strict=True
+        ):
+            np.testing.assert_array_equal(which, expected)
+            for name in ("first_ps", "finish_ps", "start_ps", "preemptions", "steps"):
+                np.testing.assert_array_equal(
+                    getattr(got, name), getattr(want, name), f"{number} {name}"
+                )
+            np.testing.assert_array_equal(got.requests.arrival_ps, want.requests.arrival_ps)
+            preempted += int(got.preemptions.sum())
+            assert got.steps[:, 4].max(initial=0) <= pages
+            kept = sum(p["pages"] for p in engine.prefixes.values())
+            assert engine.free + kept == pages
+            if not case[6] and not got.preemptions.any() and requests.prefix_id.max() < 0:
+                assert got.steps[:, 3].sum() == got.requests.input_tokens.sum()
+            places += which.tolist()
+        assert sorted(places) == list(range(len(requests)))
     return preempted
 
 
@@ -114,6 +126,49 @@ def test_prompts_alone_are_an_m_d_1_queue(load):
         waits.append(float(seconds(served.first_ps - served.requests.arrival_ps).mean()))
     expected = 0.01 * (1 + load / (2 * (1 - load)))
     assert np.mean(waits) == pytest.approx(expected, rel=0.02)
+
+
+def test_replicas_in_turn_are_servers_of_one_queue():
+    """Requests of equal lengths start in order of arrival: at once, or behind the third before."""
+    times = steps_of(base=10 * MS, request=0, context=0, token=0, past=0)
+    requests = Workload.parse("poisson:270,in=64,out=1").draw(2000)
+    options = SchedulerOptions("prefill_first", tokens=64, requests=1)
+    parts = served_by(requests, times, options, Replicas(3))
+    finish = np.zeros(len(requests), np.int64)
+    for which, part in parts:
+        finish[which] = part.finish_ps
+    expected = []
+    for number, arrival in enumerate(requests.arrival_ps.tolist()):
+        free = expected[number - 3] if number >= 3 else 0
+        expected.append(max(arrival, free) + 10 * MS)
+    assert finish.tolist() == expected
+
+
+def served_by(requests, times, options, replicas, users=0):
+    return serve_by_replicas(requests, times, options, 4096, PAGE, users, False, 1, replicas)
+
+
+@pytest.mark.parametrize("arrivals", ["poisson:100", "closed:30"])
+def test_the_fewest_requests_in_flight_wait_less(arrivals):
+    """Where lengths differ, and with several replicas; a single one needs no router."""
+    work = Workload.parse(f"{arrivals},in=64,out=lognormal:6:1.5")
+    times = steps_of(base=10 * MS, request=0, context=0, token=0, past=0)
+    options = SchedulerOptions("static", tokens=64, requests=1)
+    requests, users = work.draw(3000), work.users
+
+    def wait_s(replicas):
+        parts = served_by(requests, times, options, replicas, users)
+        waits = [part.start_ps - part.requests.arrival_ps for _, part in parts]
+        return seconds(np.concatenate(waits)).mean()
+
+    assert wait_s(Replicas(24, "least_requests")) < 0.8 * wait_s(Replicas(24))
+    one, other = (served_by(requests, times, options, Replicas(1, r), users) for r in ROUTERS)
+    np.testing.assert_array_equal(one[0][1].finish_ps, other[0][1].finish_ps)
+
+
+def test_an_unknown_router_is_refused():
+    with pytest.raises(SimulationError, match=r"DIST0761.*least_requests"):
+        Replicas(2, "least_request")
 
 
 def test_a_request_alone_takes_the_time_of_its_steps():
