@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # tvm_distir of this checkout
+
 
 def rewrite_pages(
     description: str,

@@ -67,7 +67,7 @@ def write(folder: Path) -> list[Path]:
     return [folder / target for target in sources.values()]
 
 
-def check(folder: Path, checkout: Path | None, options: list[str]) -> int:
+def check(folder: Path, checkout: Path | None, selected: str | None) -> int:
     """Run the tests of a folder on the wheel with its modules in place; return pytest's code."""
     paths = [str(folder / TESTS)]
     if checkout is not None:
@@ -81,7 +81,8 @@ def check(folder: Path, checkout: Path | None, options: list[str]) -> int:
         "PYTHONPATH": os.pathsep.join([str(HERE), str((folder / TESTS).resolve())]),
     }
     plugin = ["-p", "pieces_in_place", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-q", *plugin, *paths, *options]
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, *paths]
+    command += [] if selected is None else ["-k", selected]
     return subprocess.run(command, env=environment, cwd=folder, check=False).returncode
 
 
@@ -91,12 +92,13 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="write the modules and tests below this folder")
     parser.add_argument("--check", action="store_true", help="run the tests on the wheel")
     parser.add_argument("--tvm", type=Path, help="run TVM's DistIR tests of this checkout as well")
-    arguments, options = parser.parse_known_args()
+    parser.add_argument("-k", metavar="EXPRESSION", help="run only the tests that pytest selects")
+    arguments = parser.parse_args()
     for path in write(arguments.folder):
         print(path)
     if arguments.check or arguments.tvm:
         tvm = arguments.tvm.resolve() if arguments.tvm else None
-        return check(arguments.folder.resolve(), tvm, options)
+        return check(arguments.folder.resolve(), tvm, arguments.k)
     return 0
 
 

@@ -110,6 +110,7 @@ from .ir.mesh import mesh_key as mesh_key
 from .ir.mesh import mesh_names as mesh_names
 from .ir.mesh import mesh_shape as mesh_shape
 from .ir.mesh import meshes as meshes
+from .ir.module_argument import check_module as check_module
 from .ir.names import COLLECTIVES as COLLECTIVES
 from .ir.names import HOST_PREFIX as HOST_PREFIX
 from .ir.names import LOCAL_OPS as LOCAL_OPS

@@ -17,6 +17,7 @@ from tvm_distir.core import (
     P,
     PartialState,
     all_bindings,
+    check_module,
     level_of,
     mesh_axes,
     mesh_names,
@@ -87,6 +88,7 @@ def show(mod: ir.IRModule, style: str | None = None) -> None:
     h: R.DTensor((16, 64), "float32", "mesh0", "dp: S[0], tp: R") = R.dist.all_reduce(h_terms,
         device_mesh="mesh0", mesh_axes=["tp"], op="sum")
     """
+    check_module(mod, "td.show")
     text = annotated_script(mod)
     if "ipykernel" in sys.modules or sys.stdout.isatty():
         from tvm.script.highlight import cprint

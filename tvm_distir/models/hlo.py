@@ -56,6 +56,13 @@ def from_stablehlo(
     """
     from tvm_distir.models.stablehlo.importer import from_stablehlo as read
 
+    if loops is not None and loops < 1:
+        raise ModelError(
+            "DIST0373",
+            f"loops={loops} is not a bound of iterations",
+            place="loops",
+            remedy="Give 1 or more, or leave it out: counted loops need no bound.",
+        )
     return read(source, data=data, inline=inline, loops=loops, shardings=shardings)
 
 

@@ -29,7 +29,7 @@ from tvm_distir.models.common.spec import (
     model_file,
     split_keys,
 )
-from tvm_distir.support import ModelError, read_json
+from tvm_distir.support import ModelError, UsageError, read_json
 
 from . import zoo
 from .hlo import read_stablehlo
@@ -72,12 +72,14 @@ class Model:
         return self.kind in ("relax", "stablehlo", "tvmscript")
 
 
-def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Model:
+def load_model(
+    spec: str | Path, batch: int | None = None, dims: Mapping[str, int] | None = None
+) -> Model:
     """Read the model of a MODEL string.
 
     Parameters
     ----------
-    spec : str
+    spec : str or Path
         ``m.onnx``, ``m.pt2``, ``m.mlir`` or ``m.mlir?key=value,...``, ``m.py`` or
         ``m.py::Name``, ``m.json``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``; a ``config.json``
         of the Hugging Face hub or its folder, also with keys; ``hf:NAME`` of a published model.
@@ -88,12 +90,22 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
 
     Raises
     ------
+    UsageError
+        DIST0154 what is neither a text nor a path.
     ModelError
         DIST0302 a string of no known kind, DIST0304 a kind whose extra is missing, DIST0313 a
         size for what has no such dim, DIST0314 a module in text with a batch; and what the
         frontends raise.
     """
-    spec = zoo_spec(spec)
+    if not isinstance(spec, (str, Path)):
+        raise UsageError(
+            "DIST0154",
+            f"the argument is of type {type(spec).__name__}, and a module or the name of a model "
+            "is required",
+            place="model",
+            remedy="Give an IRModule, the path of a file, hf:NAME or zoo:NAME?key=value,...",
+        )
+    spec = zoo_spec(str(spec))
     path = model_file(spec)
     if path is None:
         name, keys = split_keys(spec.removeprefix(ZOO), spec)

@@ -170,9 +170,9 @@ class Study:
                 place="train", remedy="Pass train= (on the command line, --train).",
             )  # fmt: skip
         with self.watch.stage("load"):
-            return self._load(str(self.model), 1 if schedule is None else schedule.micro_batches)
+            return self._load(self.model, 1 if schedule is None else schedule.micro_batches)
 
-    def _load(self, spec: str, parts: int) -> Model:
+    def _load(self, spec: str | Path, parts: int) -> Model:
         """Load the model with the samples of one of several micro-batches."""
         whole = self.batch
         if whole is None or parts == 1:
@@ -188,9 +188,9 @@ class Study:
             )  # fmt: skip
         return self._load_once(spec, whole // parts)
 
-    def _load_once(self, spec: str, batch: int | None) -> Model:
+    def _load_once(self, spec: str | Path, batch: int | None) -> Model:
         """Load the model, its repeated layers as functions, unless another study did."""
-        key = spec, batch, tuple(sorted((self.dims or {}).items()))
+        key = str(spec), batch, tuple(sorted((self.dims or {}).items()))
         model = self.loaded.get(key)
         if model is None:
             model = load_model(spec, batch=batch, dims=self.dims)

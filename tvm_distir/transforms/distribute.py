@@ -16,6 +16,7 @@ from tvm_distir.core import (
     PlanLike,
     System,
     as_plan,
+    check_module,
     relax_functions,
     training_notes,
 )
@@ -150,6 +151,7 @@ def distribute(
     DistIRError
         What the passes raise, naming the place.
     """
+    check_module(mod, "td.distribute")
     later = communication_passes(
         mod, system, bucket_bytes=bucket_bytes, overlap=overlap, ahead_bytes=ahead_bytes,
         overlap_activations=overlap_activations,

@@ -68,6 +68,11 @@ def test_names_order_and_functions():
 
 def test_data_are_named():
     mod = td.from_stablehlo(DATA / "moe_gradient.mlir", data=["data.0"])
+    tvm.ir.assert_structural_equal(
+        td.from_stablehlo(DATA / "moe_gradient.mlir", data=["data"]), mod
+    )
+    with pytest.raises(ModelError, match=r"DIST0373 loops: loops=0 is not a bound"):
+        td.from_stablehlo(DATA / "moe_gradient.mlir", loops=0)
     assert int(mod["main"].attrs["num_input"]) == 1
     assert str(mod["main"].params[0].name) == "data_0"
     with pytest.raises(ModelError, match="DIST0373") as caught:

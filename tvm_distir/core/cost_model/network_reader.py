@@ -108,7 +108,7 @@ class _InnerTier:
     name: Text
     devices: PositiveCount
     bandwidth_GBps: Positive
-    curves: Libraries
+    curves: Libraries = field(default_factory=dict)
     library: Text | None = None
 
 
@@ -238,12 +238,17 @@ def _curves(near: _CurvedNode | _InnerTier, place: str, library: str | None) -> 
             _check_curve(curve, near.bandwidth_GBps, f"{place}/curves/{name}/{number}", faults)
         curves += lists[name]
     for kind in TIMED:
-        wanted = "ring" if kind in RINGED else "direct"
+        wanted = _algorithm(kind)
         if not any(curve.kind == kind and curve.algorithm == wanted for curve in curves):
             what = f"there is no curve of {kind} by the algorithm {wanted}"
             faults.add(wrong(f"{place}/curves/{first}", what, "Add one."))
     faults.raise_all()
     return tuple(curves)
+
+
+def _algorithm(kind: str) -> str:
+    """Return the algorithm whose curve each collective of a kind needs."""
+    return "ring" if kind in RINGED else "direct"
 
 
 def _check_curve(curve: Curve, line_rate: float, place: str, faults: Faults) -> None:
@@ -272,6 +277,10 @@ def _tiers(data: Any, place: str, library: str | None) -> Links:
     faults.raise_all()
     node, second, *_ = tiers
     with faults.gathered():
+        if not node.curves:
+            wanted = ", ".join(f"{kind} ({_algorithm(kind)})" for kind in TIMED)
+            remedy = f'Give a list by library, as {{"nccl": [..]}}, with a curve of {wanted}.'
+            raise wrong(f"{place}/0/curves", "a key is missing", remedy)
         curves = _curves(node, f"{place}/0", library)
     for number, (inner, tier) in enumerate(pairwise(tiers), 1):
         at = f"{place}/{number}/devices"

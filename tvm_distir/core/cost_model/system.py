@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, overload
@@ -14,7 +14,7 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.support import DataTable, Displayed, HardwareError
+from tvm_distir.support import DataTable, Displayed, HardwareError, UsageError
 
 from .constants import Constant, value_of
 from .hardware import (
@@ -117,13 +117,57 @@ class System(Displayed):
 
     @staticmethod
     def known(system: System | str | None) -> System | None:
-        """Read a system that is given by its name or path; others are returned as they are."""
-        return System.load(system) if isinstance(system, str) else system
+        """Return the system that is given, by name or path too, or None for none."""
+        return None if system is None else System.required(system)
+
+    @staticmethod
+    def required(system: System | str | Path) -> System:
+        """Return the system that is given, by name or path too.
+
+        Raises
+        ------
+        UsageError
+            DIST0155 for what is no system.
+        HardwareError
+            The errors of :meth:`load`.
+        """
+        if isinstance(system, (str, Path)):
+            return System.load(system)
+        if not isinstance(system, System):
+            raise UsageError(
+                "DIST0155",
+                f"the argument is of type {type(system).__name__}, and a system is required",
+                place="system",
+                remedy='Give a System, or the name or path of one, such as "h100".',
+            )
+        return system
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], place: str = "system") -> System:
         """Make a system of the content of its JSON file. Errors as in :meth:`load`."""
         return parse(data, place, System)
+
+    def priced(self, price_per_device_hour_usd: float) -> System:
+        """Return the system with another price.
+
+        Parameters
+        ----------
+        price_per_device_hour_usd : float
+            Dollars for a device and an hour, from which reports compute the cost of a step.
+
+        Raises
+        ------
+        UsageError
+            DIST0152 for what is no positive number.
+        """
+        if not 0 < price_per_device_hour_usd < math.inf:
+            raise UsageError(
+                "DIST0152",
+                f"{price_per_device_hour_usd} is not a positive number of dollars",
+                place="price",
+                remedy="Give the price of a device and an hour, such as 2.5.",
+            )
+        return replace(self, device=replace(self.device, price_per_hour=price_per_device_hour_usd))
 
     def _headline(self) -> str:
         return system_headline(self)

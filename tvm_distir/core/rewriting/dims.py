@@ -34,6 +34,7 @@ from tvm import ir, relax, tirx
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.extents import extent_value
 from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.module_argument import check_module
 from tvm_distir.core.ir.types import is_private, relax_functions
 from tvm_distir.support import MAX_INT, ModelError, nearest
 
@@ -132,6 +133,7 @@ def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
         DIST0313 for a name that no dim has, for what is no size, or for sizes that contradict
         each other in the module.
     """
+    check_module(mod, "td.bind_dims")
     if not dims:
         return mod
     check_sizes(dims, "module")

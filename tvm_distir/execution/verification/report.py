@@ -147,6 +147,8 @@ class VerifyReport:
     def _remedy(self) -> str:
         if self.fault is not None:
             return "Report this bug with the module and the plan."
+        if self.exact:
+            return "Report it with the module and the plan: exact sums have no rounding."
         return "Run it with exact=True to distinguish rounding from a wrong result."
 
 

@@ -19,6 +19,7 @@ from tvm_distir.core import (
     PlanLike,
     as_plan,
     bind_dims,
+    check_module,
     entry_of,
     keep_entry,
     named_leaves,
@@ -229,6 +230,8 @@ def verify(
     ModelError
         DIST0341 where there is no such entry, or several of which none is ``main``.
     """
+    for given in (mod, *(() if dist is None else (dist,))):
+        check_module(given, "td.verify")
     chosen = make_engine(engine, dispatch).for_verification()
     all_functions = {str(gv.name_hint) for gv in mod.functions}
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)

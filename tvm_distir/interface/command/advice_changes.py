@@ -55,13 +55,27 @@ class _Given:
         return None if options is None else options.get("axis", "pp")
 
     def mesh(self, part: str, factors: Mapping[str, float]) -> Iterator[Change]:
-        """Yield the mesh with scaled axes, if their sizes are integers."""
+        """Yield the mesh with scaled axes, if the sizes are integers and the batch allows them."""
         if self.axes is None:
             return
         sizes = {axis: n * factors.get(axis, 1) for axis, n in self.axes.items()}
-        if all(n >= 1 and n == int(n) for n in sizes.values()) and sizes != self.axes:
+        integers = all(n >= 1 and n == int(n) for n in sizes.values())
+        if integers and sizes != self.axes and self._has_samples_for(sizes):
             axes = {axis: int(n) for axis, n in sizes.items()}
             yield Change(part, f"--mesh {_mesh(axes)}", {"mesh": _mesh(axes)}, axes)
+
+    def _has_samples_for(self, sizes: Mapping[str, float]) -> bool:
+        """Return whether each part of the batch has a sample on a mesh of these sizes."""
+        batch, axes = self.analysis.batch, tuple(sizes)
+        if batch is None or len(self.analysis.meshes) > 1:
+            return True
+        return all(
+            batch
+            >= math.prod(sizes[a] for a, p in zip(axes, placements, strict=True) if p == "S[0]")
+            for parameter in self.analysis.parameters
+            if parameter.shape[:1] == (batch,)
+            and len(placements := parameter.placement.split(", ")) == len(axes)
+        )
 
     def strategy(self, part: str, text: str, axes: dict[str, int]) -> Change:
         """Return the change to another strategy on a mesh."""

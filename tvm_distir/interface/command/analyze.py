@@ -143,7 +143,7 @@ def command_line(arguments: argparse.Namespace) -> str:
     """Return the command that repeats the analysis, without its output files."""
     words = ["tvm-distir", "analyze", arguments.model]
     options = ("plan", "strategy", "mesh", "batch", "dim", "entry", "train", *TRAINING, "system",
-               "allocator", "measure", "kernels", "attention", "advice")  # fmt: skip
+               "allocator", "measure", "kernels", "price", "attention", "advice")  # fmt: skip
     usual = (("allocator", "framework"), ("advice", "quick"))
     for option in options:
         value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"

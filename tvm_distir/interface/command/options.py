@@ -227,6 +227,7 @@ def add_exporting(parser: argparse.ArgumentParser) -> None:
         help="Measure each kernel on this machine; link times are those of the system.",
     )
     add_kernels(parser)
+    add_price(parser)
     parser.add_argument(
         "--attention",
         choices=("fused", "written"),
@@ -240,6 +241,15 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
         "--kernels",
         metavar="P",
         help="Set the kernel profile: eager, megatron, ... or a file (default: of the system).",
+    )
+
+
+def add_price(parser: argparse.ArgumentParser) -> None:
+    """Add ``--price``."""
+    parser.add_argument(
+        "--price",
+        metavar="USD",
+        help="Set the price of a device and an hour in dollars (default: of the system).",
     )
 
 

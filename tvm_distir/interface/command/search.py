@@ -19,6 +19,7 @@ from .options import (
     add_jobs,
     add_kernels,
     add_model,
+    add_price,
     add_system,
     add_training,
     asked_by,
@@ -47,6 +48,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
     add_system(parser, required=True)
     add_kernels(parser)
+    add_price(parser)
     add_training(parser)
     parser.add_argument(
         "--memory",

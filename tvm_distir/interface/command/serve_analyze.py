@@ -11,7 +11,7 @@ from typing import Any
 from tvm_distir.support import UsageError
 
 from .option_values import parse_count, parse_mesh, parse_number
-from .options import add_kernels, add_system
+from .options import add_kernels, add_price, add_system
 from .outputs import Outputs
 from .resumable import begin
 from .terminal import put, say
@@ -38,6 +38,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--mesh", metavar="tp=4", required=True, help="Set the mesh of a replica.")
     add_system(parser, required=True)
     add_kernels(parser)
+    add_price(parser)
     add_levels(parser)
     parser.add_argument(
         "--scheduler",

@@ -23,14 +23,19 @@ def stopwatch() -> Stopwatch:
 
 
 def load_system(arguments: argparse.Namespace, watch: Stopwatch) -> Any:
-    """Load the system of ``--system``; return None without the option."""
+    """Load the system of ``--system`` with the price of ``--price``; return None without it."""
     if arguments.system is None:
         return None
     with watch.stage("load"):
         from tvm_distir.core import System
 
         with asked_by("--system", "DIST0701"):
-            return System.load(arguments.system)
+            system = System.load(arguments.system)
+        price = getattr(arguments, "price", None)
+        if price is None:
+            return system
+        with named_by_options("price"):
+            return system.priced(parse_number(price, "--price"))
 
 
 def study_of(

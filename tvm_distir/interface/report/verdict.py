@@ -93,13 +93,22 @@ def verdict_lines(analysis: Analysis, paint: Painter) -> list[str]:
     staged = pipeline_words(analysis)
     return [
         paint("bold", f"{printable(analysis.title)} on {printable(analysis.hardware.name)}"),
-        f"  {mesh_words(analysis)}, {printable(plan)}",
+        f"  {mesh_words(analysis)}, {printable(plan)}{batch_words(analysis)}",
         f"  {paint('bold', units.duration(analysis.time_s))} per step, bound by "
         f"{analysis.bound_by} ({units.share(analysis.bound_share, 1.0)}); {fit}",
         *(f"  {line}" for line in figure_lines(analysis)),
         *([f"  {staged}"] if staged else []),
         f"  Based on {basis_words(analysis)}.",
     ]
+
+
+def batch_words(analysis: Analysis) -> str:
+    """Return the samples of a step and their tokens, after a comma; empty where unknown."""
+    batch, tokens = analysis.batch, analysis.tokens
+    if not batch:
+        return ""
+    length = f" of {tokens // batch:,} tokens" if tokens and tokens % batch == 0 else ""
+    return f", batch {batch:,}{length}"
 
 
 def pipeline_words(analysis: Analysis) -> str:

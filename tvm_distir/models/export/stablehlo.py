@@ -13,6 +13,7 @@ from tvm_distir.core import (
     IO_ATTR,
     Labels,
     axis_groups,
+    check_module,
     is_private,
     mesh_axes,
     mesh_devices,
@@ -72,6 +73,7 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = Tru
     ModelError
         DIST0380 naming what has no form in StableHLO.
     """
+    check_module(mod, "td.to_stablehlo")
     if form not in FORMS:
         raise UsageError(
             "DIST0152", f'there is no form "{form}"', place="form", remedy=nearest(form, FORMS)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from tvm_distir.models.mlir.tree import Operation
 from tvm_distir.support import ModelError, nearest, parse_int
 
 from .translated_values import cleaned
+
+_ROOT = re.compile(r"[\[.]")
+"""What the name of a structure ends with, in those of its parts: ``batch['x']``, ``data.0``."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class ArgumentNames:
     locations : mapping of str to str
         Locations of the module, by alias.
     data : collection of str, or None
-        Names of the arguments that are data. None: those that are no part of a structure.
+        Names of the arguments that are data, or of structures such as ``batch`` all of whose parts
+        are. None: those that are no part of a structure.
     place : str
         The name of the text in errors.
     """
@@ -73,8 +78,10 @@ class ArgumentNames:
         if self._data is None:
             data = [i for i, name in enumerate(written) if not ("[" in name or "." in name)]
         else:
-            data = [i for i, title in enumerate(titles) if title in self._data]
-            for name in sorted(self._data - set(titles)):
+            roots = [cleaned(_ROOT.split(name)[0]) for name in written]
+            named = [{title, root} for title, root in zip(titles, roots, strict=True)]
+            data = [i for i, names in enumerate(named) if names & self._data]
+            for name in sorted(self._data.difference(*named)):
                 raise ModelError(
                     "DIST0373",
                     f'there is no argument "{name}"',

@@ -106,6 +106,7 @@ class Writer:
             sum(map(self._bytes, outputs)), all(op.modelled for op in ops),
             group.rule.kernel_class or anchor.kernel_class, anchor.dtype,
             next((op.reason for op in ops if not op.modelled), ""),
+            anchor=fn.ops[group.anchor].op,
         )  # fmt: skip
 
     def _needed(self, value: int, group: Group) -> bool:

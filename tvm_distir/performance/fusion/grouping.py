@@ -21,6 +21,7 @@ class Group:
     """Group of ops that a single kernel runs."""
 
     rule: FusionRule
+    anchor: int
     members: set[int] = field(default_factory=set)
 
 
@@ -69,7 +70,7 @@ class Grouping:
         return rule.issue == "any" or (rule.issue == "autograd") == (number in self.late)
 
     def _grow(self, rule: FusionRule, anchor: int) -> None:
-        group = Group(rule, {anchor})
+        group = Group(rule, anchor, {anchor})
         refused: set[int] = set()
         todo = [anchor]
         while todo:

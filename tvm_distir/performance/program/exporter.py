@@ -14,6 +14,7 @@ from tvm_distir.core import (
     IO_ATTR,
     NUM_INPUT_ATTR,
     Pipeline,
+    check_module,
     dims_remedy,
     entry_family,
     mesh_axes,
@@ -61,6 +62,7 @@ def export(mod: ir.IRModule) -> Program:
     LoweringError
         DIST0512 where the stages of a step do not fit together.
     """
+    check_module(mod, "td.export")
     entries, pipeline = _entry_functions(mod), Pipeline.of(mod)
     _refuse_symbolic_dims(entries)
     if pipeline is not None:

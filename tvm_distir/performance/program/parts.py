@@ -103,6 +103,11 @@ ReadValue = Annotated[
 """A value as an object of a file."""
 
 
+def short_name(op: str) -> str:
+    """Return the name of an op without its namespace."""
+    return op.removeprefix("relax.").removeprefix("dist.")
+
+
 class Op(NamedTuple):
     """Step of a function.
 
@@ -149,6 +154,9 @@ class Op(NamedTuple):
         The measured picoseconds of a compute op; 0: it was not measured.
     selects : tuple of int
         Of a product of experts: how many experts work on a token, and all experts.
+    anchor : str
+        The op of the model around which ops were grouped to this kernel of a profile, whose name is
+        ``op``; empty for an op of the model.
     """
 
     name: str
@@ -175,6 +183,13 @@ class Op(NamedTuple):
     peer_mesh: Count = 0
     measured_ps: Count = 0
     selects: tuple[Count, ...] = ()
+    anchor: Text = ""
+
+    @property
+    def title(self) -> str:
+        """Return the name for tables: the model's op, and in brackets the kernel of a profile."""
+        name = short_name(self.op)
+        return f"{short_name(self.anchor)} ({name})" if self.anchor else name
 
     @property
     def is_start(self) -> bool:

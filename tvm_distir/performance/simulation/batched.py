@@ -28,7 +28,6 @@ from tvm_distir.performance.simulation.pipeline.rank_classes import (
 
 from .batched_costs import BOUNDS, BatchPrices
 from .op_costs import COMM, COMPUTE, OpCosts
-from .timeline import short_name
 
 Ints = npt.NDArray[np.int64]
 
@@ -133,7 +132,7 @@ class _Plan:
         lowering = self.kinds.lowering
         order = [step.row for fn in lowering.functions if fn.number >= 0 for step in fn.steps]
         self.order = np.array(order, np.int64)
-        self.names = [short_name(row.op.op) for row in lowering.rows]
+        self.names = [row.op.title for row in lowering.rows]
         self.counts = self._counts()
 
     def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> BatchedTimes:

@@ -82,8 +82,7 @@ def simulate(
     """
     if not isinstance(program, Program):
         program = export(program)
-    if isinstance(system, str):
-        system = System.load(system)
+    system = System.required(system)
     if allocator not in ALLOCATORS:
         raise UsageError(
             "DIST0152",

@@ -47,11 +47,6 @@ def all_seconds(times_ps: Ints) -> list[float]:
     return [seconds(time_ps) for time_ps in times_ps.tolist()]
 
 
-def short_name(op: str) -> str:
-    """Return the name of an op without its namespace."""
-    return op.removeprefix("relax.").removeprefix("dist.")
-
-
 @dataclass(frozen=True)
 class Timeline:
     """Timeline of the tasks of a device.
@@ -152,7 +147,7 @@ class Timeline:
         columns = (self.start.tolist(), self.end.tolist())
         for (row, scope), start, end in zip(self._ops(), *columns, strict=True):
             yield Event(
-                self.device, STREAMS[row.stream], short_name(row.op.op), seconds(start),
+                self.device, STREAMS[row.stream], row.op.title, seconds(start),
                 seconds(end - start), event_args(row, scope),
             )  # fmt: skip
 
@@ -258,7 +253,7 @@ def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]
     for row, count in zip(rows, counts, strict=True):
         if row.stream != COMPUTE or row.op.kind == "wait" or not count:
             continue
-        name, op, spent = short_name(row.op.op), row.op, count * row.duration_ps
+        name, op, spent = row.op.title, row.op, count * row.duration_ps
         entry = sums.setdefault(name, [0, 0, 0, 0])
         for i, value in enumerate((1, 0, op.flops, op.bytes_read + op.bytes_written)):
             entry[i] += value * count
@@ -278,8 +273,7 @@ def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]
 def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[RecordKind]:
     """Return the records of ops and enclosing calls for traces."""
     return [
-        RecordKind(short_name(row.op.op), STREAMS[row.stream], event_args(row, scope))
-        for row, scope in ops
+        RecordKind(row.op.title, STREAMS[row.stream], event_args(row, scope)) for row, scope in ops
     ]
 
 

@@ -19,6 +19,7 @@ from tvm_distir.core import (
     PlacedModule,
     Plan,
     System,
+    check_module,
     gc_paused,
     labels_of_decision,
     lift_branches,
@@ -150,6 +151,7 @@ def auto_shard(
     PlanError
         DIST0237 where the rules or the module have another mesh, or a function several.
     """
+    check_module(mod, "td.auto_shard")
     with gc_paused():
         return labeller_of(mod, mesh, system, fixed).run(gap, memory_bytes, hidden)
 
@@ -165,8 +167,7 @@ def labeller_of(
     fixed: Plan | None = None,
 ) -> PlanLabeller:
     """Return the solver of a module; arguments as for :func:`auto_shard`."""
-    known = System.known(system)
-    assert known is not None
+    known = System.required(system)
     plan = on_stages(mod, fixed or Plan(_specs(mesh)))
     with gc_paused():
         annotated = lift_branches(AnnotateSharding(plan)(mod))

@@ -113,8 +113,7 @@ def search(
         DIST0151 where the plan to compare with is for another number of devices, and for numbers
         of micro-batches of a step that cannot be divided.
     """
-    known = System.known(system)
-    assert known is not None
+    known = System.required(system)
     check_products(Profile.known(known.kernels), known)
     source = Source(model, batch, train, known)
     limit = known.memory_capacity_bytes if memory_bytes is None else memory_bytes
@@ -145,7 +144,8 @@ def search(
         best = next((plan.row for plan in result.plans if plan.row is not result.baseline), None)
         if why and best is not None and not result.interrupted:
             result = replace(result, why=trials.why(best.candidate))
-        return result
+        price = known.device.price_per_hour
+        return result if price is None else replace(result, price_per_s_usd=price * devices / 3600)
 
 
 def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> SearchResult:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Schedule, System, data_positions
+from tvm_distir.core import Schedule, System, check_module, data_positions
 from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError
 from tvm_distir.transforms import train_step
@@ -40,6 +40,8 @@ class Source:
         system: System,
     ) -> None:
         self.train, self.system = train, system
+        if not callable(model):
+            check_module(model, "td.search")
         self._make = None if isinstance(model, ir.IRModule) else model
         self._known: dict[Any, ir.IRModule] = {}
         self.batch: int | None = None

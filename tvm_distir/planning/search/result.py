@@ -181,6 +181,8 @@ class SearchResult(Displayed):
         Whether it was stopped by Ctrl-C.
     why : tuple of MinMarginal
         The min-marginals of the best plan's weights, where they were requested.
+    price_per_s_usd : float, optional
+        Dollars for a second of all devices, where the system states a price.
     """
 
     plans: tuple[FoundPlan, ...]
@@ -190,6 +192,7 @@ class SearchResult(Displayed):
     complete: bool = True
     interrupted: bool = False
     why: tuple[MinMarginal, ...] = ()
+    price_per_s_usd: float | None = None
 
     @property
     def space(self) -> dict[str, int]:
@@ -239,7 +242,15 @@ class SearchResult(Displayed):
         return {
             "schema_version": 1,
             "plans": [
-                {**plan.row.to_dict(), **({"also": list(plan.also)} if plan.also else {})}
+                {
+                    **plan.row.to_dict(),
+                    **({"also": list(plan.also)} if plan.also else {}),
+                    **(
+                        {}
+                        if self.price_per_s_usd is None
+                        else {"cost_per_step_usd": plan.time_s * self.price_per_s_usd}
+                    ),
+                }
                 for plan in self.plans
             ],
             "front": [row.candidate.key for row in self.front],

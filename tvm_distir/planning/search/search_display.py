@@ -25,6 +25,7 @@ _PLANS = (
     Column("gap", "gap", lambda gap: f"{100 * gap:.2f}%"),
     Column("peak_bytes", "peak", units.size),
 )
+_DOLLARS = Column("cost_per_step_usd", "$ per step", "{:.4g}".format)
 _CANDIDATES = (
     Column("candidate", "candidate"),
     Column("state", "state"),
@@ -55,7 +56,11 @@ def plan_table(result: Any) -> DataTable:
             [number, name, row.parts or None, plan.time_s, *row.shares, row.price_s, row.gap,
              row.peak_bytes or 0]
         )  # fmt: skip
-    return DataTable("Plans", _PLANS, rows)
+    if result.price_per_s_usd is None:
+        return DataTable("Plans", _PLANS, rows)
+    costs = [plan.time_s * result.price_per_s_usd for plan in result.plans]
+    rows = [[*row, cost] for row, cost in zip(rows, costs, strict=True)]
+    return DataTable("Plans", (*_PLANS, _DOLLARS), rows)
 
 
 def candidate_table(result: Any) -> DataTable:

@@ -183,8 +183,7 @@ def serve_analyze(
         DIST0760 for a plan whose steps cannot be predicted, DIST0761 for a workload, scheduler,
         router or acceptance that is invalid, and for requests that the caches do not hold.
     """
-    known = System.known(system)
-    assert known is not None
+    known = System.required(system)
     known = with_weights(known, weights)
     work = Workload.parse(workload) if isinstance(workload, str) else workload
     options = SchedulerOptions.parse(scheduler) if isinstance(scheduler, str) else scheduler

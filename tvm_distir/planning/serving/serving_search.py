@@ -192,8 +192,7 @@ def search_serving(
     UsageError
         DIST0152 for an unknown type of weights.
     """
-    known = System.known(system)
-    assert known is not None
+    known = System.required(system)
     work = Workload.parse(workload) if isinstance(workload, str) else workload
     if work.kind == TRACE:
         what = "a trace has its own rate, and the search varies the rate of requests"

@@ -17,6 +17,7 @@ from tvm_distir.core import (
     Plan,
     PlanRule,
     System,
+    check_module,
     faults_of_plan,
     fold_shapes,
     labels_text,
@@ -83,6 +84,7 @@ def compose(
         DIST0230, DIST0231, DIST0235 as :func:`parse`; DIST0232 two strategies contradict each
         other; what the strategies raise, of all strategies at once.
     """
+    check_module(mod, "td.strategy.compose")
     spec, mod = as_mesh_spec(mesh), open_tuples(fold_shapes(mod))
     wanted: list[StrategySpec] = []
     for item in [specs] if isinstance(specs, str) else specs:

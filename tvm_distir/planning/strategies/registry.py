@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
-from tvm_distir.core import Plan, fold_shapes, open_tuples
+from tvm_distir.core import Plan, check_module, fold_shapes, open_tuples
 from tvm_distir.support import (
     Option,
     PlanError,
@@ -140,7 +140,9 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
 
     @functools.wraps(function)
     def planned(*args: Arguments.args, **options: Arguments.kwargs) -> Plan:
-        mod = open_tuples(fold_shapes(args[0] if args else options[reserved[0]]))
+        given = args[0] if args else options[reserved[0]]
+        check_module(given, f'strategy "{function.__name__}"')
+        mod = open_tuples(fold_shapes(given))
         if args:
             return with_updates(mod, opened(mod, *args[1:], **options))
         return with_updates(mod, opened(**{**options, reserved[0]: mod}))

@@ -125,8 +125,7 @@ def sweep(
         if word not in words:
             what = f'"{word}" is not one of {", ".join(words)}'
             raise UsageError("DIST0152", what, place=option, remedy=nearest(word, words))
-    known = System.known(system)
-    assert known is not None
+    known = System.required(system)
     check_products(Profile.known(known.kernels), known)
     check_model_given(model)
     if serves(model) and train is not None:

@@ -18,6 +18,8 @@ CODES: dict[str, str] = {
     "DIST0151": "options contradict each other, or an option requires another one that is missing",
     "DIST0152": "the value of an option cannot be read",
     "DIST0153": "an output path cannot be written",
+    "DIST0154": "an argument is no module where a function takes one",
+    "DIST0155": "an argument is no system where a function requires one",
     "DIST0160": "an output would replace a file that this package did not write",
     # 020x, 021x: meshes and placements
     "DIST0201": "a mesh has no axis, or an axis whose size is not a positive integer",

@@ -15,6 +15,7 @@ from tvm_distir.core import (
     Schedule,
     System,
     all_bindings,
+    check_module,
     data_positions,
     is_private,
     known_shape,
@@ -134,6 +135,7 @@ def train_step(
     PlanError
         DIST0236 the schedule is wrong.
     """
+    check_module(mod, "td.train_step")
     stages = Schedule.known(schedule)
     recipe = recipe_of(
         loss,

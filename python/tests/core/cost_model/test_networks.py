@@ -272,6 +272,10 @@ def changed(**curve: Any) -> dict[str, Any]:
         ({"tiers": 3}, "fewer than two tiers"),
         ({"tiers": [FIRST, PLAIN_LEAF, PLAIN_LEAF]}, "tiers/1/devices: a key is missing"),
         ({"tiers": [FIRST]}, "fewer than two tiers"),
+        (
+            {"tiers": [{k: v for k, v in FIRST.items() if k != "curves"}, PLAIN_LEAF]},
+            "a curve of all_reduce (ring), ",
+        ),
         ({"tiers": [FIRST, FIRST | {"name": "leaf", "rails": 4}]}, "curves"),
         (
             {"tiers": [FIRST, {"name": "a", "devices": 6, "bandwidth_GBps": 1.0},

@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tvm_distir.core import cost_model as system
 from tvm_distir.interface.command import main
+from tvm_distir.interface.command.advice_changes import changes_of
 
 MLP = ["analyze", "zoo:mlp?layers=2", "--system", "dgx-a100"]
 TWO = [*MLP, "--strategy", "tensor_parallel", "--mesh", "tp=2"]
@@ -133,3 +136,15 @@ def test_more_micro_batches_of_a_fixed_batch_are_more_samples(tmp_path, capsys):
 def test_no_way_of_judging(capsys):
     assert main([*TWO, "--advice", "all"]) == 2
     assert 'DIST0152 --advice: "all" is not an advice mode' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("batch", "advised"), [(2, []), (4, ["--mesh dp=4,tp=2"])])
+def test_no_mesh_is_advised_that_the_batch_forbids(batch, advised):
+    tokens = SimpleNamespace(shape=(batch, 8), placement="S[0], R")
+    analysis = SimpleNamespace(
+        batch=batch, meshes=[None], parameters=[tokens], spent_s={"compute": 1.0}, fits=True,
+        pipeline=None,
+    )  # fmt: skip
+    given = argparse.Namespace(strategy="data_parallel+megatron", recompute=None, train=False)
+    changes = changes_of(given, {"dp": 2, "tp": 2}, analysis)
+    assert [change.words for change in changes] == advised

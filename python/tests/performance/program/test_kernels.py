@@ -116,7 +116,7 @@ def test_eager_changes_nothing(step):
 def test_layer_forward_is_what_megatron_launches(step):
     made = grouped(step, "megatron")
     assert names(made, "layer") == [
-        "layer_norm", "product_with_bias", "split_heads", "product_with_bias", "masked_softmax",
+        "layer_norm", "product_with_bias", "split_concat", "product_with_bias", "masked_softmax",
         "bias_dropout_residual", "product_with_bias", "relax.permute_dims", "product_with_bias",
         "bias_dropout_residual", "layer_norm", "product_with_bias", "bias_gelu",
         "product_with_bias", "bias_dropout_residual",

@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import ir
 
-from tvm_distir.core import outline_branches, reached_from
+from tvm_distir.core import check_module, outline_branches, reached_from
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
 from tvm_distir.transforms import ExpandSchedule
 
@@ -68,6 +68,7 @@ class LoweredProgram:
     stored: Mapping[int, Any] = {}
 
     def __init__(self, mod: ir.IRModule, dispatch: str | None = None) -> None:
+        check_module(mod, "the distributed program")
         with compile_turn():  # a pipelined step is expanded
             self.mod = dispatch_kernels(ExpandSchedule()(mod), dispatch)
         self.entries = entries(self.mod)

@@ -11,7 +11,14 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
-from tvm_distir.core import all_bindings, kernel_passes, known_shape, outline_branches, size_bytes
+from tvm_distir.core import (
+    all_bindings,
+    check_module,
+    kernel_passes,
+    known_shape,
+    outline_branches,
+    size_bytes,
+)
 from tvm_distir.performance import (
     BRANCH,
     CALL,
@@ -59,6 +66,7 @@ def plan_storage(mod: ir.IRModule) -> Storage:
     EngineError
         DIST0606 where TVM cannot plan it; DIST0603 for another level.
     """
+    check_module(mod, "td.plan_storage")
     mod = ExpandSchedule()(mod)
     names = tuple(entry.function for entry in entries(mod))
     planned = _planned(mod)

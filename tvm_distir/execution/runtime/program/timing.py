@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
-from tvm_distir.core import PICOSECONDS, known_shape, repair_kernels
+from tvm_distir.core import PICOSECONDS, check_module, known_shape, repair_kernels
 from tvm_distir.performance import Program, export
 from tvm_distir.support import CACHE, CacheFile, EngineError, shortened
 
@@ -63,6 +63,7 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
     SimulationError
         As :func:`tvm_distir.export`.
     """
+    check_module(mod, "td.measure")
     check_engine_runs(str(target_in_scope()), "measure")
     kernels = launched(mod, fuse)
     program = export(kernels)
