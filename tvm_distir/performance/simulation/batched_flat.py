@@ -25,7 +25,6 @@ from tvm_distir.support import SimulationError
 
 from .batched_costs import BOUNDS, BatchPrices
 from .op_costs import COMM, COMPUTE
-from .timeline import short_name
 
 Ints = npt.NDArray[np.int64]
 
@@ -186,7 +185,7 @@ class _Run:
                 if op.kind == "collective":
                     moved = moved + times * spent
                     continue
-                name = short_name(op.op)
+                name = op.title
                 if name not in kernels:
                     kernels[name] = np.zeros((len(BOUNDS), self.rows), np.int64)
                 kernels[name][codes, np.arange(self.rows)] += times * spent
