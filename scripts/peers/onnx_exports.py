@@ -235,6 +235,7 @@ def main() -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as own:
         folder = arguments.folder or Path(own)
+        folder.mkdir(parents=True, exist_ok=True)
         for name in arguments.models or models:
             path = folder / f"{name}.onnx"
             start = time.process_time()
