@@ -75,6 +75,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV2",
         {**EXPERTS, **LATENT, "n_shared_experts": 2, "q_lora_rank": None, "topk_method": "greedy"},
     ),
+    "deepseek_v2_groups": (
+        "DeepseekV2",
+        {
+            **EXPERTS, **LATENT, "n_shared_experts": 1, "q_lora_rank": 24, "n_group": 4,
+            "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0,
+            "num_hidden_layers": 2,
+        },
+    ),
     "deepseek_v3": (
         "DeepseekV3",
         {

@@ -137,6 +137,7 @@ PUBLISHED_BILLIONS = {
     ("qwen3", "30b-a3b"): 30.5, ("qwen3", "235b-a22b"): 235.1, ("gemma", "2-9b"): 9.24,
     ("gemma", "2-27b"): 27.2, ("phi", "3-mini"): 3.82, ("phi", "4"): 14.7,
     ("olmo", "2-7b"): 7.30, ("olmo", "2-13b"): 13.7,
+    ("llama3", "3-8b"): 8.03, ("llama3", "3-70b"): 70.6, ("deepseek", "v2"): 236.0,
     ("deepseek", "v2-lite"): 15.7, ("deepseek", "v3"): 671.0, ("gpt_oss", "20b"): 20.9,
     ("gpt_oss", "120b"): 116.8,
 }  # fmt: skip

@@ -323,11 +323,13 @@ def _latent(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
 
 def _deepseek_v2(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:
     config = _latent(reading, config)
-    reading.require("topk_method", "greedy")
+    reading.require("topk_method", "greedy", "group_limited_greedy")
+    if reading.get("topk_method", "greedy") == "greedy":
+        config = replace(config, expert_groups=1, top_groups=1)
     reading.require("norm_topk_prob", False)
     reading.require("scoring_func", "softmax")
     reading.require("mlp_bias", False)
-    return replace(config, routing="softmax_all", expert_groups=1, top_groups=1)
+    return replace(config, routing="softmax_all")
 
 
 def _deepseek_v3(reading: ConfigKeys, config: DecoderConfig) -> DecoderConfig:

@@ -315,6 +315,11 @@ _DEEPSEEK_V2_LITE = DecoderConfig(
     rotary_mscale_all=0.707, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128, experts=64,
     top_k=6, expert_ffn=1408, shared_ffn=2816, dense_layers=1, routing="softmax_all",
 )  # fmt: skip
+_DEEPSEEK_V2 = replace(
+    _DEEPSEEK_V2_LITE, layers=60, hidden=5120, heads=128, kv_heads=128, ffn=12288, q_rank=1536,
+    experts=160, expert_ffn=1536, shared_ffn=3072, expert_groups=8, top_groups=3,
+    routing_scale=16.0,
+)  # fmt: skip
 _DEEPSEEK_V3 = replace(
     _DEEPSEEK_V2_LITE, layers=61, hidden=7168, heads=128, kv_heads=128, ffn=18432, vocab=129280,
     rotary_mscale=1.0, rotary_mscale_all=1.0, q_rank=1536, experts=256, top_k=8, expert_ffn=2048,
@@ -341,6 +346,8 @@ _TINY_EXPERTS = replace(_TINY, experts=4, top_k=2, expert_ffn=48)
 FAMILIES: Mapping[str, Mapping[str, DecoderConfig]] = {
     "llama3": {
         "3.1-8b": _LLAMA3,
+        "3-8b": DecoderConfig(),
+        "3-70b": DecoderConfig(layers=80, hidden=8192, heads=64, ffn=28672),
         "3.1-70b": replace(_LLAMA3, layers=80, hidden=8192, heads=64, ffn=28672),
         "3.1-405b": replace(_LLAMA3, layers=126, hidden=16384, heads=128, ffn=53248),
         "3.2-1b": replace(_LLAMA32, layers=16, hidden=2048, heads=32, head_dim=64),
@@ -418,6 +425,7 @@ FAMILIES: Mapping[str, Mapping[str, DecoderConfig]] = {
     },
     "deepseek": {
         "v2-lite": _DEEPSEEK_V2_LITE,
+        "v2": _DEEPSEEK_V2,
         "v3": _DEEPSEEK_V3,
         "tiny": replace(
             _TINY_EXPERTS, layers=3, kv_heads=8, q_rank=24, kv_rank=16, nope_dim=8, rope_dim=4,

@@ -107,10 +107,11 @@ class ExpertRouter(nn.Module):  # type: ignore[misc]
             gates = nn.op.softmax(values, axis=-1, name="gates")
         elif config.routing == "softmax_all":
             probabilities = nn.op.softmax(logits, axis=-1, name="probabilities")
-            gates, indices = nn.op.topk(probabilities, config.top_k, axis=-1)
+            gates, indices = nn.op.topk(self._admitted(probabilities, 1), config.top_k, axis=-1)
         else:
             scores = nn.op.sigmoid(logits, name="scores")
-            _, indices = nn.op.topk(self._admitted(scores), config.top_k, axis=-1)
+            choice = nn.op.add(scores, self.correction, name="choice")
+            _, indices = nn.op.topk(self._admitted(choice, 2), config.top_k, axis=-1)
             gates = emit(relax.op.gather_elements(scores._expr, indices._expr, axis=2), "gates")
             total = nn.op.sum(gates, axis=-1, keepdims=True)
             gates = nn.op.divide(gates, nn.op.add(total, Tensor.from_scalar(1e-20, "float32")))
@@ -118,16 +119,18 @@ class ExpertRouter(nn.Module):  # type: ignore[misc]
             gates = nn.op.multiply(gates, Tensor.from_scalar(config.routing_scale, "float32"))
         return gates, indices
 
-    def _admitted(self, scores: Any) -> Any:
-        """Return corrected scores, 0 for experts of groups that the token may not use."""
+    def _admitted(self, choice: Any, count_of_best: int) -> Any:
+        """Return scores (groups, seq, experts), 0 for experts that a token may not use.
+
+        It may use those of the groups of experts with the largest sums of their best scores.
+        """
         config = self.config
-        choice = nn.op.add(scores, self.correction, name="choice")
         if config.top_groups == config.expert_groups:
             return choice
         groups, seq, experts = choice.shape
         count, size = config.expert_groups, experts // config.expert_groups
         by_group = nn.op.reshape(choice, (groups, seq, count, size))
-        best, _ = nn.op.topk(by_group, min(2, size), axis=-1)
+        best, _ = nn.op.topk(by_group, min(count_of_best, size), axis=-1)
         _, admitted = nn.op.topk(nn.op.sum(best, axis=-1), config.top_groups, axis=-1)
         numbers = Tensor.from_const(np.arange(count, dtype="int32"))
         same = nn.op.equal(nn.op.unsqueeze(admitted, 3), numbers)
