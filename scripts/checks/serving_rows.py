@@ -46,6 +46,8 @@ KERNELS = {
 }  # fmt: skip
 BLOCKS = ("Qwen/Qwen3-235B-A22B-FP8", "deepseek-ai/DeepSeek-R1")
 """Models whose float8 weights have a scale per block."""
+SCHEDULERS = {"sglang": "prefill_first:tokens=8192,requests=1024"}
+"""SGLang fills caches in steps of their own by default, before others decode."""
 SCHEDULER = "continuous:tokens=8192,requests=1024"
 NARROW = "float8_e4m3fn"
 WIDE_CACHES = ("a100_sxm", "h100_sxm", "h200_sxm")
@@ -92,7 +94,7 @@ def command_of(row: Mapping[str, str]) -> dict[str, str] | None:
         "kernels": KERNELS[precision],
         "kv-dtype": NARROW if row["precision"] and not wide else "",
         "workload": f"closed:{count},in={texts[0]},out={texts[1]},count={PER_USER * count}",
-        "scheduler": SCHEDULER,
+        "scheduler": SCHEDULERS.get(row["backend"], SCHEDULER),
     }
 
 
@@ -107,7 +109,8 @@ def engine(model: str, mesh: str, system: str, kernels: str, kv_dtype: str) -> S
 def engine_of(options: Mapping[str, str]) -> ServingEngine:
     """Return the engine of the options of a row."""
     names = ("model", "mesh", "system", "kernels", "kv-dtype")
-    return engine(*(options[name] for name in names))
+    known = engine(*(options[name] for name in names))
+    return known.with_options(SchedulerOptions.parse(options["scheduler"]))
 
 
 def modelled(path: str, words: Sequence[str]) -> list[tuple[dict[str, str], dict[str, str]]]:
@@ -179,12 +182,17 @@ def regrets(rows: Sequence[ServedRow]) -> list[float]:
 
 def print_regrets(rows: Sequence[ServedRow]) -> None:
     """Print the regret of choices by model and system."""
-    print("\n| choices | count | mean regret, % | lose all |\n|--|--:|--:|--:|")
+    print(
+        "\n| choices | count | broken levels | mean regret of others, % | of all, % |\n"
+        "|--|--:|--:|--:|--:|"
+    )
     groups = sorted({row.place[:2] for row in rows})
     for name, chosen in (*((" ".join(group), group) for group in groups), ("all", ())):
         lost = np.array(regrets([row for row in rows if row.place[: len(chosen)] == chosen]))
         if lost.size:
-            print(f"| {name} | {lost.size} | {100 * lost.mean():.1f} | {(lost == 1).sum()} |")
+            kept = 100 * lost[lost < 1]
+            means = f"{kept.mean():.1f} | {100 * lost.mean():.1f}" if kept.size else "- | 100.0"
+            print(f"| {name} | {lost.size} | {lost.size - kept.size} | {means} |")
 
 
 def main() -> None:

@@ -137,10 +137,12 @@ class _Quantizer:
         op, values = self.fn.ops[number], self.fn.values
         if op.op != EXPERTS:
             return sum(values[v].bytes - self._bytes(v) for v in operands)
-        others = sum(values[v].bytes for v in self.flow.reads(number) if v not in operands)
-        matrix = sum(values[v].bytes // values[v].shape[0] for v in operands)
+        weights = [v for v in operands if self._is_given(v)]
+        others = sum(values[v].bytes for v in self.flow.reads(number) if v not in weights)
+        matrix = sum(values[v].bytes // values[v].shape[0] for v in weights)
         active = max(op.bytes_read - others, 0) // matrix
-        return active * (matrix - math.ceil(matrix * Fraction(self.chosen.bits) / 16))
+        saved = active * (matrix - math.ceil(matrix * Fraction(self.chosen.bits) / 16))
+        return saved + sum(values[v].bytes - self._bytes(v) for v in operands if v not in weights)
 
     def _is_linear(self, number: int) -> bool:
         """Return whether an op is a 16-bit product with a weight, or the gradient of one."""
@@ -149,8 +151,9 @@ class _Quantizer:
             return False
         if self.chosen.operands == "weights" and op.kernel_class in ("matmul", BATCHED):
             return bool(self._operands(number))
-        return op.kernel_class == "matmul" and any(
-            len(self.fn.values[v].shape) == 2 for v in (*op.inputs, *op.outputs)
+        return op.kernel_class == "matmul" and (
+            op.op == EXPERTS
+            or any(len(self.fn.values[v].shape) == 2 for v in (*op.inputs, *op.outputs))
         )
 
     def _operands(self, number: int) -> list[int]:

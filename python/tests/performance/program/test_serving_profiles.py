@@ -121,6 +121,18 @@ def test_experts_that_get_no_tokens_are_not_read_in_any_type() -> None:
         assert new.bytes_read == operand + (old.bytes_read - operand) / 2
 
 
+def test_weights_of_experts_are_quantized_as_others_are() -> None:
+    """Profiles that quantize both operands store the weights of experts in their bits, too."""
+    program = step("mixtral", "megatron", tp=2)
+    before, after = (
+        {v.name: v.bytes for _, _, v in grouped(program, name).inputs() if ".mlp." in v.name}
+        for name in ("fused", "fused-nvfp4")
+    )
+    experts = [name for name in before if name.endswith("_proj")]
+    assert experts
+    assert all(after[name] == math.ceil(before[name] * 4.5 / 16) for name in experts)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_lies_around_products_of_experts_takes_no_time_of_its_own() -> None:
     """Routing, rows of slots and their sum; other work, and what a collective parts, keeps its."""
