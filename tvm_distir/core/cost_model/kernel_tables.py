@@ -237,8 +237,10 @@ class KernelTable:
         share: Any = 1.0
         if self.kernel == EXPERTS:
             share = share_of(table, np.ravel(flops)).reshape(np.shape(flops))
-            work = expert_work(table, self.element_bytes)
-            flops, moved_bytes = (part.reshape(np.shape(flops)) for part in work)
+            whole_flops, moved = expert_work(table, self.element_bytes)
+            moved = moved.reshape(np.shape(flops))
+            flops = whole_flops.reshape(np.shape(flops))
+            moved_bytes = np.minimum(moved, moved_bytes / share)  # weights of fewer bits
         spent = self.rate.spent_s(flops, moved_bytes)
         distinct, which = np.unique(table, axis=0, return_inverse=True)
         features = _features(self.kernel, distinct, self.processors) / _SCALES[self.kernel]

@@ -141,13 +141,19 @@ def test_products_of_experts_take_their_shares_of_the_time_of_all(tokens: int) -
     slots = 2.0 * rows * hidden * inner
     times = {
         part: system.spent_s(
-            part * slots, 1.0, "matmul", "float8_block",
+            part * slots, part * moved[0] / 3, "matmul", "float8_block",
             KernelSizes("float8_block", (rows, held, *dims, top_k, experts), EXPERTS),
         )[0].whole
         for part, dims in ((2, (hidden, inner)), (1, (inner, hidden)))
     }  # fmt: skip
     assert times[2] == pytest.approx(2 * times[1], rel=1e-12)
     assert times[1] + times[2] >= least
+    key = KernelSizes("bfloat16", (rows, held, inner, hidden, top_k, experts), EXPERTS)
+    wide, narrow = (
+        system.spent_s(slots, bits * moved[0] / 24, "matmul", "bfloat16", key)[0].whole
+        for bits in (16, 4)
+    )
+    assert narrow < wide  # weights of 4 bits in products of 16
 
 
 @pytest.mark.parametrize("name", [name for name in table_names() if name.endswith("vllm")])
