@@ -27,7 +27,7 @@ from tvm_distir.core import (
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.reference import Reference, strip_annotations
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine
-from tvm_distir.execution.runtime.program.inputs import flatten_tuples
+from tvm_distir.execution.runtime.program.inputs import flatten_tuples, leaves_by_name
 from tvm_distir.execution.runtime.program.sharded import ShardedArray
 from tvm_distir.performance import export
 from tvm_distir.support import DistIRError, EngineError, ModelError
@@ -58,7 +58,8 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
     if isinstance(drawn, Mapping):
         params = mod[entry_of(mod)].params
         names = [name for p in params for name, _ in named_leaves(str(p.name), p.ty)]
-        absent = [name for name in names if name not in drawn]
+        given = {known: value for _, known, value in leaves_by_name(drawn, names)}
+        absent = [name for name in names if name not in given]
         if absent:
             raise ModelError(
                 "DIST0340",
@@ -66,7 +67,7 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
                 place=f"{entry_of(mod)}/{absent[0]}",
                 remedy="Give an array for each parameter, or remove the inputs.",
             )
-        return [np.asarray(drawn[name]) for name in names]
+        return [np.asarray(given[name]) for name in names]
     return [np.asarray(value) for value in flatten_tuples(drawn)]
 
 
@@ -198,8 +199,8 @@ def verify(
         Instead of the defaults: :data:`.compare.TOLERANCES`, and for 16-bit models what
         :mod:`.twin` says.
     inputs : sequence or mapping of whole arrays, optional
-        Instead of drawn ones. For a parameter that is a tuple, a (nested) tuple; by name, its
-        tensors are ``x_0``, ``x_1_0``, ...
+        Instead of drawn ones. For a parameter that is a tuple, a (nested) tuple; by name, also its
+        tensors ``x_0`` or ``x[0]``, ``x_1_0``, ...
     dist : IRModule, optional
         The module already distributed and lowered.
     locate : bool

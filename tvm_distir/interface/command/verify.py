@@ -25,7 +25,10 @@ def add_parser(commands: Any) -> None:
     )
     add_model_options(parser)
     parser.add_argument(
-        "--engine", required=True, metavar="E", help=f"Set the engine: {', '.join(ENGINES)}."
+        "--engine",
+        default="virtual",
+        metavar="E",
+        help=f"Set the engine: {', '.join(ENGINES)} (default: virtual).",
     )
     add_dispatch(parser)
     parser.add_argument(

@@ -27,7 +27,7 @@ from tvm_distir.support import PropagationError
 Caller = tuple[Instance, int]
 """An instance and the number of one of its call nodes."""
 
-_NUMBERED = re.compile(r"(?P<name>.+)(?:#(?P<copy>\d+))$|(?P<whole>.+)\.(?P<field>\d+)$")
+_NUMBERED = re.compile(r"(?P<name>.+)#(?P<copy>\d+)$|(?P<whole>.+)(?:\.|\[)(?P<field>\d+)\]?$")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ class InstanceIndex:
 
         ``text`` is a variable (``lv19``), or one of a function or specialisation
         (``layer_1/lv3``); a parameter is known by its variable and by the model's name.
-        ``name#1`` means the second variable of that name, ``name.0`` the first field of a tuple.
+        ``name#1`` means the second variable of that name, ``name.0`` and ``name[0]`` the first
+        field of a tuple.
         Without a function public functions are searched before private ones.
 
         Raises
@@ -160,6 +161,9 @@ class InstanceIndex:
                 for targets in self._named(inst, match["whole"])[:1]
                 if field < len(targets)
             ]
+            if not selected:  # a tuple parameter, whose tensors are parameters
+                leaves = self._named(inst, f"{match['whole']}_{field}")
+                selected = [target for targets in leaves for target in targets]
         return [replace(target, name=name) for target in selected] or None
 
     def _named(self, inst: Instance, name: str) -> list[list[Target]]:

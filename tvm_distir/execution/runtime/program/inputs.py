@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -116,11 +116,10 @@ def _by_position(
 def _by_name(
     ports: Mapping[int, Port], inputs: Mapping[str, Any], faults: Faults
 ) -> dict[int, Any]:
-    """Return the values by position; a model's names may be given, with dots for example."""
+    """Return the values by position, given by the names that :func:`leaves_by_name` reads."""
     names = {p.name: i for i, p in ports.items()}
     arguments: dict[int, Any] = {}
-    for name, value in inputs.items():
-        known = name if name in names else re.sub(r"\W", "_", name)
+    for name, known, value in leaves_by_name(inputs, names):
         if known not in names:
             faults.add(bad_input(f'there is no input "{name}"', nearest(name, names)))
         elif names[known] in arguments:
@@ -128,6 +127,30 @@ def _by_name(
         else:
             arguments[names[known]] = value
     return arguments
+
+
+def leaves_by_name(
+    inputs: Mapping[str, Any], names: Collection[str]
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield inputs with the name as given, the name of the program's input, and the value.
+
+    Names may be those of the model, with dots for example. A tensor of a tuple is ``x_0``,
+    ``x[0]`` or ``x.0``; a tuple under the name of its parameter is all of its tensors.
+
+    Parameters
+    ----------
+    inputs : mapping of str to array, or (nested) tuple of arrays
+    names : collection of str
+        The names of the program's inputs, those of tuples by tensor.
+    """
+    for name, value in inputs.items():
+        spellings = (name, re.sub(r"\W", "_", name), re.sub(r"\W+", "_", name).rstrip("_"))
+        known = next((spelling for spelling in spellings if spelling in names), spellings[-1])
+        if isinstance(value, tuple) and known not in names:
+            fields = {f"{name}_{number}": field for number, field in enumerate(value)}
+            yield from leaves_by_name(fields, names)
+        else:
+            yield name, known, value
 
 
 def _checked(value: Any, port: Port, faults: Faults) -> Any:
@@ -289,10 +312,11 @@ def bind_inputs(
     ----------
     entries : sequence of EntryFunction
     inputs : sequence in the original function's order, or mapping by parameter name
-        The inputs. For a parameter that is a tuple, a (nested) tuple; by name, its tensors are
-        ``x_0``, ``x_1_0``, ... Each is a full array (anything NumPy reads) of exactly the
-        parameter's shape and type, a :class:`~tvm_distir.execution.runtime.program.sharded.Stored`
-        array, or a :class:`~tvm_distir.execution.runtime.program.sharded.ShardedArray`.
+        The inputs. For a parameter that is a tuple, a (nested) tuple; by name, also its tensors
+        ``x_0`` or ``x[0]``, ``x_1_0``, ... Each is a full array (anything NumPy reads) of exactly
+        the parameter's shape and type, a
+        :class:`~tvm_distir.execution.runtime.program.sharded.Stored` array, or a
+        :class:`~tvm_distir.execution.runtime.program.sharded.ShardedArray`.
     stored : mapping of int to such a value, optional
         Values that need not be given, by position.
 
