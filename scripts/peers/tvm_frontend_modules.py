@@ -13,7 +13,8 @@ distributes each entry of these modules by `data_parallel`, by `tensor_parallel`
 shards the first even dim of an input, exports and simulates the program, and compares its results
 with those of one device. Symbolic dims have the size 4, or that of a static dim. An entry counts as
 equal where one of the three programs does, and as refused where none does although an input has an
-even dim. Both commands end after ``--total-s`` seconds, and continue when they are called again.
+even dim. Modules that stock TVM cannot compile or run on one device have no reference. Both
+commands end after ``--total-s`` seconds, and continue when they are called again.
 ``report`` prints counts per frontend, and the refusals by code. ``verify`` exits with 1 where
 results differ, a process crashes or hangs, or an error has no code. Needs torch, ONNX Runtime, JAX
 and TensorFlow for the frontends of these.
@@ -70,6 +71,8 @@ SIZE = 4
 """The size of symbolic dims, unless static dims of the module demand another."""
 DIFFERENT = ("DIST0690", "DIST0691")
 """Codes of results that differ from those of one device."""
+NO_REFERENCE = ("DIST0606", "DIST0618", "DIST0625")
+"""Codes of modules that stock TVM cannot compile or run on one device."""
 
 
 class Collector:
@@ -248,19 +251,20 @@ def verify(folder: Path, names: Sequence[str], total_s: float, limit_s: float) -
 
 
 def verdict(rows: Iterable[dict[str, str]]) -> str:
-    """Return the verdict on a module: a bad outcome, ``refused``, ``equal``, ``not applicable``."""
+    """Return the verdict on a module, the worst of its entries: see ``report``."""
     by_entry: dict[str, set[str]] = defaultdict(set)
     for row in rows:
-        by_entry[row["stage"].partition(" ")[0]].add(row["kind"])
+        kind = "no reference" if row["code"] in NO_REFERENCE else row["kind"]
+        by_entry[row["stage"].partition(" ")[0]].add(kind)
     kinds = set().union(*by_entry.values())
     for kind in BAD:
         if kind in kinds:
             return kind
     each = [
-        next(k for k in ("equal", "not applicable", "refused") if k in found)
+        next(k for k in ("equal", "not applicable", "no reference", "refused") if k in found)
         for found in by_entry.values()
     ]
-    return next((k for k in ("refused", "equal") if k in each), "not applicable")
+    return next(k for k in ("refused", "no reference", "equal", "not applicable") if k in each)
 
 
 def report(folder: Path) -> int:
@@ -273,10 +277,10 @@ def report(folder: Path) -> int:
     for name, rows in modules.items():
         for source in (name.partition("-")[0], "all"):
             verdicts[source][verdict(rows)] += 1
-    kinds = ("equal", "refused", "not applicable", *BAD)
+    kinds = ("equal", "refused", "no reference", "not applicable", *BAD)
     print("frontend", "modules", *kinds, "refused %", sep=" | ")
     for source, counts in sorted(verdicts.items(), key=lambda item: item[0] == "all"):
-        judged = sum(counts.values()) - counts["not applicable"]
+        judged = sum(counts.values()) - counts["not applicable"] - counts["no reference"]
         share = 100 * counts["refused"] / judged if judged else 0.0
         print(source, sum(counts.values()), *(counts[k] for k in kinds), f"{share:.1f}", sep=" | ")
     rows = [row for each in modules.values() for row in each]

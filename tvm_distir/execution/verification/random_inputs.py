@@ -19,10 +19,12 @@ from .input_specs import InputSpec, input_specs
 
 Array = npt.NDArray[np.generic]
 
-DISTRIBUTIONS = ("normal", "below one", "above one", "integers")
-"""Distributions of data: standard normal, uniform in (0.1, 0.9), uniform in (1.1, 1.9), and the
-integers {1, 2, 3}. Logarithms and inverse functions are finite for some of them only, and
-comparisons of two tensors come out both ways for integers."""
+DISTRIBUTIONS = ("normal", "below one", "above one", "integers", "zeros and ones")
+"""Distributions of data: standard normal, uniform in (0.1, 0.9), uniform in (1.1, 1.9), the
+integers {1, 2, 3}, and {0, 1}. Logarithms and inverse functions are finite for some of them only;
+comparisons come out both ways for integers, and logical operations for zeros and ones."""
+
+_INTEGERS = {"integers": (1, 4), "zeros and ones": (0, 2)}
 
 
 def draw_inputs(
@@ -99,8 +101,8 @@ def _draw(spec: InputSpec, rng: np.random.Generator, exact: bool, distribution: 
     dtype = numpy_dtype(spec.dtype)
     if "float" not in spec.dtype:
         return rng.integers(spec.low, spec.high, spec.shape).astype(dtype)
-    if spec.role == "data" and distribution == "integers":
-        return rng.integers(1, 4, spec.shape).astype(dtype)
+    if spec.role == "data" and distribution in _INTEGERS:
+        return rng.integers(*_INTEGERS[distribution], spec.shape).astype(dtype)
     if exact:
         low = 1 if spec.role == "variance" else -2
         return rng.integers(low, 3, spec.shape).astype(dtype)

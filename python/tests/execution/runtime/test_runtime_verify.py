@@ -162,6 +162,7 @@ def test_a_constant_output_is_refused(body):
         ("below one", lambda x, y: relax.op.atanh(x)),
         ("above one", lambda x, y: relax.op.acosh(x)),
         ("integers", lambda x, y: relax.op.equal(x, y)),
+        ("zeros and ones", lambda x, y: relax.op.astype(relax.op.astype(x, "bool"), "int32")),
     ],
 )
 def test_data_for_which_a_comparison_can_fail(distribution, body):
