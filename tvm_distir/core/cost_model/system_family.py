@@ -18,7 +18,7 @@ content of such a file. What a data sheet does not state has a default, whose so
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from tvm_distir.support import Positive, Text, check_version, read_model
@@ -128,13 +128,29 @@ def _network(data: Any, place: str, library: str | None) -> Network:
     near, far = content.get("intra_node"), content.get("inter_node")
     if isinstance(far, Mapping):
         content["inter_node"] = {**zeros, **far}
+    tiers = content.get("tiers")
+    if isinstance(tiers, (list, tuple)) and tiers and _lacks_curves(tiers[0]):
+        curves = [asdict(curve) for curve in _curves(tiers[0]["bandwidth_GBps"])]
+        content["tiers"] = [{**tiers[0], "curves": {library or "assumed": curves}}, *tiers[1:]]
+        return _assuming_curves(read_network(content, place, library))
     if not isinstance(near, Mapping) or {"curves", *zeros} & set(near):
         return read_network(content, place, library)
     network = read_network({**content, "intra_node": {**zeros, **near}}, place, library)
     near = network.links.intra_node
     links = replace(network.links, intra_node=replace(near, curves=_curves(near.bandwidth_GBps)))
+    return _assuming_curves(replace(network, links=links))
+
+
+def _lacks_curves(tier: Any) -> bool:
+    """Return whether a tier states a line rate, and no curves of collectives."""
+    rate = tier.get("bandwidth_GBps") if isinstance(tier, Mapping) else None
+    return isinstance(rate, (int, float)) and rate > 0 and "curves" not in tier
+
+
+def _assuming_curves(network: Network) -> Network:
+    """Return a network that says of its curves that they are assumed."""
     source = f"{ASSUMED}: {CURVE_SHARE:.0%} of the line rate"
-    return replace(network, links=links, sources={**network.sources, "intra_node.curves": source})
+    return replace(network, sources={**network.sources, "intra_node.curves": source})
 
 
 def _curves(line_rate: float) -> tuple[Curve, ...]:

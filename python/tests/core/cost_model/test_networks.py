@@ -190,6 +190,17 @@ PLAIN_LEAF = {"name": "leaf", "bandwidth_GBps": 10.0}
 PLAIN = {"hop_us": 7.0, "nic_efficiency": 1.0}
 
 
+def test_a_system_assumes_curves_of_tiers_as_those_of_a_node() -> None:
+    inner = {key: value for key, value in FIRST.items() if key != "curves"}
+    node = {"name": "node", "devices_per_node": 4, "bandwidth_GBps": 100.0}
+    leaf = {"name": "leaf", "bandwidth_GBps": 10.0, "rails": 4}
+    two = {"schema_version": 2, "name": "test", "device": "h100-sxm"}
+    tiers = System.from_dict({**two, "network": {"tiers": [inner, leaf]}})
+    nodes = System.from_dict({**two, "network": {"intra_node": node, "inter_node": FAR}})
+    assert tiers == nodes
+    assert tiers.sources["intra_node.curves"].startswith("assumed")
+
+
 def test_two_tiers_are_a_node_and_what_connects_nodes() -> None:
     tiers = [FIRST, {"name": "leaf", "bandwidth_GBps": 10.0, "rails": 4}]
     assert links_of({"tiers": tiers}) == links_of({"intra_node": NODE, "inter_node": FAR})
