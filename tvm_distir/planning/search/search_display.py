@@ -87,6 +87,11 @@ def search_headline(result: Any) -> str:
     """Return the number of candidates by outcome, the lower bound, and the baseline."""
     counts = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
     lines = [f"candidates: {counts}" + ("" if result.complete else " (stopped early)")]
+    if not result.complete and not result.plans:
+        lines.append(
+            "no plan was simulated in the time limit: use a longer --time-limit (time_limit_s=), or "
+            "continue with -o DIR --resume"
+        )
     if result.plans and result.least_s:
         lines.append(f"lower bound of the step time: {units.duration(result.least_s)}")
     if result.baseline is not None and result.baseline.time_s and result.plans:
