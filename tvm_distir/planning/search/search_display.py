@@ -89,8 +89,8 @@ def search_headline(result: Any) -> str:
     lines = [f"candidates: {counts}" + ("" if result.complete else " (stopped early)")]
     if not result.complete and not result.plans:
         lines.append(
-            "no plan was simulated in the time limit: use a longer --time-limit (time_limit_s=), or "
-            "continue with -o DIR --resume"
+            "no plan was simulated in the time limit: use a longer --time-limit (time_limit_s=), "
+            "or continue with -o DIR --resume"
         )
     if result.plans and result.least_s:
         lines.append(f"lower bound of the step time: {units.duration(result.least_s)}")
