@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,7 +181,10 @@ def _no_step(spec: str) -> ModelError:
 
 
 def _from_config(path: str, spec: str, batch: int | None) -> Model:
-    """Build the model that a ``config.json`` describes; weights are read from its folder."""
+    """Build the model that a ``config.json`` describes; weights are read from its folder.
+
+    Without weights, its experts have the slots of the zoo's: those of a balanced load.
+    """
     from tvm_distir.models.huggingface.checkpoint import holds_checkpoint, read_checkpoint
     from tvm_distir.models.huggingface.config_reader import read_config
 
@@ -191,9 +194,13 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
         keys["batch"] = str(batch)
     keys, caches = zoo.split_serve_keys(spec, keys)
     config = read_config(read_json(file, _no_config), str(file), keys)
-    mod = zoo.build_config(config, caches)
     folder = file.resolve().parent
-    if not holds_checkpoint(folder):
+    has_weights = holds_checkpoint(folder)
+    if not has_weights and caches is None and isinstance(config, DecoderConfig):
+        if config.experts and "capacity_factor" not in keys:
+            config = replace(config, capacity_factor=DecoderConfig.capacity_factor)
+    mod = zoo.build_config(config, caches)
+    if not has_weights:
         return Model(mod, folder.name, "huggingface")
     return Model(mod, folder.name, "huggingface", lambda: read_checkpoint(folder, config))
 

@@ -214,6 +214,29 @@ def test_layers_of_experts_keep_the_batch_sharded() -> None:
     assert kinds <= {"", "all_reduce"}
 
 
+def test_experts_of_a_configuration_have_the_slots_of_a_balanced_load(tmp_path: Path) -> None:
+    """Without weights: ``top_k`` rows per token, as steps that drop nothing compute; or all."""
+    about, _, _ = _case("mixtral")
+    (tmp_path / "config.json").write_text(json.dumps(about["config"]))
+    batch, seq = 2, 8
+    experts, top_k = (about["config"][f"num_{key}"] for key in ("local_experts", "experts_per_tok"))
+
+    def rows(keys: str) -> set[int]:
+        mod = td.load_model(f"{tmp_path}?batch={batch},seq={seq}{keys}").mod
+        shapes = [
+            [int(n) for n in b.var.ty.shape]
+            for fn in mod.functions.values()
+            for block in fn.body.blocks
+            for b in block.bindings
+            if str(b.var.name) == "gate"
+        ]
+        assert all(shape[0] == experts for shape in shapes)
+        return {shape[1] for shape in shapes}
+
+    assert rows("") == {batch * seq * top_k // experts}
+    assert rows(",capacity_factor=0") == {batch * seq}
+
+
 def _saved(folder: Path, name: str, per_expert: bool = False) -> tuple[Any, dict[str, Any]]:
     """Save the weights of a case in two files with an index; return them and its config."""
     safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")

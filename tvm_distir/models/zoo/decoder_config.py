@@ -110,8 +110,9 @@ class DecoderConfig(Config):
     swiglu_limit : float
         Bound of gates and values in GPT-OSS's form of the gated activation; 0: the usual form.
     capacity_factor : float
-        The number of slots of an expert for a sample, relative to an even spread of its tokens; 0:
-        as many as the sample has tokens, so that none is dropped.
+        The number of slots of an expert for a sample, relative to an even spread of its tokens. 1:
+        the rows that a step without dropped tokens computes at a balanced load; 0: as many as the
+        sample has tokens, so that none is dropped whatever the load.
     """
 
     FLAGS = frozenset(
@@ -184,7 +185,7 @@ class DecoderConfig(Config):
     routing_scale: float = 1.0
     expert_bias: int = 0
     swiglu_limit: float = 0.0
-    capacity_factor: float = 1.25
+    capacity_factor: float = 1.0
     norm: str = "rms"
     pre_norms: int = 1
     joint_qk_norm: int = 0

@@ -12,6 +12,9 @@ from tvm_distir.performance.program.parts import Function, Op
 from .dataflow import Dataflow
 from .grouping import Group, Grouping
 
+_BY_ELEMENT = ("memory", "gather", "view")
+"""Kernel classes of ops that may compute an operand again; products read what is in memory."""
+
 
 class Writer:
     """Writer of a grouped function; values inside a kernel have no producer.
@@ -48,6 +51,10 @@ class Writer:
         values = list(fn.values)
         for value, (dtype, size) in self.narrowed.items():
             values[value] = values[value]._replace(dtype=dtype, bytes=size)
+        for number in self.grouping.absorbed:
+            for value in fn.ops[number].outputs:
+                if value not in self.flow.kept:
+                    values[value] = values[value]._replace(bytes=0)
         return dataclasses.replace(fn, ops=tuple(_in_order(nodes)), values=tuple(values))
 
     def _recomputed(self) -> dict[int, tuple[int, ...]]:
@@ -58,7 +65,10 @@ class Writer:
             if self.flow.fn.ops[number].op in group.rule.recomputed
             for value in self.flow.fn.ops[number].outputs
             if value not in self.flow.kept
-            and all(reader in self.group_of for reader in self.flow.readers.get(value, ()))
+            and all(
+                reader in self.group_of and self.flow.fn.ops[reader].kernel_class in _BY_ELEMENT
+                for reader in self.flow.readers.get(value, ())
+            )
         }
 
     def _bytes(self, value: int) -> int:
@@ -98,7 +108,7 @@ class Writer:
         limit = sum(op.bytes_read for op in ops)
         largest = max(flow.elements(v) for v in defined)
         extra = group.rule.extra_bytes * largest
-        heavy = [op for op in ops if op.kernel_class not in ("memory", "gather", "view")]
+        heavy = [op for op in ops if op.kernel_class not in _BY_ELEMENT]
         anchor = heavy[0] if heavy else ops[0]
         return Op(
             ops[-1].name, "compute", group.rule.name, tuple(inputs), tuple(outputs),

@@ -92,7 +92,11 @@ class Grouping:
             self.groups.append(group)
 
     def _siblings(self, group: Group) -> list[int]:
-        """Return the ops that a rule takes because they read what the group reads."""
+        """Return the ops that a rule takes because they read what the group reads.
+
+        In a backward pass these are ops that wait for a gradient, as what it computes again of the
+        forward pass is launched before.
+        """
         flow, names = self.flow, group.rule.siblings
         values = {value for n in group.members for value in flow.reads(n)} if names else ()
         return [
@@ -100,6 +104,7 @@ class Grouping:
             for value in sorted(values)
             for number in flow.readers[value]
             if flow.fn.ops[number].op in names
+            and (number in self.late or not self.late)
             and flow.elements(value) == flow.elements(flow.fn.ops[number].outputs[0])
         ]
 

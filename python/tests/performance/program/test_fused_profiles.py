@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import pytest
+from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.performance.fusion.grouped import grouped
@@ -24,17 +25,23 @@ TOKENS = BATCH * SEQ
 HOST = ("host", "unit", "step")
 
 
-def step_of(model: object, mesh: Mapping[str, int] = MappingProxyType({"dp": 1})) -> Program:
-    step = td.train_step(model, optimizer="adamw", master=True)
+def step_of(
+    model: object, mesh: Mapping[str, int] = MappingProxyType({"dp": 1}), recompute: str = "none"
+) -> Program:
+    step = td.train_step(model, optimizer="adamw", master=True, recompute=recompute)
     plan = td.strategy.make_plan(step, "data_parallel", dict(mesh))
     return td.export(td.distribute(step, plan))
 
 
-@pytest.fixture(scope="module")
-def llama() -> Program:
+def llama_step(recompute: str = "none") -> Program:
     sizes = {"layers": 1, "batch": BATCH, "seq": SEQ, "hidden": HIDDEN, "ffn": FFN}
     heads = {"heads": HEADS, "kv_heads": KV_HEADS, "vocab": VOCAB, "dtype": "bfloat16"}
-    return step_of(td.zoo.llama(**sizes, **heads))
+    return step_of(td.zoo.llama(**sizes, **heads), recompute=recompute)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Program:
+    return llama_step()
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +121,41 @@ def test_backward_of_a_gated_activation_is_one_kernel(llama: Program) -> None:
     assert "relax.add" not in names
 
 
+def test_an_activation_that_is_computed_again_is_a_kernel_of_its_own() -> None:
+    """The forward kernel runs again (gate, up; product); the backward kernel reads three more.
+
+    Neither writes the activation of the gate for the other: 8 tensors move, as in frameworks.
+    """
+    size = TOKENS * FFN * 2
+    program = grouped(llama_step("selective"), "fused")
+    values = program.functions["layer_backward"].values
+    found = {
+        op.op: (op.bytes_read, op.bytes_written)
+        for op in kernels(program, "layer_backward")
+        if op.kernel_class == "memory" and values[op.outputs[0]].shape[-1] == FFN
+    }
+    (read, written) = found.pop("activation_backward")
+    assert found == {"gated_activation": (2 * size, size)}
+    assert written == 2 * size
+    assert 3 * size <= read <= 3 * size + 16
+
+
+def test_a_product_reads_the_activation_from_memory() -> None:
+    """Products compute no operand again, even where they are kernels with a bias."""
+    builder, ty = relax.BlockBuilder(), relax.TensorType((TOKENS, HIDDEN), "float16")
+    x, w = relax.Var("x", ty), relax.Var("w", relax.TensorType((HIDDEN, HIDDEN), "float16"))
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            active = builder.emit(relax.op.nn.silu(builder.emit(relax.op.matmul(x, w))))
+            out = builder.emit_output(relax.op.matmul(active, w))
+        builder.emit_func_output(out)
+    plan = td.Plan.from_dict({"schema_version": 1, "mesh": {"dp": 1}})
+    program = grouped(td.export(td.distribute(builder.get(), plan)), "fused")
+    _, silu, product = kernels(program, "main")
+    assert silu.op == "gated_activation"
+    assert set(silu.outputs) < set(product.inputs)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_cross_entropy_moves_no_logits_in_float32(ranks: int) -> None:
     """The forward kernel reads logits in bfloat16; the backward kernel reads and writes them.
@@ -124,6 +166,11 @@ def test_cross_entropy_moves_no_logits_in_float32(ranks: int) -> None:
     model = td.zoo.llama(**sizes, kv_heads=KV_HEADS, vocab=VOCAB, dtype="bfloat16")
     program = step_of(model, {"dp": ranks})
     logits = TOKENS * VOCAB
+    masks = [n for n, v in enumerate(program.functions["main"].values) if v.dtype == "bool"]
+    after = grouped(program, "fused").functions["main"].values
+    large = [n for n in masks if math.prod(after[n].shape) == logits]
+    assert bool(large) == (ranks > 1)  # which logit is the target's, compared inside of the kernel
+    assert not any(after[n].bytes for n in large)
     fused = kernels(grouped(program, "fused"), "main")
     (forward,) = (op for op in fused if op.op == "cross_entropy")
     (backward,) = (op for op in fused if op.op == "cross_entropy_backward")
