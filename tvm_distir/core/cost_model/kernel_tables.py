@@ -53,6 +53,8 @@ HALF = ("float16", "bfloat16")
 _TILE_ROWS, _TILE = 64, 128
 _SCALES = {PRODUCT: 4.0, PREFILL: 8.0, DECODE: 8.0, EXPERTS: 6.0}
 """Correlation lengths of the residual, in units of the logarithms of sizes."""
+_AT_ONCE = 128
+"""Kernels that are interpolated at once, so that their covariances stay in a cache."""
 _NUGGET = 0.02
 """Variance of the noise of measurements, relative to that of the residual."""
 
@@ -242,9 +244,19 @@ class KernelTable:
             flops = whole_flops.reshape(np.shape(flops))
             moved_bytes = np.minimum(moved, moved_bytes / share)  # weights of fewer bits
         spent = self.rate.spent_s(flops, moved_bytes)
-        distinct, which = np.unique(table, axis=0, return_inverse=True)
+        varying = (table != table[:1]).any(axis=0)  # a single column is sorted much faster
+        keys = table[:, varying] if varying.any() else table[:, :1]
+        if keys.shape[1] == 1:
+            _, first, which = np.unique(keys[:, 0], return_index=True, return_inverse=True)
+        else:
+            _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        distinct = table[first]
         features = _features(self.kernel, distinct, self.processors) / _SCALES[self.kernel]
-        factor = np.exp((_matern(features, self._known) * self._weights).sum(axis=1))
+        residual = np.empty(len(features))
+        for at in range(0, len(features), _AT_ONCE):
+            part = slice(at, at + _AT_ONCE)
+            residual[part] = (_matern(features[part], self._known) * self._weights).sum(axis=1)
+        factor = np.exp(residual)
         peak, bandwidth = self._floor
         least = np.maximum(flops / peak, moved_bytes / bandwidth)
         whole = spent.whole * factor[which.ravel()].reshape(np.shape(flops))
@@ -257,8 +269,9 @@ def _matern(first: Floats, second: Floats) -> Floats:
     """Return the covariance of residuals, (first, second), of scaled features."""
     total = np.zeros((len(first), len(second)))
     for column, other in zip(first.T, second.T, strict=True):
-        total += np.square(column[:, None] - other)
-    distance = np.sqrt(3 * total)
+        apart = np.subtract.outer(column, other)
+        total += np.square(apart, out=apart)
+    distance = np.sqrt(np.multiply(total, 3, out=total), out=total)
     return np.asarray((1 + distance) * np.exp(-distance))
 
 

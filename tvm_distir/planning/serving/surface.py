@@ -10,7 +10,6 @@ long, so that a deep model is predicted from two of few layers.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from tvm_distir.performance import (
 from tvm_distir.planning.study import Study
 from tvm_distir.support import SimulationError
 
+from .size_order import SizeOrder, SizeRanges, ranges_of, slots_of
 from .step_predictions import StepPredictions
 
 Ints = npt.NDArray[np.int64]
@@ -203,16 +203,22 @@ class _Part:
 
     Attributes
     ----------
-    begins : list of int
-        The first sizes with which the second range, and those behind it, begin.
+    ranges : SizeRanges
     kinds : list of _Kind
-    memory : list of (int, int, float, int)
-        Of each sample: tokens, and bytes of weights, caches per token, and workspace.
+    samples : _Samples
+    sizes : list of (int, int)
+        The samples of which the memory is known.
     """
 
-    begins: list[int]
+    ranges: SizeRanges
     kinds: list[_Kind]
-    memory: list[tuple[int, int, float, int]]
+    samples: _Samples
+    sizes: list[tuple[int, int]]
+
+    @cached_property
+    def memory(self) -> list[tuple[int, int, float, int]]:
+        """Return of each sample: tokens, and bytes of weights, caches per token, and workspace."""
+        return [self.samples.memory(*size) for size in self.sizes]
 
 
 class Surface:
@@ -223,6 +229,8 @@ class Surface:
     served : ServedModel
     new : int
         Tokens of a request in a step that decodes: more than 1 with speculation.
+    shallow : Surface, optional
+        That of the model with fewer layers, whose programs change at the same sizes.
 
     Raises
     ------
@@ -230,13 +238,14 @@ class Surface:
         DIST0760 for a plan whose programs change with sizes in more than numbers.
     """
 
-    def __init__(self, served: ServedModel, new: int = 1) -> None:
-        self.served, self.new = served, new
+    def __init__(self, served: ServedModel, new: int = 1, shallow: Surface | None = None) -> None:
+        self.served, self.new, self._shallow = served, new, shallow
         self._parts: dict[bool, _Part] = {}
         self._depths: tuple[Surface, Surface, int] | None = None
         if served.repeated is not None:
             few, more, times = served.repeated
-            self._depths = Surface(few, new), Surface(more, new), times
+            first = Surface(few, new)
+            self._depths = first, Surface(more, new, first), times
 
     def decode_ps(self, batch: Ints, context: Ints) -> Ints:
         """Return the picoseconds of steps that decode.
@@ -321,7 +330,7 @@ class Surface:
     ) -> Iterator[tuple[Ints, _Kind, Ints]]:
         """Yield rows of sizes of the same kind, and the quantities of their programs."""
         part = self._part(prefill)
-        which = np.searchsorted(np.array(part.begins, np.int64), first, side="right")
+        which = part.ranges.of(first)
         for number, kind in enumerate(part.kinds):
             selected = np.flatnonzero(which == number)
             for at in range(0, selected.size, _MOST_ROWS):
@@ -341,40 +350,20 @@ class Surface:
         """Fit the programs of steps to samples, by ranges of the first size.
 
         What a plan leaves open is decided by costs, so collectives may change where there are more
-        tokens: the first size from which on they do is found by bisection.
+        tokens, or where experts have more slots for them. They mostly do where those of a model of
+        fewer layers do.
         """
-        samples = _Samples(self, prefill)
-        step = 1 if prefill else self.served.pools
-        few = [
-            size
-            for size in (_FEW_TOKENS if prefill and self.served.config[0].experts else ())
-            if samples.skeleton(*size) == samples.skeleton(*_PREFILL[0])
-        ]
-        sizes = [
-            (a if prefill else -(-a // step) * step, b)
-            for a, b in (*few, *(_PREFILL if prefill else _DECODE))
-        ]
-        begins: list[int] = []
-        in_order = sorted(sizes)
-        for (low, _), (high, before) in itertools.pairwise(in_order):
-            if samples.skeleton(low, before) == samples.skeleton(high, before):
-                continue
-            start = low // step
-            end = high // step
-            while end - start > 1:
-                middle = (start + end) // 2
-                same = samples.skeleton(middle * step, before) == samples.skeleton(low, before)
-                start, end = (middle, end) if same else (start, middle)
-            begins.append(end * step)
-        if len(begins) > _MOST_RANGES:
+        samples, config = _Samples(self, prefill), self.served.config[0]
+        step, tokens = (1, 1) if prefill else (self.served.pools, self.new)
+        few = list(_FEW_TOKENS if prefill and config.experts else ())
+        sizes = [(-(-a // step) * step, b) for a, b in (*few, *(_PREFILL if prefill else _DECODE))]
+        guesses = None if self._shallow is None else self._shallow._part(prefill).ranges
+        order = SizeOrder(config, step, tokens, bool(config.experts and config.capacity_factor))
+        ranges = ranges_of(order, sizes, samples.skeleton, len(few), guesses)
+        if len(ranges.begins) > _MOST_RANGES:
             raise _unpredicted(self.served, "its programs change with the sizes of steps")
-        kinds = []
-        for low, high in itertools.pairwise([0, *begins, 0]):
-            inside = [size for size in sizes if size[0] >= low and (not high or size[0] < high)]
-            if begins:
-                inside = _more_sizes(inside, max(low, step), high, step)
-            kinds.append(self._kind(prefill, samples, inside))
-        return _Part(begins, kinds, [samples.memory(*size) for size in sizes])
+        kinds = [self._kind(prefill, samples, inside) for inside in ranges.samples()]
+        return _Part(ranges, kinds, samples, ranges.sizes)
 
     def _kind(self, prefill: bool, samples: _Samples, sizes: list[tuple[int, int]]) -> _Kind:
         """Fit the programs of a range of sizes."""
@@ -430,12 +419,7 @@ class Surface:
             rows.append(np.minimum(pairs, new * config.window))
         if config.experts:
             tokens = first if prefill else first // self.served.pools * new
-            even = tokens * config.top_k * config.capacity_factor / config.experts
-            rows.append(
-                np.minimum(tokens, np.maximum(1, np.ceil(even).astype(np.int64)))
-                if config.capacity_factor
-                else tokens
-            )
+            rows.append(slots_of(config, tokens) if config.capacity_factor else tokens)
             rows += [
                 active_experts(held, config.experts, config.top_k, pools * tokens)
                 for held, pools in experts
@@ -492,22 +476,6 @@ class _Samples:
         """Return the tokens and the bytes of a step."""
         study, program, _ = self._sample(first, before)
         return _memory(study, program, *self._sizes(first), before)
-
-
-def _more_sizes(
-    sizes: list[tuple[int, int]], low: int, high: int, step: int
-) -> list[tuple[int, int]]:
-    """Add sizes of a range, so that formulas are determined and confirmed in it.
-
-    They are at uneven distances: slots of experts grow with tokens by steps of one, which at even
-    distances may look linear.
-    """
-    last = (high - step) if high else 8 * max(low, *(first for first, _ in sizes or [(low, 0)]))
-    span = (last - low) // step
-    third, late = (low + span * part // 21 * step for part in (7, 15))
-    places = [low, last, third, low, last, late]
-    befores = (0, 150, 1100, 5000, 700, 2600)
-    return list(dict.fromkeys([*sizes, *zip(places, befores, strict=True)]))
 
 
 def _memory(
