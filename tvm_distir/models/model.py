@@ -165,7 +165,7 @@ def serving_step(spec: str) -> tuple[DecoderConfig, CacheConfig]:
     if caches is None or (path is None and name in zoo.WITHOUT_SERVING):
         raise _no_step(spec)
     if path is None:
-        return zoo.serving_config(spec, zoo.config(name, rest), caches), caches
+        return zoo.serving_config(spec, zoo.served_config(name, rest), caches), caches
     from tvm_distir.models.huggingface.config_reader import read_config
 
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)

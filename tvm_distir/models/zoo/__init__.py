@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tvm import ir
@@ -376,6 +377,8 @@ _MODELS = {
 }
 
 NAMES = tuple(_MODELS)
+SERVED_CAPACITY = 1.25
+"""Slots of an expert in serving steps, relative to an even spread of the tokens, by default."""
 _NO_TOKENS = "it does not generate tokens one after the other"
 _CROSS = "its decoder attends to an encoder, whose keys and values have no caches"
 WITHOUT_SERVING: Mapping[str, str] = {
@@ -388,9 +391,9 @@ WITHOUT_SERVING: Mapping[str, str] = {
 def _built(name: str, keys: Mapping[str, Any], make: Callable[[Any], ir.IRModule]) -> ir.IRModule:
     """Build a model from keys: forward, or its serving step."""
     rest, caches = split_serve_keys(f"zoo:{name}", keys)
-    known = config(name, rest)
     if caches is None:
-        return make(known)
+        return make(config(name, rest))
+    known = served_config(name, rest)
     sizes = serving_config(f"zoo:{name}", known, caches)
     if isinstance(known, GptConfig):
         return cached_gpt.build(known, caches)
@@ -408,6 +411,20 @@ def config(name: str, keys: Mapping[str, Any]) -> Any:
     _check_name(name)
     known = _MODELS[name]
     return configure(name, known.presets, known.usual, keys)
+
+
+def served_config(name: str, keys: Mapping[str, Any]) -> Any:
+    """Return the configuration of a model that serves; few tokens load experts unevenly.
+
+    Raises
+    ------
+    ModelError
+        As :func:`config`.
+    """
+    known = config(name, keys)
+    if isinstance(known, DecoderConfig) and "capacity_factor" not in keys:
+        return replace(known, capacity_factor=SERVED_CAPACITY)
+    return known
 
 
 _BUILDERS: Mapping[type, Callable[[Any], ir.IRModule]] = {
