@@ -29,7 +29,7 @@ def script():
 
 
 runner = script()
-SHELL = {"|", "||", "&&", ">", "2>&1"}
+SHELL = {"|", "||", "&&", ">", "2>", "2>&1"}
 """Words that end the arguments of a command."""
 COMMANDS = [
     (page.name, command)
