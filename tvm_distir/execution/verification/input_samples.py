@@ -32,7 +32,9 @@ Array = npt.NDArray[Any]
 
 DRAWS = 4
 """The number of other draws that must leave an output as it is before it counts as constant."""
-_SHAPES_ONLY = ("relax.shape_of", "relax.zeros_like", "relax.ones_like", "relax.full_like")
+_SHAPES_ONLY = tuple(
+    f"relax.{name}" for name in ("shape_of", "zeros_like", "ones_like", "full_like", "eye_like")
+)
 """Ops whose results depend on the shape of their first operand, not on its values."""
 
 
