@@ -20,10 +20,10 @@ EXPERTS = "experts"
 ROUTER_SKEW = 1.01
 """The exponent of the power law by which routers are taken to select experts; 0: evenly. It is
 assumed: tables have kernels of several, measured with drawn tokens."""
-SLOT_FACTOR = 1.0
-"""Slots of an expert relative to an even spread of tokens, as models of the zoo have them."""
+SLOT_FACTOR = 1.25
+"""Slots of an expert relative to an even spread of tokens, as serving steps have them."""
 _MATRICES = 3
-_FEW = 0.63
+_FEW = 0.55
 """The share of experts that work where each has one slot at most."""
 
 
@@ -43,7 +43,7 @@ def tokens_of(sizes: Floats) -> Floats:
     share = rows / held
     idle = -np.log1p(-np.minimum(top_k / experts, 1 - 1e-9))
     few = -np.log1p(-np.minimum(share, _FEW)) / idle
-    many = np.maximum(share, 1.0) * experts / (SLOT_FACTOR * top_k)
+    many = np.maximum(share, 0.8) * experts / (SLOT_FACTOR * top_k)
     return np.asarray(np.maximum(np.where(share < _FEW, few, many), 1.0))
 
 
