@@ -51,18 +51,18 @@ def _on_threads(case: Case) -> Pair:
     fabric = native.CclFabric(range(case.count), TIMEOUT_S)
     empty = np.empty(case.whole, case.dtype)
     shared = Shared(threading.Barrier(case.count), [empty] * case.count, empty, copies=False)
-    told: dict[int, Pair] = {}
+    reported: dict[int, Pair] = {}
 
     def work(rank: int) -> None:
         with fabric.worker(rank):
-            told[rank] = measure_numpy(case, shared, rank)
+            reported[rank] = measure_numpy(case, shared, rank)
 
     threads = [threading.Thread(target=work, args=(r,)) for r in range(case.count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return told[0]
+    return reported[0]
 
 
 def measure_numpy(case: Case, shared: Shared, rank: int) -> Pair:
@@ -87,9 +87,9 @@ def _on_processes(case: Case) -> Pair:
 
     def work(rank: int) -> None:
         with native.CclFabric.open(fabric.descriptor).worker(rank):
-            told = measure_numpy(case, shared, rank)
+            reported = measure_numpy(case, shared, rank)
         if rank == 0:
-            results.put(told)
+            results.put(reported)
 
     ranks = [fork.Process(target=work, args=(r,)) for r in range(count)]
     for process in ranks:
@@ -98,8 +98,8 @@ def _on_processes(case: Case) -> Pair:
         process.join()
         if process.exitcode:
             raise RuntimeError(f"a rank ended with {process.exitcode}")
-    found: Pair = results.get()
-    return found
+    matches: Pair = results.get()
+    return matches
 
 
 # ---- MPI: one job for all cases of a number of ranks --------------------------------------------
@@ -107,10 +107,10 @@ def _on_processes(case: Case) -> Pair:
 
 def in_mpi_job(cases: Sequence[Case]) -> list[Pair]:
     """Measure in an MPI job of this host."""
-    told = json.dumps([asdict(case) for case in cases])
+    reported = json.dumps([asdict(case) for case in cases])
     command = [*find_launcher(), "-n", str(cases[0].count), sys.executable, __file__]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, RANK: told}
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, RANK: reported}
     )
     rows: list[Pair] = [(ours, theirs) for ours, theirs in json.loads(done.stdout)]
     return rows

@@ -106,8 +106,8 @@ def native_side(case: Case, x: Array, out: Array) -> Side:
     """Call of the native library on the tensors."""
     function, options = native.collective(case.collective), OPTIONS[case.collective]
     groups, count = tvm_ffi.Shape(range(case.count)), case.count
-    given, result = tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(out)
-    return lambda: function(given, groups, count, *options, result)
+    inputs, result = tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(out)
+    return lambda: function(inputs, groups, count, *options, result)
 
 
 # ---- NumPy --------------------------------------------------------------------------------------

@@ -50,18 +50,18 @@ class Traffic:
     @property
     def result_bytes(self) -> int:
         """Bytes of all results."""
-        return sum(one.result_bytes * times for one, times in self.counts.items())
+        return sum(each.result_bytes * times for each, times in self.counts.items())
 
     @property
     def wire_bytes(self) -> int:
         """Bytes that a device sends."""
-        return round(sum(one.wire_bytes * times for one, times in self.counts.items()))
+        return round(sum(each.wire_bytes * times for each, times in self.counts.items()))
 
     def by_kind(self) -> str:
         """Counts per kind and group size, as ``4 all_gather/4, 4 reduce_scatter/4``."""
         kinds: Counter[tuple[str, int]] = Counter()
-        for one, times in self.counts.items():
-            kinds[one.kind, one.group_size] += times
+        for each, times in self.counts.items():
+            kinds[each.kind, each.group_size] += times
         words = [f"{kinds[kind, size]} {kind}/{size}" for kind, size in sorted(kinds)]
         return ", ".join(words) or "none"
 
@@ -69,7 +69,7 @@ class Traffic:
 def of_peer(peer: Peer, do: str, **question: Any) -> Traffic:
     """Count the collectives of a peer's answer."""
     answer = peer.ask(do, **question)
-    return Traffic.of(Collective(*one) for one in answer["collectives"])
+    return Traffic.of(Collective(*each) for each in answer["collectives"])
 
 
 def of_module(mod: ir.IRModule) -> Traffic:

@@ -61,31 +61,31 @@ def main() -> None:
     options = parser(__doc__, jax=True)
     options.add_argument("--layers", type=int, nargs="+", default=list(LAYERS))
     options.add_argument("--verify", action="store_true", help="run ours and compare (slow)")
-    given = options.parse_args()
+    arguments = options.parse_args()
     bytes_rows, count_rows = [], []
-    with JaxPeer(given.jax_python) as peer:
+    with JaxPeer(arguments.jax_python) as peer:
         print_setting(**peer.versions)
         for title, (model, sequence, build) in CASES.items():
-            for layers in given.layers:
+            for layers in arguments.layers:
                 mod, plan = build(layers)
                 ours = of_module(td.distribute(mod, plan))
-                if given.verify:
+                if arguments.verify:
                     td.verify(mod, plan).check()
                     print(f"{title}, {layers}: equal to the single device's result", flush=True)
-                asked = {"model": model, "layers": layers, "sequence": sequence}
+                requests = {"model": model, "layers": layers, "sequence": sequence}
                 shardy, gspmd = (
-                    of_peer(peer, "xla", **asked, shardy=which) for which in (True, False)
+                    of_peer(peer, "xla", **requests, shardy=which) for which in (True, False)
                 )
                 best = min(shardy.wire_bytes, gspmd.wire_bytes)
                 name = f"{title}, {layers}"
                 bytes_rows.append(
                     [
                         name,
-                        *(f"{one.wire_bytes:,}" for one in (ours, shardy, gspmd)),
+                        *(f"{each.wire_bytes:,}" for each in (ours, shardy, gspmd)),
                         f"{best / ours.wire_bytes:.2f}",
                     ]
                 )
-                count_rows.append([name, *(one.by_kind() for one in (ours, shardy, gspmd))])
+                count_rows.append([name, *(each.by_kind() for each in (ours, shardy, gspmd))])
     who = ["ours", "XLA:CPU, Shardy", "XLA:CPU, GSPMD"]
     table(["wire bytes per device: model, layers", *who, "best of XLA / ours"], bytes_rows)
     table(["collectives/group size: model, layers", *who], count_rows)

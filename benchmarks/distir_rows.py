@@ -108,7 +108,7 @@ def measured(path: str, repeat: int) -> list[float]:
             raise ValueError(f"{path} has no result")
 
     measures = (lambda: Program.load(path), simulated)
-    return interleaved([functools.partial(cpu_seconds, one) for one in measures], repeat)
+    return interleaved([functools.partial(cpu_seconds, each) for each in measures], repeat)
 
 
 def apart(path: Path, repeat: int) -> list[float]:
@@ -142,15 +142,15 @@ def device_rows(folder: Path, repeat: int) -> Iterator[list[object]]:
         with gc_paused():
             local = on_devices(count)
             td.export(local).save(path)
-        made = functools.partial(cpu_seconds, functools.partial(td.export, local))
-        (export_s,) = interleaved([made], repeat)
+        created = functools.partial(cpu_seconds, functools.partial(td.export, local))
+        (export_s,) = interleaved([created], repeat)
         load_s, simulate_s = apart(path, repeat)
         sums = [export_s + simulate_s, load_s + simulate_s]
         first = first or sums
-        ratios = [one / least for one, least in zip(sums, first, strict=True)]
+        ratios = [each / least for each, least in zip(sums, first, strict=True)]
         yield [
             f"{count:,}", f"{export_s:.3f}", f"{load_s:.3f}", f"{simulate_s:.3f}",
-            *(f"{one:.2f}x" for one in ratios), "yes" if max(ratios) <= MOST_RATIO else "no",
+            *(f"{each:.2f}x" for each in ratios), "yes" if max(ratios) <= MOST_RATIO else "no",
         ]  # fmt: skip
 
 
@@ -158,17 +158,17 @@ def main() -> None:
     """Print the tables."""
     arguments = parser(__doc__)
     arguments.add_argument("--program", help="measure one program's file in this process")
-    given = arguments.parse_args()
-    if given.program is not None:
-        print(json.dumps(measured(given.program, given.repeat)))
+    options = arguments.parse_args()
+    if options.program is not None:
+        print(json.dumps(measured(options.program, options.repeat)))
         return
     print_setting()
     with tempfile.TemporaryDirectory() as name:
         header = ["model D,H,P,K", "devices", "file, MiB", "load, s", "simulate, s", "sum, s"]
-        table([*header, f"under {MOST_S} s"], list(distir_rows(Path(name), given.repeat)))
+        table([*header, f"under {MOST_S} s"], list(distir_rows(Path(name), options.repeat)))
         header = ["devices", "export, s", "load, s", "simulate, s"]
         sums = ["export + simulate", "load + simulate", f"within {MOST_RATIO:g}x"]
-        table([*header, *sums], list(device_rows(Path(name), given.repeat)))
+        table([*header, *sums], list(device_rows(Path(name), options.repeat)))
 
 
 if __name__ == "__main__":

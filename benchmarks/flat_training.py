@@ -137,10 +137,10 @@ def torch_step() -> ir.IRModule:
 
     weights = [p.detach() for p in model.parameters()]
     states = [torch.zeros_like(w) for w in weights]
-    given = (tokens, tokens, weights, states, states)
+    inputs = (tokens, tokens, weights, states, states)
     trace = torch.fx.experimental.proxy_tensor.make_fx(step, tracing_mode="fake")
     with sdpa_kernel(SDPBackend.MATH):
-        mod = td.from_exported_program(torch.export.export(trace(*given), given, strict=False))
+        mod = td.from_exported_program(torch.export.export(trace(*inputs), inputs, strict=False))
     main = mod["main"].with_attr("num_input", 2)
     called = ["ids", "target", *(f"{kind}{n}" for kind in ("", "m.", "v.") for n in names)]
     mod["main"] = main.with_attr(PARAM_NAMES_ATTR, called)
@@ -158,17 +158,17 @@ def measured(
 ) -> tuple[list[float], str]:
     """CPU seconds of a plan by bytes and by times; the code of its refusal, if it is refused."""
     mesh = sizes_of(axes)
-    said: set[str] = set()
+    messages: set[str] = set()
 
     def plan(system: str | None) -> None:
         try:
             td.strategy.make_plan(mod, text, mesh, system)
         except DistIRError as error:
-            said.add(error.code)
+            messages.add(error.code)
 
     systems = (None, SYSTEM)
     times = [lambda s=s: cpu_seconds(lambda: plan(s)) for s in systems]
-    return interleaved(times, repeat), ", ".join(sorted(said))
+    return interleaved(times, repeat), ", ".join(sorted(messages))
 
 
 def report(steps: Mapping[str, ir.IRModule], repeat: int) -> float:
@@ -189,18 +189,18 @@ def main() -> None:
     """Print how large the steps are, and the table."""
     options = parser(__doc__)
     options.add_argument("--torch", action="store_true", help="steps that torch writes, too")
-    given = options.parse_args()
+    arguments = options.parse_args()
     print_setting()
     warnings.simplefilter("ignore")  # bounds that tensor_parallel cannot meet
     makers = {"our AdamW step, inlined": our_step}
-    if given.torch:
+    if arguments.torch:
         makers["torch's loss and gradients"] = torch_joint
         makers["torch's Adam step"] = torch_step
     steps = {title: make() for title, make in makers.items()}
     for title, mod in steps.items():
         print(f"{title}: {binding_count(mod):,} bindings")
     print()
-    longest = report(steps, given.repeat)
+    longest = report(steps, arguments.repeat)
     print(f"the longest takes {longest:.2f} s; within {BOUND_S:.0f} s: {longest <= BOUND_S}")
 
 

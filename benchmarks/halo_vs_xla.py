@@ -22,13 +22,13 @@ def main() -> None:
     """Print a table of bytes, and one of counts."""
     options = parser(__doc__, jax=True)
     options.add_argument("--only", default="", help="programs whose name holds this")
-    given = options.parse_args()
+    arguments = options.parse_args()
     who = ["ours", "XLA:CPU, Shardy", "XLA:CPU, GSPMD"]
     bytes_rows, count_rows, more = [], [], []
-    with JaxPeer(given.jax_python) as peer:
+    with JaxPeer(arguments.jax_python) as peer:
         print_setting(**peer.versions)
         for name, program in PROGRAMS.items():
-            if given.only not in name:
+            if arguments.only not in name:
                 continue
             mod, plan = module_of(program), plan_of(program)
             td.verify(mod, plan).check()
@@ -38,10 +38,10 @@ def main() -> None:
                 for which in (True, False)
             ]
             all_three = [ours, *theirs]
-            best = min(one.wire_bytes for one in theirs)
+            best = min(each.wire_bytes for each in theirs)
             share = f"{best / ours.wire_bytes:.2f}" if ours.wire_bytes else "-"
-            bytes_rows.append([name, *(f"{one.wire_bytes:,}" for one in all_three), share])
-            count_rows.append([name, *(one.by_kind() for one in all_three)])
+            bytes_rows.append([name, *(f"{each.wire_bytes:,}" for each in all_three), share])
+            count_rows.append([name, *(each.by_kind() for each in all_three)])
             more += [name] if ours.wire_bytes > best else []
     table(["wire bytes per device", *who, "best of XLA / ours"], bytes_rows)
     table(["collectives / group size", *who], count_rows)

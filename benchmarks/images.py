@@ -58,7 +58,7 @@ class Program:
     def question(self) -> dict[str, Any]:
         """The same as JSON."""
         shape = [BATCH, CHANNELS, self.rows, COLUMNS]
-        layers = [{**asdict(one), "weight": one.weight} for one in self.layers]
+        layers = [{**asdict(each), "weight": each.weight} for each in self.layers]
         return {"shape": shape, "layers": layers, "ranks": self.ranks, "train": self.train}
 
 
@@ -94,7 +94,9 @@ def module_of(program: Program) -> ir.IRModule:
     shape = [BATCH, CHANNELS, program.rows, COLUMNS]
     x: Any = relax.Var("x", relax.TensorType(shape, "float32"))
     shapes = [list(layer.weight) for layer in program.layers if layer.weight is not None]
-    weights = [relax.Var(f"w{i}", relax.TensorType(one, "float32")) for i, one in enumerate(shapes)]
+    weights = [
+        relax.Var(f"w{i}", relax.TensorType(single, "float32")) for i, single in enumerate(shapes)
+    ]
     builder, waiting = relax.BlockBuilder(), list(weights)
     with builder.function("main", [x, *weights], {"num_input": 1}):
         with builder.dataflow():

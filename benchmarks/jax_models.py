@@ -133,8 +133,8 @@ def _mlp_layer(weights: dict[str, Any], x: Any) -> Any:
 
 def _stack(layer: Callable[[Any, Any], Any], nested: bool, weights: Any, x: Any) -> Any:
     layer = jax.jit(layer) if nested else layer
-    for one in weights:
-        x = layer(one, x)
+    for each in weights:
+        x = layer(each, x)
     return x
 
 

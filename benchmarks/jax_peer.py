@@ -126,8 +126,8 @@ def run_reshard(shape: list[int], mesh: list[int], before: list[int], after: lis
             moved = jax.lax.with_sharding_constraint(moved, target)
             return jax.lax.optimization_barrier(moved).sum()
 
-        found = _collectives(jax.jit(inside).lower(x).compile().as_text())
-        return {"collectives": [one for one in found if one[2] > SCALAR_BYTES]}
+        result = _collectives(jax.jit(inside).lower(x).compile().as_text())
+        return {"collectives": [each for each in result if each[2] > SCALAR_BYTES]}
     x = jax.ShapeDtypeStruct((terms, *shape), "float32", sharding=source)
     work = jax.jit(lambda t: t.sum(0) if partial else t[0], out_shardings=target)
     return {"collectives": _collectives(work.lower(x).compile().as_text())}
@@ -141,12 +141,12 @@ def _divides(shape: list[int], mesh: list[int], labels: list[int]) -> bool:
 
 def _collectives(text: str) -> list[tuple[str, int, int]]:
     """(kind, group size, result bytes) of every collective of an HLO text."""
-    found = []
+    matches = []
     for line in text.splitlines():
         hit = COLLECTIVE.search(line)
         if hit is not None:
-            found.append((hit[2].replace("-", "_"), _group_size(line), _bytes(hit[1])))
-    return found
+            matches.append((hit[2].replace("-", "_"), _group_size(line), _bytes(hit[1])))
+    return matches
 
 
 def _bytes(types: str) -> int:

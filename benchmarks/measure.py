@@ -76,13 +76,15 @@ def print_setting(**more: str) -> None:
 
 def parser(description: str | None, jax: bool = False) -> argparse.ArgumentParser:
     """Return a parser of the options that the benchmarks have in common."""
-    made = argparse.ArgumentParser(description=description)
-    made.add_argument("--repeat", type=int, default=5, help="rounds; the best one counts")
+    argument_parser = argparse.ArgumentParser(description=description)
+    argument_parser.add_argument(
+        "--repeat", type=int, default=5, help="rounds; the best one counts"
+    )
     if jax:
-        made.add_argument(
+        argument_parser.add_argument(
             "--jax-python",
             default=sys.executable,
             metavar="PATH",
             help="an interpreter that has jax (the default is the one that runs this)",
         )
-    return made
+    return argument_parser

@@ -84,7 +84,7 @@ def chain(
         Of the first product of every layer.
     """
     devices = td.device_mesh({str(i): n for i, n in enumerate(mesh)})
-    wanted = Placement.from_text(placement)
+    expected = Placement.from_text(placement)
     x = relax.Var("x", relax.TensorType((rows, width), DTYPE))
     shapes = {"up": (width, inner), "down": (inner, width), "bias": (width,)}
     weights = [
@@ -97,7 +97,7 @@ def chain(
             y = x
             for layer in weights:
                 h = builder.emit(matmul(y, layer["up"]))
-                h = builder.emit(annotate_sharding(h, devices, wanted))
+                h = builder.emit(annotate_sharding(h, devices, expected))
                 h = builder.emit(matmul(builder.emit(relu(h)), layer["down"]))
                 y = builder.emit(add(h, layer["bias"]))
             y = builder.emit_output(y)

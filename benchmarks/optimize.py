@@ -81,15 +81,15 @@ def completed_at_once(mod: ir.IRModule) -> ir.IRModule:
         env: dict[Any, Any] = {}
         blocks = []
         for block in fn.body.blocks:
-            kept = []
+            remaining = []
             for binding in block.bindings:
                 value = substitute(binding.value, env)
                 if dist_op_name(value) == "partial":
                     env[binding.var] = value.args[0]
                 else:
-                    kept.append(relax.VarBinding(binding.var, value))
+                    remaining.append(relax.VarBinding(binding.var, value))
             kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else None
-            blocks.append((kind or relax.BindingBlock)(kept))
+            blocks.append((kind or relax.BindingBlock)(remaining))
         result = substitute(fn.body.body, env)
         functions[gv] = with_body(fn, fn.params, blocks, result, bool(fn.is_pure))
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
@@ -117,16 +117,16 @@ def bucket_rows() -> list[list[str]]:
         mod = sharded_training(reread)
         for size in (None, 2**13, 2**15, 25 * 2**20):
             both = mod if size is None else BucketGathers(size)(BucketReductions(size)(mod))
-            found = traffic(both)
+            result = traffic(both)
             kinds: Counter[str] = Counter()
-            for kind, number in found.counts.items():
+            for kind, number in result.counts.items():
                 kinds[kind.op] += number
             rows.append(
                 [
                     title if size is None else f"... buckets of {size // 1024:,} KiB",
                     f"{kinds['all_gather']}",
                     f"{kinds['reduce_scatter']}",
-                    f"{found.total_wire_bytes:,}",
+                    f"{result.total_wire_bytes:,}",
                 ]
             )
     return rows
@@ -134,22 +134,22 @@ def bucket_rows() -> list[list[str]]:
 
 def words(mod: ir.IRModule) -> str:
     """Counts by kind, and megabytes sent, of a module of level 4, lowered, or of level 5."""
-    found = traffic(mod if "dist.io" in (mod["main"].attrs or {}) else LowerDistIR()(mod))
-    counts = ", ".join(f"{n} {k.op} {k.axes}" for k, n in sorted(found.counts.items()))
-    return f"{counts}: {found.total_wire_bytes / 1e6:,.2f} MB"
+    result = traffic(mod if "dist.io" in (mod["main"].attrs or {}) else LowerDistIR()(mod))
+    counts = ", ".join(f"{n} {k.op} {k.axes}" for k, n in sorted(result.counts.items()))
+    return f"{counts}: {result.total_wire_bytes / 1e6:,.2f} MB"
 
 
 def times(mod: ir.IRModule, system: System) -> list[str]:
     """Simulated microseconds: blocking collectives, buckets, and both with overlap."""
     bucketed = BucketReductions()(mod)
     schedule = tvm.transform.Sequential([SplitCollectives(), ScheduleCollectives(system)])
-    runs = {one: schedule(one) for one in (mod, bucketed)}
-    found = []
-    for one in (mod, runs[mod], bucketed, runs[bucketed]):
-        result = td.simulate(td.export(one), system, blocking=True)
+    runs = {each: schedule(each) for each in (mod, bucketed)}
+    matches = []
+    for each in (mod, runs[mod], bucketed, runs[bucketed]):
+        result = td.simulate(td.export(each), system, blocking=True)
         peak = result.peak_memory_bytes / 2**20
-        found.append(f"{result.time_s * 1e6:,.0f} us, {peak:,.0f} MiB")
-    return found
+        matches.append(f"{result.time_s * 1e6:,.0f} us, {peak:,.0f} MiB")
+    return matches
 
 
 def linear(sizes: list[int]) -> list[list[str]]:
@@ -161,7 +161,7 @@ def linear(sizes: list[int]) -> list[list[str]]:
         level4 = LegalizeRedistribute()(completed_at_once(level3))
         row = [f"{layers}", f"{models.binding_count(level4):,}"]
         level5 = None
-        for one in ("optimize", "lower", "bucket", "split", "schedule"):
+        for each in ("optimize", "lower", "bucket", "split", "schedule"):
             passes: dict[str, Any] = {
                 "optimize": OptimizeCollectives,
                 "lower": LowerDistIR,
@@ -169,16 +169,16 @@ def linear(sizes: list[int]) -> list[list[str]]:
                 "split": SplitCollectives,
                 "schedule": ScheduleCollectives,
             }
-            run = passes[one]()
-            given = level4 if level5 is None else level5
+            run = passes[each]()
+            inputs = level4 if level5 is None else level5
             start = time.process_time()
-            given = run(given)
-            if one != "lower":
+            inputs = run(inputs)
+            if each != "lower":
                 row.append(f"{(time.process_time() - start) * 1e3:,.0f}")
-            if one == "optimize":
-                level4 = given
+            if each == "optimize":
+                level4 = inputs
             else:
-                level5 = given
+                level5 = inputs
         rows.append(row)
     return rows
 
@@ -188,12 +188,12 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--layers", type=int, default=2)
     options.add_argument("--scale", type=int, nargs="*", default=[4, 16, 64])
-    given = options.parse_args()
+    arguments = options.parse_args()
     print_setting()
     system = System.load("dgx-a100")
-    counts, spent = [], []
+    counts, duration = [], []
     for title, build in CASES.items():
-        mod, plan = build(given.layers, models.SIZES)
+        mod, plan = build(arguments.layers, models.SIZES)
         level3 = PropagateSharding()(AnnotateSharding(plan)(mod))
         early = LegalizeRedistribute()(completed_at_once(level3))
         given4 = LegalizeRedistribute()(level3)
@@ -202,18 +202,18 @@ def main() -> None:
         counts.append(
             [title, words(early), words(OptimizeCollectives()(early)), words(best), words(bucketed)]
         )
-        large, plan = build(given.layers, LARGE)
-        spent.append([title, *times(td.distribute(large, plan), system)])
+        large, plan = build(arguments.layers, LARGE)
+        duration.append([title, *times(td.distribute(large, plan), system)])
     table(
         ["model", "completed at once", "... optimised", "as propagated, optimised", "... buckets"],
         counts,
     )
-    table(["model", "blocking", "scheduled", "buckets", "buckets, scheduled"], spent)
+    table(["model", "blocking", "scheduled", "buckets", "buckets, scheduled"], duration)
     table(["weights", "all_gather", "reduce_scatter", "sent, bytes"], bucket_rows())
-    if given.scale:
+    if arguments.scale:
         table(
             ["layers", "bindings", "optimize, ms", "bucket", "split", "schedule"],
-            linear(given.scale),
+            linear(arguments.scale),
         )
 
 

@@ -108,23 +108,24 @@ def apart(number: int, written_out: bool, repeat: int) -> dict[str, Any]:
     """Measure a case in processes of its own; the best of several."""
     command = [sys.executable, __file__, "--case", str(number)]
     command += ["--written-out"] if written_out else []
-    found = []
+    matches = []
     for _ in range(repeat):
         done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
-    return min(found, key=lambda one: sum(one["times_s"].values()))
+        matches.append(json.loads(done.stdout.splitlines()[-1]))
+    return min(matches, key=lambda single: sum(single["times_s"].values()))
 
 
 def rows(cases: Sequence[tuple[int, Case]], repeat: int) -> Iterator[list[object]]:
     """A row of figures per case."""
     for number, case in cases:
-        one = apart(number, False, repeat)
-        times = one["times_s"]
+        single = apart(number, False, repeat)
+        times = single["times_s"]
         yield [
-            case.name, f"{one['devices']:,}", case.mesh["pp"] * case.chunks, case.micro_batches,
+            case.name, f"{single['devices']:,}", case.mesh["pp"] * case.chunks, case.micro_batches,
             *(f"{times[step]:.2f}" for step in STEPS), f"{sum(times.values()):.1f}",
-            f"{one['rss_mib']:,.0f}", f"{one['time_s']:.2f}", f"{100 * one['bubble']:.1f} %",
-            f"{one['peak_gib']:.1f}",
+            f"{single['rss_mib']:,.0f}", f"{single['time_s']:.2f}",
+            f"{100 * single['bubble']:.1f} %",
+            f"{single['peak_gib']:.1f}",
         ]  # fmt: skip
 
 
@@ -133,28 +134,28 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--case", type=int, help="measure one case in this process")
     arguments.add_argument("--written-out", action="store_true")
-    given = arguments.parse_args()
-    if given.case is not None:
-        print(json.dumps(measured(CASES[given.case], given.written_out)))
+    options = arguments.parse_args()
+    if options.case is not None:
+        print(json.dumps(measured(CASES[options.case], options.written_out)))
         return
     print_setting()
-    short, whole = (apart(0, out, given.repeat) for out in (False, True))
+    short, whole = (apart(0, out, options.repeat) for out in (False, True))
     table(
         ["GPT-3 175B, CPU s", *STEPS[:5], "expand", "export", "simulate", "all", "peak MiB"],
         [
             [
                 name,
-                *(f"{one['times_s'].get(s, 0):.2f}" for s in (*STEPS[:5], "expand", *STEPS[5:])),
-                f"{sum(one['times_s'].values()):.1f}",
-                f"{one['rss_mib']:,.0f}",
+                *(f"{single['times_s'].get(s, 0):.2f}" for s in (*STEPS[:5], "expand", *STEPS[5:])),
+                f"{sum(single['times_s'].values()):.1f}",
+                f"{single['rss_mib']:,.0f}",
             ]
-            for name, one in (("stages and schedule kept", short), ("written out", whole))
+            for name, single in (("stages and schedule kept", short), ("written out", whole))
         ],
     )
     print(f"Step: {short['time_s']!r} s and {whole['time_s']!r} s\n")
     header = ["model", "devices", "stages", "micro-batches", *STEPS, "all", "peak MiB"]
     numbered = list(enumerate(CASES))
-    table([*header, "step, s", "bubble", "memory, GiB"], list(rows(numbered, given.repeat)))
+    table([*header, "step, s", "bubble", "memory, GiB"], list(rows(numbered, options.repeat)))
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ def main() -> None:
         for name, arguments in communication_passes(step, SYSTEM):
             across = PassSpec(name).make(**arguments)(across)
         spent_s = time.process_time() - begin
-        for name, one, cpu in (("within", within, ""), ("across", across, f"{spent_s:.1f} s")):
-            result = td.simulate(td.export(one), SYSTEM)
+        for name, single, cpu in (("within", within, ""), ("across", across, f"{spent_s:.1f} s")):
+            result = td.simulate(td.export(single), SYSTEM)
             exposed_s = max(device.exposed_comm_s for device in result.devices)
-            text = len(one.script()) / 1e6
+            text = len(single.script()) / 1e6
             print(
                 f"| {title}, {name} | {1e3 * result.time_s:.1f} ms | {1e3 * exposed_s:.1f} ms "
                 f"| {result.peak_memory_bytes / 2**30:.2f} GiB | {text:.2f} MB | {cpu} |"

@@ -77,9 +77,9 @@ class Shardy:
 
 def main() -> None:
     """Print one table."""
-    given = parser(__doc__, jax=True).parse_args()
+    arguments = parser(__doc__, jax=True).parse_args()
     rows = []
-    with JaxPeer(given.jax_python) as peer:
+    with JaxPeer(arguments.jax_python) as peer:
         print_setting(**peer.versions)
         for name, build in (("gpt", forward), ("train", train)):
             for nested in (False, True):
@@ -87,7 +87,7 @@ def main() -> None:
                     mod, plan = build(layers, nested)
                     shardy = Shardy(peer, model=name, layers=layers, nested=nested, dedup=nested)
                     decide, whole, lower, both, first = interleaved(
-                        [*measures(mod, plan), shardy.both, shardy.propagation], given.repeat
+                        [*measures(mod, plan), shardy.both, shardy.propagation], arguments.repeat
                     )
                     rows.append(
                         [

@@ -51,17 +51,17 @@ def timed(
 def against_stock(repeat: int, budget_s: float) -> None:
     """Print CPU times of both passes on the same modules."""
     rows = []
-    for placement, what in PLACEMENTS.items():
+    for placement, label in PLACEMENTS.items():
         for layers in LAYERS:
             mod = chain(layers, placement=placement)
-            wanted: list[Any] = []
-            found: list[Any] = []
-            measures = [timed(theirs, mod, wanted), timed(ours, mod, found)]
+            expected: list[Any] = []
+            matches: list[Any] = []
+            measures = [timed(theirs, mod, expected), timed(ours, mod, matches)]
             stock_s, ours_s = interleaved(measures, repeat, budget_s)
-            equal = tvm_ffi.structural_equal(wanted[0]["main"], found[0]["main"])
+            equal = tvm_ffi.structural_equal(expected[0]["main"], matches[0]["main"])
             rows.append(
                 [
-                    what,
+                    label,
                     layers,
                     ms(stock_s),
                     ms(ours_s),
@@ -93,7 +93,7 @@ def devices(repeat: int) -> None:
             for mesh, placement in (((count,), "S[0]"), ((2, count // 2), "S[0], S[1]"))
         ]
         best = interleaved([timed(ours, mod) for mod in mods], repeat)
-        rows.append([f"{count:,}", *(ms(one) for one in best)])
+        rows.append([f"{count:,}", *(ms(each) for each in best)])
     layers = f"{DEVICE_LAYERS} layers, ms"
     table(["devices", f"one axis, {layers}", f"two axes, {layers}"], rows)
 
@@ -102,11 +102,11 @@ def main() -> None:
     """Print all tables."""
     options = parser(__doc__)
     options.add_argument("--budget", type=float, default=40.0, help="seconds per row")
-    given = options.parse_args()
+    arguments = options.parse_args()
     print_setting()
-    against_stock(given.repeat, given.budget)
-    devices(given.repeat)
-    deep(given.repeat)
+    against_stock(arguments.repeat, arguments.budget)
+    devices(arguments.repeat)
+    deep(arguments.repeat)
 
 
 if __name__ == "__main__":

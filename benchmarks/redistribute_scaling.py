@@ -75,18 +75,18 @@ def main() -> None:
     """Print a table."""
     options = parser(__doc__)
     options.add_argument("--sizes", type=int, nargs="+", default=[500, 5000])
-    given = options.parse_args()
+    arguments = options.parse_args()
     print_setting()
     rows = []
     for title, build in (("chain", chain), ("distinct", distinct)):
-        for size in given.sizes:
+        for size in arguments.sizes:
             mod = build(size)
 
             def legalize(mod: ir.IRModule = mod) -> float:
                 bounds_of.cache_clear()  # or a round would find what the one before it computed
                 return cpu_seconds(lambda: td.transform.LegalizeRedistribute()(mod))
 
-            (seconds,) = interleaved([legalize], given.repeat)
+            (seconds,) = interleaved([legalize], arguments.repeat)
             rows.append([title, f"{size:,}", ms(seconds), f"{1e6 * seconds / size:.0f}"])
     table(["redistributes", "count", "ms", "us each"], rows)
 

@@ -98,8 +98,8 @@ def measured(planner: Planner, title: str, mesh: tuple[int, ...], name: str, pee
             continue
         mine = our_bytes(planner, shape, mesh, before, after)
         labels = {"before": list(before), "after": list(after)}
-        asked = {"shape": list(shape), "mesh": list(mesh), **labels}
-        theirs = of_peer(peer, "reshard", **asked).wire_bytes
+        requests = {"shape": list(shape), "mesh": list(mesh), **labels}
+        theirs = of_peer(peer, "reshard", **requests).wire_bytes
         score.add(mine, theirs, (shape, mesh, before, after))
     return score
 
@@ -119,12 +119,12 @@ def main() -> None:
     options = parser(__doc__, jax=True)
     options.add_argument("--torch-python", required=True, metavar="PATH")
     options.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    given = options.parse_args()
+    arguments = options.parse_args()
     planner, lost = Planner(), []
-    with JaxPeer(given.jax_python) as jax, TorchPeer(given.torch_python) as torch:
+    with JaxPeer(arguments.jax_python) as jax, TorchPeer(arguments.torch_python) as torch:
         print_setting(**jax.versions, **torch.versions)
         peers: dict[str, Peer] = {"torch DTensor": torch, "XLA:CPU": jax}
-        for title in given.sizes:
+        for title in arguments.sizes:
             rows = []
             for mesh in MESHES:
                 for name, peer in peers.items():

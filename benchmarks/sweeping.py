@@ -45,10 +45,10 @@ class Apart:
     def _timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
             start = time.process_time()
-            found = work(*arguments)
+            result = work(*arguments)
             gc.collect()
             self.seconds["checked"] += time.process_time() - start
-            return found
+            return result
 
         return timed
 
@@ -57,13 +57,13 @@ class Apart:
             parts = work(*arguments)
             while True:
                 start = time.process_time()
-                one = next(parts, None)
-                if one is None:
+                single = next(parts, None)
+                if single is None:
                     gc.collect()
                 self.seconds["structure"] += time.process_time() - start
-                if one is None:
+                if single is None:
                     return
-                yield one
+                yield single
 
         return drawn
 
@@ -72,16 +72,21 @@ def measured(apart: Apart, micro_batches: tuple[str, ...], cache: str) -> dict[s
     """One sweep, its CSV text included."""
     apart.seconds = dict.fromkeys(apart.seconds, 0.0)
     start = time.process_time()
-    found = td.sweep(
+    result = td.sweep(
         MODEL, {**GRID, "micro_batches": micro_batches}, "dgx-a100-megatron",
         train={"optimizer": "adamw"}, cache=cache,
     )  # fmt: skip
-    found.to_csv()
+    result.to_csv()
     whole = time.process_time() - start
-    way = found.header.index("way")
-    assert all(row[way] == "structure" for row in found.rows)
-    own = whole - sum(apart.seconds.values())
-    return {**apart.seconds, "rows": own, "count": len(found.rows), "checks": len(found.checked)}
+    way = result.header.index("way")
+    assert all(row[way] == "structure" for row in result.rows)
+    local = whole - sum(apart.seconds.values())
+    return {
+        **apart.seconds,
+        "rows": local,
+        "count": len(result.rows),
+        "checks": len(result.checked),
+    }
 
 
 def main() -> None:
@@ -96,8 +101,8 @@ def main() -> None:
                 measured(apart, micro_batches, f"{folder}/{len(micro_batches)}")
                 for _ in range(options.repeat)
             ]
-            best = min(later, key=lambda one: one["rows"])
-            known = min(one["structure"] for one in later)
+            best = min(later, key=lambda single: single["rows"])
+            known = min(each["structure"] for each in later)
             rows.append(
                 [
                     name, f"{best['count']:,}", f"{first['structure']:.1f}", f"{known:.1f}",

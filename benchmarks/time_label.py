@@ -41,16 +41,16 @@ def main() -> int:
         mod = td.load_model(f"zoo:{model}").mod
         if trained:
             mod = td.train_step(mod, optimizer="adam")
-        found = [
+        matches = [
             td.auto_shard(mod, mesh, system, gap=0.0 if not trained else 0.01) for mesh in meshes
         ]
-        spent = time.process_time() - started
-        worst = max(one.gap for one in found)
-        least = min(one.price_s for one in found)
+        duration = time.process_time() - started
+        worst = max(each.gap for each in matches)
+        least = min(each.price_s for each in matches)
         mesh = meshes[0] if len(meshes) == 1 else f"all {len(meshes)} of 64"
         print(
             f"| {model}{' Adam' if trained else ''} | {mesh} | {1e3 * least:.1f} ms, "
-            f"{100 * worst:.2f}% | {spent:.1f} |",
+            f"{100 * worst:.2f}% | {duration:.1f} |",
             flush=True,
         )
     return 0

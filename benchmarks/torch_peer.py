@@ -104,8 +104,8 @@ def main() -> None:
     print(json.dumps({"torch": torch.__version__}), file=out, flush=True)
     for line in sys.stdin:
         question = json.loads(line)
-        given = (question[k] for k in ("shape", "mesh", "before", "after"))
-        print(json.dumps({"collectives": reshard(*given)}), file=out, flush=True)
+        inputs = (question[k] for k in ("shape", "mesh", "before", "after"))
+        print(json.dumps({"collectives": reshard(*inputs)}), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main() -> None:
         simulated_s = time.process_time()
         result.to_perfetto(path)
         written_s = time.process_time()
-        count = sum(one.start.size for lane in result.lanes for one in lane.traced().sheets())
+        count = sum(each.start.size for lane in result.lanes for each in lane.traced().sheets())
         print(f"simulated in {simulated_s - start_s:.2f} s of CPU")
         print(
             f"written in {written_s - simulated_s:.2f} s: {count} ops of {len(result.lanes)} "

@@ -112,12 +112,12 @@ def main() -> None:
 
     rng = np.random.default_rng(0)
     inputs = [rng.integers(-2, 3, (128, 128)).astype("float32") for _ in range(5)]
-    (found,) = td.run(lowered, inputs, engine="threads")
+    (result,) = td.run(lowered, inputs, engine="threads")
 
     executable = tvm.compile(Module, target="llvm")
     machine = relax.VirtualMachine(executable, tvm.cpu())
     expected = machine["main"](*[tvm.runtime.tensor(a) for a in inputs]).numpy()
-    print("equal to one device, bit by bit:", bool(np.array_equal(found, expected)))
+    print("equal to one device, bit by bit:", bool(np.array_equal(result, expected)))
 
 
 if __name__ == "__main__":

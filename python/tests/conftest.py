@@ -120,7 +120,7 @@ Install = Callable[[str, str, str], Path]
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Install a package of one module: its name, the module's text, its ``entry_points.txt``."""
-    made = []
+    created = []
 
     def add(name: str, source: str, entries: str) -> Path:
         folder = tmp_path / f"site_{name}"
@@ -130,9 +130,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(entries, encoding="utf-8")
         monkeypatch.syspath_prepend(str(folder))
-        made.append(name)
+        created.append(name)
         return folder
 
     yield add
-    for name in made:
+    for name in created:
         sys.modules.pop(name, None)

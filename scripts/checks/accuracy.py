@@ -44,15 +44,15 @@ def tested(rows: list[MeasuredStep], fitted: Calibration) -> str:
     selene = with_constants(td.System.load("selene-megatron"), fitted.values)
     times = StepTimeModel(rows, selene).times_s({})
     error = 100 * (times / np.array([row.time_s for row in rows]) - 1)
-    each = " ".join(f"{one:+.1f}" for one in error)
+    each = " ".join(f"{item:+.1f}" for item in error)
     return f"{np.abs(error).mean():.2f} | {error.mean():+.2f} | {each}"
 
 
-def several_nodes(rows: list[MeasuredStep], found: Calibration) -> float:
+def several_nodes(rows: list[MeasuredStep], matches: Calibration) -> float:
     """Mean error of the rows of several nodes, out of fold, from those by nodes."""
-    per_node = found.system.intra_node.devices_per_node
+    per_node = matches.system.intra_node.devices_per_node
     count = Counter(-(-row.devices // per_node) for row in rows)
-    return sum(n * found.errors_percent[f"nodes {k}"] for k, n in count.items()) / len(rows)
+    return sum(n * matches.errors_percent[f"nodes {k}"] for k, n in count.items()) / len(rows)
 
 
 def steps() -> None:
@@ -91,8 +91,8 @@ def family(*names: str) -> None:
 def products() -> None:
     """Matrix products, timed one by one."""
     for name, system in (("a100_pcie", "dgx-a100-megatron"), ("b200", "dgx-b200-megatron")):
-        found = calibrate(system, MEASURED / f"products_{name}.csv")
-        print(f"products, {name}\n" + found.to_text())
+        result = calibrate(system, MEASURED / f"products_{name}.csv")
+        print(f"products, {name}\n" + result.to_text())
 
 
 def perceptrons() -> None:
@@ -100,8 +100,8 @@ def perceptrons() -> None:
     near = ("intra_node.bandwidth_GBps", "intra_node.share")
     rows = MEASURED / "v100_mlp.csv"
     for folds in (5, 2):
-        found = calibrate(MEASURED / "v100-mlp.json", rows, fit_also=near, folds=folds)
-        print(f"perceptrons, {folds} folds\n" + found.to_text())
+        result = calibrate(MEASURED / "v100-mlp.json", rows, fit_also=near, folds=folds)
+        print(f"perceptrons, {folds} folds\n" + result.to_text())
 
 
 def serving() -> None:
@@ -111,7 +111,7 @@ def serving() -> None:
         "|--|--|--|--:|--:|--:|--:|"
     )
     systems = [td.System.load(name) for name in system_names()]
-    for system in sorted(systems, key=lambda one: one.kernel_tables):
+    for system in sorted(systems, key=lambda single: single.kernel_tables):
         tables = system.tables
         for (kernel, dtype), table in tables.tables.items() if tables is not None else ():
             errors = 100 * np.abs(table.left_out_errors())

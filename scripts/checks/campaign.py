@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--values", choices=FLOATS, default="", help="floats of all seeds")
     options = parser.parse_args()
     counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
-    kept: dict[tuple[str, str, str], tuple[int, Outcome]] = {}
+    remaining: dict[tuple[str, str, str], tuple[int, Outcome]] = {}
     start = time.monotonic()
     log = None
     if options.out:
@@ -69,10 +69,10 @@ def main() -> int:
             log.flush()
         if outcome.bad:
             print(seed, *outcome.key, outcome.message, sep=" | ", flush=True)
-            kept.setdefault(outcome.key, (seed, outcome))
+            remaining.setdefault(outcome.key, (seed, outcome))
     if log is not None:
         log.close()
-        for seed, outcome in list(kept.values())[: options.most]:
+        for seed, outcome in list(remaining.values())[: options.most]:
             case = Case.of_seed(seed, options.values)
             if outcome.kind not in ("HANG", "CRASH"):
                 case = shrink(case, outcome, options.shrink_s)
@@ -80,7 +80,7 @@ def main() -> int:
     for key, number in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         print(f"{number:8d}  {' '.join(word for word in key if word)}")
     print(f"{sum(counts.values()):8d}  cases in {time.monotonic() - start:.0f} s")
-    return 1 if kept else 0
+    return 1 if remaining else 0
 
 
 if __name__ == "__main__":

@@ -45,14 +45,14 @@ def outcome(seed: int, engine: TorchEngine) -> tuple[str, str]:
         return "no collective", ""
     inputs = campaign_modules.inputs_of(case.mod, seed, case.values)
     try:
-        wanted = td.run(local, inputs, engine="virtual")
+        expected = td.run(local, inputs, engine="virtual")
     except DistIRError as error:
         return "not run by virtual", error.code
     try:
         results = engine.run(local, inputs)
     except DistIRError as error:
         return "ERROR", f"seed {seed}: {error}"[:400]
-    if all(same_bits(a, b) for a, b in zip(results, wanted, strict=True)):
+    if all(same_bits(a, b) for a, b in zip(results, expected, strict=True)):
         return "same bits", ""
     return "DIFFERS", f"seed {seed}"
 

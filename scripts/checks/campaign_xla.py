@@ -42,12 +42,12 @@ def outcome(seed: int, engine: XlaEngine) -> tuple[str, str]:
     except DistIRError as error:
         return "plan refused", error.code
     try:
-        found = engine.run(local, inputs)
+        observed = engine.run(local, inputs)
     except DistIRError as error:
         if error.code in ("DIST0380", "DIST0605"):
             return "not written", str(error).partition(": ")[2].partition(" [")[0][:70]
         return "ERROR", f"seed {seed}: {error}"[:400]
-    result = compare("xla", found, expected, case.exact)
+    result = compare("xla", observed, expected, case.exact)
     if result.kind == "ok":
         return "equal", ""
     return "DIFFERS", f"seed {seed}: {result}"[:300]

@@ -46,14 +46,14 @@ def cuts(count: int) -> int:
         parts = rng.randint(1, 5)
         needs = [[rng.randint(0, 9) for _ in times] for _ in range(parts)]
         room = rng.randint(3, 40)
-        found = partition_stages(times, parts, needs, room)
+        result = partition_stages(times, parts, needs, room)
         fitting = [
             max(sum(times[a:b]) for a, b in pairs)
             for pairs in _ways(len(times), parts)
             if all(sum(row[a:b]) <= room for row, (a, b) in zip(needs, pairs, strict=True))
         ]
         none += not fitting
-        best = None if found is None else max(sum(times[i] for i in group) for group in found)
+        best = None if result is None else max(sum(times[i] for i in group) for group in result)
         wrong += best != min(fitting, default=None)
     print(f"{count} cuts into stages, {none} without one that fits: {wrong} differ")
     return wrong
@@ -71,14 +71,14 @@ def shares(count: int) -> int:
         many, room = rng.randint(1, 6), rng.randint(3, 40)
         best = min(_steps(times, sizes, needs, devices, many, room), default=None)
         none += best is None
-        found = shared_out(times, sizes, needs, devices, many, room)
-        wrong += (None if found is None else found[0]) != best
-        if found is not None:
-            step, stages = found
-            own = [sum(times[kind][i] for i in group) for group, kind in stages]
+        result = shared_out(times, sizes, needs, devices, many, room)
+        wrong += (None if result is None else result[0]) != best
+        if result is not None:
+            step, stages = result
+            local = [sum(times[kind][i] for i in group) for group, kind in stages]
             whole = [i for group, _ in stages for i in group] == list(range(layers))
             used = sum(sizes[kind] for _, kind in stages)
-            wrong += (many - 1) * max(own) + sum(own) != step or not whole or used != devices
+            wrong += (many - 1) * max(local) + sum(local) != step or not whole or used != devices
     print(
         f"{count} cuts into stages with device counts, {none} without one that fits: {wrong} differ"
     )
@@ -98,10 +98,12 @@ def _steps(
     for ends in itertools.combinations(range(1, count), parts - 1):
         pairs = list(itertools.pairwise((0, *ends, count)))
         for kinds in itertools.product(range(len(sizes)), repeat=parts):
-            kept = [sum(row[k][a:b]) for row, k, (a, b) in zip(needs, kinds, pairs, strict=True)]
-            if sum(sizes[k] for k in kinds) == devices and max(kept) <= room:
-                own = [sum(times[k][a:b]) for k, (a, b) in zip(kinds, pairs, strict=True)]
-                yield (many - 1) * max(own) + sum(own)
+            remaining = [
+                sum(row[k][a:b]) for row, k, (a, b) in zip(needs, kinds, pairs, strict=True)
+            ]
+            if sum(sizes[k] for k in kinds) == devices and max(remaining) <= room:
+                local = [sum(times[k][a:b]) for k, (a, b) in zip(kinds, pairs, strict=True)]
+                yield (many - 1) * max(local) + sum(local)
 
 
 def _ways(count: int, parts: int) -> Iterator[list[tuple[int, int]]]:
@@ -134,9 +136,9 @@ def collectives(axes: tuple[tuple[str, int], ...]) -> MeshPrices:
     return MeshPrices(SYSTEM, Candidate(axes).mesh.device_mesh())
 
 
-def enumerated(one: Candidate, table: Layers, limit: int) -> tuple[float, int]:
+def enumerated(single: Candidate, table: Layers, limit: int) -> tuple[float, int]:
     """Least time of all ways to do a candidate that fit, and how many ways there are."""
-    count, ranks, many = len(table.times_ps), one.stages, one.micro_batches
+    count, ranks, many = len(table.times_ps), single.stages, single.micro_batches
     ends = every_cut(count, ranks)
     begins = np.hstack([np.zeros((len(ends), 1), np.int64), ends[:, :-1]])
 
@@ -146,9 +148,9 @@ def enumerated(one: Candidate, table: Layers, limit: int) -> tuple[float, int]:
 
     times = sums(table.times_ps)
     step = (many - 1) * times.max(1) + times.sum(1)
-    mesh = dict(one.axes)
+    mesh = dict(single.axes)
     dp, best = mesh.get("dp", 1), float("inf")
-    ways = (1,) if dp == 1 else ZERO if one.schedule else (1, 3)
+    ways = (1,) if dp == 1 else ZERO if single.schedule else (1, 3)
     weights = sum(table.weights_bytes) // ranks
     for zero in ways:
         fits = np.ones(len(ends), bool)
@@ -162,7 +164,7 @@ def enumerated(one: Candidate, table: Layers, limit: int) -> tuple[float, int]:
             continue
         least = int(step[fits].min())
         if dp > 1:
-            price, axis = collectives(one.axes).collective_ps, list(mesh).index("dp")
+            price, axis = collectives(single.axes).collective_ps, list(mesh).index("dp")
             whole, part = price("all_gather", weights, axis), weights // dp
             reduced = price("reduce_scatter", part, axis)
             least = {
@@ -180,26 +182,26 @@ def space(devices: int, count: int, batch: int, samples: tuple[int, ...], share:
     candidates = list(Enumeration(rules, devices, SYSTEM, batch, stages=True))
     limit = int(share * sum(map(sum, layers(count, 1, 1, "none")[1:])))
     outlooks = Estimator(SYSTEM, limit)
-    ways, found, every = 0, (float("inf"), ""), (float("inf"), "")
+    ways, result, every = 0, (float("inf"), ""), (float("inf"), "")
     differ, began = 0, time.process_time()
-    for one, policy in itertools.product(candidates, POLICIES):
-        mesh = dict(one.axes)
-        samples_each = max(1, batch // (mesh.get("dp", 1) * one.micro_batches))
+    for each, policy in itertools.product(candidates, POLICIES):
+        mesh = dict(each.axes)
+        samples_each = max(1, batch // (mesh.get("dp", 1) * each.micro_batches))
         table = layers(count, mesh.get("tp", 1), samples_each, policy)
-        outlook = outlooks.of(one, table)
+        outlook = outlooks.of(each, table)
         likely = outlook.time_s if outlook.peak_bytes <= limit else float("inf")
-        least, more = enumerated(one, table, limit)
+        least, more = enumerated(each, table, limit)
         ways, differ = ways + more, differ + (likely != least)
-        key = replace(one, recompute=policy).key
-        found, every = min(found, (likely, key)), min(every, (least, key))
+        key = replace(each, recompute=policy).key
+        result, every = min(result, (likely, key)), min(every, (least, key))
     print(
         f"{devices} devices, {count} layers, {limit / 2**30:.1f} GiB: {len(candidates)} candidates "
         f"with {len(POLICIES)} policies, {ways} plans: best {every[1]}, {every[0]:.4f} s, "
-        f"{'equal' if found == every else f'DIFFERENT: {found}'}; {differ} candidates differ; "
+        f"{'equal' if result == every else f'DIFFERENT: {result}'}; {differ} candidates differ; "
         f"{time.process_time() - began:.0f} s of CPU",
         flush=True,
     )
-    return differ + (found != every)
+    return differ + (result != every)
 
 
 def main() -> int:
@@ -209,7 +211,7 @@ def main() -> int:
     parser.add_argument("--spaces", type=int, default=len(SPACES))
     options = parser.parse_args()
     wrong = cuts(options.cuts) + shares(options.cuts)
-    wrong += sum(space(*one) for one in SPACES[: options.spaces])
+    wrong += sum(space(*each) for each in SPACES[: options.spaces])
     print(f"{wrong} differences")
     return 1 if wrong else 0
 

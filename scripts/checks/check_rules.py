@@ -53,9 +53,9 @@ def main() -> int:
     """Run the command."""
     import tvm_distir
 
-    found = Path(tvm_distir.__file__).resolve().parent
-    if found != ROOT / "tvm_distir":
-        print(f"check_rules: {found} was imported, not {ROOT / 'tvm_distir'}", file=sys.stderr)
+    result = Path(tvm_distir.__file__).resolve().parent
+    if result != ROOT / "tvm_distir":
+        print(f"check_rules: {result} was imported, not {ROOT / 'tvm_distir'}", file=sys.stderr)
         return 2
     from tvm_distir.execution.rule_validation.__main__ import main as validate
 

@@ -103,9 +103,9 @@ def nets(count: int) -> int:
     wrong = above = sweeps = 0
     narrow, exact.NARROW = exact.NARROW, 16  # so that bounds are needed
     for tables, problem, least in random_problems(count):
-        found = exact.minimise(tables, problem, 1 << 20, "net")
-        price, forbidden = tables.evaluate(problem, found.values)
-        wrong += forbidden or found.gap != 0 or price != least
+        result = exact.minimise(tables, problem, 1 << 20, "net")
+        price, forbidden = tables.evaluate(problem, result.values)
+        wrong += forbidden or result.gap != 0 or price != least
         dual = tables.dual(problem, 1000 * 40)
         for _ in range(SWEEPS):
             bound, best = dual.round()
@@ -131,14 +131,14 @@ def models() -> int:
         tables, problem = labeller.tables, Problem(net.domains, net.factors)
         started = time.process_time()
         optimum = integer_optimum(tables, problem)
-        took = time.process_time() - started
+        elapsed = time.process_time() - started
         price, forbidden = tables.evaluate(problem, optimum.values)
-        found = td.auto_shard(mod, mesh, system)
-        equal = not forbidden and found.price_ps == net.constant + price and found.gap == 0.0
+        result = td.auto_shard(mod, mesh, system)
+        equal = not forbidden and result.price_ps == net.constant + price and result.gap == 0.0
         wrong += not equal
         print(
             f"{name}{' adam' if trained else ''} {mesh}: {len(problem.domains)} variables, "
-            f"{found.price_ps} ps, HiGHS {net.constant + price} ps ({took:.1f} s): "
+            f"{result.price_ps} ps, HiGHS {net.constant + price} ps ({elapsed:.1f} s): "
             f"{'equal' if equal else 'DIFFERENT'}",
             flush=True,
         )
@@ -153,16 +153,16 @@ def spaces() -> int:
         def make(size: int, name: str = name) -> object:
             return getattr(td.zoo, name)(size="tiny", batch=size)
 
-        given = {"batch": batch, "train": ADAM, "constraints": rules}
-        every = search(make, devices, system, top=9999, margin=99.0, **given)
-        found = search(make, devices, system, top=1, **given)
-        equal = found.plans[0].row == every.plans[0].row
-        above = sum(one.row.least_s > one.time_s for one in every.plans)
+        inputs = {"batch": batch, "train": ADAM, "constraints": rules}
+        every = search(make, devices, system, top=9999, margin=99.0, **inputs)
+        result = search(make, devices, system, top=1, **inputs)
+        equal = result.plans[0].row == every.plans[0].row
+        above = sum(plan.row.least_s > plan.time_s for plan in every.plans)
         wrong += above + (not equal)
         print(
             f"{name} on {devices} {system.name}, axes {','.join(rules.axes)}: {len(every.plans)} "
-            f"plans, best {every.plans[0].row.candidate.key}; {found.space}: "
-            f"{'equal' if equal else 'DIFFERENT: ' + found.plans[0].row.candidate.key}, "
+            f"plans, best {every.plans[0].row.candidate.key}; {result.space}: "
+            f"{'equal' if equal else 'DIFFERENT: ' + result.plans[0].row.candidate.key}, "
             f"{above} bounds above the time",
             flush=True,
         )
@@ -179,21 +179,21 @@ def executed(count: int) -> int:
             return getattr(td.zoo, name)(size="tiny", batch=size)
 
         rules = Constraints(axes, micro_batches=(1, 2))
-        given = {"batch": batch, "train": ADAM, "constraints": rules}
-        for found in search(make, devices, QUICK, top=99, margin=99.0, **given).plans:
-            key = (name, json.dumps(found.plan.to_dict(), sort_keys=True))
+        inputs = {"batch": batch, "train": ADAM, "constraints": rules}
+        for result in search(make, devices, QUICK, top=99, margin=99.0, **inputs).plans:
+            key = (name, json.dumps(result.plan.to_dict(), sort_keys=True))
             if done == count or key in known:
                 continue
             known.add(key)
-            schedule = found.plan.schedule
+            schedule = result.plan.schedule
             model = make(batch // (schedule.micro_batches if schedule else 1))
             step = td.train_step(model, schedule=schedule, **ADAM)
-            plan = td.strategy.with_updates(step, found.plan)
+            plan = td.strategy.with_updates(step, result.plan)
             report = td.verify(step, plan, engine="threads")
-            number = sum(one.count for one in report.collectives)
+            number = sum(each.count for each in report.collectives)
             done, sent, wrong = done + bool(number), sent + number, wrong + (not report.equal)
-            said = f"{'equal' if report.equal else 'DIFFERENT'}, {number} collectives"
-            print(f"  {name} {found.row.candidate.key}: {said}", flush=True)
+            message = f"{'equal' if report.equal else 'DIFFERENT'}, {number} collectives"
+            print(f"  {name} {result.row.candidate.key}: {message}", flush=True)
     print(f"{done} plans run on threads, {sent} collectives: {wrong} not equal to one device")
     return wrong + (done < count)
 
@@ -206,21 +206,21 @@ def digest() -> str:
     def make(size: int) -> object:
         return getattr(td.zoo, name)(size="tiny", batch=size)
 
-    found = search(make, devices, system, batch=batch, train=ADAM, constraints=rules, top=2)
-    plans = [one.plan.to_dict() for one in found.plans]
-    return hashlib.sha256(json.dumps([found.to_dict(), plans]).encode()).hexdigest()[:16]
+    result = search(make, devices, system, batch=batch, train=ADAM, constraints=rules, top=2)
+    plans = [each.plan.to_dict() for each in result.plans]
+    return hashlib.sha256(json.dumps([result.to_dict(), plans]).encode()).hexdigest()[:16]
 
 
 def seeds(count: int) -> int:
     """The digest over seeds of Python's hashes."""
-    found = set()
+    result = set()
     for seed in range(count):
         environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
         command = [sys.executable, __file__, "--digest"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        found.add(done.stdout.strip())
-    print(f"digest over {count} hash seeds: {', '.join(sorted(found))}")
-    return len(found) - 1
+        result.add(done.stdout.strip())
+    print(f"digest over {count} hash seeds: {', '.join(sorted(result))}")
+    return len(result) - 1
 
 
 def main() -> int:

@@ -42,9 +42,9 @@ def main() -> int:
         ("pipelines", options.pipelines, differing_pipelines),
         ("meetings", options.meetings, differing_meetings),
     ):
-        done, found = prove(range(count))
-        print(f"{done} {name}: {len(found)} differ")
-        wrong += found
+        done, result = prove(range(count))
+        print(f"{done} {name}: {len(result)} differ")
+        wrong += result
     for line in wrong[:20]:
         print(f"  {line}", file=sys.stderr)
     return 1 if wrong else 0

@@ -39,8 +39,10 @@ MOST = 0.02
 def weights_of(mod: Any, plan: td.Plan) -> td.Plan:
     """The rules of a plan that place inputs and what replaces them, none of them stationary."""
     updated = new_names(mod)
-    kept = [rule for rule in plan.rules if rule.kind == "param" or rule.name in updated]
-    return td.Plan(plan.meshes, tuple(replace(rule, stationary=False, moving=()) for rule in kept))
+    remaining = [rule for rule in plan.rules if rule.kind == "param" or rule.name in updated]
+    return td.Plan(
+        plan.meshes, tuple(replace(rule, stationary=False, moving=()) for rule in remaining)
+    )
 
 
 def main() -> int:
@@ -61,12 +63,13 @@ def main() -> int:
                     continue
                 best = td.auto_shard(mod, mesh, system, fixed=plan, gap=0.0005).distribute()
                 plain: dict[str, Any] = {"system": system, "bucket_bytes": 0, "ahead_bytes": 0}
-                found = [
-                    td.distribute(mod, one, **plain) for one in (replace(plan, complete=True), plan)
+                matches = [
+                    td.distribute(mod, each, **plain)
+                    for each in (replace(plan, complete=True), plan)
                 ]
                 least, completed, alone = (
-                    td.simulate(td.export(one), system, blocking=True).time_s
-                    for one in (best, *found)
+                    td.simulate(td.export(each), system, blocking=True).time_s
+                    for each in (best, *matches)
                 )
                 apart.append((completed / least - 1, alone / least - 1))
                 print(
@@ -74,10 +77,10 @@ def main() -> int:
                     f"| {1e3 * least:.3f} | {apart[-1][0]:+.1%} | {apart[-1][1]:+.1%} |",
                     flush=True,
                 )
-    far = sum(one > MOST for one, _ in apart)
-    for what, column in zip(("completed", "by the rules alone"), zip(*apart), strict=True):
+    far = sum(each > MOST for each, _ in apart)
+    for label, column in zip(("completed", "by the rules alone"), zip(*apart), strict=True):
         print(
-            f"{len(column)} plans {what}: {sum(column) / len(column):.1%} above the best "
+            f"{len(column)} plans {label}: {sum(column) / len(column):.1%} above the best "
             f"completion on average, at most {max(column):.1%}"
         )
     return 1 if far else 0

@@ -73,7 +73,7 @@ def meshes(devices: int) -> Iterator[dict[str, int]]:
 
 def best_strategy(mod: object, devices: int, system: td.System) -> tuple[float, str]:
     """Time and name of the fastest strategy that fits, on its best mesh."""
-    found = (float("inf"), "none")
+    observed = (float("inf"), "none")
     for mesh in meshes(devices):
         for text in STRATEGIES:
             if mesh["tp"] == 1 and ("megatron" in text or "tensor" in text):
@@ -87,8 +87,8 @@ def best_strategy(mod: object, devices: int, system: td.System) -> tuple[float, 
                 continue
             if result.peak_memory_bytes <= system.memory_capacity_bytes:
                 name = f"{text}, dp={mesh['dp']} tp={mesh['tp']}"
-                found = min(found, (result.time_s, name))
-    return found
+                observed = min(observed, (result.time_s, name))
+    return observed
 
 
 def main() -> int:
@@ -108,8 +108,8 @@ def main() -> int:
         mod = td.train_step(make(batch), **TRAIN) if trained else make(batch)
         hand_s, hand = best_strategy(mod, devices, system)
         rules = Constraints(("dp", "tp"))
-        found = search(make, devices, system, batch=batch, train=train, constraints=rules, top=1)
-        best = found.plans[0]
+        result = search(make, devices, system, batch=batch, train=train, constraints=rules, top=1)
+        best = result.plans[0]
         mesh = best.row.candidate.mesh
         labelled = td.auto_shard(
             mod, mesh, system, gap=0.01, memory_bytes=system.memory_capacity_bytes

@@ -275,26 +275,26 @@ def _named_memory() -> set[str]:
 
 def _in_use(names: set[str]) -> set[str]:
     """Those of /dev/shm that a running process has mapped: other jobs', not left behind."""
-    found: set[str] = set()
+    matches: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             text = maps.read_text(errors="replace")
         except OSError:
             continue
-        found.update(name for name in names if f"/dev/shm/{name}" in text)
-    return found
+        matches.update(name for name in names if f"/dev/shm/{name}" in text)
+    return matches
 
 
 def _processes_of(group: str) -> list[int]:
     """Processes whose environment names the row's own variable."""
-    found = []
+    matches = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if group.encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
+                matches.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return matches
 
 
 def table_row(name: str, rows: EngineRows, fault: Fault, timeout_s: float) -> dict[str, Any]:
@@ -314,23 +314,23 @@ def table_row(name: str, rows: EngineRows, fault: Fault, timeout_s: float) -> di
         output, code = done.stdout + "\n" + done.stderr, done.returncode
     except subprocess.TimeoutExpired:
         output, code = "the row hangs", -1
-    told: dict[str, Any] = {"message": output.strip(), "seconds": None, "again": False}
+    reported: dict[str, Any] = {"message": output.strip(), "seconds": None, "again": False}
     for line in output.splitlines():
         if line.startswith("{"):
-            told = json.loads(line)
+            reported = json.loads(line)
     new = _named_memory() - before
     left = sorted(new - _in_use(new))
     orphans = _processes_of(mark)
     bound_s = timeout_s + rows.slack_s
     good = (
-        re.search(fault.text, told["message"], re.DOTALL) is not None
+        re.search(fault.text, reported["message"], re.DOTALL) is not None
         and code == (130 if fault.interrupts else 1)
-        and (told["again"] or not rows.goes_on)
-        and (told["seconds"] is None or told["seconds"] < bound_s)
+        and (reported["again"] or not rows.goes_on)
+        and (reported["seconds"] is None or reported["seconds"] < bound_s)
         and not left
         and not orphans
     )
-    return {"engine": name, "fault": fault.name, "code": code, "left": left, **told,
+    return {"engine": name, "fault": fault.name, "code": code, "left": left, **reported,
             "orphans": orphans, "good": good}  # fmt: skip
 
 

@@ -181,8 +181,10 @@ def main() -> None:
         error = np.empty(fold.size)
         for number in range(FOLDS):
             fitted = fit(kind, starts, rows.some(fold != number), LINE_GBPS[device], others)
-            held = rows.some(fold == number)
-            error[fold == number] = predicted_us(kind, [*others, *fitted], held) / held.time_us - 1
+            stored = rows.some(fold == number)
+            error[fold == number] = (
+                predicted_us(kind, [*others, *fitted], stored) / stored.time_us - 1
+            )
         percent = 100 * np.abs(error)
         print(
             f"| {device} | {library} | {kind} | {rows.time_us.size} | {np.median(percent):.1f} % "
@@ -201,12 +203,12 @@ def write(curves: dict[str, dict[str, list[Curve]]]) -> None:
             path = FOLDER / f"{name}.json"
             data = json.loads(path.read_text())
             near = data["intra_node"] if "intra_node" in data else data["tiers"][0]
-            kept = near.get("curves", {}).get("measured elsewhere", [])
+            remaining = near.get("curves", {}).get("measured elsewhere", [])
             near["curves"] = {
                 library: [asdict(curve) for curve in some]
                 for library, some in curves[device].items()
             }
-            near["curves"]["nccl"] += kept
+            near["curves"]["nccl"] += remaining
             path.write_text(shown(data))
 
 

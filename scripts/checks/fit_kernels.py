@@ -190,7 +190,7 @@ def solve(device: Device, dtype: str, kernels: list[Kernel]) -> Floats:
         least_squares(residuals, begin, bounds=(LEAST, MOST), loss="soft_l1", f_scale=TOLERANCE)
         for begin in BEGIN
     ]
-    return np.asarray(min(solutions, key=lambda one: float(one.cost)).x)
+    return np.asarray(min(solutions, key=lambda single: float(single.cost)).x)
 
 
 def predicted(
@@ -227,13 +227,15 @@ def in_steps(device: Device, form: PowerForm, kernels: list[Kernel]) -> tuple[fl
     known = (form.t0_us, form.arithmetic, form.traffic, form.power)
 
     def residuals(numbers: Floats) -> Floats:
-        spent = rate(device, "default", (*known, numbers[0]), numbers[1]).spent_s(flops, moved)
-        return np.asarray(np.log(1e6 * spent.whole / time_us))
+        duration = rate(device, "default", (*known, numbers[0]), numbers[1]).spent_s(flops, moved)
+        return np.asarray(np.log(1e6 * duration.whole / time_us))
 
     bounds = ((0.3, 0.0), (1.0, 1000.0))
-    found = least_squares(residuals, (0.75, 50.0), bounds=bounds, loss="soft_l1", f_scale=TOLERANCE)
-    error = float(np.median(np.abs(np.expm1(residuals(found.x)))))
-    return float(found.x[0]), float(found.x[1]), 100 * error
+    result = least_squares(
+        residuals, (0.75, 50.0), bounds=bounds, loss="soft_l1", f_scale=TOLERANCE
+    )
+    error = float(np.median(np.abs(np.expm1(residuals(result.x)))))
+    return float(result.x[0]), float(result.x[1]), 100 * error
 
 
 def long_products(device: Device, kernels: list[Kernel]) -> float:

@@ -51,7 +51,9 @@ Key = tuple[str, str, str, str]
 
 def kernels(folder: Path) -> dict[Key, dict[tuple[float, ...], list[float]]]:
     """Read the microseconds of kernels by device, engine, class and dtype, then by sizes."""
-    found: dict[Key, dict[tuple[float, ...], list[float]]] = defaultdict(lambda: defaultdict(list))
+    matches: dict[Key, dict[tuple[float, ...], list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     with (folder / "serving_gemm_fit.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             sizes = tuple(float(row[key]) for key in "mnk")
@@ -59,10 +61,10 @@ def kernels(folder: Path) -> dict[Key, dict[tuple[float, ...], list[float]]]:
                 key = (row["system"], row["engine"], "matmul", row["gemm_dtype"])
                 if row["engine"] == "trtllm" and row["gemm_dtype"] in NARROW:
                     continue
-                found[key][sizes].append(float(row["time_us"]))
+                matches[key][sizes].append(float(row["time_us"]))
                 if row["engine"] == "vllm" and row["gemm_dtype"] in NARROW:
                     other = (row["system"], "trtllm", "matmul", row["gemm_dtype"])
-                    found[other][sizes].append(float(row["time_us"]))
+                    matches[other][sizes].append(float(row["time_us"]))
     with (folder / "serving_attention_fit.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             decodes = row["phase"] == "decode"
@@ -73,15 +75,15 @@ def kernels(folder: Path) -> dict[Key, dict[tuple[float, ...], list[float]]]:
             )  # fmt: skip
             kernel = "attention_decode" if decodes else "attention"
             key = (row["system"], row["engine"], kernel, row["kv_cache_dtype"])
-            found[key][sizes].append(float(row["time_us"]))
+            matches[key][sizes].append(float(row["time_us"]))
     with (folder / "serving_moe_fit.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             sizes = expert_sizes(row)
             for engine in ENGINES if sizes is not None and row["moe_dtype"] in DTYPES else ():
-                if (row["system"], engine) in {key[:2] for key in found}:
+                if (row["system"], engine) in {key[:2] for key in matches}:
                     key = (row["system"], engine, EXPERTS, row["moe_dtype"])
-                    found[key][sizes].append(float(row["time_us"]))
-    return found
+                    matches[key][sizes].append(float(row["time_us"]))
+    return matches
 
 
 def expert_sizes(row: Mapping[str, str]) -> tuple[float, ...] | None:
@@ -91,10 +93,10 @@ def expert_sizes(row: Mapping[str, str]) -> tuple[float, ...] | None:
     parts, groups = int(row["moe_tp_size"]), int(row["moe_ep_size"])
     if (hidden, inner) in NOT_GATED or groups > experts or inner < parts:
         return None
-    held, skew = experts // groups, row["distribution"].rpartition("_")[2]
-    rows = work_rows(tokens, held, top_k, experts)
+    stored, skew = experts // groups, row["distribution"].rpartition("_")[2]
+    rows = work_rows(tokens, stored, top_k, experts)
     return (
-        *(rows, held, hidden, inner // parts, top_k, experts),
+        *(rows, stored, hidden, inner // parts, top_k, experts),
         0.0 if skew == "balanced" else float(skew),
     )
 
@@ -123,12 +125,12 @@ def fitted(device_name: str, kernel: str, dtype: str, rows: np.ndarray, width: f
 
 def main() -> None:
     """Write the tables of each device and engine."""
-    found = kernels(Path(sys.argv[1]))
+    result = kernels(Path(sys.argv[1]))
     TABLES.mkdir(exist_ok=True)
-    for system, engine in sorted({key[:2] for key in found}):
+    for system, engine in sorted({key[:2] for key in result}):
         device_name = DEVICE_NAMES[system]
         tables = []
-        for (known, of_engine, kernel, dtype), by_sizes in sorted(found.items()):
+        for (known, of_engine, kernel, dtype), by_sizes in sorted(result.items()):
             if (known, of_engine) != (system, engine):
                 continue
             name, width = DTYPES[dtype]

@@ -106,7 +106,7 @@ def main() -> int:
             cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         ended = os.times()
-        spent = ended.children_user - begun.children_user
+        duration = ended.children_user - begun.children_user
         if done.returncode not in (FITS, DOES_NOT_FIT):
             wrong += 1
             print(f"| `{row.arguments}` | error: {done.stderr.strip()[:200]} |", flush=True)
@@ -118,7 +118,7 @@ def main() -> int:
         cells = (
             f"`{row.arguments}`", f"{answer['time_s']:.3g}",
             f"{answer['peak_memory_bytes'] / 2**30:.1f}", "yes" if answer["fits"] else "no",
-            f"{known}{', ' * bool(known)}{row.known_by}{' WRONG' * is_wrong}", f"{spent:.1f}",
+            f"{known}{', ' * bool(known)}{row.known_by}{' WRONG' * is_wrong}", f"{duration:.1f}",
         )  # fmt: skip
         print(f"| {' | '.join(cells)} |", flush=True)
     print(f"{wrong} wrong, {time.strftime('%Y-%m-%d')}")

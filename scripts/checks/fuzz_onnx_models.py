@@ -154,7 +154,7 @@ def _with_reference(model: onnx.ModelProto, inputs: Mapping[str, Array], number:
         noise = {
             f"{name}__noise": np.asarray(
                 rng.uniform(-1, 1) * ERRORS[helper.np_dtype_to_tensor_dtype(np.dtype(kind))]
-                * max(_largest(seen[one]) for one in scales if one in seen)
+                * max(_largest(seen[each]) for each in scales if each in seen)
             ).astype(kind)
             for name, (kind, scales) in values.items()
         }  # fmt: skip
@@ -175,9 +175,9 @@ def _session(model: onnx.ModelProto) -> Any:
 
 
 def _run(session: Any, inputs: Mapping[str, Array], names: list[str]) -> list[Array]:
-    wanted = {value.name for value in session.get_inputs()}
-    given = {name: value for name, value in inputs.items() if name in wanted}
-    return [np.asarray(value) for value in session.run(names, given)]
+    expected = {value.name for value in session.get_inputs()}
+    passed = {name: value for name, value in inputs.items() if name in expected}
+    return [np.asarray(value) for value in session.run(names, passed)]
 
 
 def _probe(

@@ -121,9 +121,9 @@ class Checks:
             got = _leaves(function(*map(_tensor, args)))
             worst = 0.0
             for i, result in enumerate(got):
-                wanted = torch.from_numpy(data[f"output{i}"]).to(self.device)
-                apart = (torch.from_dlpack(result).float() - wanted).abs().max()
-                worst = max(worst, float(apart / wanted.abs().max()))
+                expected = torch.from_numpy(data[f"output{i}"]).to(self.device)
+                apart = (torch.from_dlpack(result).float() - expected).abs().max()
+                worst = max(worst, float(apart / expected.abs().max()))
             limit = TOLERANCES[loaded.inputs[-1].dtype]
             verdict = "equal" if worst <= limit else "DIFFERENT"
             self.results[f"equality {name}"] = {"relative": worst, "equal": worst <= limit}

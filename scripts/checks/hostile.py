@@ -45,16 +45,16 @@ ALLOWED = (0, 1, 2, 3, 130, 141)
 
 def contents(folder: Path) -> dict[str, str]:
     """What stands in a folder: hashes of files, kinds of all else, by path."""
-    found = {}
+    matches = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_symlink():
-            found[name] = f"link to {os.readlink(path)}"
+            matches[name] = f"link to {os.readlink(path)}"
         elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            matches[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         else:
-            found[name] = "folder" if path.is_dir() else "special"
-    return found
+            matches[name] = "folder" if path.is_dir() else "special"
+    return matches
 
 
 def child(case: Case, folder: Path, out: int, err: int) -> None:
@@ -75,8 +75,8 @@ def child(case: Case, folder: Path, out: int, err: int) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         code = 141
-    except SystemExit as found:
-        code = int(found.code or 0)
+    except SystemExit as result:
+        code = int(result.code or 0)
     except KeyboardInterrupt:
         code = 130
     except BaseException:
@@ -113,15 +113,15 @@ def run(case: Case, folder: Path) -> tuple[int, float, str]:
         os.close(end)
     if case.closes:
         os.close(out[0])
-    code, said = watched(case, pid, started, [err[0]] if case.closes else [err[0], out[0]])
+    code, message = watched(case, pid, started, [err[0]] if case.closes else [err[0], out[0]])
     for end in [err[0]] if case.closes else [err[0], out[0]]:
         os.close(end)
-    return code, time.monotonic() - started, said
+    return code, time.monotonic() - started, message
 
 
 def watched(case: Case, pid: int, started: float, ends: list[int]) -> tuple[int, str]:
     """Read what a child says, signal it when it is time, and wait for its end."""
-    said, sent = b"", case.signal is None
+    message, sent = b"", case.signal is None
     waiting = list(ends)
     while True:
         ready, _, _ = select.select(waiting, [], [], 0.005)
@@ -130,7 +130,7 @@ def watched(case: Case, pid: int, started: float, ends: list[int]) -> tuple[int,
             if not part:
                 waiting.remove(end)
             elif end == ends[0]:
-                said += part
+                message += part
         passed = time.monotonic() - started
         if not sent and passed >= case.after_s:
             sent = True
@@ -141,8 +141,8 @@ def watched(case: Case, pid: int, started: float, ends: list[int]) -> tuple[int,
         if done:
             for end in waiting:
                 while select.select([end], [], [], 0)[0] and (part := os.read(end, 1 << 16)):
-                    said += part if end == ends[0] else b""
-            return os.waitstatus_to_exitcode(status), said.decode("utf-8", "replace")
+                    message += part if end == ends[0] else b""
+            return os.waitstatus_to_exitcode(status), message.decode("utf-8", "replace")
 
 
 def _signal(pid: int, number: int | None) -> None:
@@ -153,33 +153,37 @@ def _signal(pid: int, number: int | None) -> None:
             raise
 
 
-def faults(case: Case, code: int, took_s: float, said: str, before: dict, after: dict) -> list[str]:
+def faults(
+    case: Case, code: int, took_s: float, messages: str, before: dict, after: dict
+) -> list[str]:
     """What a case did that it must not."""
-    found = []
+    matches = []
     allowed = {*ALLOWED, *case.codes}
     if took_s > LIMIT_S:
-        found.append("it hangs")
+        matches.append("it hangs")
     elif code not in allowed:
-        found.append(f"exit code {code}")
+        matches.append(f"exit code {code}")
     elif case.expected == "refused" and code == 0:
-        found.append("it is not refused")
+        matches.append("it is not refused")
     elif case.expected == "equal" and code != 0:
-        found.append("it is refused")
-    if "Traceback (most recent call last)" in said:
-        found.append("a traceback")
-    if code in (1, 2, 3) and "DIST" not in said and not case.stdout:
-        found.append("it says nothing")
+        matches.append("it is refused")
+    if "Traceback (most recent call last)" in messages:
+        matches.append("a traceback")
+    if code in (1, 2, 3) and "DIST" not in messages and not case.stdout:
+        matches.append("it says nothing")
     changed = [n for n in before if after.get(n) != before[n] and n not in case.outputs]
     left = [n for n in after if n not in before and n.split("/")[0] not in case.outputs]
     if case.program is not None:  # what it writes in its folders is no result
         changed = [n for n in changed if n.split("/")[0] not in case.outputs]
-    found += [f"{n} is {'changed' if n in after else 'lost'}" for n in changed]
-    found += [f"{name} is left" for name in left[:2]]
+    matches += [f"{n} is {'changed' if n in after else 'lost'}" for n in changed]
+    matches += [f"{name} is left" for name in left[:2]]
     there = [n for n in case.outputs if n in after and n not in before]
     if case.program is None and code not in (0, 3) and len(there) < len(case.outputs):
-        made = [n for n in after if n not in before and n.split("/")[0] in case.outputs]
-        found += [f"{name} is left after a failure" for name in made[:2]]  # written all, or none
-    return found
+        created = [n for n in after if n not in before and n.split("/")[0] in case.outputs]
+        matches += [
+            f"{name} is left after a failure" for name in created[:2]
+        ]  # written all, or none
+    return matches
 
 
 def main() -> int:
@@ -215,9 +219,9 @@ def _run_all(arguments: argparse.Namespace, base: Path) -> int:
     write_files(fresh)
     _warm(fresh)  # children find everything imported
     whole = "analyze m.py --plan plan.json --system system.json --report r.html --trace t.json"
-    code, warm_s, said = run(Case("whole", tuple(whole.split()), outputs=("r.html",)), fresh)
+    code, warm_s, message = run(Case("whole", tuple(whole.split()), outputs=("r.html",)), fresh)
     if code:
-        raise RuntimeError(f"the whole inputs fail with {code}: {said}")
+        raise RuntimeError(f"the whole inputs fail with {code}: {message}")
     for name in ("r.html", "t.json"):
         (fresh / name).unlink()
     cases = [c for c in all_cases(fresh, warm_s) if c.name.startswith(arguments.only)]
@@ -228,18 +232,18 @@ def _run_all(arguments: argparse.Namespace, base: Path) -> int:
         shutil.copytree(fresh, folder, symlinks=True)
         case.prepare(folder)
         before = contents(folder)
-        code, took_s, said = run(case, folder)
-        found = faults(case, code, took_s, said, before, contents(folder))
+        code, took_s, message = run(case, folder)
+        result = faults(case, code, took_s, message, before, contents(folder))
         count += 1
         if case.signal is None:
             codes[code] += 1
         else:  # its exit code depends on when the signal arrives
             signalled += 1
-        bad += bool(found)
-        if found or arguments.show:
+        bad += bool(result)
+        if result or arguments.show:
             words = " ".join(case.words)
-            print(f"{case.name}: {'; '.join(found) or 'good'}\n  {words[:150]}", flush=True)
-            print("\n".join(f"  | {line[:200]}" for line in said.splitlines()[-8:]), flush=True)
+            print(f"{case.name}: {'; '.join(result) or 'good'}\n  {words[:150]}", flush=True)
+            print("\n".join(f"  | {line[:200]}" for line in message.splitlines()[-8:]), flush=True)
         shutil.rmtree(folder)
     counts = ", ".join(f"{n} with {code}" for code, n in sorted(codes.items()))
     print(f"{count} cases, {bad} bad; exit codes: {counts}; {signalled} interrupted by a signal")

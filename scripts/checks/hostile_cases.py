@@ -225,11 +225,11 @@ def _texts() -> Iterator[Case]:
     number = 0
     for option in ("--mesh", "--dim", "--batch", "--strategy", "--entry", "--system", "--plan"):
         for text in TEXTS[:: 1 if option in ("--mesh", "--dim") else 3]:
-            given = {"--strategy": "data_parallel", "--mesh": "dp=2", "--system": "dgx-a100"}
+            inputs = {"--strategy": "data_parallel", "--mesh": "dp=2", "--system": "dgx-a100"}
             if option == "--plan":
-                given = {"--system": "dgx-a100"}
-            given[option] = text
-            words = [word for pair in given.items() for word in pair]
+                inputs = {"--system": "dgx-a100"}
+            inputs[option] = text
+            words = [word for pair in inputs.items() for word in pair]
             yield Case(f"text-{number:03}", ("analyze", "m.onnx", *words))
             number += 1
 
@@ -273,10 +273,10 @@ def _outputs(fresh: Path) -> Iterator[Case]:
     }
     for command, words in commands.items():
         for name, path in odd.items():
-            made = ("new", "nowhere", "dangling", "folder")
-            made = ("new", "nowhere", "no") if command == "deploy" else made
+            created = ("new", "nowhere", "dangling", "folder")
+            created = ("new", "nowhere", "no") if command == "deploy" else created
             case = (*shlex.split(words), path)
-            yield Case(f"output-{command}-{name.replace(' ', '-')}", case, prepare, made)
+            yield Case(f"output-{command}-{name.replace(' ', '-')}", case, prepare, created)
     for name in ("pipe", "folder", "/dev/zero", "/dev/full", "loop"):
         words = ("analyze", name, *shlex.split(f"{_DP} {SYSTEM}"))
         yield Case(f"input-{name.strip('/').replace('/', '-')}", words, prepare)
@@ -287,13 +287,13 @@ def _outputs(fresh: Path) -> Iterator[Case]:
 def _signals(warm_s: float) -> Iterator[Case]:
     """Signals at moments of a command, and readers that go away."""
     long = f"{ANALYZE} --report r.html --trace t.json -o made"
-    made = ("r.html", "t.json", "made")
+    created = ("r.html", "t.json", "made")
     for i in range(16):
         after_s = warm_s * (i + 0.5) / 16
-        yield Case(f"signal-int-{i:02}", tuple(shlex.split(long)), outputs=made,
+        yield Case(f"signal-int-{i:02}", tuple(shlex.split(long)), outputs=created,
                    signal=signal.SIGINT, after_s=after_s)  # fmt: skip
     for i in range(8):
-        yield Case(f"signal-term-{i:02}", tuple(shlex.split(long)), outputs=made,
+        yield Case(f"signal-term-{i:02}", tuple(shlex.split(long)), outputs=created,
                    signal=signal.SIGTERM, after_s=warm_s * (i + 0.5) / 8,
                    codes=(-signal.SIGTERM, 143))  # fmt: skip
     verify = tuple(shlex.split("verify m.py --plan plan.json --engine threads"))

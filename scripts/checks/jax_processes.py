@@ -46,15 +46,17 @@ def compare_all(process: int, port: int, folder: Path, names: list[str]) -> None
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", PROCESSES, process)
     for name in names:
-        _, inputs, wanted = pickle.loads((case_folder(folder, name) / "values.pickle").read_bytes())
+        _, inputs, expected = pickle.loads(
+            (case_folder(folder, name) / "values.pickle").read_bytes()
+        )
         dist, _ = CASES[name]()
         try:
-            found: float | str = difference(
-                td.run(dist, inputs, engine="xla"), wanted, HALF_TOLERANCE
+            matches: float | str = difference(
+                td.run(dist, inputs, engine="xla"), expected, HALF_TOLERANCE
             )
         except td.errors.DistIRError as error:
-            found = str(error)
-        print(json.dumps({"name": name, "process": process, "found": found}), flush=True)
+            matches = str(error)
+        print(json.dumps({"name": name, "process": process, "found": matches}), flush=True)
 
 
 def main() -> int:
@@ -87,10 +89,10 @@ def main() -> int:
     rows = [json.loads(line) for line in lines if line.startswith("{")]
     failed = sum(job.returncode != 0 for job in started)
     for name in options.programs:
-        found = [row["found"] for row in rows if row["name"] == name]
-        right = len(found) == PROCESSES and all(isinstance(x, float) and x <= 1 for x in found)
+        matches = [row["found"] for row in rows if row["name"] == name]
+        right = len(matches) == PROCESSES and all(isinstance(x, float) and x <= 1 for x in matches)
         failed += not right
-        print(f"{'ok    ' if right else 'FAILED'} {name}: difference over tolerance {found}")
+        print(f"{'ok    ' if right else 'FAILED'} {name}: difference over tolerance {matches}")
     return int(failed > 0)
 
 

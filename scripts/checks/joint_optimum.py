@@ -29,27 +29,27 @@ def main() -> int:
     sys.path.insert(0, str(TESTS))
     from tests.core.propagation.joint_solver import gaps
 
-    start, found = time.monotonic(), []
+    start, result = time.monotonic(), []
     for gap in gaps(options.first, options.count, options.limit_s):
-        found.append(gap)
+        result.append(gap)
         if gap.decided != gap.best:
             print(
                 f"seed {gap.seed}: {gap.decided} instead of {gap.best} (+{gap.relative:.3%}), "
                 f"{gap.axes} axes, {gap.nodes} nodes, {gap.calls} calls",
                 flush=True,
             )
-    equal = sum(gap.decided == gap.best and gap.proven for gap in found)
-    apart = sorted(gap.relative for gap in found if gap.decided != gap.best)
-    print(f"{len(found)} modules: {equal} equal to the proven joint optimum")
+    equal = sum(gap.decided == gap.best and gap.proven for gap in result)
+    apart = sorted(gap.relative for gap in result if gap.decided != gap.best)
+    print(f"{len(result)} modules: {equal} equal to the proven joint optimum")
     low = 0.0
     for high in BOUNDS:
         number = sum(low < x <= high for x in apart)
         print(f"  {number:5d} up to {high:.4%} above")
         low = high
     print(f"  {sum(x > low for x in apart):5d} more")
-    unproven = sum(gap.decided == gap.best and not gap.proven for gap in found)
+    unproven = sum(gap.decided == gap.best and not gap.proven for gap in result)
     print(f"  {unproven:5d} not beaten, not proven in {options.limit_s:g} s")
-    print(f"with calls {sum(g.calls > 0 for g in found)}, in {time.monotonic() - start:.0f} s")
+    print(f"with calls {sum(g.calls > 0 for g in result)}, in {time.monotonic() - start:.0f} s")
     return 0
 
 

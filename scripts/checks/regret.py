@@ -32,21 +32,23 @@ def choices(rows: list[MeasuredStep]) -> list[list[MeasuredStep]]:
 
     What a tensor degree leaves of the vocabulary makes no other model.
     """
-    found: dict[tuple[int, ...], list[MeasuredStep]] = defaultdict(list)
+    matches: dict[tuple[int, ...], list[MeasuredStep]] = defaultdict(list)
     for row in rows:
-        found[row.devices, row.global_batch, row.hidden, row.heads, row.layers, row.seq].append(row)
-    return [group for group in found.values() if len(group) > 1]
+        matches[row.devices, row.global_batch, row.hidden, row.heads, row.layers, row.seq].append(
+            row
+        )
+    return [group for group in matches.values() if len(group) > 1]
 
 
 def regrets(groups: list[list[MeasuredStep]], system: td.System) -> list[float]:
     """How much slower the configuration ranked first is than the best, per group."""
     times = iter(StepTimeModel([row for group in groups for row in group], system).times_s({}))
-    found = []
+    matches = []
     for group in groups:
         priced = [next(times) for _ in group]
         chosen = group[int(np.argmin(priced))].time_s
-        found.append(chosen / min(row.time_s for row in group) - 1)
-    return found
+        matches.append(chosen / min(row.time_s for row in group) - 1)
+    return matches
 
 
 def main() -> int:
@@ -66,12 +68,12 @@ def main() -> int:
             [np.mean([row.time_s for row in g]) / min(r.time_s for r in g) - 1 for g in groups]
         )
         for name, system in systems.items():
-            found = 100 * np.array(regrets(groups, system))
+            result = 100 * np.array(regrets(groups, system))
             if system is shipped:
-                worst = max(worst, float(found.mean()) / 100)
+                worst = max(worst, float(result.mean()) / 100)
             print(
-                f"| {table} | {len(groups)} | {count} | {name} | {int((found == 0).sum())} "
-                f"| {found.mean():.2f} | {found.max():.1f} |",
+                f"| {table} | {len(groups)} | {count} | {name} | {int((result == 0).sum())} "
+                f"| {result.mean():.2f} | {result.max():.1f} |",
                 flush=True,
             )
         print(f"| {table} | {len(groups)} | {count} | any configuration | | {100 * every:.2f} | |")

@@ -104,7 +104,7 @@ def unmarked(mod: Any) -> Any:
 def computed(mod: Any) -> Any:
     """What a module of level 3 or 4 computes, on whole tensors; equal functions are one."""
     root = relax.BlockBuilder()
-    made: dict[str, Any] = {}
+    created: dict[str, Any] = {}
     for gv, fn in callees_first(mod):
         env: dict[Any, Any] = {}
 
@@ -119,7 +119,7 @@ def computed(mod: Any) -> Any:
                 return env.get(expr, expr)
             if op_name(expr).startswith("dist."):
                 return whole(expr.args[0])
-            op = made[expr.op.name_hint] if isinstance(expr.op, tvm.ir.GlobalVar) else expr.op
+            op = created[expr.op.name_hint] if isinstance(expr.op, tvm.ir.GlobalVar) else expr.op
             return relax.Call(op, [whole(arg) for arg in expr.args], expr.attrs)
 
         for param in fn.params:
@@ -135,32 +135,32 @@ def computed(mod: Any) -> Any:
             builder.emit_func_output(output)
         name = str(gv.name_hint)
         done = known(builder.get())["main"].without_attr("global_symbol")
-        made[name] = root.add_func(done, name)
+        created[name] = root.add_func(done, name)
         if not is_private(fn):
-            root.update_func(made[name], done.with_attr("global_symbol", name))
+            root.update_func(created[name], done.with_attr("global_symbol", name))
     return root.get()
 
 
 def in_stablehlo(mod: Any, level: int, form: str, inputs: Sequence[Any]) -> bool:
     """Whether what is read is what was written, as far as the text can say it."""
     text = td.to_stablehlo(mod, form)
-    found = td.from_stablehlo(text, inline=0)
+    result = td.from_stablehlo(text, inline=0)
     if level == 5:
-        results = (td.run(one, inputs, engine="virtual") for one in (found, mod))
+        results = (td.run(each, inputs, engine="virtual") for each in (result, mod))
         pairs = zip(*results, strict=True)
-        return level_of(found) == LEVELS[5] and all(np.array_equal(*pair) for pair in pairs)
+        return level_of(result) == LEVELS[5] and all(np.array_equal(*pair) for pair in pairs)
     if level <= 2:
-        return level_of(found) == LEVELS[level] and equal(known(found), known(mod))
+        return level_of(result) == LEVELS[level] and equal(known(result), known(mod))
     plain = td.from_stablehlo(text, inline=0, shardings=False)
-    again = td.from_stablehlo(td.to_stablehlo(found, form), inline=0)
-    pair = [tvm.IRModule(dict(known(one).functions)) for one in (plain, computed(mod))]
+    again = td.from_stablehlo(td.to_stablehlo(result, form), inline=0)
+    pair = [tvm.IRModule(dict(known(each).functions)) for each in (plain, computed(mod))]
     same = equal(*pair)  # meshes apart, which nothing uses
-    return level_of(found) == LEVELS[2] and same and equal(found, again)
+    return level_of(result) == LEVELS[2] and same and equal(result, again)
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(single: Any, other: Any) -> bool:
     """Whether two modules are structurally equal."""
-    return bool(tvm_ffi.structural_equal(one, other))
+    return bool(tvm_ffi.structural_equal(single, other))
 
 
 def main() -> int:
@@ -171,19 +171,19 @@ def main() -> int:
         for level, mod in levels(name):
             inputs = inputs or draw_inputs(mod, 0)
             with tempfile.TemporaryDirectory() as folder:
-                held = in_files(mod, Path(folder))
+                stored = in_files(mod, Path(folder))
             for title, form in (LOCAL_FORMS if level == 5 else FORMS).items():
                 try:
-                    held[title] = in_stablehlo(mod, level, form, inputs)
+                    stored[title] = in_stablehlo(mod, level, form, inputs)
                 except DistIRError as error:
                     if "equal shards" in str(error):
                         print(f"  {name} {level} {title}: not written, {error}"[:300])
                         continue
-                    held[title] = False
+                    stored[title] = False
                     print(f"  {name} {level} {title}: {error}"[:300])
-            bad += sum(not good for good in held.values())
-            count += len(held)
-            print(f"{name} {level}", *(f"{k}={'yes' if v else 'NO'}" for k, v in held.items()))
+            bad += sum(not good for good in stored.values())
+            count += len(stored)
+            print(f"{name} {level}", *(f"{k}={'yes' if v else 'NO'}" for k, v in stored.items()))
     print(f"{count} round trips, {bad} differ")
     return int(bool(bad))
 

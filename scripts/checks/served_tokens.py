@@ -57,8 +57,8 @@ class Steps:
         import tvm_distir as td
 
         _, local, names = self.module(*tokens.shape)
-        given = {**weights, **caches, "input_ids": tokens, "pages": pages, "lengths": lengths}
-        logits, *new = td.run(local, [given[name] for name in names], engine=self.engine)
+        inputs = {**weights, **caches, "input_ids": tokens, "pages": pages, "lengths": lengths}
+        logits, *new = td.run(local, [inputs[name] for name in names], engine=self.engine)
         return logits.argmax(-1), dict(zip(caches, new, strict=True))
 
 
@@ -76,7 +76,7 @@ def served(steps: Steps, prompts: list, weights: dict) -> tuple[list[list[int]],
     idle = [pages.pop() for pages in free]  # idle rows write there
     waiting, running, batches = list(range(len(prompts))), [], []
     tokens: list[list[int]] = [[] for _ in prompts]
-    held, table = [0] * len(prompts), np.zeros((len(prompts), COLUMNS), np.int32)
+    stored, table = [0] * len(prompts), np.zeros((len(prompts), COLUMNS), np.int32)
 
     def work(parts: dict[int, np.ndarray]) -> dict[int, int]:
         """Run a step on new tokens of requests; return the next token of each."""
@@ -92,17 +92,17 @@ def served(steps: Steps, prompts: list, weights: dict) -> tuple[list[list[int]],
         for row, n in enumerate(order):
             if n < 0:
                 continue
-            for column in range(-(-held[n] // PAGE), -(-(held[n] + new) // PAGE)):
+            for column in range(-(-stored[n] // PAGE), -(-(stored[n] + new) // PAGE)):
                 table[n, column] = free[n % pools].pop()
-            ids[row], lengths[row], pages[row] = parts[n], held[n], table[n]
-        found, caches = steps.run(ids, pages, lengths, caches, weights)
+            ids[row], lengths[row], pages[row] = parts[n], stored[n], table[n]
+        result, caches = steps.run(ids, pages, lengths, caches, weights)
         for n in parts:
-            held[n] += new
-        return {n: int(token) for n, token in zip(order, found.tolist(), strict=True) if n >= 0}
+            stored[n] += new
+        return {n: int(token) for n, token in zip(order, result.tolist(), strict=True) if n >= 0}
 
     while waiting or running:
         budget = CHUNK * pools
-        filling = [n for n in running if held[n] < len(prompts[n])]
+        filling = [n for n in running if stored[n] < len(prompts[n])]
         budget -= CHUNK * len(filling)
         while waiting and budget > 0 and len(running) < MOST * pools:
             if filling and len(prompts[waiting[0]]) > budget:
@@ -113,13 +113,13 @@ def served(steps: Steps, prompts: list, weights: dict) -> tuple[list[list[int]],
         decoding = [] if filling else list(running)
         batches.append([len(decoding), CHUNK * len(filling)])
         parts = {n: np.array([tokens[n][-1]], np.int32) for n in decoding}
-        parts |= {n: prompts[n][held[n] : held[n] + CHUNK] for n in filling}
+        parts |= {n: prompts[n][stored[n] : stored[n] + CHUNK] for n in filling}
         for n, token in work(parts).items():
-            if held[n] >= len(prompts[n]):
+            if stored[n] >= len(prompts[n]):
                 tokens[n].append(token)
         for n in [n for n in running if len(tokens[n]) >= OUTPUTS[n]]:
             running.remove(n)
-            free[n % pools] += table[n, : -(-held[n] // PAGE)].tolist()
+            free[n % pools] += table[n, : -(-stored[n] // PAGE)].tolist()
     return tokens, batches
 
 

@@ -190,9 +190,13 @@ def print_regrets(rows: Sequence[ServedRow]) -> None:
     for name, chosen in (*((" ".join(group), group) for group in groups), ("all", ())):
         lost = np.array(regrets([row for row in rows if row.place[: len(chosen)] == chosen]))
         if lost.size:
-            kept = 100 * lost[lost < 1]
-            means = f"{kept.mean():.1f} | {100 * lost.mean():.1f}" if kept.size else "- | 100.0"
-            print(f"| {name} | {lost.size} | {lost.size - kept.size} | {means} |")
+            remaining = 100 * lost[lost < 1]
+            means = (
+                f"{remaining.mean():.1f} | {100 * lost.mean():.1f}"
+                if remaining.size
+                else "- | 100.0"
+            )
+            print(f"| {name} | {lost.size} | {lost.size - remaining.size} | {means} |")
 
 
 def main() -> None:

@@ -68,10 +68,10 @@ def prepare(folder: Path, names: list[str]) -> None:
         (place / "values.pickle").write_bytes(pickle.dumps((name, inputs, results)))
 
 
-def difference(results: list[Any], wanted: list[Any], half_tolerance: float = 2e-2) -> float:
+def difference(results: list[Any], expected: list[Any], half_tolerance: float = 2e-2) -> float:
     """Return the largest difference over the tolerance; infinite for other shapes or types."""
     worst = 0.0
-    for a, b in zip(results, wanted, strict=True):
+    for a, b in zip(results, expected, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return float("inf")
         if same_bits(a, b):
@@ -82,9 +82,9 @@ def difference(results: list[Any], wanted: list[Any], half_tolerance: float = 2e
     return worst
 
 
-def is_close(found: str | float) -> bool:
+def is_close(matches: str | float) -> bool:
     """Return whether the results of a run are within the tolerance."""
-    return found == "same bits" or (isinstance(found, float) and found <= 1)
+    return matches == "same bits" or (isinstance(matches, float) and matches <= 1)
 
 
 def serve_all(folder: Path) -> None:
@@ -96,7 +96,7 @@ def serve_all(folder: Path) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     for place in sorted(path.parent for path in folder.glob("*/values.pickle")):
-        name, inputs, wanted = pickle.loads((place / "values.pickle").read_bytes())
+        name, inputs, expected = pickle.loads((place / "values.pickle").read_bytes())
         program, row = td.load(place), {"name": name}
         for reduce in ("ordered", "library"):
             engine = TorchEngine(TIMEOUT_S, reduce, check=reduce == "ordered")
@@ -105,8 +105,8 @@ def serve_all(folder: Path) -> None:
             except td.errors.DistIRError as error:
                 row[reduce] = str(error)
                 continue
-            same = all(same_bits(a, b) for a, b in zip(results, wanted, strict=True))
-            row[reduce] = "same bits" if same else round(difference(results, wanted), 7)
+            same = all(same_bits(a, b) for a, b in zip(results, expected, strict=True))
+            row[reduce] = "same bits" if same else round(difference(results, expected), 7)
             row["collectives"] = sum(call.count for call in engine.collectives)
         if torch.distributed.get_rank() == 0:
             print(json.dumps(row), flush=True)
@@ -124,10 +124,10 @@ def start(folder: Path, agents: int) -> list[dict[str, Any]]:
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | variables)
         for _ in range(agents)
     ]
-    said = "".join(agent.communicate()[0] for agent in started)
+    message = "".join(agent.communicate()[0] for agent in started)
     if any(agent.returncode for agent in started):
-        raise SystemExit(f"torchrun failed:\n{said}")
-    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+        raise SystemExit(f"torchrun failed:\n{message}")
+    return [json.loads(line) for line in message.splitlines() if line.startswith("{")]
 
 
 def main() -> int:

@@ -100,7 +100,7 @@ def serve(*words: Any) -> list[float]:
     return [float(x) for x in np.load(words[3])["output0"]]
 
 
-def serve_and_kill(step: int, kept: Path, *words: Any) -> None:
+def serve_and_kill(step: int, remaining: Path, *words: Any) -> None:
     """Serve a folder, and kill all processes of the job when a checkpoint is complete."""
     job = subprocess.Popen(
         command(*words),
@@ -109,7 +109,7 @@ def serve_and_kill(step: int, kept: Path, *words: Any) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    while not (checkpoint_folder(kept, step) / LIST).is_file():
+    while not (checkpoint_folder(remaining, step) / LIST).is_file():
         if job.poll() is not None:
             raise SystemExit(f"the job ended with {job.returncode} before step {step}")
         time.sleep(0.05)
@@ -126,19 +126,19 @@ def saved_state(folder: Path, step: int, names: dict[int, str]) -> dict[int, Any
     return {i: arrays[n].read(tuple((0, k) for k in arrays[n].shape)) for i, n in names.items()}
 
 
-def state_error(state: dict[int, Any], wanted: dict[int, Any]) -> float:
+def state_error(state: dict[int, Any], expected: dict[int, Any]) -> float:
     """Return the largest difference of a state, relative to the largest value of its array."""
     errors = [
-        np.abs(state[i].astype(float) - wanted[i]).max() / max(np.abs(wanted[i]).max(), 1e-12)
-        for i in wanted
-        if wanted[i].size
+        np.abs(state[i].astype(float) - expected[i]).max() / max(np.abs(expected[i]).max(), 1e-12)
+        for i in expected
+        if expected[i].size
     ]
     return float(max(errors))
 
 
-def loss_error(losses: list[float], wanted: list[float]) -> float:
+def loss_error(losses: list[float], expected: list[float]) -> float:
     """Return the largest relative difference of losses."""
-    return float(max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True)))
+    return float(max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)))
 
 
 def once(path: Path, make: Callable[[], Any]) -> Any:
@@ -193,7 +193,7 @@ def run(folder: Path, steps: int, every: int) -> int:
     for name, dist in zip(("four", "two"), dists):
         if not (folder / name / "manifest.json").is_file():
             td.deploy(dist, folder / name, weights, force=True)
-    kept = {i: plain_name(ports[i].name) for i in state.inputs.values()}
+    remaining = {i: plain_name(ports[i].name) for i in state.inputs.values()}
 
     def trained(call: Callable[[list[Any]], Any]) -> Training:
         return train(call, inputs, state, data, every)
@@ -215,10 +215,10 @@ def run(folder: Path, steps: int, every: int) -> int:
     )
     checks.say(losses == virtual.losses, f"{len(losses)} losses: the bits of virtual")
     for step in virtual.states:
-        found = saved_state(saved, step, kept)
-        right = all(same_bits(found[i], virtual.states[step][i]) for i in kept)
+        result = saved_state(saved, step, remaining)
+        right = all(same_bits(result[i], virtual.states[step][i]) for i in remaining)
         count = len(list(checkpoint_folder(saved, step).glob("rank-*.safetensors")))
-        checks.say(right, f"checkpoint {step}: {count} files, {len(found)} arrays of virtual")
+        checks.say(right, f"checkpoint {step}: {count} files, {len(result)} arrays of virtual")
 
     again = folder / "again"
     shutil.rmtree(again, ignore_errors=True)
@@ -226,8 +226,10 @@ def run(folder: Path, steps: int, every: int) -> int:
     serve_and_kill(half, again, 4, folder / "four", file, out, *words)
     rest = serve(4, folder / "four", file, out, *words, "--resume", again)
     last = virtual.states[max(virtual.states)]
-    found = saved_state(again, max(virtual.states), kept)
-    right = rest == losses[steps - len(rest) :] and all(same_bits(found[i], last[i]) for i in kept)
+    result = saved_state(again, max(virtual.states), remaining)
+    right = rest == losses[steps - len(rest) :] and all(
+        same_bits(result[i], last[i]) for i in remaining
+    )
     checks.say(right, f"killed, and resumed for {len(rest)} steps: the bits of the run before")
 
     other, middle = folder / "other", checkpoint_folder(saved, half)
@@ -235,8 +237,8 @@ def run(folder: Path, steps: int, every: int) -> int:
     rest = serve(2, folder / "two", file, out, *words)
     error = loss_error(rest, alone.losses[half:])
     final = alone.states[max(alone.states)]
-    determined = {i: final[i] for i, name in kept.items() if KEY_BIAS not in name}
-    drift = state_error(saved_state(other, steps, kept), determined)
+    determined = {i: final[i] for i, name in remaining.items() if KEY_BIAS not in name}
+    drift = state_error(saved_state(other, steps, remaining), determined)
     checks.say(
         error < LOSS_TOLERANCE and drift < STATE_TOLERANCE,
         f"resumed on 2 processes for {len(rest)} steps: loss {error:.1e} and state {drift:.1e} "

@@ -192,9 +192,9 @@ def wait(processes: list[subprocess.Popen[bytes]], limit_s: float) -> list[int |
     return codes
 
 
-def report(what: str, is_good: bool, detail: str) -> bool:
+def report(label: str, is_good: bool, detail: str) -> bool:
     """Print the line of a check."""
-    print(f"{'ok   ' if is_good else 'WRONG'} {what}: {detail}", flush=True)
+    print(f"{'ok   ' if is_good else 'WRONG'} {label}: {detail}", flush=True)
     return is_good
 
 

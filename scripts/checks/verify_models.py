@@ -162,7 +162,7 @@ def row(case: Case, run: bool, engine: Engine | str) -> tuple[list[str], bool]:
     """Cells of a row, and whether it holds."""
     model = td.load_model(case.model, batch=case.batch)
     start = time.perf_counter()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         plan = strategy.make_plan(model.mod, case.strategy, case.mesh)
     lowered = td.distribute(model.mod, plan)
@@ -174,9 +174,9 @@ def row(case: Case, run: bool, engine: Engine | str) -> tuple[list[str], bool]:
         good = good and bool(report.equal)
         verdict = f"equal ({report.max_rel_diff:.0e})" if report.equal else "DIFFERENT"
     if list(case.mesh) in (["tp"], ["dp", "tp"]):
-        held, worked = shares(model.mod, lowered, result, case.mesh)
-        good = good and (max(held, worked) <= 1 or bool(said) or case.strategy == "megatron")
-        bound = f"{held:.1%}, {worked:.1%}" + " (warned)" * bool(said)
+        stored, worked = shares(model.mod, lowered, result, case.mesh)
+        good = good and (max(stored, worked) <= 1 or bool(message) or case.strategy == "megatron")
+        bound = f"{stored:.1%}, {worked:.1%}" + " (warned)" * bool(message)
     moved = [f"{c.count} {c.kind}/{c.mesh_axis}" for c in result.collectives]
     sent = sum(c.wire_bytes_per_device for c in result.collectives)
     mesh = ", ".join(f"{axis}={size}" for axis, size in case.mesh.items())
@@ -214,8 +214,8 @@ def main() -> int:
         print(f"| {' | '.join(cells)} |", flush=True)
         wrong += [] if good else [f"{case.model} {case.strategy} {case.mesh}"]
     print(f"\n{count} rows, {len(wrong)} wrong")
-    for one in wrong:
-        print(f"wrong: {one}")
+    for each in wrong:
+        print(f"wrong: {each}")
     return 1 if wrong or not count else 0
 
 

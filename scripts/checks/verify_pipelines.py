@@ -128,16 +128,16 @@ def difference(case: Case, engine: str) -> float:
     if case.model not in BY_MICRO_BATCH:
         whole = td.train_step(td.load_model(case.model, batch=BATCH).mod, **options)
     values = draw_inputs(whole, seed=0)
-    wanted = Reference(whole).run(values)
+    expected = Reference(whole).run(values)
     words = f"pipeline:schedule={case.kind},micro_batches={case.micros}"
     if case.kind == "interleaved":
         words += ",chunks=2"
     plan = strategy.make_plan(step, f"{words}+{case.others}", {"pp": case.stages, **case.mesh})
     got = td.run(td.distribute(step, plan), values, engine=engine)
     worst = 0.0
-    for one, other in zip(got, wanted, strict=True):
+    for left, other in zip(got, expected, strict=True):
         scale = float(np.max(np.abs(other), initial=1e-3))
-        worst = max(worst, float(np.max(np.abs(one - other), initial=0.0)) / scale)
+        worst = max(worst, float(np.max(np.abs(left - other), initial=0.0)) / scale)
     return worst
 
 

@@ -51,11 +51,11 @@ def titles_of(text: str) -> list[str]:
     return ArgumentNames(tree.locations, None, "").of(main).titles
 
 
-def difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+def difference(matches: Sequence[Any], expected: Sequence[Any]) -> float:
     """The largest difference, as a share of the largest number of each result."""
     worst = 0.0
-    for one, other in zip(found, wanted, strict=True):
-        a, b = np.asarray(one, "float64"), np.asarray(other, "float64")
+    for left, other in zip(matches, expected, strict=True):
+        a, b = np.asarray(left, "float64"), np.asarray(other, "float64")
         if a.shape != b.shape or (np.isnan(a) != np.isnan(b)).any():
             return float("inf")
         if a.size:
@@ -79,25 +79,25 @@ def planned(mod: Any) -> Any:
 
 def ours(local: Any) -> str:
     """Cells of the collectives of a lowered module."""
-    found = td.simulate(td.export(local), td.System.load("dgx-a100")).collectives
+    result = td.simulate(td.export(local), td.System.load("dgx-a100")).collectives
     counts: Counter[str] = Counter()
-    for one in found:
-        counts[one.kind] += one.count
-    return cells(counts, sum(one.wire_bytes_per_device for one in found))
+    for each in result:
+        counts[each.kind] += each.count
+    return cells(counts, sum(each.wire_bytes_per_device for each in result))
 
 
-def theirs(found: Sequence[XlaCollective]) -> str:
+def theirs(matches: Sequence[XlaCollective]) -> str:
     """Cells of what XLA compiled."""
-    kinds = [one.kind.replace("-", "_") for one in found]
-    sizes = [wire_bytes(k, o.result_bytes, o.ranks) for k, o in zip(kinds, found, strict=True)]
+    kinds = [each.kind.replace("-", "_") for each in matches]
+    sizes = [wire_bytes(k, o.result_bytes, o.ranks) for k, o in zip(kinds, matches, strict=True)]
     return cells(Counter(kinds), sum(sizes))
 
 
 def cells(counts: Mapping[str, int], sent_bytes: int) -> str:
     """Counts by kind, and what a device sends."""
     rest = sorted(set(counts) - set(_KINDS))
-    told = " / ".join(str(counts.get(kind, 0)) for kind in (*_KINDS, *rest))
-    return f"{told}{f' ({rest})' if rest else ''} | {sent_bytes / 1024:.1f}"
+    reported = " / ".join(str(counts.get(kind, 0)) for kind in (*_KINDS, *rest))
+    return f"{reported}{f' ({rest})' if rest else ''} | {sent_bytes / 1024:.1f}"
 
 
 def check(folder: Path, name: str, python: str) -> tuple[bool, str]:
@@ -106,14 +106,14 @@ def check(folder: Path, name: str, python: str) -> tuple[bool, str]:
     titles = titles_of(text)
     data = [title for title in titles if title.partition(".")[0] in _DATA]
     mod = td.from_stablehlo(text, data=data)
-    with np.load(folder / f"{name}.npz") as held:
-        arrays = dict(held)
+    with np.load(folder / f"{name}.npz") as stored:
+        arrays = dict(stored)
     order = [titles.index(str(n)) for n in mod["main"].attrs["dist.param_names"]]
     inputs = []
     for index, param in zip(order, mod["main"].params, strict=True):
         kind = str(getattr(param.ty.dtype, "dtype", param.ty.dtype))
         inputs.append(arrays[f"in:{index}"].astype(getattr(ml_dtypes, kind, kind)))
-    wanted = [arrays[f"out:{i}"] for i in range(len(arrays) - len(inputs))]
+    expected = [arrays[f"out:{i}"] for i in range(len(arrays) - len(inputs))]
     plan = planned(mod)
     annotated = transform.AnnotateSharding(plan)(mod)
     local = td.distribute(mod, plan)
@@ -125,23 +125,23 @@ def check(folder: Path, name: str, python: str) -> tuple[bool, str]:
     }
     devices = plan.meshes[0].device_mesh().device_range.extent
     worker, engine = running(python, int(devices)), XlaEngine(python)
-    found = {"tvm": difference(Reference(mod).run(inputs), wanted)}
+    matches = {"tvm": difference(Reference(mod).run(inputs), expected)}
     chosen: dict[str, list[XlaCollective]] = {}
     for level, (module, form) in forms.items():
         try:
-            written = td.to_stablehlo(module, form)
+            output = td.to_stablehlo(module, form)
         except DistIRError as error:
             if level == "5m" and "equal shards" in str(error):
                 continue  # uneven shards have the form of replicas only
             raise
         count = 1 if level == "1" else int(devices)
-        results, chosen[level] = worker.run(written, inputs, count, level == "1")
-        found[level] = difference(results, wanted)
-    found["5"] = difference(engine.run(local, inputs), wanted)
+        results, chosen[level] = worker.run(output, inputs, count, level == "1")
+        matches[level] = difference(results, expected)
+    matches["5"] = difference(engine.run(local, inputs), expected)
     tolerance = _TOLERANCE_HALF if "half" in name else _TOLERANCE
-    bad = [level for level, gap in found.items() if not gap <= tolerance]
-    told = " ".join(f"{level} {gap:.0e}" for level, gap in found.items())
-    print(f"{name:24s} {'DIFFERS ' + str(bad) if bad else 'equal'}: {told}", flush=True)
+    bad = [level for level, gap in matches.items() if not gap <= tolerance]
+    reported = " ".join(f"{level} {gap:.0e}" for level, gap in matches.items())
+    print(f"{name:24s} {'DIFFERS ' + str(bad) if bad else 'equal'}: {reported}", flush=True)
     found_cells = [ours(local), theirs(engine.ran), theirs(chosen["2"])]
     return not bad, f"| `{name}` | {' | '.join(found_cells)} |"
 
@@ -168,8 +168,8 @@ def main() -> int:
     titles = "program", "ours", "ours, as XLA compiled them", "XLA's partitioner"
     print(f"\n| {' | KiB | '.join(titles).replace('KiB | ', '', 1)} | KiB |")
     print("|---|---|--:|---|--:|---|--:|", *rows, sep="\n")
-    took = time.process_time() - begin
-    print(f"\n{len(names)} programs, {len(wrong)} wrong {wrong}, {took:.0f} s of CPU here")
+    elapsed = time.process_time() - begin
+    print(f"\n{len(names)} programs, {len(wrong)} wrong {wrong}, {elapsed:.0f} s of CPU here")
     return 1 if wrong else 0
 
 

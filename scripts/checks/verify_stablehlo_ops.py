@@ -46,19 +46,19 @@ def module_of(case: Any) -> Any:
 
 def drawn(case: Any, params: Any) -> list[Any]:
     """Inputs as the case draws them."""
-    rng, found = np.random.default_rng(0), []
+    rng, result = np.random.default_rng(0), []
     for index, param in enumerate(params):
         kind = str(getattr(param.ty.dtype, "dtype", param.ty.dtype))
         shape = tuple(int(n) for n in param.ty.shape.values)
         array = np.asarray(case.draws.get(index, small)(rng, shape))
-        found.append(array.astype(getattr(ml_dtypes, kind, kind)))
-    return found
+        result.append(array.astype(getattr(ml_dtypes, kind, kind)))
+    return result
 
 
-def gap(found: Any, wanted: Any) -> float:
+def gap(matches: Any, expected: Any) -> float:
     """The largest difference, as a share of the largest number."""
     worst = 0.0
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(matches, expected, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return float("inf")
         x, y = a.astype("float64"), b.astype("float64")
@@ -86,18 +86,18 @@ def outcome(case: Any, worker: XlaProcess) -> tuple[str, str]:
         return "no form", str(case.call.op.name)
     inputs = drawn(case, mod["main"].params)
     try:
-        wanted = Reference(mod).run(inputs)
+        expected = Reference(mod).run(inputs)
     except DistIRError:
         return "no kernel of TVM", case.name
     declared = [known_type(ty) for ty in flat_types(mod["main"].ret_ty)]
-    if [str(array.dtype) for array in wanted] != declared:
+    if [str(array.dtype) for array in expected] != declared:
         return "TVM gives another type", case.name
     try:
-        found, _ = worker.run(text, inputs, 1, True)
+        result, _ = worker.run(text, inputs, 1, True)
     except DistIRError as error:
         return "ERROR", f"{case.name}: {error}"[:300]
     half = any("16" in str(array.dtype) for array in inputs)
-    distance = gap(found, wanted)
+    distance = gap(result, expected)
     if distance <= (_TOLERANCE_HALF if half else _TOLERANCE):
         return "equal", ""
     return "DIFFERS", f"{case.name}: {distance:.1e}"

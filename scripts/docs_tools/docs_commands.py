@@ -115,10 +115,10 @@ def write_files(folder: Path) -> None:
     from tvm_distir.models.onnx import gpt2
 
     several = HEAD + "class Module:\n"
-    one = several + FUNCTION.format(name="main", rows=8)
+    single = several + FUNCTION.format(name="main", rows=8)
     two = several + "\n".join(FUNCTION.format(name=n, rows=8) for n in ("prefill", "decode"))
     texts = {
-        "model.py": one, "served.py": two, "towers.py": HEAD + TOWERS, "model.mlir": STABLEHLO,
+        "model.py": single, "served.py": two, "towers.py": HEAD + TOWERS, "model.mlir": STABLEHLO,
         "plan.json": json.dumps(PLAN), "rows.csv": ROWS,
     }  # fmt: skip
     for name, text in texts.items():
@@ -155,12 +155,12 @@ def main() -> int:
     path = f"{arguments.command.resolve().parent}{os.pathsep}{os.environ['PATH']}"
     ran = failed = 0
     for page in pages():
-        found = list(commands(page.read_text(encoding="utf-8")))
-        if not found or (arguments.pages and not any(w in page.name for w in arguments.pages)):
+        result = list(commands(page.read_text(encoding="utf-8")))
+        if not result or (arguments.pages and not any(w in page.name for w in arguments.pages)):
             continue
         with tempfile.TemporaryDirectory() as name:
             write_files(Path(name))
-            for command in found:
+            for command in result:
                 why = _left_out(command, arguments.slow)
                 if why:
                     print(f"{page.name}: {command[:100]}\n  not run: {why}", flush=True)

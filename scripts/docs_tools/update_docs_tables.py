@@ -39,7 +39,7 @@ _SLOT = re.compile(r"(?<=<!-- table:)(\w+)(:start -->\n)(.*?)(?=<!-- table:\1:en
 
 def passes_sections() -> str:
     """A section per pass: its name, factory and levels, what it does, and its options."""
-    found = ((name, find_pass(name)) for name in pass_names())
+    result = ((name, find_pass(name)) for name in pass_names())
     return "".join(
         _section(
             name,
@@ -48,17 +48,17 @@ def passes_sections() -> str:
             info.summary,
             info.options,
         )
-        for name, info in found
+        for name, info in result
         if _is_ours(info.factory)
     )
 
 
 def strategies_sections() -> str:
     """A section per strategy: its name, what it makes, and its options."""
-    found = ((name, find_strategy(name)) for name in strategy_names())
+    result = ((name, find_strategy(name)) for name in strategy_names())
     return "".join(
         _section(name, "", info.summary, info.options)
-        for name, info in found
+        for name, info in result
         if _is_ours(info.function)
     )
 
@@ -91,8 +91,8 @@ TABLES = {
 }
 
 
-def _is_ours(made: object) -> bool:
-    return str(getattr(made, "__module__", "")).partition(".")[0] == "tvm_distir"
+def _is_ours(created: object) -> bool:
+    return str(getattr(created, "__module__", "")).partition(".")[0] == "tvm_distir"
 
 
 def _any_of(names: Sequence[str]) -> str:
@@ -130,7 +130,7 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     head = list(header)
     lines = [head, ["---"] * len(head), *rows]
     return "".join(
-        f"| {' | '.join(c.replace('|', chr(92) + '|') for c in one)} |\n" for one in lines
+        f"| {' | '.join(c.replace('|', chr(92) + '|') for c in each)} |\n" for each in lines
     )
 
 

@@ -121,10 +121,10 @@ class Experts(nn.Module):
         best, which = torch.topk(chance, self.chosen, -1)
         chosen = (which[..., None] == torch.arange(4)).to(x.dtype)
         weight = (chosen * (best / best.sum(-1, keepdim=True))[..., None]).sum(-2)
-        made = torch.einsum(
+        created = torch.einsum(
             "bsef,efd->bsed", F.relu(torch.einsum("bsd,edf->bsef", x, self.up)), self.down
         )
-        return (made * weight[..., None]).sum(-2)
+        return (created * weight[..., None]).sum(-2)
 
 
 class Layer(nn.Module):
@@ -314,9 +314,9 @@ def by_torch(case: Case, model: nn.Module, batches: list[Any]) -> list[float]:
     optimizer = OPTIMIZERS[case.optimizer][1](model.parameters())
     losses = []
     model.train()
-    for given, targets in batches:
+    for inputs, targets in batches:
         optimizer.zero_grad()
-        loss = loss_of(model(given), targets)
+        loss = loss_of(model(inputs), targets)
         loss.backward()
         if case.clip:
             nn.utils.clip_grad_norm_(model.parameters(), case.clip)
@@ -329,29 +329,29 @@ def by_tvm(case: Case, model: nn.Module, batches: list[Any]) -> tuple[list[float
     """Train what torch exports; return the losses and the last weights by torch's names."""
     program = torch.export.export(model.eval(), (batches[0][0],))
     mod = from_exported_program(program, keep_params_as_input=True)
-    mod, held = relax.frontend.detach_params(mod)
+    mod, stored = relax.frontend.detach_params(mod)
     names = list(program.graph_signature.parameters)  # buffers become constants
-    values = [v.numpy() for v in held["main"]]
+    values = [v.numpy() for v in stored["main"]]
     main = mod["main"]
     order = [str(p.name) for p in main.params][1:]
     loss = "mse" if batches[0][1].is_floating_point() else "cross_entropy"
     step = td.train_step(mod, loss, case.optimizer, clip=case.clip, **OPTIMIZERS[case.optimizer][0])
     fn = step["main"]
     all_names = param_names(fn)
-    given = dict(zip(order, values, strict=True))
+    passed = dict(zip(order, values, strict=True))
     state: dict[str, Any] = {}
     for name, param in zip(all_names[2:], fn.params[2:], strict=True):
         shape = [int(n) for n in param.ty.shape]
-        state[name] = given.get(name, np.zeros(shape, str(param.ty.dtype)))
+        state[name] = passed.get(name, np.zeros(shape, str(param.ty.dtype)))
     vm = relax.VirtualMachine(tvm.compile(step, "llvm"), tvm.cpu())
     updated = [n for n in all_names if n in fn.attrs["dist.training"]["updated"]]
     losses = []
     for x, targets in batches:
         targets = targets if targets.is_floating_point() else targets.int()
         inputs = [x.numpy(), targets.numpy(), *(state[n] for n in all_names[2:])]
-        found = list(vm["main"](*(tvm.runtime.tensor(v) for v in inputs)))
-        losses.append(float(found[0].numpy()))
-        state.update({n: v.numpy() for n, v in zip(updated, found[1:], strict=True)})
+        result = list(vm["main"](*(tvm.runtime.tensor(v) for v in inputs)))
+        losses.append(float(result[0].numpy()))
+        state.update({n: v.numpy() for n, v in zip(updated, result[1:], strict=True)})
     return losses, {n: state[o] for n, o in zip(names, order, strict=True)}
 
 

@@ -88,7 +88,7 @@ def halved(mod: Any, dtype: str) -> Any:
         if isinstance(expr, ir.Var):
             return env[expr]
         if isinstance(expr, relax.Tuple):
-            return relax.Tuple([value(one) for one in expr.fields])
+            return relax.Tuple([value(each) for each in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
             return relax.TupleGetItem(value(expr.tuple_value), expr.index)
         if not isinstance(expr, ir.Call):
@@ -98,8 +98,8 @@ def halved(mod: Any, dtype: str) -> Any:
         if not any(tensor_type(ty) and str(ty.dtype) == dtype for ty in leaves):
             return ir.Call(expr.op, args, expr.attrs)
         kind = "float32" if str(expr.op.name) in WIDE else dtype
-        made = builder.emit(ir.Call(expr.op, [cast(arg, kind) for arg in args], expr.attrs))
-        return cast(made, dtype)
+        created = builder.emit(ir.Call(expr.op, [cast(arg, kind) for arg in args], expr.attrs))
+        return cast(created, dtype)
 
     def cast(expr: Any, kind: str) -> Any:
         """Floats, and those in a tuple, in another type."""
@@ -123,14 +123,14 @@ def halved(mod: Any, dtype: str) -> Any:
     return ir.IRModule({"main": main})
 
 
-def start(mod: Any, held: Any, half: Half) -> dict[str, Any]:
+def start(mod: Any, stored: Any, half: Half) -> dict[str, Any]:
     """Weights by name, rounded; masters, not rounded, by the name of their weight and `.master`."""
     names = [str(p.name) for p in mod["main"].params][1:]
-    found = {}
-    for name, value in zip(names, held["main"], strict=True):
-        found[name] = value.numpy().astype(half.numpy)
-        found[f"{name}.master"] = value.numpy()
-    return found
+    matches = {}
+    for name, value in zip(names, stored["main"], strict=True):
+        matches[name] = value.numpy().astype(half.numpy)
+        matches[f"{name}.master"] = value.numpy()
+    return matches
 
 
 def by_tvm(
@@ -140,8 +140,8 @@ def by_tvm(
     half = FORMATS[dtype]
     program = torch.export.export(model.eval(), (batches[0][0],))
     mod = from_exported_program(program, keep_params_as_input=True)
-    mod, held = relax.frontend.detach_params(mod)
-    state = start(mod, held, half)
+    mod, stored = relax.frontend.detach_params(mod)
+    state = start(mod, stored, half)
     options = dict(OPTIMIZERS[case.optimizer][0])
     options["rate"] *= factor
     loss = "mse" if batches[0][1].is_floating_point() else "cross_entropy"
@@ -161,18 +161,18 @@ def by_tvm(
         state.setdefault(name, np.zeros(shape, str(param.ty.dtype)))
     updated = [n for n in names if n in fn.attrs["dist.training"]["updated"]]
     reference, losses = Reference(step), []
-    for given, targets in batches:
+    for inputs, targets in batches:
         floats = [
             x.to(half.torch).float().numpy().astype(half.numpy)
             if x.is_floating_point()
             else x.int().numpy()
-            for x in (given, targets)
+            for x in (inputs, targets)
         ]
-        if not given.is_floating_point():
-            floats[0] = given.numpy()
-        found = reference.run([*floats, *(state[n] for n in names[2:])])
-        losses.append(float(found[0]))
-        state.update(zip(updated, found[1:], strict=True))
+        if not inputs.is_floating_point():
+            floats[0] = inputs.numpy()
+        result = reference.run([*floats, *(state[n] for n in names[2:])])
+        losses.append(float(result[0]))
+        state.update(zip(updated, result[1:], strict=True))
     order = [str(p.name) for p in mod["main"].params][1:]
     torch_names = list(program.graph_signature.parameters)
     return losses, {n: state[f"{o}.master"] for n, o in zip(torch_names, order, strict=True)}
@@ -188,13 +188,13 @@ def by_torch(
     work = copy.deepcopy(model).to(half.torch)
     work.train()
     losses = []
-    for given, targets in batches:
-        given, targets = (
-            x.to(half.torch) if x.is_floating_point() else x for x in (given, targets)
+    for inputs, targets in batches:
+        inputs, targets = (
+            x.to(half.torch) if x.is_floating_point() else x for x in (inputs, targets)
         )
         wide = targets.float() if targets.is_floating_point() else targets
         work.zero_grad()
-        loss = loss_of(work(given).float(), wide)
+        loss = loss_of(work(inputs).float(), wide)
         (loss * half.scale).backward()
         for name, weight in work.named_parameters():
             masters[name].grad = weight.grad.float() / half.scale
@@ -237,18 +237,18 @@ def compared(case: Case, dtype: str, steps: int, seed: int) -> Found:
     before = {n: v.detach().numpy().copy() for n, v in model.named_parameters()}
     losses, after = by_torch(case, dtype, model, batches)
 
-    def apart(found: dict[str, Any]) -> float:
+    def apart(matches: dict[str, Any]) -> float:
         """The largest difference of a master, of the way that torch moved it."""
         norm = np.linalg.norm
-        parts = [norm(found[n] - after[n]) / norm(after[n] - before[n]) for n in after]
+        parts = [norm(matches[n] - after[n]) / norm(after[n] - before[n]) for n in after]
         return float(max(parts)) / FORMATS[dtype].epsilon
 
     ours, masters = by_tvm(case, dtype, copy.deepcopy(model), batches, 1.0)
     _, wrong = by_tvm(case, dtype, copy.deepcopy(model), batches, WRONG)
     single(case, model, batches)
-    own = {n: v.detach().numpy() for n, v in model.named_parameters()}
+    local = {n: v.detach().numpy() for n, v in model.named_parameters()}
     loss = max(abs(a - b) / abs(b) for a, b in zip(ours, losses, strict=True))
-    return Found(loss, apart(masters), apart(own), apart(wrong))
+    return Found(loss, apart(masters), apart(local), apart(wrong))
 
 
 def main() -> int:
@@ -269,13 +269,13 @@ def main() -> int:
         for dtype in [options.dtype] if options.dtype else FORMATS:
             for optimizer, clip in (("sgd", 0.0), ("adamw", 0.5)):
                 case = Case(model, optimizer, clip)
-                found = compared(case, dtype, options.steps, options.seed)
+                result = compared(case, dtype, options.steps, options.seed)
                 print(
-                    f"| {model} | {dtype} | {optimizer} | {found.losses:.1e} | "
-                    f"{found.masters:.1f} | {found.own:.1f} | {found.wrong:.1f} |",
+                    f"| {model} | {dtype} | {optimizer} | {result.losses:.1e} | "
+                    f"{result.masters:.1f} | {result.own:.1f} | {result.wrong:.1f} |",
                     flush=True,
                 )
-                failed += not found.passes
+                failed += not result.passes
     return 1 if failed else 0
 
 

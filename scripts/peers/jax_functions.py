@@ -140,8 +140,8 @@ def llama_weights() -> dict[str, Any]:
     def layer() -> dict[str, Any]:
         shapes = {"q": (d, d), "k": (d, d // 2), "v": (d, d // 2), "o": (d, d)}
         shapes |= {"gate": (d, 24), "up": (d, 24), "down": (24, d)}
-        held = {name: draw(*shape) for name, shape in shapes.items()}
-        return {**held, "g1": draw(d) + 1, "g2": draw(d) + 1}
+        stored = {name: draw(*shape) for name, shape in shapes.items()}
+        return {**stored, "g1": draw(d) + 1, "g2": draw(d) + 1}
 
     layers = [layer() for _ in range(2)]
     return {"wte": draw(WORDS, d), "layers": layers, "g": draw(d) + 1, "head": draw(d, WORDS)}
@@ -156,8 +156,8 @@ def moe(p: Any, x: Any) -> Any:
     order = jnp.cumsum(hot.reshape(n * 2, experts), 0).reshape(n, 2, experts) * hot - 1
     slot = jax.nn.one_hot(order.astype(jnp.int32), places) * hot[..., None]
     combine = jnp.einsum("nk,nkec->nec", w, slot)
-    held = jnp.einsum("nec,nd->ecd", (combine > 0).astype(x.dtype), x)
-    inner = jax.nn.silu(jnp.einsum("ecd,edf->ecf", held, p["w1"]))
+    stored = jnp.einsum("nec,nd->ecd", (combine > 0).astype(x.dtype), x)
+    inner = jax.nn.silu(jnp.einsum("ecd,edf->ecf", stored, p["w1"]))
     return jnp.einsum("nec,ecd->nd", combine, jnp.einsum("ecf,efd->ecd", inner, p["w2"]))
 
 
@@ -192,8 +192,8 @@ def recurrent(p: Any, x: Any) -> Any:
         h = jnp.tanh(row @ p["w"] + h @ p["u"])
         return h, h
 
-    _, found = jax.lax.scan(step, jnp.zeros((x.shape[1], WIDTH)), x)
-    return found
+    _, result = jax.lax.scan(step, jnp.zeros((x.shape[1], WIDTH)), x)
+    return result
 
 
 def decode(p: Any, cache: Any, token: Any, place: Any) -> Any:
@@ -206,8 +206,8 @@ def decode(p: Any, cache: Any, token: Any, place: Any) -> Any:
     )
     scores = jnp.einsum("bthd,bshd->bhts", q, keys)
     scores = jnp.where(jnp.arange(keys.shape[1]) <= place, scores, -jnp.inf)
-    found = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), values)
-    return found.reshape(x.shape[0], -1) @ p["wte"].T, keys, values
+    result = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), values)
+    return result.reshape(x.shape[0], -1) @ p["wte"].T, keys, values
 
 
 def many(p: Any, x: Any) -> Any:
@@ -218,7 +218,7 @@ def many(p: Any, x: Any) -> Any:
     signs = jnp.cbrt(y), jnp.round(y * 3), jnp.floor_divide(y, 0.3), jnp.remainder(y, -0.7), y**3
     parts = y[::2, 1:3], jnp.pad(y, 1), jnp.roll(y, 1, 0), jnp.tile(y, (2, 2)), jnp.flip(y, 1)
     places = y[jnp.array([0, 1]), jnp.array([2, 3])], jnp.take(y, jnp.array([0, 2]), axis=1)
-    written = y.at[0].set(1.0), y.at[:, 1].add(2.0), y.at[jnp.array([1, 9])].max(0.1)
+    output = y.at[0].set(1.0), y.at[:, 1].add(2.0), y.at[jnp.array([1, 9])].max(0.1)
     sums = jnp.cumsum(y, 0), jax.lax.cumsum(y, 1, reverse=True), jnp.prod(y, 1), jnp.any(y > 0.5, 1)
     kinds = y.astype(jnp.bfloat16), (y * 9).astype(jnp.int8), jax.nn.logsumexp(y), jnp.isnan(y)
-    return ordered, smooth, signs, parts, places, written, sums, kinds, jnp.clip(y, 0, 1)
+    return ordered, smooth, signs, parts, places, output, sums, kinds, jnp.clip(y, 0, 1)

@@ -98,21 +98,21 @@ _OF_WORDS = ("gpt", "gpt_scan", "gpt_checkpoint", "llama")
 
 def programs() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     """Per name a function of JAX and its arguments."""
-    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+    matches: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
     for name, (f, p, data, loss) in _families().items():
         zero = jax.tree.map(jnp.zeros_like, p)
-        found[name] = f, (p, data[0])
-        found[f"{name}_gradient"] = partial(_gradient, loss), (p, *data)
-        found[f"{name}_adam"] = partial(_adam, loss), (p, zero, zero, jnp.float32(0), *data)
+        matches[name] = f, (p, data[0])
+        matches[f"{name}_gradient"] = partial(_gradient, loss), (p, *data)
+        matches[f"{name}_adam"] = partial(_adam, loss), (p, zero, zero, jnp.float32(0), *data)
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), gpt_weights())
-    found["gpt_flat"] = gpt_flat, (gpt_weights(), ids())
-    found["gpt_half"] = gpt, (half, ids())
+    matches["gpt_flat"] = gpt_flat, (gpt_weights(), ids())
+    matches["gpt_half"] = gpt, (half, ids())
     cells = {n: draw(WIDTH, WIDTH) for n in "qkv"} | {"wte": draw(WORDS, WIDTH)}
     cache = tuple(draw(BATCH, LENGTH, HEADS, WIDTH // HEADS) for _ in range(2))
     token = jnp.asarray([3, 1, 4, 1], jnp.int32)
-    found["decode"] = decode, (cells, cache, token, jnp.int32(5))
-    found["many"] = many, ({"w": draw(16, 8)}, draw(8, 16))
-    return found
+    matches["decode"] = decode, (cells, cache, token, jnp.int32(5))
+    matches["many"] = many, ({"w": draw(16, 8)}, draw(8, 16))
+    return matches
 
 
 def shortened(text: str) -> str:
@@ -138,18 +138,18 @@ VERSION = "1.1.0"
 def write(folder: Path, name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Write one program with its inputs and results."""
     lowered = jax.jit(f).lower(*args)
-    kept = sorted(lowered._lowering.compile_args["kept_var_idx"])
+    remaining = sorted(lowered._lowering.compile_args["kept_var_idx"])
     text = lowered.as_text(debug_info=True)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(args)]
     results = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(f)(*args))]
-    held = {f"in:{i}": leaves[index] for i, index in enumerate(kept)}
-    held |= {f"out:{i}": array for i, array in enumerate(results)}
+    stored = {f"in:{i}": leaves[index] for i, index in enumerate(remaining)}
+    stored |= {f"out:{i}": array for i, array in enumerate(results)}
     (folder / f"{name}.mlir").write_text(shortened(text), encoding="utf-8")
     try:
         (folder / f"{name}.mlirbc").write_bytes(bytecode(shortened(text)))
     except ValueError as error:  # operations of CHLO have no portable bytecode
         print(f"{name}: without bytecode, {error}")
-    wide = {k: a.astype("float32") if a.dtype == jnp.bfloat16 else a for k, a in held.items()}
+    wide = {k: a.astype("float32") if a.dtype == jnp.bfloat16 else a for k, a in stored.items()}
     np.savez_compressed(folder / f"{name}.npz", **wide)
 
 
@@ -157,9 +157,9 @@ def main() -> None:
     """Write all programs, or those that are named."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = sys.argv[2:]
+    expected = sys.argv[2:]
     for name, (f, args) in programs().items():
-        if not wanted or name in wanted:
+        if not expected or name in expected:
             write(folder, name, f, args)
 
 

@@ -44,19 +44,19 @@ def exported(preset: str, shards: int) -> tuple[ir.IRModule, Any, int]:
     with target:
         op.enable(target=target, flashinfer=False, faster_transformer=False, cutlass=False)
         scheme = QUANTIZATION["q0f16"]
-        made, _ = model.quantize[scheme.kind](model.config.from_dict(config), scheme)
-        mod, params, _ = made.export_tvm(spec=made.get_default_spec(), allow_extern=True)
+        created, _ = model.quantize[scheme.kind](model.config.from_dict(config), scheme)
+        mod, params, _ = created.export_tvm(spec=created.get_default_spec(), allow_extern=True)
     return mod, params, int(config["vocab_size"])
 
 
-def distributed(preset: str, entry: str, own: bool) -> ir.IRModule:
+def distributed(preset: str, entry: str, local: bool) -> ir.IRModule:
     """Return the program of a device, by MLC-LLM or by the strategy ``megatron``."""
-    mod, params, words = exported(preset, DEVICES if own else 1)
+    mod, params, words = exported(preset, DEVICES if local else 1)
     alone = keep_entry(mod, entry)
     known = {str(v.name) for v in relax.analysis.defined_symbolic_vars(alone[entry])}
     sizes = {**ENTRIES[entry], "vocab_size": words}
     alone = td.bind_dims(alone, {name: n for name, n in sizes.items() if name in known})
-    if own:
+    if local:
         return td.from_ccl((alone, params), DEVICES)
     return td.distribute(alone, td.strategy.make_plan(alone, "megatron", {"tp": DEVICES}))
 
@@ -73,12 +73,12 @@ def main() -> int:
     system = td.System.load(args.system)
     for preset in args.presets:
         for entry in ENTRIES:
-            for own in (True, False):
-                dist = distributed(preset, entry, own)
+            for local in (True, False):
+                dist = distributed(preset, entry, local)
                 result, text = td.simulate(td.export(dist), system), dist.script()
                 counts = {kind: text.count(f"R.dist.{kind}(") for kind in KINDS}
                 used = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
-                plan = "MLC-LLM" if own else "megatron"
+                plan = "MLC-LLM" if local else "megatron"
                 print(f"{preset} {entry} {plan}: {result.time_s * 1e3:.2f} ms, {used}", flush=True)
     return 0
 

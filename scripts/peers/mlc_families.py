@@ -113,11 +113,11 @@ def exported(
     with target:
         op.enable(target=target, flashinfer=False, faster_transformer=False, cutlass=False)
         scheme = QUANTIZATION[quantization]
-        made, _ = model.quantize[scheme.kind](model.config.from_dict(config), scheme)
-        spec = made.get_default_spec()
+        created, _ = model.quantize[scheme.kind](model.config.from_dict(config), scheme)
+        spec = created.get_default_spec()
         for method in spec.method_specs if plain else ():
             method.param_mode = "plain"
-        mod, params, _ = made.export_tvm(spec=spec, allow_extern=True)
+        mod, params, _ = created.export_tvm(spec=spec, allow_extern=True)
     return mod, params
 
 
@@ -241,15 +241,15 @@ class Comparison:
         entry: str,
         lengths: Sequence[int],
         programs: dict[str, ir.IRModule] | None = None,
-        own: tuple[ir.IRModule, Any] | None = None,
+        local: tuple[ir.IRModule, Any] | None = None,
     ) -> None:
         self.mod, self.entry, self.lengths = only(mod, entry, lengths), entry, lengths
         # With programs, those of symbolic dims by strategy, which several lengths share.
         self.source = self.mod if programs is None else only(mod, entry, None)
         self.programs = {} if programs is None else programs
-        if own is not None and "mlc" not in self.programs:
-            alone = only(own[0], entry, None if programs is not None else lengths)
-            self.programs["mlc"] = td.from_ccl((alone, own[1]), DEVICES)
+        if local is not None and "mlc" not in self.programs:
+            alone = only(local[0], entry, None if programs is not None else lengths)
+            self.programs["mlc"] = td.from_ccl((alone, local[1]), DEVICES)
         self.takes_cache = any(isinstance(p.ty, relax.AnyType) for p in self.mod[entry].params)
         self.values = list(_arguments(self.mod[entry], np.random.default_rng(0)))
         if "logit_positions" in [str(p.name) for p in self.mod[entry].params]:
@@ -332,9 +332,9 @@ def main() -> int:
     for family in args.families:
         try:
             mod, _ = exported(family, args.quantization, args.plain)
-            own = None
+            local = None
             if "mlc" in strategies:
-                own = exported(family, args.quantization, args.plain, DEVICES)
+                local = exported(family, args.quantization, args.plain, DEVICES)
         except Exception as error:
             reason = str(error).splitlines()[0][:80]
             print(f"{family}: not exported ({type(error).__name__}: {reason})", flush=True)
@@ -349,7 +349,7 @@ def main() -> int:
         for entry in ENTRIES:
             programs: dict[str, ir.IRModule] | None = {} if args.symbolic else None
             for lengths in (ENTRIES[entry], OTHER_LENGTHS[entry])[: 1 + args.symbolic]:
-                case = Comparison(mod, entry, lengths, programs, own)
+                case = Comparison(mod, entry, lengths, programs, local)
                 title = f"{family} {args.quantization}{' plain' * args.plain} {entry}"
                 title += f" {list(lengths)}" if args.symbolic else ""
                 try:

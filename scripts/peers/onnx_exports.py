@@ -71,8 +71,8 @@ class Logits(torch.nn.Module):
 
     def forward(self, *args: torch.Tensor) -> torch.Tensor:
         """The output of this name."""
-        given = dict(zip(self.names, args, strict=True))
-        return getattr(self.model(**given, return_dict=True), self.output)
+        inputs = dict(zip(self.names, args, strict=True))
+        return getattr(self.model(**inputs, return_dict=True), self.output)
 
 
 def _of(cls: str, config: Any, names: tuple[str, ...], output: str = "logits") -> Any:
@@ -163,22 +163,22 @@ def _models(full: bool) -> dict[str, Export]:
     }  # fmt: skip
 
 
-def export(one: Export, path: Path) -> None:
+def export(single: Export, path: Path) -> None:
     """Write the model as ONNX, its weights beside it."""
     torch.manual_seed(0)
-    model = one.make().eval()
-    if one.half:
+    model = single.make().eval()
+    if single.half:
         model.half()
     dims = [
-        {d: torch.export.Dim(n) for d, n in one.open_dims.get(name, {}).items()}
-        for name in one.inputs
+        {d: torch.export.Dim(n) for d, n in single.open_dims.get(name, {}).items()}
+        for name in single.inputs
     ]
     several = isinstance(model, Logits)
     torch.onnx.export(
         model,
-        tuple(one.inputs.values()),
+        tuple(single.inputs.values()),
         str(path),
-        input_names=list(one.inputs),
+        input_names=list(single.inputs),
         dynamic_shapes=(tuple(dims),) if several else tuple(dims),
         dynamo=True,
         external_data=True,
@@ -187,10 +187,10 @@ def export(one: Export, path: Path) -> None:
     )
 
 
-def analyse(path: Path, one: Export) -> dict[str, Any]:
+def analyse(path: Path, single: Export) -> dict[str, Any]:
     """Read the file, find its layers, and simulate a step under each strategy."""
-    mod = td.load_model(str(path), dims=one.sizes).mod
-    weights = len(mod["main"].params) - len(one.inputs)
+    mod = td.load_model(str(path), dims=single.sizes).mod
+    weights = len(mod["main"].params) - len(single.inputs)
     nameless = [str(p.name) for p in mod["main"].params if re.match(r"val_\d+", str(p.name))]
     mod = td.transform.OutlineRepeatedLayers()(mod)
     layers = {
@@ -204,18 +204,18 @@ def analyse(path: Path, one: Export) -> dict[str, Any]:
     }
     steps: dict[str, Any] = {}
     for strategy, mesh in MESHES.items():
-        if strategy == "megatron" and not one.transformer:
+        if strategy == "megatron" and not single.transformer:
             continue
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 plan = td.strategy.make_plan(mod, strategy, mesh, SYSTEM)
                 local = td.distribute(mod, plan, system=SYSTEM)
-                found = td.simulate(td.export(local), SYSTEM)
+                result = td.simulate(td.export(local), SYSTEM)
                 steps[strategy] = {
-                    "time_s": found.time_s,
-                    "flops": found.devices[0].flops,
-                    "unmodelled": list(found.unmodelled_ops),
+                    "time_s": result.time_s,
+                    "flops": result.devices[0].flops,
+                    "unmodelled": list(result.unmodelled_ops),
                 }
             except DistIRError as error:
                 steps[strategy] = {"refused": str(error)}
@@ -233,8 +233,8 @@ def main() -> int:
     arguments = parser.parse_args()
     models = _models(arguments.full)
     bad = 0
-    with tempfile.TemporaryDirectory() as own:
-        folder = arguments.folder or Path(own)
+    with tempfile.TemporaryDirectory() as local:
+        folder = arguments.folder or Path(local)
         folder.mkdir(parents=True, exist_ok=True)
         for name in arguments.models or models:
             path = folder / f"{name}.onnx"
@@ -242,14 +242,14 @@ def main() -> int:
             if not path.exists():
                 export(models[name], path)
                 gc.collect()
-            made = time.process_time()
+            created = time.process_time()
             try:
-                found = analyse(path, models[name])
+                result = analyse(path, models[name])
             except DistIRError as error:
-                found = {"steps": {"read": {"refused": str(error)}}}
-            bad += any("refused" in step for step in found["steps"].values())
-            took = {"export_s": made - start, "analysis_s": time.process_time() - made}
-            row = {"model": name, "depth": models[name].layers, **found, **took}
+                result = {"steps": {"read": {"refused": str(error)}}}
+            bad += any("refused" in step for step in result["steps"].values())
+            elapsed = {"export_s": created - start, "analysis_s": time.process_time() - created}
+            row = {"model": name, "depth": models[name].layers, **result, **elapsed}
             print(json.dumps(row) if arguments.json else _text(row), flush=True)
     return int(bool(bad))
 

@@ -107,11 +107,11 @@ class UNet(nn.Module):
         self.time1, self.time2 = nn.Linear(self.first, time), nn.Linear(time, time)
         self.conv_in = nn.Conv2d(4, self.first, 3, padding=1)
         texts = [context if i < 3 else None for i in range(len(widths))]
-        kept, down, width = [self.first], [], self.first
+        remaining, down, width = [self.first], [], self.first
         for i, (wide, text) in enumerate(zip(widths, texts)):
             down.append(Level([width, *[wide] * (blocks - 1)], wide, time, text))
             width = wide
-            kept += [wide] * (blocks + (i + 1 < len(widths)))
+            remaining += [wide] * (blocks + (i + 1 < len(widths)))
         self.down_blocks = nn.ModuleList(down)
         self.downsamplers = nn.ModuleList(
             [nn.Conv2d(w, w, 3, stride=2, padding=1) for w in widths[:-1]]
@@ -122,7 +122,7 @@ class UNet(nn.Module):
         for wide, text in zip(reversed(widths), reversed(texts)):
             inputs = []
             for _ in range(blocks + 1):
-                inputs.append(width + kept.pop())
+                inputs.append(width + remaining.pop())
                 width = wide
             up.append(Level(inputs, wide, time, text))
         self.up_blocks = nn.ModuleList(up)
@@ -140,19 +140,19 @@ class UNet(nn.Module):
         wave = torch.cat([angles.cos(), angles.sin()], dim=-1)
         time = self.time2(functional.silu(self.time1(wave)))
         x = self.conv_in(sample)
-        kept = [x]
+        remaining = [x]
         for i, level in enumerate(self.down_blocks):
             for number in range(len(level.resnets)):
                 x = level.step(number, x, time, context)
-                kept.append(x)
+                remaining.append(x)
             if i < len(self.downsamplers):
                 x = self.downsamplers[i](x)
-                kept.append(x)
+                remaining.append(x)
         x = self.mid_attention(self.mid.step(0, x, time, context), context)
         x = self.mid.step(1, x, time, context)
         for i, level in enumerate(self.up_blocks):
             for number in range(len(level.resnets)):
-                x = level.step(number, torch.cat([x, kept.pop()], dim=1), time, context)
+                x = level.step(number, torch.cat([x, remaining.pop()], dim=1), time, context)
             if i < len(self.upsamplers):
                 x = self.upsamplers[i](functional.interpolate(x, scale_factor=2.0, mode="nearest"))
         return self.conv_out(functional.silu(self.norm_out(x)))

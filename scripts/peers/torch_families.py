@@ -52,16 +52,16 @@ def judge(name: str, form: str, plans: bool) -> tuple[bool, list[str]]:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if form == "archive":
-            model, given = build(name), sample_inputs(name)
+            model, passed = build(name), sample_inputs(name)
             options = {"use_cache": False} if name in DECODES else {}
-            values = tuple(given.values())
-            output = model(**given, **options)
+            values = tuple(passed.values())
+            output = model(**passed, **options)
             leaves = torch.utils._pytree.tree_leaves(tuple(output.values()))
-            wanted = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
-            program = torch.export.export(model, (), {**given, **options})
+            expected = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+            program = torch.export.export(model, (), {**passed, **options})
         else:
             model, values = (prefill if form == "prefill" else decode)(name)
-            wanted = model(*values)
+            expected = model(*values)
             program = torch.export.export(model, values)
     source: Any = program
     if form == "archive":
@@ -74,9 +74,9 @@ def judge(name: str, form: str, plans: bool) -> tuple[bool, list[str]]:
     weights = load_weights(source)
     names = [str(n) for n in flat["main"].attrs["dist.param_names"]][len(values) :]
     inputs = [value.numpy() for value in values] + [weights[n] for n in names]
-    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-    found = Reference(flat).run(inputs)
-    error = max(_distance(a, b.numpy()) for a, b in zip(found, wanted, strict=True))
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    result = Reference(flat).run(inputs)
+    error = max(_distance(a, b.numpy()) for a, b in zip(result, expected, strict=True))
     good, verdicts = error <= TOLERANCE, []
     for text, mesh in PLANS.items() if plans else ():
         try:
@@ -91,9 +91,9 @@ def judge(name: str, form: str, plans: bool) -> tuple[bool, list[str]]:
     return bool(good), [*row, *verdicts]
 
 
-def _distance(found: Any, wanted: Any) -> float:
-    scale = max(float(np.abs(wanted).max()), 1e-6)
-    return float(np.abs(np.asarray(found) - wanted).max()) / scale
+def _distance(matches: Any, expected: Any) -> float:
+    scale = max(float(np.abs(expected).max()), 1e-6)
+    return float(np.abs(np.asarray(matches) - expected).max()) / scale
 
 
 def layers(mod: Any) -> str:
@@ -107,8 +107,8 @@ def layers(mod: Any) -> str:
         for b in block.bindings
         if isinstance(b.value, tvm.ir.Call) and isinstance(b.value.op, tvm.ir.GlobalVar)
     ]
-    found = [n for n, fn in functions.items() if n != "main" and isinstance(fn, Function)]
-    return ", ".join(f"{calls.count(n)} x {n} ({count(functions[n])})" for n in found) or "-"
+    matches = [n for n, fn in functions.items() if n != "main" and isinstance(fn, Function)]
+    return ", ".join(f"{calls.count(n)} x {n} ({count(functions[n])})" for n in matches) or "-"
 
 
 def count(fn: Any) -> int:
@@ -142,7 +142,7 @@ def main() -> int:
         print("|" + "---|" * len(HEADS))
     good = True
     with tvm.target.Target(QUICK):
-        for name, form in sorted(forms, key=lambda one: names.index(one[0])):
+        for name, form in sorted(forms, key=lambda single: names.index(single[0])):
             equal, row = judge(name, form, not arguments.no_plans)
             good &= equal
             print(edge.format(" | ".join(row)), flush=True)

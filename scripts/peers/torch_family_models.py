@@ -167,8 +167,8 @@ class Whole(torch.nn.Module):
 
     def forward(self, *values: torch.Tensor) -> Any:
         """The logits, or what the model gives first."""
-        given = dict(zip(self.names, values, strict=True))
-        return self.model(**given, **self.options, return_dict=False)[0]
+        inputs = dict(zip(self.names, values, strict=True))
+        return self.model(**inputs, **self.options, return_dict=False)[0]
 
 
 class Step(torch.nn.Module):
@@ -195,9 +195,9 @@ class PairStep(torch.nn.Module):
     def forward(self, token: torch.Tensor, encoded: torch.Tensor, *past: torch.Tensor) -> Any:
         """Logits, then the decoder's own keys and values by layer."""
         half = len(past) // 2
-        own = filled(self.model.config, past[:half], TOKENS // 2 - 1)
+        local = filled(self.model.config, past[:half], TOKENS // 2 - 1)
         cross = filled(self.model.config, past[half:], encoded.shape[1])
-        cache = hf.EncoderDecoderCache(own, cross)
+        cache = hf.EncoderDecoderCache(local, cross)
         whole = hf.modeling_outputs.BaseModelOutput(last_hidden_state=encoded)
         options = dict(encoder_outputs=whole, past_key_values=cache, use_cache=True)
         out = self.model(decoder_input_ids=token, **options)
@@ -242,7 +242,7 @@ def kept(cache: Any) -> list[torch.Tensor]:
 def states(cache: Any) -> list[torch.Tensor]:
     """States of a cache, layer by layer."""
     return [
-        value for one in cache.layers for value in (one.conv_states[0], one.recurrent_states[0])
+        value for each in cache.layers for value in (each.conv_states[0], each.recurrent_states[0])
     ]
 
 
@@ -286,18 +286,18 @@ def decode(name: str) -> Made:
         The step's logits are not those of the last token without a cache: it is used wrongly.
     """
     whole, values = prefill(name)
-    model, given = whole.model, dict(zip(whole.names, values, strict=True))
+    model, inputs = whole.model, dict(zip(whole.names, values, strict=True))
     ids = values[-1]
-    given[whole.names[-1]] = ids[:, :-1]
+    inputs[whole.names[-1]] = ids[:, :-1]
     step: torch.nn.Module
     with torch.no_grad():
-        out = model(**given, use_cache=True)
+        out = model(**inputs, use_cache=True)
         if name in STATES:
             step, past = StateStep(model), (ids[:, -1:], *states(out.cache_params))
         elif name in PAIRS:
             caches = out.past_key_values
-            held = [*kept(caches.self_attention_cache), *kept(caches.cross_attention_cache)]
-            step, past = PairStep(model), (ids[:, -1:], out.encoder_last_hidden_state, *held)
+            stored = [*kept(caches.self_attention_cache), *kept(caches.cross_attention_cache)]
+            step, past = PairStep(model), (ids[:, -1:], out.encoder_last_hidden_state, *stored)
         else:
             step, past = Step(model), (ids[:, -1:], *kept(out.past_key_values))
         past = tuple(value.clone() for value in past)

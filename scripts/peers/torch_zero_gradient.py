@@ -44,7 +44,7 @@ class Layer(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
-    def forward(self, ids: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor]:
+    def forward(self, ids: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor]:
         """The loss."""
         x = self.embed(ids)
         a = self.norm1(x)
@@ -52,7 +52,7 @@ class Layer(nn.Module):
         a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(a.transpose(1, 2).flatten(2))
         x = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return (F.cross_entropy(self.head(x).flatten(0, 1), wanted.flatten()),)
+        return (F.cross_entropy(self.head(x).flatten(0, 1), expected.flatten()),)
 
 
 def gradients(layer: nn.Module, args: tuple[torch.Tensor, ...]) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def main() -> int:
     for name in targets[1:]:
         apart = size(narrow[name] - wide[name]), size(ours[name] - wide[name])
         worst = max(worst, apart[1] / apart[0])
-        told = (size(wide[name]), *apart, size(ours[name] - narrow[name]))
-        print(name, *(f"{number:.1e}" for number in told), sep=" | ")
+        reported = (size(wide[name]), *apart, size(ours[name] - narrow[name]))
+        print(name, *(f"{number:.1e}" for number in reported), sep=" | ")
     part = report.outputs[targets.index("k.bias")].max_rel_diff
     print(f"\nover two devices: equal {report.equal}, k.bias apart by {part:.0%} of itself")
     return 0 if worst <= FACTOR and report.equal else 1

@@ -163,7 +163,7 @@ def sampled_inputs(names: tuple[str, ...], config: Any) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     mask = np.ones((2, 12), "int32")
     mask[1, 9:] = 0
-    made: dict[str, Any] = {
+    created: dict[str, Any] = {
         "input_ids": rng.integers(0, 64, (2, 12)).astype("int32"),
         "decoder_input_ids": rng.integers(0, 64, (2, 7)).astype("int32"),
         "token_type_ids": rng.integers(0, 2, (2, 12)).astype("int32"),
@@ -171,7 +171,7 @@ def sampled_inputs(names: tuple[str, ...], config: Any) -> dict[str, Any]:
         "pixel_values": rng.normal(size=(2, 3, 16, 16)).astype("float32"),
         "input_features": rng.normal(size=(2, 8, 24)).astype("float32"),
     }
-    return {name: made[name] for name in names}
+    return {name: created[name] for name in names}
 
 
 def own_shapes(model: Any) -> dict[str, list[int]]:

@@ -261,8 +261,8 @@ def verdict(rows: Iterable[dict[str, str]]) -> str:
         if kind in kinds:
             return kind
     each = [
-        next(k for k in ("equal", "not applicable", "no reference", "refused") if k in found)
-        for found in by_entry.values()
+        next(k for k in ("equal", "not applicable", "no reference", "refused") if k in result)
+        for result in by_entry.values()
     ]
     return next(k for k in ("refused", "no reference", "equal", "not applicable") if k in each)
 
@@ -291,8 +291,8 @@ def report(folder: Path) -> int:
     refused = {name for name, each in modules.items() if verdict(each) == "refused"}
     reasons: Counter[str] = Counter()
     for name in sorted(refused):
-        found = {row["message"] for row in modules[name] if FIRST_DIM in row["stage"]}
-        for text in found or {row["message"] for row in modules[name]}:
+        matches = {row["message"] for row in modules[name] if FIRST_DIM in row["stage"]}
+        for text in matches or {row["message"] for row in modules[name]}:
             reasons[re.sub(r"\d+", "N", text)[:110]] += 1
     print("\nmodules | refusal of the first even dim, numbers as N")
     for text, count in reasons.most_common():
@@ -316,8 +316,8 @@ def main() -> int:
         return collect(args.folder, args.tests, args.total_s)
     if args.command == "report":
         return report(args.folder)
-    written = args.folder / "outcomes.jsonl"
-    lines = written.read_text().splitlines() if written.exists() else []
+    output = args.folder / "outcomes.jsonl"
+    lines = output.read_text().splitlines() if output.exists() else []
     known = {json.loads(line)["module"] for line in lines}
     names = sorted(path.name for path in args.folder.glob(f"{args.source}*.json"))
     names = [name for name in names if args.match in name][:: args.every]

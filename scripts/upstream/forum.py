@@ -39,11 +39,11 @@ def outcome(name: str, mod: ir.IRModule) -> str:
 def stock(path: str) -> None:
     """Run TVM's pass on a text many times; print all that came of it, and of the pass after it."""
     text = Path(path).read_text(encoding="utf-8")
-    found = [outcome("PropagateSharding", tvm.script.from_source(text)) for _ in range(RUNS)]
+    matches = [outcome("PropagateSharding", tvm.script.from_source(text)) for _ in range(RUNS)]
     behind = ""
-    if not found[0].startswith("error: "):
-        behind = outcome("LegalizeRedistribute", tvm.script.from_source(found[0]))
-    print(json.dumps({"found": sorted(set(found)), "behind": behind}))
+    if not matches[0].startswith("error: "):
+        behind = outcome("LegalizeRedistribute", tvm.script.from_source(matches[0]))
+    print(json.dumps({"found": sorted(set(matches)), "behind": behind}))
 
 
 def ask_stock(mod: ir.IRModule) -> tuple[list[str], str]:
@@ -58,8 +58,8 @@ def ask_stock(mod: ir.IRModule) -> tuple[list[str], str]:
             text=True,
             check=True,
         )
-    said = json.loads(done.stdout)
-    return said["found"], said["behind"]
+    message = json.loads(done.stdout)
+    return message["found"], message["behind"]
 
 
 def main() -> int:
@@ -74,12 +74,12 @@ def main() -> int:
     ours = td.transform.PropagateSharding()(flat)
     (refused, *more), _ = ask_stock(nested)
     print("TVM's PropagateSharding, calls of a private function:", refused, *more, sep="\n")
-    (given, *more), behind = ask_stock(flat)
-    print(f"\nInlined, {RUNS} runs:", given, *more, sep="\n")
-    if more or given.startswith("error: "):
+    (inputs, *more), behind = ask_stock(flat)
+    print(f"\nInlined, {RUNS} runs:", inputs, *more, sep="\n")
+    if more or inputs.startswith("error: "):
         return 1
     equal = tvm_ffi.structural_equal(
-        tvm.script.from_source(given), tvm.script.from_source(ours.script())
+        tvm.script.from_source(inputs), tvm.script.from_source(ours.script())
     )
     print("\nstructurally equal to what tvm_distir gives:", equal)
     print("TVM's LegalizeRedistribute on that:", behind)

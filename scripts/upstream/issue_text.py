@@ -46,7 +46,7 @@ def in_page(page: str, states: Mapping[str, str]) -> str:
     return f"{head}{SLOT[0]}\n{table(states)}{SLOT[1]}{tail}"
 
 
-def text_of(name: str, found: Found) -> str:
+def text_of(name: str, matches: Found) -> str:
     """Return the issue's text for what its reproducer found."""
     source = (FAULTS / f"{name}.py").read_text(encoding="utf-8")
     tree = ast.parse(source)
@@ -54,8 +54,10 @@ def text_of(name: str, found: Found) -> str:
     actual, _, expected = prose.strip().partition("\n\nExpected: ")
     behind = _without_test(source, tree).split('"""', 2)[2].strip()
     code = re.sub(r"\n{3,}", "\n\n\n", behind)
-    crashed = found.state.startswith("crash: ")
-    printed = f"{found.said}{found.state}\n" if crashed else f"{found.said}{STATE}{found.state}\n"
+    crashed = matches.state.startswith("crash: ")
+    printed = (
+        f"{matches.said}{matches.state}\n" if crashed else f"{matches.said}{STATE}{matches.state}\n"
+    )
     how = "It prints this and crashes" if crashed else "It prints"
     parts = [
         f"# {title}",

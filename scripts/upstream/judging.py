@@ -69,9 +69,9 @@ def _process(command: Sequence[str], ours: bool = False) -> subprocess.Completed
 
 def _ended(done: subprocess.CompletedProcess[str], printed: str) -> Found:
     """Read what a reproducer printed; one that says no state was ended."""
-    said, mark, state = printed.rpartition(STATE)
+    message, mark, state = printed.rpartition(STATE)
     if mark and done.returncode == 0:
-        return Found(state.strip(), said)
+        return Found(state.strip(), message)
     if done.returncode < 0:
         return Found(f"crash: {signal.Signals(-done.returncode).name}", printed)
     raise RuntimeError(f"a reproducer failed:\n{printed}{done.stderr}")
@@ -109,7 +109,7 @@ def run_tests(ours: bool, files: str = "test_*.py") -> dict[str, str]:
     dict of str to str
         ``passed`` or ``failed`` by ``file::test``, or ``crash: ...`` by file.
     """
-    found = {}
+    matches = {}
     for path in sorted(TESTS.glob(files)):
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
@@ -118,12 +118,12 @@ def run_tests(ours: bool, files: str = "test_*.py") -> dict[str, str]:
             command = ["-m", "pytest", *options, *plugin, f"--junitxml={report}", str(path)]
             done = _process(command, ours)
             if done.returncode < 0:
-                found[path.name] = f"crash: {signal.Signals(-done.returncode).name}"
+                matches[path.name] = f"crash: {signal.Signals(-done.returncode).name}"
             elif done.returncode > 1:
                 raise RuntimeError(f"{path.name}: {done.stdout}{done.stderr}")
             else:
                 for case in ElementTree.parse(report).iter("testcase"):
                     failed = case.find("failure") is not None or case.find("error") is not None
                     key = f"{path.name}::{case.get('name')}"
-                    found[key] = "failed" if failed else "passed"
-    return found
+                    matches[key] = "failed" if failed else "passed"
+    return matches

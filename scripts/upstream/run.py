@@ -39,24 +39,24 @@ def judge(names: list[str], together: bool, recorded: dict[str, str]) -> dict[st
     return judging.judge_together(quiet)
 
 
-def compare(title: str, recorded: dict[str, str], found: dict[str, str], whole: bool) -> bool:
+def compare(title: str, recorded: dict[str, str], matches: dict[str, str], whole: bool) -> bool:
     """Print a table of what was recorded and found; return whether they agree."""
-    names = sorted({*recorded, *found} if whole else found)
+    names = sorted({*recorded, *matches} if whole else matches)
     print(f"| {title} | found | as recorded |\n|--|--|--|")
     equal = True
     for name in names:
-        wanted, got = recorded.get(name, NOT_RECORDED), found.get(name, "did not run")
-        equal = equal and wanted == got
-        print(f"| {name} | {got} | {'yes' if wanted == got else f'no: {wanted}'} |")
+        expected, got = recorded.get(name, NOT_RECORDED), matches.get(name, "did not run")
+        equal = equal and expected == got
+        print(f"| {name} | {got} | {'yes' if expected == got else f'no: {expected}'} |")
     print(flush=True)
     return equal
 
 
-def stale_issues(found: dict[str, judging.Found], write: bool) -> list[str]:
+def stale_issues(matches: dict[str, judging.Found], write: bool) -> list[str]:
     """Return the faults whose issue says other things than were found; write those."""
     stale = []
-    for name, one in found.items():
-        path, text = issue_text.path_of(name), issue_text.text_of(name, one)
+    for name, single in matches.items():
+        path, text = issue_text.path_of(name), issue_text.text_of(name, single)
         if path.is_file() and issue_text.same(path.read_text(encoding="utf-8"), text):
             continue
         if write:
@@ -77,51 +77,57 @@ def stale_page(states: dict[str, str], write: bool) -> bool:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    made.add_argument("names", nargs="*", metavar="NAME", help="reproducers; all without any")
-    made.add_argument("--states", type=Path, default=STATES, help="file of recorded states")
-    made.add_argument("--write", action="store_true", help="record what is found, write the issues")
-    made.add_argument(
+    argument_parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    argument_parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="reproducers; all without any"
+    )
+    argument_parser.add_argument(
+        "--states", type=Path, default=STATES, help="file of recorded states"
+    )
+    argument_parser.add_argument(
+        "--write", action="store_true", help="record what is found, write the issues"
+    )
+    argument_parser.add_argument(
         "--with-ours", action="store_true", help="also run the tests with tvm_distir's passes"
     )
-    made.add_argument("--no-tests", action="store_true", help="reproducers only")
-    made.add_argument(
+    argument_parser.add_argument("--no-tests", action="store_true", help="reproducers only")
+    argument_parser.add_argument(
         "--together",
         action="store_true",
         help="reproducers in one process, but for those recorded as crashing, which are left out",
     )
-    return made
+    return argument_parser
 
 
 def main() -> int:
     """Judge, compare, print."""
-    given = parser().parse_args()
+    arguments = parser().parse_args()
     known = judging.fault_names()
-    unknown = sorted(set(given.names) - set(known))
+    unknown = sorted(set(arguments.names) - set(known))
     if unknown:
         print(f"no reproducer {', '.join(unknown)}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
-    states: dict[str, Any] = json.loads(given.states.read_text("utf-8"))
+    states: dict[str, Any] = json.loads(arguments.states.read_text("utf-8"))
     recorded = states["versions"].setdefault(series(), {"faults": {}, "tests": {}})
     print(f"apache-tvm {version('apache-tvm')}, states recorded for {series()}\n")
-    found = judge(given.names or known, given.together, recorded["faults"])
-    by_name = {name: one.state for name, one in found.items()}
-    tests = {} if given.no_tests or given.names else judging.run_tests(ours=False)
-    if given.write:
+    result = judge(arguments.names or known, arguments.together, recorded["faults"])
+    by_name = {name: single.state for name, single in result.items()}
+    tests = {} if arguments.no_tests or arguments.names else judging.run_tests(ours=False)
+    if arguments.write:
         recorded["faults"] |= by_name
         recorded["tests"] = tests or recorded["tests"]
-        given.states.write_text(json.dumps(states, indent=2, sort_keys=True) + "\n", "utf-8")
-    whole = not given.names
-    equal = compare("fault", recorded["faults"], by_name, whole and not given.together)
+        arguments.states.write_text(json.dumps(states, indent=2, sort_keys=True) + "\n", "utf-8")
+    whole = not arguments.names
+    equal = compare("fault", recorded["faults"], by_name, whole and not arguments.together)
     if tests:
         equal = compare("test", recorded["tests"], tests, whole) and equal
-    if given.with_ours:
+    if arguments.with_ours:
         ours = judging.run_tests(ours=True)
         equal = compare("test with tvm_distir", dict.fromkeys(ours, "passed"), ours, True) and equal
-    stale = stale_issues(found, given.write)
+    stale = stale_issues(result, arguments.write)
     for name in stale:
         print(f"issues/{name}.md does not say what was found: run.py --write")
-    if stale_page(recorded["faults"], given.write):
+    if stale_page(recorded["faults"], arguments.write):
         print(f"{issue_text.PAGE.name} does not say what is recorded: run.py --write")
         return 1
     return 0 if equal and not stale else 1

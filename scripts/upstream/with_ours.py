@@ -39,8 +39,8 @@ def _execute(mod: ir.IRModule, inputs: Sequence[np.ndarray], result: Any) -> np.
 
     if any(isinstance(p.ty, DTensorType) for p in mod["main"].params):
         mod = td.transform.LowerDistIR()(mod)
-    (found,) = td.run(mod, list(inputs), engine="virtual")
-    return found
+    (observed,) = td.run(mod, list(inputs), engine="virtual")
+    return observed
 
 
 def pytest_configure() -> None:

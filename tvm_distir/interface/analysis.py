@@ -233,7 +233,7 @@ def analyze(
             "DIST0151", "a strategy needs a mesh", place="analyze",
             remedy='Give its axes, as mesh={"dp": 2, "tp": 4}.',
         )  # fmt: skip
-    given: dict[str, Any] = {
+    choices: dict[str, Any] = {
         "strategy": strategy, "mesh": mesh, "batch": batch, "dims": dims, "entry": entry,
         "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
         "ahead_bytes": ahead_bytes, "overlap_activations": overlap_activations,
@@ -241,19 +241,19 @@ def analyze(
     }  # fmt: skip
     watch = Stopwatch()
     with watch.stage("load"):
-        known = System.known(system)
+        resolved = System.resolve(system)
     if train is not False:
-        given["train"] = {"master": keeps_master(known), **({} if train is True else train)}
+        choices["train"] = {"master": keeps_master(resolved), **({} if train is True else train)}
     else:
-        given["train"] = None
+        choices["train"] = None
     with gc_paused():
         study = Study(
-            model, plan, system=known, allocator=allocator, watch=watch,
-            exporter=exporter(measure, allocator), **given,
+            model, plan, system=resolved, allocator=allocator, watch=watch,
+            exporter=exporter(measure, allocator), **choices,
         )  # fmt: skip
         name = "module" if isinstance(model, ir.IRModule) else str(model)
         shown = {
-            **given,
+            **choices,
             "train": train,
             "allocator": allocator,
             "measure": measure,

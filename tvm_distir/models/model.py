@@ -205,8 +205,8 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     return Model(mod, folder.name, "huggingface", lambda: read_checkpoint(folder, config))
 
 
-def _no_config(place: str, what: str, remedy: str) -> ModelError:
-    return ModelError("DIST0334", what, place=place, remedy=remedy)
+def _no_config(place: str, problem: str, remedy: str) -> ModelError:
+    return ModelError("DIST0334", problem, place=place, remedy=remedy)
 
 
 def from_onnx(

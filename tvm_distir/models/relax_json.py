@@ -75,8 +75,8 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
     check_file(path)
     remedy = "Give the JSON of a Relax module, as `tvm-distir convert MODEL out.json` writes it."
 
-    def refuse(place: str, what: str, remedy: str) -> ModelError:
-        return ModelError("DIST0303", what, place=place, remedy=remedy)
+    def refuse(place: str, problem: str, remedy: str) -> ModelError:
+        return ModelError("DIST0303", problem, place=place, remedy=remedy)
 
     text = read_text(path, refuse)
     try:
@@ -87,8 +87,8 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
         *(RuntimeError, TypeError, ValueError),
     ) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        what = f"it is not a TVM module: {lines[-1] if lines else type(error).__name__}"
-        raise refuse(str(path), what, remedy) from error
+        problem = f"it is not a TVM module: {lines[-1] if lines else type(error).__name__}"
+        raise refuse(str(path), problem, remedy) from error
     if not isinstance(loaded, ir.IRModule):
         raise refuse(str(path), f"it is a {type(loaded).__name__}, not a module", remedy)
     return bind_dims(loaded, dims)

@@ -51,7 +51,7 @@ def from_tvmscript(
         DIST0301 no file, DIST0320 no Python, DIST0321 a statement not allowed, DIST0322 no
         module or an unclear choice, DIST0323 TVM's parser refuses it; each with the line.
     """
-    text, place, wanted = _source(path_or_text)
+    text, place, class_name = _source(path_or_text)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
@@ -63,7 +63,7 @@ def from_tvmscript(
             remedy="Give a Python file that contains a TVMScript module.",
         ) from error
     names, classes = _read_statements(tree, place)
-    chosen = _choose(classes, wanted, place)
+    chosen = _choose(classes, class_name, place)
     return bind_dims(_parse(text, chosen, names, place), dims or {})
 
 
@@ -72,7 +72,7 @@ def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
     if isinstance(path_or_text, str) and "\n" in path_or_text:
         return path_or_text, "text", None
     whole = str(path_or_text)
-    name, _, wanted = whole.partition("::")
+    name, _, class_name = whole.partition("::")
     path = Path(name)
     check_file(path)
     try:
@@ -88,7 +88,7 @@ def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
             place=name,
             remedy="Check the path.",
         ) from error
-    return text, name, wanted or None
+    return text, name, class_name or None
 
 
 def _read_statements(tree: ast.Module, place: str) -> tuple[dict[str, Any], list[ast.ClassDef]]:
@@ -141,8 +141,8 @@ def _imported(
         package = "." * node.level + (node.module or "")
         for alias in node.names:
             if package not in _TVM_PACKAGES[1:] or alias.name not in ("ir", "relax", "tir", "tirx"):
-                what = f'import of "{alias.name}" from "{package}" is not allowed'
-                raise _refused(node, place, what, remedy)
+                problem = f'import of "{alias.name}" from "{package}" is not allowed'
+                raise _refused(node, place, problem, remedy)
             word = "T" if alias.name in ("tir", "tirx") else alias.name
             result[alias.asname or alias.name] = known[word]
         return result
@@ -206,16 +206,16 @@ def _is_module(node: ast.ClassDef) -> bool:
     return False
 
 
-def _choose(classes: list[ast.ClassDef], wanted: str | None, place: str) -> ast.ClassDef:
+def _choose(classes: list[ast.ClassDef], class_name: str | None, place: str) -> ast.ClassDef:
     by_name = {node.name: node for node in classes}
-    if wanted is not None:
-        if wanted in by_name:
-            return by_name[wanted]
+    if class_name is not None:
+        if class_name in by_name:
+            return by_name[class_name]
         raise ModelError(
             "DIST0322",
-            f'there is no module "{wanted}"',
+            f'there is no module "{class_name}"',
             place=place,
-            remedy=nearest(wanted, by_name),
+            remedy=nearest(class_name, by_name),
         )
     if len(classes) == 1:
         return classes[0]
@@ -247,8 +247,8 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
         drop_half_built(error)
         match = _LINE.search(str(error))
         line = int(match.group(1)) if match else first
-        what = _first_line(error).removeprefix("error: ")
-        raise ModelError("DIST0323", what, place=f"{place}:{line}", remedy=remedy) from error
+        problem = _first_line(error).removeprefix("error: ")
+        raise ModelError("DIST0323", problem, place=f"{place}:{line}", remedy=remedy) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         drop_half_built(error)
         raise ModelError(
@@ -280,8 +280,8 @@ def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> No
         )
 
 
-def _refused(node: ast.stmt, place: str, what: str, remedy: str) -> ModelError:
-    return ModelError("DIST0321", what, place=f"{place}:{node.lineno}", remedy=remedy)
+def _refused(node: ast.stmt, place: str, problem: str, remedy: str) -> ModelError:
+    return ModelError("DIST0321", problem, place=f"{place}:{node.lineno}", remedy=remedy)
 
 
 def _first_line(error: Exception) -> str:

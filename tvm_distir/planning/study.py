@@ -142,7 +142,7 @@ class Study:
     @property
     def known_system(self) -> System | None:
         """Return the loaded system."""
-        return System.known(self.system)
+        return System.resolve(self.system)
 
     @cached_property
     def source(self) -> Model:
@@ -217,7 +217,7 @@ class Study:
         if self.attention is None:
             system = self.known_system
             kernels = self.kernels or (system.kernels if system is not None else None)
-            return kernels is not None and Profile.known(kernels).attention == FUSED
+            return kernels is not None and Profile.resolve(kernels).attention == FUSED
         if self.attention not in ATTENTIONS:
             raise UsageError(
                 "DIST0152", f'attention "{self.attention}" is not known',
@@ -259,7 +259,7 @@ class Study:
     @cached_property
     def _schedule(self) -> Schedule | None:
         if self.schedule is not None:
-            return Schedule.known(self.schedule)
+            return Schedule.resolve(self.schedule)
         if self.strategy is not None:
             return schedule_of(self._specs, self.mesh)
         schedule = None if self._given_plan is None else self._given_plan.schedule

@@ -89,13 +89,13 @@ def pipeline(
 
     With a ``decision`` about a module at level 2 the passes begin with that which writes it.
     """
-    wanted: list[Named] = [
+    steps: list[Named] = [
         (name, {**options, "system": system}) for name, options in passes_for(plan)
     ]
     if decision is not None:
-        wanted = [(name, options) for name, options in wanted if name != "annotate"]
-        wanted[0] = (wanted[0][0], {**wanted[0][1], "decision": decision})
-    passes = [PassSpec(name).make(**options) for name, options in (*wanted, *later)]
+        steps = [(name, options) for name, options in steps if name != "annotate"]
+        steps[0] = (steps[0][0], {**steps[0][1], "decision": decision})
+    passes = [PassSpec(name).make(**options) for name, options in (*steps, *later)]
     return tvm.transform.Sequential(passes, name="tvm_distir.distribute")
 
 

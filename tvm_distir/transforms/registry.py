@@ -57,12 +57,12 @@ PIPELINE = ("annotate", "propagate", "legalize", "optimize", "lower")
 
 def passes_for(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Return the passes that carry out a plan, with the options that it specifies."""
-    asked: list[tuple[str, dict[str, Any]]] = [(name, {"plan": plan}) for name in PIPELINE]
+    steps: list[tuple[str, dict[str, Any]]] = [(name, {"plan": plan}) for name in PIPELINE]
     if plan.complete:
-        asked[PIPELINE.index("propagate")][1]["complete"] = True
+        steps[PIPELINE.index("propagate")][1]["complete"] = True
     if plan.regather:
-        asked.insert(-1, ("regather", {"axes": plan.regather}))
-    return (*asked, *([("ring", {"axes": plan.ring})] if plan.ring else []))
+        steps.insert(-1, ("regather", {"axes": plan.regather}))
+    return (*steps, *([("ring", {"axes": plan.ring})] if plan.ring else []))
 
 
 def pass_names() -> tuple[str, ...]:

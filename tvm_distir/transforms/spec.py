@@ -135,8 +135,8 @@ def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str |
     result: list[str | None] = []
     for spec in specs:
         info = spec.info
-        taken = possible & set(info.takes)
-        if not taken:
+        accepted = possible & set(info.takes)
+        if not accepted:
             raise UsageError(
                 "DIST0151",
                 f'"{spec.name}" requires modules that are {" or ".join(info.takes)}; after the '
@@ -145,6 +145,6 @@ def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str |
                 place=place,
                 remedy="Run the passes in order: annotate, propagate, legalize, lower.",
             )
-        possible = taken if info.gives is None else {info.gives}
+        possible = accepted if info.gives is None else {info.gives}
         result.append(next(iter(possible)) if len(possible) == 1 else None)
     return result

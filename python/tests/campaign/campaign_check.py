@@ -77,11 +77,11 @@ class Case:
     @staticmethod
     def of_seed(seed: int, values: str = "") -> Case:
         """The case of a seed, with values as given or its own; some plans are completed."""
-        made = campaign_modules.sample(seed)
-        plan = campaign_plans.plan_dict(seed, made.mod)
+        created = campaign_modules.sample(seed)
+        plan = campaign_plans.plan_dict(seed, created.mod)
         if seed % COMPLETE_EVERY == COMPLETE_EVERY - 1:
             plan["complete"] = True
-        return Case(made.mod, plan, made.exact, seed, values or SIGNS[seed % len(SIGNS)])
+        return Case(created.mod, plan, created.exact, seed, values or SIGNS[seed % len(SIGNS)])
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class Outcome:
 class Failed(Exception):
     """An invariant does not hold."""
 
-    def __init__(self, stage: str, what: str, message: str) -> None:
+    def __init__(self, stage: str, label: str, message: str) -> None:
         super().__init__(message)
-        self.stage, self.what = stage, what
+        self.stage, self.what = stage, label
 
 
 def _invariants(
@@ -202,8 +202,8 @@ def _check(case: Case, threads: bool, careful: bool) -> Outcome:
         stage = "virtual"
         engine = VirtualEngine()
         wide, truth = _truth(case, inputs)
-        own = _own_errors(expected, truth)
-        outcome = compare(stage, engine.run(mod, inputs), expected, case.exact, own)
+        local = _own_errors(expected, truth)
+        outcome = compare(stage, engine.run(mod, inputs), expected, case.exact, local)
         if outcome.kind != "ok":
             return outcome
         stage = "claims"
@@ -218,7 +218,7 @@ def _check(case: Case, threads: bool, careful: bool) -> Outcome:
         if threads:
             stage = "threads"
             got = td.run(mod, inputs, engine="threads")
-            return compare(stage, got, expected, case.exact, own)
+            return compare(stage, got, expected, case.exact, local)
         return outcome
     except Failed as error:
         return Outcome("INVARIANT", error.stage, error.what, _short(error))
@@ -232,8 +232,8 @@ def _check(case: Case, threads: bool, careful: bool) -> Outcome:
         ours = [
             f"{f.filename.rsplit('/', 1)[-1]}:{f.name}" for f in where if "tvm_distir" in f.filename
         ]
-        what = type(error).__name__ + (f" in {ours[-1]}" if ours else "")
-        return Outcome("RAW", stage, what, _short(error))
+        label = type(error).__name__ + (f" in {ours[-1]}" if ours else "")
+        return Outcome("RAW", stage, label, _short(error))
 
 
 def _truth(case: Case, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -291,11 +291,11 @@ def compare(
         apart = _largest(wide - ref, 0.0)
         largest = _largest(ref, 1.0)
         rtol = RTOLS.get(b.dtype.name, RTOL)
-        own = own_errors[i] if own_errors else 0.0
-        close = np.allclose(wide, ref, rtol=rtol, atol=rtol * largest + own, equal_nan=True)
+        local = own_errors[i] if own_errors else 0.0
+        close = np.allclose(wide, ref, rtol=rtol, atol=rtol * largest + local, equal_nan=True)
         if bits or not close:
-            what = "rounding" if close else "value"
-            return Outcome("WRONG", stage, what, f"output {i}: {apart:g} apart, of {largest:g}")
+            label = "rounding" if close else "value"
+            return Outcome("WRONG", stage, label, f"output {i}: {apart:g} apart, of {largest:g}")
     return Outcome("ok")
 
 

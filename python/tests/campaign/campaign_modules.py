@@ -42,18 +42,18 @@ class Sample:
 def inputs_of(mod: ir.IRModule, seed: int, values: str = "mixed") -> list[np.ndarray]:
     """Whole inputs of ``main``: floats from :data:`FLOATS`, integers below a named bound."""
     rng = np.random.default_rng(seed)
-    found = []
+    matches = []
     for param in mod["main"].params:
         shape, dtype = [int(n) for n in param.ty.shape], str(param.ty.dtype)
         if dtype == "bool":
-            found.append(rng.integers(0, 2, shape).astype(bool))
+            matches.append(rng.integers(0, 2, shape).astype(bool))
         elif dtype.startswith("int"):
             bound = BOUNDED.search(str(param.name))
-            found.append(rng.integers(0, int(bound[1]) if bound else 1, shape).astype(dtype))
+            matches.append(rng.integers(0, int(bound[1]) if bound else 1, shape).astype(dtype))
         else:
             places = rng.integers(0, len(FLOATS[values]), shape)
-            found.append(np.array(FLOATS[values])[places].astype(np_dtype(dtype)))
-    return found
+            matches.append(np.array(FLOATS[values])[places].astype(np_dtype(dtype)))
+    return matches
 
 
 def sample(seed: int) -> Sample:
@@ -72,7 +72,7 @@ def sample(seed: int) -> Sample:
 def _params(rng: np.random.Generator, dtype: str) -> list[relax.Var]:
     """Two to six tensors whose dims come from a few sizes, so that they fit together."""
     sizes = [int(n) for n in rng.choice(SIZES, size=3, p=SIZE_WEIGHTS)]
-    found = []
+    matches = []
     for i in range(int(rng.integers(2, 7))):
         rank = int(rng.choice([0, 1, 2, 3, 4], p=[0.03, 0.17, 0.4, 0.28, 0.12]))
         shape = [int(rng.choice(sizes)) for _ in range(rank)]
@@ -80,10 +80,10 @@ def _params(rng: np.random.Generator, dtype: str) -> list[relax.Var]:
             shape.pop()
         if rng.random() < 0.12:
             bound = min(sizes)
-            found.append(relax.Var(f"p{i}_below{bound}", relax.TensorType(shape, "int32")))
+            matches.append(relax.Var(f"p{i}_below{bound}", relax.TensorType(shape, "int32")))
         else:
-            found.append(relax.Var(f"p{i}", relax.TensorType(shape, dtype)))
-    return found
+            matches.append(relax.Var(f"p{i}", relax.TensorType(shape, dtype)))
+    return matches
 
 
 def _hold_params(writer: Writer, params: list[relax.Var], bound: float) -> None:
@@ -184,9 +184,9 @@ def _main(
                     result, spec = _result(rng, writer)
                     out = builder.emit_output(result)
                 else:
-                    kept = writer.pool[before:]
+                    remaining = writer.pool[before:]
                     del writer.pool[before:]
-                    for item in kept[-3:]:
+                    for item in remaining[-3:]:
                         writer.hold(builder.emit_output(item.var), item.bound, item.exact)
         builder.emit_func_output(out)
     return tuple(_flat(spec))

@@ -88,8 +88,8 @@ def reduction(w: Writer) -> Item:
     name = w.one_of(["sum", "sum", "mean", "max", "min", "prod", "variance"])
     if name in ("prod", "variance") and (x.bound > 4 or terms > 12):
         name = "sum"
-    given = [a - len(x.shape) if w.chance(0.3) else a for a in axes]
-    call = getattr(R, name)(x.var, given, keep)
+    inputs = [a - len(x.shape) if w.chance(0.3) else a for a in axes]
+    call = getattr(R, name)(x.var, inputs, keep)
     bound = x.bound
     if name == "sum":
         bound *= terms

@@ -25,9 +25,9 @@ def softmax(w: Writer) -> Item:
 
 def _vector(w: Writer, size: int) -> Any:
     """A value of the pool of shape ``(size,)``, or a constant of ones and twos."""
-    found = [i for i in w.pool if i.shape == (size,) and i.dtype == w.dtype and i.bound <= 4]
-    if found and w.chance(0.7):
-        return w.one_of(found).var
+    matches = [i for i in w.pool if i.shape == (size,) and i.dtype == w.dtype and i.bound <= 4]
+    if matches and w.chance(0.7):
+        return w.one_of(matches).var
     return w.constant(1, 2, (size,))
 
 
@@ -65,9 +65,9 @@ def norm(w: Writer) -> Item:
 
 def _image(w: Writer) -> Item:
     """A value of four dims; made from a smaller one where the pool has none."""
-    found = [i for i in w.pool if len(i.shape) == 4 and i.dtype == w.dtype and i.exact]
-    if found:
-        return w.one_of(found)
+    matches = [i for i in w.pool if len(i.shape) == 4 and i.dtype == w.dtype and i.exact]
+    if matches:
+        return w.one_of(matches)
     x = w.pick(lambda i: len(i.shape) in (2, 3) and i.exact)
     return w.emit(R.reshape(x.var, [1] * (4 - len(x.shape)) + list(x.shape)), [x], x.bound)
 
@@ -123,8 +123,8 @@ def pool2d(w: Writer) -> Item:
 
 def _indices(w: Writer, size: int, shape: tuple[int, ...]) -> Any:
     """Indices below ``size``: from the pool (parameters say their bound) or constant."""
-    found = [i for i in w.pool if i.dtype == "int32" and i.exact and 0 < i.bound < size]
-    fits = [i for i in found if not shape or i.shape == shape]
+    matches = [i for i in w.pool if i.dtype == "int32" and i.exact and 0 < i.bound < size]
+    fits = [i for i in matches if not shape or i.shape == shape]
     if fits and w.chance(0.8):
         return w.one_of(fits).var
     return relax.const(w.rng.integers(0, size, shape or (w.draw(1, 6),)).astype("int32"))

@@ -56,8 +56,8 @@ def kernel(w: Writer) -> Item:
     if kind == 6:
         x = w.pick(lambda i: len(i.shape) == 2)
         y = w.pick(lambda i: len(i.shape) == 2 and i.shape[0] == x.shape[1])
-        made = w.builder.call_te(_product, x.var, y.var)
-        return w.emit(made, [x, y], x.bound * y.bound * x.shape[1])
+        created = w.builder.call_te(_product, x.var, y.var)
+        return w.emit(created, [x, y], x.bound * y.bound * x.shape[1])
     x = w.pick(lambda i: len(i.shape) >= 2)
     if kind == 4 and w.dtype == "float64":
         raise Skip  # TVMScript cannot read the least float64 back
@@ -75,9 +75,9 @@ def kernel(w: Writer) -> Item:
 
 
 def _of_rank(w: Writer, rank: int) -> Item:
-    found = [i for i in w.pool if len(i.shape) == rank and i.dtype == w.dtype and i.exact]
-    if found:
-        return w.one_of(found)
+    matches = [i for i in w.pool if len(i.shape) == rank and i.dtype == w.dtype and i.exact]
+    if matches:
+        return w.one_of(matches)
     x = w.pick(lambda i: 2 <= len(i.shape) < rank and i.exact)
     lead = [1] * (rank - len(x.shape))
     return w.emit(R.reshape(x.var, lead + list(x.shape)), [x], x.bound)
@@ -162,8 +162,8 @@ def created(w: Writer) -> Item:
     kind = w.draw(0, 4)
     if kind == 4:
         x = w.pick(lambda i: len(i.shape) >= 1)
-        made = w.bind(R.arange(0, x.shape[-1], 1, w.dtype))
-        return w.emit(R.add(x.var, made), [x], x.bound + x.shape[-1])
+        built = w.bind(R.arange(0, x.shape[-1], 1, w.dtype))
+        return w.emit(R.add(x.var, built), [x], x.bound + x.shape[-1])
     like = [
         R.zeros_like(x.var),
         R.ones_like(x.var),
@@ -262,10 +262,10 @@ def branch(w: Writer) -> Item:
     y = w.pick(lambda i: i.exact and i.shape == x.shape)
     condition = w.bind(R.greater(w.bind(R.sum(x.var)), w.scalar(w.draw(-1, 1))))
     count = 2 if w.chance(0.3) else 1
-    (one, high), (other, far) = (_arm(w, a, b, count) for a, b in ((x, y), (y, x)))
+    (single, high), (other, far) = (_arm(w, a, b, count) for a, b in ((x, y), (y, x)))
     bound = max(high, far)
     w.guard(x.shape, bound)
-    value = w.bind(relax.If(condition, one, other))
+    value = w.bind(relax.If(condition, single, other))
     exact = bound < w.exact_bound
     if count == 1:
         return w.hold(value, bound, exact)
@@ -283,18 +283,18 @@ def _arm(w: Writer, x: Item, y: Item, count: int) -> tuple[relax.SeqExpr, float]
         bindings.append(relax.VarBinding(var, typed))
         return var
 
-    one, bound = bound_to("near", w.one_of([R.nn.relu, R.negative, R.abs])(x.var)), x.bound
+    single, bound = bound_to("near", w.one_of([R.nn.relu, R.negative, R.abs])(x.var)), x.bound
     squares = [i for i in w.pool if i.exact and x.shape and i.shape == (x.shape[-1],) * 2]
     squares = [i for i in squares if i.dtype == w.dtype]
     if x.shape and w.chance(0.25):
         d = w.draw(0, len(x.shape) - 1)
-        total, bound = bound_to("all", R.sum(one, axis=[d], keepdims=True)), bound * x.shape[d]
-        one, bound = bound_to("spread", R.subtract(one, total)), bound + x.bound
+        total, bound = bound_to("all", R.sum(single, axis=[d], keepdims=True)), bound * x.shape[d]
+        single, bound = bound_to("spread", R.subtract(single, total)), bound + x.bound
     elif squares and w.chance(0.5):
         z = w.one_of(squares)
-        one, bound = bound_to("turned", R.matmul(one, z.var)), bound * z.bound * x.shape[-1]
-    two = bound_to("far", w.one_of([R.add, R.subtract, R.maximum])(one, y.var))
-    result = two if count == 1 else relax.Tuple([two, one])
+        single, bound = bound_to("turned", R.matmul(single, z.var)), bound * z.bound * x.shape[-1]
+    two = bound_to("far", w.one_of([R.add, R.subtract, R.maximum])(single, y.var))
+    result = two if count == 1 else relax.Tuple([two, single])
     return relax.SeqExpr([relax.BindingBlock(bindings)], result), bound + y.bound
 
 

@@ -84,15 +84,15 @@ def plan_dict(
     second = SECOND[int(rng.integers(len(SECOND)))]
     if rng.random() < second_share and math.prod(mesh) + math.prod(second) <= MOST_DEVICES:
         shapes["mesh1"] = second
-    made = _Rules(rng, shapes)
+    created = _Rules(rng, shapes)
     for param in mod["main"].params:
         if rng.random() < 0.7:
-            made.add({"param": str(param.name)}, param.ty, 0.2, 0.15)
+            created.add({"param": str(param.name)}, param.ty, 0.2, 0.15)
     values = _variables(mod["main"])
     for number, var in enumerate(values):
         if rng.random() < 0.12:
             late = 0.9 if number * 2 > len(values) else 0.1
-            made.add({"value": str(var.name)}, var.ty, 0.1, late)
+            created.add({"value": str(var.name)}, var.ty, 0.1, late)
     for gv, fn in mod.functions.items():
         name = str(gv.name_hint)
         if name == "main" or not isinstance(fn, relax.Function):
@@ -100,16 +100,16 @@ def plan_dict(
         for var in [*fn.params, *_variables(fn)]:
             kind = "param" if var in list(fn.params) else "value"
             if rng.random() < 0.06:
-                made.add({kind: str(var.name), "function": name}, var.ty, 0.05, 0)
+                created.add({kind: str(var.name), "function": name}, var.ty, 0.05, 0)
         calls = [b for b in _bindings(mod["main"]) if _callee(b.value) == name]
         for index, binding in enumerate(calls):
             for arg, value in enumerate(binding.value.args):
                 if rng.random() < 0.12:
-                    made.add({"call": name, "index": index, "arg": arg}, value.ty, 0.05, 0.1)
-    if not made.rules:
+                    created.add({"call": name, "index": index, "arg": arg}, value.ty, 0.05, 0.1)
+    if not created.rules:
         param = mod["main"].params[0]
-        made.add({"param": str(param.name)}, param.ty, 0.1, 0)
-    return {"schema_version": 1, **_mesh_keys(shapes, rng), "rules": made.rules}
+        created.add({"param": str(param.name)}, param.ty, 0.1, 0)
+    return {"schema_version": 1, **_mesh_keys(shapes, rng), "rules": created.rules}
 
 
 def _mesh_keys(shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> dict[str, Any]:

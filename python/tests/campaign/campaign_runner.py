@@ -108,12 +108,12 @@ def outcomes(
                 try:
                     line = worker.next_line(limit_s)
                 except queue.Empty:
-                    found = Outcome("HANG", "", "", f"no result after {limit_s:g} s")
+                    result = Outcome("HANG", "", "", f"no result after {limit_s:g} s")
                 else:
-                    found = _read_line(line, seed, worker)
-                yield seed, found
+                    result = _read_line(line, seed, worker)
+                yield seed, result
                 seed += 1
-                if found.kind in ("HANG", "CRASH"):
+                if result.kind in ("HANG", "CRASH"):
                     break
         finally:
             worker.close()

@@ -40,9 +40,9 @@ class Saved:
     still_open: str = ""
 
 
-def save(case: Case, found: Outcome, folder: Path) -> str:
+def save(case: Case, matches: Outcome, folder: Path) -> str:
     """Write ``NAME.tvmscript`` and ``NAME.json``; the name is returned."""
-    words = [f"seed{case.seed}", found.kind, found.stage, found.what]
+    words = [f"seed{case.seed}", matches.kind, matches.stage, matches.what]
     name = re.sub(r"\W+", "_", "_".join(word for word in words if word)).lower().strip("_")
     folder.mkdir(parents=True, exist_ok=True)
     text = str(case.mod.script(show_meta=True)).rstrip() + "\n"
@@ -52,7 +52,7 @@ def save(case: Case, found: Outcome, folder: Path) -> str:
         "plan": case.plan,
         "exact": list(case.exact),
         "values": case.values,
-        "found": found.as_dict(),
+        "found": matches.as_dict(),
         "expect": "ok",
         "open": "",
     }

@@ -32,11 +32,11 @@ def shrink(case: Case, outcome: Outcome, limit_s: float = 90.0) -> Case:
             if time.monotonic() > end:
                 break
             try:
-                found = cleaned(edit())
+                result = cleaned(edit())
             except Exception:  # an edit that makes no module is no candidate
                 continue
-            if _size(found) < _size(case) and check(found, threads).key == outcome.key:
-                case, smaller = found, True
+            if _size(result) < _size(case) and check(result, threads).key == outcome.key:
+                case, smaller = result, True
                 break
     return case
 
@@ -45,11 +45,11 @@ def _size(case: Case) -> tuple[int, ...]:
     bindings = sum(len(_bindings(fn)) for _, fn in _functions(case.mod))
     axes = [n for mesh in _meshes(case.plan) for n in mesh["axes"].values()]
     rules = case.plan["rules"]
-    held = sum(rule.get("stationary", False) for rule in rules)
+    stored = sum(rule.get("stationary", False) for rule in rules)
     named = sum(word not in ("R", "?") for r in rules for word in r["placement"].split(", "))
     functions = sum(1 for _ in _functions(case.mod))
     params = len(case.mod["main"].params)
-    return (bindings + functions + len(rules) + params + len(case.exact), sum(axes), held, named)
+    return (bindings + functions + len(rules) + params + len(case.exact), sum(axes), stored, named)
 
 
 def _functions(mod: ir.IRModule) -> Iterator[tuple[Any, relax.Function]]:
@@ -128,9 +128,9 @@ def _plan_edits(case: Case) -> Iterator[Edit]:
     axes = case.plan["mesh"]
     for number, axis in enumerate(axes):
         if len(axes) > 1:
-            kept = {k: n for k, n in axes.items() if k != axis}
+            remaining = {k: n for k, n in axes.items() if k != axis}
             fewer = [{**r, "placement": _without(r["placement"], number)} for r in rules]
-            yield lambda k=kept, f=fewer: with_plan(mesh=k, rules=f)
+            yield lambda k=remaining, f=fewer: with_plan(mesh=k, rules=f)
         if axes[axis] > 2:
             yield lambda k={**axes, axis: 2}: with_plan(mesh=k)
 
@@ -172,8 +172,8 @@ def _cut(case: Case, name: str, var: Any, other: Any) -> Case:
     fn, params = case.mod[name], list(case.mod[name].params)
     new = other
     if other is None:
-        taken = {str(p.name) for p in params}
-        number = next(n for n in itertools.count() if f"cut{n}" not in taken)
+        used = {str(p.name) for p in params}
+        number = next(n for n in itertools.count() if f"cut{n}" not in used)
         new = relax.Var(f"cut{number}", var.ty)
         params.append(new)
     worker = _Replace(case.mod, var, new)

@@ -105,10 +105,10 @@ class Writer:
 
     def pick(self, fits: Callable[[Item], bool] = lambda _: True, dtype: str = "") -> Item:
         """A value of the pool, the newer the likelier."""
-        wanted = dtype or self.dtype
-        found = [item for item in self.pool if item.dtype == wanted and fits(item)]
-        recent = found[-4:]
-        return self.one_of(recent if self.chance(0.7) else found)
+        expected = dtype or self.dtype
+        matches = [item for item in self.pool if item.dtype == expected and fits(item)]
+        recent = matches[-4:]
+        return self.one_of(recent if self.chance(0.7) else matches)
 
     def smooth(self, least_rank: int = 1) -> Item:
         """A value that exponentials and norms may take: exact, or small."""
@@ -138,8 +138,8 @@ class Writer:
         value = self.builder.normalize(expr)
         shape = tuple(int(n) for n in value.ty.shape)
         self.guard(shape, bound)
-        kept = exact and bound < self.exact_bound and all(s.exact for s in sources)
-        return self.hold(self.builder.emit(value), bound, kept)
+        remaining = exact and bound < self.exact_bound and all(s.exact for s in sources)
+        return self.hold(self.builder.emit(value), bound, remaining)
 
     def constant(self, low: int, high: int, shape: Sequence[int] = ()) -> relax.Constant:
         """Random integers of ``low..high``, both included, in the float type of the module."""

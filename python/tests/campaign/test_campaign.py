@@ -81,9 +81,9 @@ def test_the_generator_reaches_everything():
 
 def test_a_seed_gives_one_case():
     for seed in (3, 17, 40):
-        one, two = Case.of_seed(seed), Case.of_seed(seed)
-        assert tvm_ffi.structural_equal(one.mod, two.mod)
-        assert (one.plan, one.exact) == (two.plan, two.exact)
+        single, two = Case.of_seed(seed), Case.of_seed(seed)
+        assert tvm_ffi.structural_equal(single.mod, two.mod)
+        assert (single.plan, single.exact) == (two.plan, two.exact)
 
 
 @relax.expr_functor.mutator
@@ -91,11 +91,11 @@ class _Twice(relax.PyExprMutator):
     """Counts every all_reduce twice."""
 
     def visit_call_(self, call):
-        kept = super().visit_call_(call)
+        remaining = super().visit_call_(call)
         if isinstance(call.op, ir.Op) and str(call.op.name) == "relax.dist.all_reduce":
-            once = self.builder_.emit(kept)
+            once = self.builder_.emit(remaining)
             return relax.op.add(once, once)
-        return kept
+        return remaining
 
 
 def _faulty():
@@ -158,8 +158,8 @@ def _extreme_case(op, values, size):
     x = relax.Var("x", relax.TensorType([size, 3], "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
-            found = [builder.emit(getattr(relax.op, op)(x, axis)) for axis in (0, 1)]
-            out = builder.emit_output(relax.Tuple(found))
+            matches = [builder.emit(getattr(relax.op, op)(x, axis)) for axis in (0, 1)]
+            out = builder.emit_output(relax.Tuple(matches))
         builder.emit_func_output(out)
     rules = [{"param": "x", "placement": "S[0]", "stationary": True}]
     plan = {"schema_version": 1, "mesh": {"a": 4}, "rules": rules}
@@ -182,8 +182,8 @@ def test_an_extreme_without_neutral_padding_is_found(monkeypatch, op, values):
     """Of mixed signs it is not: this is what values of one sign are drawn for."""
     monkeypatch.setattr(reductions, "fill_padding", lambda cx, x, *_: x)
     monkeypatch.setattr(masking, "_neutralise", lambda *_: None)
-    found = campaign_check.check(_extreme_case(op, values, 7))
-    assert (found.kind, found.what) == ("WRONG", "value")
+    result = campaign_check.check(_extreme_case(op, values, 7))
+    assert (result.kind, result.what) == ("WRONG", "value")
     assert campaign_check.check(_extreme_case(op, "mixed", 7)).kind == "ok"
 
 
@@ -207,10 +207,10 @@ def test_nans_are_values_where_they_are_asked_for():
     case = _extreme_case("max", "nan", 8)
     (x,) = campaign_modules.inputs_of(case.mod, 3, "nan")
     assert np.isnan(x).any() and not np.isnan(x).all()
-    one, other = np.array([1, np.nan], "float32"), np.array([1, 0], "float32")
+    first, other = np.array([1, np.nan], "float32"), np.array([1, 0], "float32")
     for bits in (True, False):
-        assert campaign_check.compare("virtual", [one], [one], [bits]).kind == "ok"
-        assert campaign_check.compare("virtual", [other], [one], [bits]).kind == "WRONG"
+        assert campaign_check.compare("virtual", [first], [first], [bits]).kind == "ok"
+        assert campaign_check.compare("virtual", [other], [first], [bits]).kind == "WRONG"
     builder = relax.BlockBuilder()
     y = relax.Var("y", relax.TensorType([6, 3], "float32"))
     with builder.function("main", [y]):
@@ -231,8 +231,8 @@ def test_nans_are_values_where_they_are_asked_for():
     ],
 )
 def test_exact_outputs_are_compared_by_bits(got, kind, what):
-    found = campaign_check.compare("virtual", [got], [np.array([1, 2], "float32")], [True])
-    assert (found.kind, found.what) == (kind, what)
+    result = campaign_check.compare("virtual", [got], [np.array([1, 2], "float32")], [True])
+    assert (result.kind, result.what) == (kind, what)
 
 
 def test_a_worker_that_hangs_or_dies_costs_one_seed(monkeypatch):
@@ -250,6 +250,6 @@ def test_a_worker_that_hangs_or_dies_costs_one_seed(monkeypatch):
         return "\n".join(steps)
 
     monkeypatch.setattr(campaign_runner, "worker_code", lines)
-    found = [o.kind for _, o in campaign_runner.outcomes(6, 10, limit_s=1.0)]
-    assert found == ["ok", "HANG", "CRASH", "ok"]
+    matches = [o.kind for _, o in campaign_runner.outcomes(6, 10, limit_s=1.0)]
+    assert matches == ["ok", "HANG", "CRASH", "ok"]
     assert Outcome("HANG").bad

@@ -155,9 +155,9 @@ class Reader:
         self.names.update(test.globs)
 
     def _shell(self, block: Block, place: str) -> None:
-        said = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
+        message = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
         code = 0
-        for number, text in enumerate(said):
+        for number, text in enumerate(message):
             match = re.match(r"((?:[^\n]*\\\n)*[^\n]*)\n?(.*)", text, re.DOTALL)
             assert match is not None
             command, shown = match[1], match[2].strip("\n")
@@ -177,8 +177,8 @@ class Reader:
                 timeout=_SECONDS,
             )
             code = done.returncode
-            asked = number + 1 < len(said) and said[number + 1].startswith("echo $?")
-            assert code == 0 or asked, f"{place}: {command}: exit {code}\n{done.stdout}"
+            requests = number + 1 < len(message) and message[number + 1].startswith("echo $?")
+            assert code == 0 or requests, f"{place}: {command}: exit {code}\n{done.stdout}"
             if shown and not self.checker.check_output(shown + "\n", done.stdout, _OPTIONS):
                 pytest.fail(f"{place}: {command} shows\n{done.stdout}")
 

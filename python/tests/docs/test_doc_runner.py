@@ -75,8 +75,8 @@ a-tool = "made.tool:double"
 '''
 """
     reader.read(page(tmp_path, text))
-    found = metadata.entry_points(group="tvm_distir.test_group")
-    assert {(entry.name, entry.value) for entry in found} == {
+    result = metadata.entry_points(group="tvm_distir.test_group")
+    assert {(entry.name, entry.value) for entry in result} == {
         ("a-tool", "made.tool:double"),
         ("b.tool", "made.tool"),
     }

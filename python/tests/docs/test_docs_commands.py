@@ -47,8 +47,8 @@ def test_commands_are_found():
 def test_a_command_can_be_read(page, command):
     words = list(takewhile(lambda word: word not in SHELL, shlex.split(command)[1:]))
     arguments = build_parser().parse_args(words)
-    given = getattr(arguments, "strategy", None)
-    for text in given if isinstance(given, list) else [given] if given else []:
+    inputs = getattr(arguments, "strategy", None)
+    for text in inputs if isinstance(inputs, list) else [inputs] if inputs else []:
         strategy.parse(text)
     systems = getattr(arguments, "system", None) or []
     for system in systems if isinstance(systems, list) else [systems]:
@@ -58,10 +58,10 @@ def test_a_command_can_be_read(page, command):
 def test_files_that_commands_read_have_stand_ins(tmp_path):
     runner.write_files(tmp_path)
     there = {path.name for path in tmp_path.iterdir()} | set(runner.EXTRAS)
-    made = {"folder", "found", "step.json", "cut.py", "local.json", "mine.json", "y.npz"}
-    made |= {"config.json", "step/program.json"}
+    created = {"folder", "found", "step.json", "cut.py", "local.json", "mine.json", "y.npz"}
+    created |= {"config.json", "step/program.json"}
     for page, command in COMMANDS:
         for word in shlex.split(command)[1:]:
             name = word.partition("?")[0].partition("::")[0]
             if Path(name).suffix in (".py", ".onnx", ".json", ".npz", ".csv", ".mlir", ".pt2"):
-                assert name in there | made, f"{page}: {name} of {command}"
+                assert name in there | created, f"{page}: {name} of {command}"

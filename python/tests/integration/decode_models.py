@@ -70,17 +70,17 @@ def tensor_cache(update):
 
 def inputs_of(mod, update):
     """Drawn inputs, with positions that exist."""
-    found = list(draw_inputs(mod, seed=1))
+    result = list(draw_inputs(mod, seed=1))
     names = [str(p.name) for p in mod["main"].params]
     rows = np.stack([np.arange(B), np.array([2, 5, 0, 3])], 1).astype(I64)
-    made = {
+    created = {
         "scatter_nd": rows,
         "scatter_elements": np.full((B, 1, H, D), 3, I64),
         "where": np.array(4, I64),
     }
-    if update in made:
-        found[names.index("pos")] = made[update]
-    return found
+    if update in created:
+        result[names.index("pos")] = created[update]
+    return result
 
 
 def packed(bb, name, *args, ty=None):

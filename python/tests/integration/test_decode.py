@@ -38,21 +38,23 @@ HEADS = {"wq": "S[1]", "wk": "S[1]", "wv": "S[1]", "wo": "S[0]"}
 
 
 def plan_of(mesh, rules, stationary=True):
-    found = [
+    matches = [
         {"param": name, "placement": text, "stationary": stationary} for name, text in rules.items()
     ]
-    return td.Plan.from_dict({"schema_version": 1, "mesh": mesh, "rules": found})
+    return td.Plan.from_dict({"schema_version": 1, "mesh": mesh, "rules": matches})
 
 
 def levels(mod, plan):
     """The module at the levels 3, 4 and 5, each checked, printed and parsed back."""
-    found = [PropagateSharding()(AnnotateSharding(plan)(mod))]
-    found.append(OptimizeCollectives()(LegalizeRedistribute()(found[0])))
-    found.append(LowerDistIR()(found[1]))
-    for number, one in enumerate(found, 3):
-        check_level(one, number)
-        tvm.ir.assert_structural_equal(tvm.script.from_source(one.script(show_meta=True)), one)
-    return found
+    matches = [PropagateSharding()(AnnotateSharding(plan)(mod))]
+    matches.append(OptimizeCollectives()(LegalizeRedistribute()(matches[0])))
+    matches.append(LowerDistIR()(matches[1]))
+    for number, single in enumerate(matches, 3):
+        check_level(single, number)
+        tvm.ir.assert_structural_equal(
+            tvm.script.from_source(single.script(show_meta=True)), single
+        )
+    return matches
 
 
 def outputs(local):
@@ -268,14 +270,14 @@ def test_an_object_goes_out_of_an_entry():
     bb = relax.BlockBuilder()
     x = var("x", (T, H, 8))
     with bb.function("main", [x], pure=False):
-        made = packed(
+        created = packed(
             bb,
             "vm.builtin.attention_kv_cache_create",
             x,
             relax.ShapeExpr([8, H, 8]),
             tvm.tirx.IntImm("int64", T),
         )
-        bb.emit_func_output(made)
+        bb.emit_func_output(created)
     dist = td.distribute(bb.finalize(), plan_of({"tp": 2}, {"x": "S[1]"}))
     values = np.arange(T * H * 8, dtype="float32").reshape(T, H, 8)
     (caches,) = td.run(dist, [values])

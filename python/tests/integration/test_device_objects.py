@@ -257,8 +257,8 @@ def test_created_caches_have_the_heads_of_a_device() -> None:
         args = [kind, sizes, layers, *numbers, R.dtype("float32")]
         call = relax.op.call_pure_packed(name, *args, ty_args=relax.AnyType())
         builder.emit_func_output(builder.emit(call, "cache"))
-    made = builder.get()
-    create[ir.GlobalVar("create")] = made["create"]
+    created = builder.get()
+    create[ir.GlobalVar("create")] = created["create"]
     plan = td.strategy.make_plan(create, "megatron", {"tp": 2})
     text = td.distribute(create, plan)["create"].script()
     assert f"{LAYERS}, {HEADS // 2}, {KEYS // 2}, {SIZE}, {SIZE}" in text

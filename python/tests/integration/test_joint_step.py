@@ -59,8 +59,10 @@ def ours():
 
 def test_it_gives_what_our_step_gives():
     values = draw_inputs(ours())
-    found = Reference(exported()).run([values[0], values[1].astype("int64"), *values[2:]])
-    for a, b, before in zip(found, Reference(ours()).run(values), [None, *values[2:]], strict=True):
+    result = Reference(exported()).run([values[0], values[1].astype("int64"), *values[2:]])
+    for a, b, before in zip(
+        result, Reference(ours()).run(values), [None, *values[2:]], strict=True
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
         assert before is None or np.abs(a - before).max() > 1e-3
 
@@ -80,9 +82,9 @@ def test_it_is_distributed(text, mesh):
     plan = strategy.make_plan(step, text, mesh)
     report = td.verify(step, plan)
     assert report.equal
-    assert {found.kind for found in report.collectives} == {"all_reduce"}
+    assert {result.kind for result in report.collectives} == {"all_reduce"}
     if text == "data_parallel":  # the loss, its count of samples, and a gradient per weight
-        assert sum(found.count for found in report.collectives) == 7
+        assert sum(result.count for result in report.collectives) == 7
     local = td.distribute(step, plan)["main"].params[0].ty.shape
     assert int(local[0]) == 8 // mesh.get("dp", 1)
 

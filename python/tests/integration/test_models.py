@@ -88,8 +88,8 @@ def test_gpt2_megatron(source, engine, tmp_path):
     assert td.verify(mod, plan, engine=engine).equal
     _, result = analysed(mod, plan)
     assert not result.unmodelled_ops
-    found = [(c.kind, c.mesh_axis, c.count) for c in result.collectives]
-    assert found == [("all_reduce", "tp", 2 * GPT2["layers"] + 1)]
+    matches = [(c.kind, c.mesh_axis, c.count) for c in result.collectives]
+    assert matches == [("all_reduce", "tp", 2 * GPT2["layers"] + 1)]
     batch, seq, hidden = GPT2["batch"] // MESH["dp"], GPT2["seq"], GPT2["hidden"]
     activation_bytes = 4 * batch * seq * hidden
     assert result.collectives[0].bytes_per_device == 5 * activation_bytes
@@ -101,6 +101,6 @@ def test_llama_70b_is_analysed_without_weights():
     plan = strategy.make_plan(mod, "data_parallel+megatron", {"dp": 8, "tp": 8})
     _, result = analysed(mod, plan)
     assert not result.unmodelled_ops
-    found = [(c.kind, c.mesh_axis, c.group_size, c.count) for c in result.collectives]
-    assert found == [("all_reduce", "tp", 8, 161)]
+    matches = [(c.kind, c.mesh_axis, c.group_size, c.count) for c in result.collectives]
+    assert matches == [("all_reduce", "tp", 8, 161)]
     assert len(result.devices) == 64

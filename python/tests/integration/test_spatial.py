@@ -68,10 +68,10 @@ def moved(mod, plan):
 def test_a_conv_net_is_verified(axes, placement):
     mod, plan = conv_net(), plan_of(axes, "x", placement)
     assert td.verify(mod, plan, engine="virtual").equal
-    found = moved(mod, plan)
+    result = moved(mod, plan)
     cut = [axis for axis in axes if axis != "dp"]
-    assert all(found["collective_permute", axis][0] >= 2 for axis in cut)
-    assert not any(axis == "dp" for _, axis in found)
+    assert all(result["collective_permute", axis][0] >= 2 for axis in cut)
+    assert not any(axis == "dp" for _, axis in result)
 
 
 def test_rows_of_the_first_layer_are_counted():
@@ -98,6 +98,6 @@ def test_squeezenet_by_batch_and_rows():
     mod = td.load_model(str(LIGHT / "light_squeezenet.onnx"), batch=2).mod
     plan = plan_of({"dp": 2, "rows": 2}, str(mod["main"].params[0].name), "S[0], S[2]")
     assert td.verify(mod, plan, engine="virtual").equal
-    found = moved(mod, plan)
-    assert sorted(found) == [("all_reduce", "rows"), ("collective_permute", "rows")]
-    assert found["all_reduce", "rows"][0] == 1
+    result = moved(mod, plan)
+    assert sorted(result) == [("all_reduce", "rows"), ("collective_permute", "rows")]
+    assert result["all_reduce", "rows"][0] == 1

@@ -46,10 +46,10 @@ def unet():
 def resnet():
     """Stem, max pool 3x3, a block of stride 2 with a depthwise 3x3, average pool, linear layer."""
 
-    def write(emit, x, stem, one, deep, short, head):
+    def write(emit, x, stem, single, deep, short, head):
         y = emit(nn.relu(emit(nn.conv2d(emit(nn.pad(x, [0, 0, 0, 0, 1, 1, 1, 1])), stem))))
         y = emit(nn.max_pool2d(y, (3, 3), (2, 2), (1, 1)))
-        inner = emit(nn.relu(emit(nn.conv2d(y, one, strides=2, padding=1))))
+        inner = emit(nn.relu(emit(nn.conv2d(y, single, strides=2, padding=1))))
         inner = emit(nn.conv2d(inner, deep, padding=1, groups=4))
         y = emit(op.add(emit(nn.conv2d(y, short, strides=2)), inner))
         y = emit(nn.avg_pool2d(emit(nn.relu(y)), (2, 2), (1, 1), (1, 1), count_include_pad=True))
@@ -81,13 +81,13 @@ def test_a_unet_sends_rows_only(text):
     plan = make_plan(step, text, MESHES[text])
     dist = td.distribute(step, plan)
     assert td.verify(step, plan, dist=dist).equal
-    found = collectives(dist)
-    assert {kind for kind, *_ in found} == {"collective_permute", "all_reduce"}
-    rows = [shape for kind, _, shape in found if kind == "collective_permute"]
+    result = collectives(dist)
+    assert {kind for kind, *_ in result} == {"collective_permute", "all_reduce"}
+    rows = [shape for kind, _, shape in result if kind == "collective_permute"]
     batch = 2 // MESHES[text].get("dp", 1)
     assert Counter(rows) == {(batch, c, 1, w): n for (c, w), n in UNET_ROWS.items()}
     everywhere = tuple(range(len(MESHES[text])))
-    summed = [shape for kind, axes, shape in found if kind == "all_reduce" and axes == everywhere]
+    summed = [shape for kind, axes, shape in result if kind == "all_reduce" and axes == everywhere]
     assert {(4, 3, 3, 3), (8, 4, 3, 3), (8, 4, 2, 2), (1, 8, 3, 3)} <= set(summed)
 
 

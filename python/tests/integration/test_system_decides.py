@@ -67,8 +67,8 @@ def test_explanations_decide_as_the_passes_do():
         name, ty = str(binding.var.name), getattr(binding.var.ty, "placement", None)
         if name not in ("lm_head", "logits") or ty is None:
             continue
-        found = explain(annotated, name, system=SYSTEM, prices=False)
-        assert found.placement.replace(" ", "") == str(ty).strip(chr(34)).replace(" ", "")
+        result = explain(annotated, name, system=SYSTEM, prices=False)
+        assert result.placement.replace(" ", "") == str(ty).strip(chr(34)).replace(" ", "")
         checked += 1
     assert checked
     by_bytes, by_time = (
@@ -96,6 +96,14 @@ def test_the_command_line_hands_it_on(tmp_path):
     assert json.loads((folder / "program.json").read_text()) == td.export(local).to_dict()
     steps = ("opt", str(folder / "2-annotated.py"), "-p", "propagate,legalize")
     assert run(*steps, "--system", SYSTEM) != run(*steps)
-    told = ("explain", GPT, "logits", "--strategy", "data_parallel+megatron", "--mesh", "dp=2,tp=4")
-    words = (*told, "--no-prices", "--json")
+    reported = (
+        "explain",
+        GPT,
+        "logits",
+        "--strategy",
+        "data_parallel+megatron",
+        "--mesh",
+        "dp=2,tp=4",
+    )
+    words = (*reported, "--no-prices", "--json")
     assert json.loads(run(*words, "--system", SYSTEM)) != json.loads(run(*words))

@@ -108,22 +108,22 @@ def test_weights_stored_in_shards(reread):
     dist = td.distribute(step, plan)
     if reread:
         assert td.verify(step, plan, dist=dist).equal
-    found = Counter(c[0] for c in collectives(dist) if len(c[2]) > 1)
+    result = Counter(c[0] for c in collectives(dist) if len(c[2]) > 1)
     matrices = [p for p in tensor_parameters("main", step["main"], None) if p.ndim == 2][2:]
     of_layers = [p for p in matrices if p.name.startswith("h.0.")]
     # All but the table of positions, whose rows are looked up, are used twice.
     twice = len(matrices) - 1 if reread else len(of_layers)
     assert (len(matrices), len(of_layers)) == (8, 6)
-    assert found["reduce_scatter"] == len(matrices)
-    assert found["all_gather"] == len(matrices) + twice
-    assert not found["all_reduce"]
+    assert result["reduce_scatter"] == len(matrices)
+    assert result["all_gather"] == len(matrices) + twice
+    assert not result["all_reduce"]
     for make in (BucketReductions(), BucketGathers()):
         dist = make(dist)
     check_level(dist, 5)
-    found = Counter(c[0] for c in collectives(dist) if c[0] != "all_reduce")
-    assert found["reduce_scatter"] == 2  # of the layer, of main
+    result = Counter(c[0] for c in collectives(dist) if c[0] != "all_reduce")
+    assert result["reduce_scatter"] == 2  # of the layer, of main
     # Forward, backward; in main what is gathered first, the places looked up, what comes again.
-    assert found["all_gather"] == 2 + (3 if reread else 2)
+    assert result["all_gather"] == 2 + (3 if reread else 2)
     again = dist["main"].attrs["dist.io"]
     states = [e for e in again["inputs"] if str(e["name"]).endswith((".m", ".v"))]
     assert states and all(str(e["placement"]) == "S[0]" for e in states)

@@ -116,15 +116,15 @@ def test_two_workers_give_the_result_of_one_device(annotated, engine):
     out = example.pipeline()(annotated)
     rng = np.random.default_rng(7)
     inputs = [rng.integers(-2, 3, (128, 128)).astype("float32") for _ in range(5)]
-    (found,) = td.run(out, inputs, engine=engine)
+    (result,) = td.run(out, inputs, engine=engine)
     x, a, b, c, d = (i.astype("float64") for i in inputs)
     y = np.maximum(x @ a, 0) @ b
     inner = np.maximum(y @ c, 0)
     assert (np.abs(inner) @ np.abs(d)).max() < 2**24  # so float32 sums are exact in any order
-    assert np.array_equal(found, inner @ d)
+    assert np.array_equal(result, inner @ d)
     machine = relax.VirtualMachine(tvm.compile(example.Module, target="llvm"), tvm.cpu())
     single = machine["main"](*[tvm.runtime.tensor(i) for i in inputs]).numpy()
-    assert np.array_equal(found, single)
+    assert np.array_equal(result, single)
 
 
 def test_fresh_processes_print_the_same_text():

@@ -52,8 +52,8 @@ def test_plans_and_explanations_take_each_spelling(name: str) -> None:
 )
 def test_runs_take_each_spelling(inputs: Any) -> None:
     plan = td.Plan(mesh={"tp": 2}, rules={"p[0]": td.P(None, "tp")})
-    (found,) = td.run(td.distribute(MODULE, plan), inputs, engine="virtual")
-    np.testing.assert_array_equal(found, X @ A @ B)
+    (result,) = td.run(td.distribute(MODULE, plan), inputs, engine="virtual")
+    np.testing.assert_array_equal(result, X @ A @ B)
     assert td.verify(MODULE, plan, inputs=inputs).equal
 
 

@@ -85,16 +85,16 @@ def collected(modules: Sequence[str] | None = None) -> list[NodeCase]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if modules is None:
-            found = list(onnx_cases.collect_testcases(None))
+            result = list(onnx_cases.collect_testcases(None))
         else:
             for name in modules:  # the cases of a file register themselves as it is imported
                 importlib.import_module(f"{onnx_cases.__name__}.{name}")
-            found = list(vars(onnx_cases)["_NodeTestCases"])
+            result = list(vars(onnx_cases)["_NodeTestCases"])
     cases: list[NodeCase] = []
-    for one in {one.name: one for one in found}.values():
-        inputs, outputs = one.data_sets[0]
+    for each in {each.name: each for each in result}.values():
+        inputs, outputs = each.data_sets[0]
         arrays = [tuple(map(as_array, values)) for values in (inputs, outputs)]
-        case = NodeCase(one.name, one.model, *arrays, float(one.rtol), float(one.atol))
+        case = NodeCase(each.name, each.model, *arrays, float(each.rtol), float(each.atol))
         cases.append(case)
         if len(case.inputs) > 1 and all(isinstance(a, np.ndarray) for a in case.inputs):
             cases.append(with_constants(case))
@@ -187,7 +187,7 @@ def share(program: Any) -> str:
     """``cut`` when an input or output of the program is sharded, else ``whole``."""
     from tvm_distir.execution.runtime.program.dist_io import entries
 
-    ports = [port for one in entries(program) for port in (*one.inputs, *one.outputs)]
+    ports = [port for each in entries(program) for port in (*each.inputs, *each.outputs)]
     return "cut" if any(label >= 0 for port in ports for label in port.labels) else "whole"
 
 

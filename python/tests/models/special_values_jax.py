@@ -59,8 +59,8 @@ def main(dtype: str, folder: Path) -> None:
         program = jax.jit(every)
         (folder / "all.mlir").write_text(program.lower(a).as_text(), encoding="utf-8")
         results = program(a)
-    wanted = {name: np.asarray(one) for name, one in zip(JAX, results, strict=True)}
-    np.savez(folder / "wanted.npz", **wanted)
+    expected = {name: np.asarray(single) for name, single in zip(JAX, results, strict=True)}
+    np.savez(folder / "wanted.npz", **expected)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ def stored(name, mod):
     titles = ArgumentNames(tree.locations, None, name).of(main).titles
     params = mod["main"].params
     order = [titles.index(str(title)) for title in mod["main"].attrs["dist.param_names"]]
-    with np.load(DATA / f"{name}.npz") as held:
-        arrays = dict(held)
+    with np.load(DATA / f"{name}.npz") as contents:
+        arrays = dict(contents)
     inputs = [typed(arrays[f"in:{i}"], param) for i, param in zip(order, params, strict=True)]
     return inputs, [arrays[f"out:{i}"] for i in range(len(arrays) - len(inputs))]
 

@@ -126,9 +126,9 @@ def test_attention_becomes_the_op(program: Any, kind: str, tmp_path: Path) -> No
     """Results are equal, a mask of positions is no operand, and the gradient is one op."""
     mod = program(kind, tmp_path)
     fused = FuseAttention()(mod)
-    found = counts(fused)
-    assert found["dist.attention"] == 1
-    assert not {"nn.softmax", "exp", "sum", "nn.attention", "matmul"} & set(found)
+    result = counts(fused)
+    assert result["dist.attention"] == 1
+    assert not {"nn.softmax", "exp", "sum", "nn.attention", "matmul"} & set(result)
     values = draw_inputs(mod)
     for a, b in zip(Reference(mod).run(values), Reference(fused).run(values), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -153,8 +153,8 @@ def test_draws_follow_roles_and_seed():
             assert abs(array.mean() - 1) < 0.1
     ids = arrays[0]
     assert ids.min() >= 0 and ids.max() < 503 and ids.max() > 450
-    for one, two in zip(arrays, draw_inputs(mod, seed=3), strict=True):
-        np.testing.assert_array_equal(one, two)
+    for left, two in zip(arrays, draw_inputs(mod, seed=3), strict=True):
+        np.testing.assert_array_equal(left, two)
     assert not np.array_equal(arrays[1], draw_inputs(mod, seed=4)[1])
 
 

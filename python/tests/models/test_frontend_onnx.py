@@ -118,9 +118,9 @@ def test_there_are_nine_light_models():
 
 
 def row_by_row(name, batch, seed, rows):
-    big, one = from_onnx(LIGHT / name, batch=batch), from_onnx(LIGHT / name)
+    big, reference = from_onnx(LIGHT / name, batch=batch), from_onnx(LIGHT / name)
     arrays = draw_inputs(big, seed)
-    vm = relax.VirtualMachine(tvm.compile(one, target="llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(tvm.compile(reference, target="llvm"), tvm.cpu())
     weights = [tvm.runtime.tensor(a) for a in arrays[1:]]
     whole = run(big, arrays)
     samples = [arrays[0][i : i + 1] for i in rows]
@@ -175,8 +175,8 @@ def test_another_batch_keeps_a_valid_model_with_weights():
     onnx.checker.check_model(wide, full_check=True)
     ids = np.random.default_rng(1).integers(0, 41, (4, 8))
     got = ReferenceEvaluator(wide).run(None, {"input_ids": ids})[0]
-    one = ReferenceEvaluator(model)
-    want = np.concatenate([one.run(None, {"input_ids": row[None]})[0] for row in ids])
+    single = ReferenceEvaluator(model)
+    want = np.concatenate([single.run(None, {"input_ids": row[None]})[0] for row in ids])
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     light = with_batch(onnx.load(LIGHT / "light_zfnet512.onnx"), 8)
     onnx.checker.check_model(light, full_check=True)

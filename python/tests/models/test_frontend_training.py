@@ -62,10 +62,10 @@ def test_resnet_against_tvms_gradient():
 
     whole = module([*forward.params, targets], write)
     whole = relax.transform.DecomposeOpsForTraining("main")(whole)
-    given = list(whole["main"].params)[1:-1]
+    inputs = list(whole["main"].params)[1:-1]
     moving = [n.endswith((".norm.mean", ".norm.variance")) for n in names[2:]]
-    wanted = [p for p, is_moving in zip(given, moving, strict=True) if not is_moving]
-    adjoint = relax.transform.Gradient("main", require_grads=wanted)(whole)
+    reference = [p for p, is_moving in zip(inputs, moving, strict=True) if not is_moving]
+    adjoint = relax.transform.Gradient("main", require_grads=reference)(whole)
     expected = run(adjoint, "main_adjoint", [values[0], *values[2:], values[1]])[1:]
     learned = [n for n, is_moving in zip(names[2:], moving, strict=True) if not is_moving]
     assert len(learned) > 20
@@ -91,9 +91,9 @@ def test_sgd_with_momentum_and_decay():
     x, t, w, m = drawn([*shapes, (3, 2)])
     grad = 2 * x.T @ (x @ w - t) / t.size + 0.1 * w
     moved = 0.9 * m + grad
-    loss, new, kept = run(step, "main", [x, t, w, m])
+    loss, new, remaining = run(step, "main", [x, t, w, m])
     assert np.allclose(loss, np.mean((x @ w - t) ** 2), rtol=1e-5)
-    assert np.allclose(kept, moved, rtol=1e-4, atol=1e-5)
+    assert np.allclose(remaining, moved, rtol=1e-4, atol=1e-5)
     assert np.allclose(new, w - 0.5 * moved, rtol=1e-4, atol=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_batch_norms_train_and_move_their_statistics():
     mod = module(params, lambda e: first(e.emit(nn.batch_norm(*params, 1, momentum=0.25))))
     step = td.train_step(mod, "mse")
     values = drawn([(6, 4)] * 2 + [(4,)] * 4)
-    found = dict(
+    result = dict(
         zip(
             [str(n) for n in step["main"].attrs["dist.param_names"]][2:],
             run(step, "main", values)[1:],
@@ -127,8 +127,8 @@ def test_batch_norms_train_and_move_their_statistics():
         )
     )
     data, mean, variance = values[0], values[4], values[5]
-    assert np.allclose(found["mean"], 0.75 * mean + 0.25 * data.mean(0), atol=1e-5)
-    assert np.allclose(found["variance"], 0.75 * variance + 0.25 * data.var(0), atol=1e-5)
+    assert np.allclose(result["mean"], 0.75 * mean + 0.25 * data.mean(0), atol=1e-5)
+    assert np.allclose(result["variance"], 0.75 * variance + 0.25 * data.var(0), atol=1e-5)
 
 
 def test_bfloat16_models_make_steps():

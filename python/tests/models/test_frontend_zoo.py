@@ -218,9 +218,9 @@ def test_big_models_build_fast_and_nested_has_one_layer():
 @pytest.mark.parametrize("model", zoo.NAMES)
 def test_a_configuration_says_all_of_a_model(model):
     keys = {"size": "tiny", "batch": "12"}
-    found = zoo.config(model, keys)
-    assert found.batch == 12
-    assert tvm_ffi.structural_equal(zoo.build(model, vars(found)), zoo.build(model, keys))
+    result = zoo.config(model, keys)
+    assert result.batch == 12
+    assert tvm_ffi.structural_equal(zoo.build(model, vars(result)), zoo.build(model, keys))
 
 
 @pytest.mark.parametrize("model", zoo.NAMES)

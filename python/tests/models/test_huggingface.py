@@ -64,9 +64,9 @@ def test_models_with_an_encoder_are_those_of_transformers(name: str) -> None:
     assert sorted(params[count:]) == sorted(weights)
     values = [arrays[key] for key in arrays.files if key != "logits"]
     assert len(values) == count
-    found = _run(mod, [*values, *(weights[key] for key in params[count:])])
-    wanted = arrays["logits"]
-    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5 * abs(wanted).max())
+    result = _run(mod, [*values, *(weights[key] for key in params[count:])])
+    expected = arrays["logits"]
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5 * abs(expected).max())
 
 
 def test_a_key_that_changes_the_graph_is_refused_by_name() -> None:
@@ -268,8 +268,8 @@ def test_weights_beside_a_config_are_read(tmp_path: Path, name: str, per_expert:
     about, _ = _saved(tmp_path, name, per_expert)
     _, ids, logits = _case(name)
     model = td.load_model(f"{tmp_path}?batch=2,seq=12,dtype=float32")
-    found = _logits(model.mod, ids, model.read_weights())
-    np.testing.assert_allclose(found, logits, rtol=2e-5, atol=2e-5 * abs(logits).max())
+    result = _logits(model.mod, ids, model.read_weights())
+    np.testing.assert_allclose(result, logits, rtol=2e-5, atol=2e-5 * abs(logits).max())
     half = td.load_model(f"{tmp_path}?batch=2,seq=12,dtype=bfloat16").read_weights()
     assert {str(value.dtype) for value in half.values()} == {"bfloat16"}
     assert about["config"]["model_type"] == name

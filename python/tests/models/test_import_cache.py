@@ -61,18 +61,18 @@ def test_same_content_is_imported_once(imports, tmp_path):
     first = save(tmp_path / "first.pt2")
     second = tmp_path / "second.pt2"
     second.write_bytes(first.read_bytes())
-    made = td.from_exported_program(first, batch=4)
+    created = td.from_exported_program(first, batch=4)
     read = td.from_exported_program(second, batch=4)
     assert imports == [first]
     for key in ("format", "source"):
-        wanted = {"format": "torch", "source": str(second)}
-        assert str(read.attrs["dist.frontend"][key]) == wanted[key]
+        expected = {"format": "torch", "source": str(second)}
+        assert str(read.attrs["dist.frontend"][key]) == expected[key]
     hidden = {"format": "torch", "source": ""}
     tvm.ir.assert_structural_equal(
-        made.with_attr("dist.frontend", hidden), read.with_attr("dist.frontend", hidden), True
+        created.with_attr("dist.frontend", hidden), read.with_attr("dist.frontend", hidden), True
     )
     assert {str(n) for n in read["main"].attrs["dist.param_names"]} >= {"x", "first.weight"}
-    assert models.load_weights(read).keys() == models.load_weights(made).keys() != set()
+    assert models.load_weights(read).keys() == models.load_weights(created).keys() != set()
 
 
 def test_options_constants_and_sources_are_part_of_the_key(imports, tmp_path, monkeypatch):

@@ -29,8 +29,8 @@ def run(function: Any, *args: Any) -> tuple[Any, list[Any]]:
         ".".join(filter(None, (names[int(first)], rest))): np.asarray(leaf)
         for (first, _, rest), (_, leaf) in zip(paths, leaves, strict=True)
     }
-    wanted = [str(name) for name in mod["main"].attrs["dist.param_names"]]
-    return mod, Reference(mod).run([values[name] for name in wanted])
+    expected = [str(name) for name in mod["main"].attrs["dist.param_names"]]
+    return mod, Reference(mod).run([values[name] for name in expected])
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def test_bits_are_those_of_jax(value: Any, dtype: str) -> None:
     def bits(value: Any) -> Any:
         return jax.lax.bitcast_convert_type(value, jnp.dtype(dtype))
 
-    _, (found,) = run(bits, value)
-    wanted = np.asarray(bits(value))
-    assert found.dtype == wanted.dtype and found.shape == wanted.shape
-    assert found.tobytes() == wanted.tobytes()
+    _, (result,) = run(bits, value)
+    expected = np.asarray(bits(value))
+    assert result.dtype == expected.dtype and result.shape == expected.shape
+    assert result.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["bits", "uniform", "normal", "bernoulli", "permutation"])
@@ -67,8 +67,8 @@ def test_random_numbers_are_those_of_jax(kind: str) -> None:
         return make(first, **shapes), make(second, **shapes)
 
     for seed in (np.uint32(0), np.uint32(123456789)):
-        _, found = run(draw, seed)
-        for a, b in zip(found, draw(seed), strict=True):
+        _, result = run(draw, seed)
+        for a, b in zip(result, draw(seed), strict=True):
             if kind == "normal":  # the inverse error function differs in its last bits
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
             else:
@@ -118,8 +118,8 @@ def test_the_inverse_error_function_is_that_of_jax() -> None:
         return jax.lax.erf_inv(x)
 
     x = np.array([-1.0, -0.99999, -0.5, 0.0, 1e-7, 0.3, 0.9, 0.999999, 1.0], "float32")
-    _, (found,) = run(inverse, x)
-    np.testing.assert_allclose(found, inverse(x), rtol=1e-5)
+    _, (result,) = run(inverse, x)
+    np.testing.assert_allclose(result, inverse(x), rtol=1e-5)
 
 
 def test_a_flax_step_with_dropout_has_the_masks_of_jax() -> None:
@@ -151,11 +151,11 @@ def test_a_flax_step_with_dropout_has_the_masks_of_jax() -> None:
         return value, jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients)
 
     seed = np.uint32(3)
-    mod, found = run(step, params, x, y, seed)
-    wanted = jax.tree.leaves(step(params, x, y, seed))
-    for a, b in zip(found, wanted, strict=True):
+    mod, result = run(step, params, x, y, seed)
+    expected = jax.tree.leaves(step(params, x, y, seed))
+    for a, b in zip(result, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert not np.allclose(found[0], run(step, params, x, y, np.uint32(4))[1][0])
+    assert not np.allclose(result[0], run(step, params, x, y, np.uint32(4))[1][0])
     for strategy, mesh in (
         ("data_parallel", {"dp": 4}),
         ("tensor_parallel", {"tp": 2}),
@@ -174,8 +174,8 @@ def test_an_artifact_of_jax_export_is_a_model(tmp_path: Any) -> None:
     artefact = jax.export.export(jax.jit(step))(x, seed).serialize()
     path.write_bytes(artefact)
     for mod in (td.load_model(str(path)).mod, td.from_stablehlo(artefact)):
-        (found,) = Reference(mod).run([x, seed])
-        assert np.array_equal(found, step(x, seed))
+        (result,) = Reference(mod).run([x, seed])
+        assert np.array_equal(result, step(x, seed))
     path.write_bytes(b"\xff\xfe" + path.read_bytes()[:40])
     with pytest.raises(ModelError, match=r"DIST0303.*nor an artifact of jax\.export"):
         td.load_model(str(path))

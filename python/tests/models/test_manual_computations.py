@@ -90,8 +90,8 @@ def test_shard_map_is_a_local_program():
         "S[0], S[1]", "R, R", "R, S[0]",
     ]  # fmt: skip
     a, w, b = drawn()
-    found = td.run(mod, [a, b, w])
-    for array, other in zip(found, wanted(a, w, b), strict=True):
+    result = td.run(mod, [a, b, w])
+    for array, other in zip(result, wanted(a, w, b), strict=True):
         np.testing.assert_array_equal(array, other)  # small integers: sums are exact
 
 
@@ -128,18 +128,18 @@ def test_ours_are_read_on_devices_in_another_order():
 def test_only_devices_that_run_the_program_are_counted():
     """Of two meshes one is used; its devices are numbered from 0."""
     mod = td.zoo.build("mlp", {"batch": "6", "layers": "2", "hidden": "8"})
-    made = td.strategy.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 1})
-    used = replace(made.meshes[0], name="used", device_ids=(1, 2))
-    unused = replace(made.meshes[0], name="unused", axes={"x": 4})
-    rules = tuple(replace(rule, mesh="used") for rule in made.rules)
-    local = td.distribute(mod, replace(made, meshes=(unused, used), rules=rules))
+    created = td.strategy.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 1})
+    used = replace(created.meshes[0], name="used", device_ids=(1, 2))
+    unused = replace(created.meshes[0], name="unused", axes={"x": 4})
+    rules = tuple(replace(rule, mesh="used") for rule in created.rules)
+    local = td.distribute(mod, replace(created, meshes=(unused, used), rules=rules))
     inputs = draw_inputs(mod, 0)
-    for form, said in (("replicas", "num_replicas = 2"), ("manual", "num_partitions = 2")):
+    for form, message in (("replicas", "num_replicas = 2"), ("manual", "num_partitions = 2")):
         text = td.to_stablehlo(local, form)
-        assert said in text and "@unused" not in text
-    found = td.run(td.from_stablehlo(text, inline=0), inputs, engine="virtual")
-    for array, wanted in zip(found, Reference(mod).run(inputs), strict=True):
-        np.testing.assert_allclose(array, wanted, 1e-5, 1e-6)
+        assert message in text and "@unused" not in text
+    result = td.run(td.from_stablehlo(text, inline=0), inputs, engine="virtual")
+    for array, expected in zip(result, Reference(mod).run(inputs), strict=True):
+        np.testing.assert_allclose(array, expected, 1e-5, 1e-6)
 
 
 SENT = """
@@ -170,14 +170,14 @@ module {
 )
 def test_pairs_are_shifts(pairs):
     rows = [list(pair) for pair in pairs]
-    said = f"source_target_pairs = dense<{rows}> : tensor<{len(rows)}x2xi64>"
-    mod = td.from_stablehlo(SENT.replace("PAIRS", f"{CHANNEL}, {said}"))
+    message = f"source_target_pairs = dense<{rows}> : tensor<{len(rows)}x2xi64>"
+    mod = td.from_stablehlo(SENT.replace("PAIRS", f"{CHANNEL}, {message}"))
     x = np.arange(1, 9, dtype="float32").reshape(4, 2)
     expected = np.zeros_like(x)
     for source, target in pairs:
         expected[target] = x[source]
-    (found,) = td.run(mod, [x.reshape(-1)])
-    np.testing.assert_array_equal(found, expected.reshape(-1))
+    (result,) = td.run(mod, [x.reshape(-1)])
+    np.testing.assert_array_equal(result, expected.reshape(-1))
 
 
 CALL = "return %0#0, %0#1"
@@ -200,9 +200,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_no_local_program_is_refused(what):
-    one, other = REFUSED[what]
-    assert one in TEXT
-    text = TEXT.replace(one, other)
+    first, other = REFUSED[what]
+    assert first in TEXT
+    text = TEXT.replace(first, other)
     if what == "row-major order":  # the groups of these devices
         text = text.replace("[[0, 1], [2, 3]]", "[[9]]").replace(
             "[[0, 2], [1, 3]]", "[[0, 1], [2, 3]]"

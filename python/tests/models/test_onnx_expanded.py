@@ -50,12 +50,12 @@ def results(model: onnx.ModelProto, inputs: Values, cut: bool = True) -> list[An
     mod = td.from_onnx(model)
     values = list(inputs.values())
     with tvm.target.Target({"kind": "llvm", "opt-level": 0}):  # compiling is what takes time
-        found = Reference(mod).run(values)
+        result = Reference(mod).run(values)
         for dim in range(values[0].ndim if cut else 0):
             rules = [{"param": next(iter(inputs)), "placement": f"S[{dim}]"}]
             plan = {"schema_version": 1, "mesh": {"a": 2}, "rules": rules}
-            found += td.run(td.distribute(mod, plan), values, engine="virtual")
-    return found
+            result += td.run(td.distribute(mod, plan), values, engine="virtual")
+    return result
 
 
 def expected(model: onnx.ModelProto, inputs: Values) -> Any:

@@ -222,10 +222,10 @@ def test_constants_that_are_no_tensors(given: dict[str, Any], tmp_path: Any) -> 
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     onnx.save(model, tmp_path / "m.onnx")
     x = RNG.integers(-4, 5, (4, 6)).astype("int64" if whole else "float32")
-    (found,) = Reference(td.load_model(str(tmp_path / "m.onnx")).mod).run([x])
+    (result,) = Reference(td.load_model(str(tmp_path / "m.onnx")).mod).run([x])
     (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
-    np.testing.assert_array_equal(found, expected)
-    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(result, expected)
+    assert result.dtype == expected.dtype
 
 
 def test_topk_in_any_order_comes_in_sorted() -> None:

@@ -24,11 +24,11 @@ def node(op: str, inputs: list[str], output: str, scope: str, fx: str, **attrs: 
     """A node with the metadata that ``torch.onnx.export`` writes."""
     parts = scope.split(".")
     modules = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)) if parts[i] != "layers")]
-    made = helper.make_node(op, inputs, [output], name=f"node_{output}", **attrs)
+    created = helper.make_node(op, inputs, [output], name=f"node_{output}", **attrs)
     call = fx.split(" ")[0].lstrip("%")
     for key, value in (("name_scopes", repr([*modules, call])), ("fx_node", fx)):
-        made.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
-    return made
+        created.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
+    return created
 
 
 def exported(with_fx: bool = True) -> onnx.ModelProto:
@@ -86,8 +86,8 @@ def exported(with_fx: bool = True) -> onnx.ModelProto:
         ]
         x = f"linear_{2 * i + 1}"
     if not with_fx:
-        for one in nodes:
-            del one.metadata_props[1]
+        for each in nodes:
+            del each.metadata_props[1]
     graph = helper.make_graph(
         nodes,
         "main_graph",
@@ -122,10 +122,10 @@ def test_the_model_computes_what_it_did() -> None:
     model = exported()
     mod = td.from_onnx(model, dims={"seq": 2})
     x = np.random.default_rng(1).normal(size=(4, 2, HIDDEN)).astype("float32")
-    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
     plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
-    (found,) = td.run(td.distribute(mod, plan), {"x": x, **load_weights(model)})
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    (result,) = td.run(td.distribute(mod, plan), {"x": x, **load_weights(model)})
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_plans_and_explanations_speak_of_modules() -> None:
@@ -133,10 +133,10 @@ def test_plans_and_explanations_speak_of_modules() -> None:
     plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
     cut = [str(rule) for rule in plan.to_dict()["rules"] if "S[" in str(rule)]
     assert len([rule for rule in cut if "proj.weight" in rule]) == 2 * LAYERS
-    found = td.explain.explain(
+    result = td.explain.explain(
         mod, "m_layers_1_mlp_down_proj_linear", plan=plan, prices=False
     ).to_text()
-    assert "main/m.layers.1.mlp.down_proj.weight" in found or "m_layers_1_mlp_down_proj" in found
+    assert "main/m.layers.1.mlp.down_proj.weight" in result or "m_layers_1_mlp_down_proj" in result
 
 
 def test_layers_are_found_and_named() -> None:
@@ -148,7 +148,7 @@ def test_layers_are_found_and_named() -> None:
 
 def test_other_models_keep_their_names() -> None:
     model = exported()
-    for one in model.graph.node:
-        del one.metadata_props[:]
+    for each in model.graph.node:
+        del each.metadata_props[:]
     mod = td.from_onnx(model, dims={"seq": 2})
     assert "val_10" in param_names(mod["main"])

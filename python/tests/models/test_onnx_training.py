@@ -42,11 +42,11 @@ def plain_adam(weights: list[str], alpha: float, beta: float) -> list[onnx.NodeP
         nodes.append(node("Sub", ["k_one", f"k_{kind}"], [f"part_{kind}"]))
     for w in weights:
         nodes.append(node("Mul", [f"d_{w}", f"d_{w}"], [f"square_{w}"]))
-        for state, kind, made in (("v", "a", "d"), ("h", "b", "square")):
-            one, other, new = f"{state}_old_{w}", f"{state}_add_{w}", f"{state}_{w}_new"
-            nodes.append(node("Mul", [f"{state}_{w}", f"k_{kind}"], [one]))
-            nodes.append(node("Mul", [f"{made}_{w}", f"part_{kind}"], [other]))
-            nodes.append(node("Add", [one, other], [new]))
+        for state, kind, created in (("v", "a", "d"), ("h", "b", "square")):
+            single, other, new = f"{state}_old_{w}", f"{state}_add_{w}", f"{state}_{w}_new"
+            nodes.append(node("Mul", [f"{state}_{w}", f"k_{kind}"], [single]))
+            nodes.append(node("Mul", [f"{created}_{w}", f"part_{kind}"], [other]))
+            nodes.append(node("Add", [single, other], [new]))
             nodes.append(node("Div", [new, f"seen_{kind}"], [f"{state}_hat_{w}"]))
         nodes.append(node("Sqrt", [f"h_hat_{w}"], [f"root_{w}"]))
         nodes.append(node("Add", [f"root_{w}", "k_tiny"], [f"below_{w}"]))
@@ -137,12 +137,12 @@ def test_a_step_is_what_the_reference_says(optimizer, options, tmp_path):
     names = list(main.attrs["dist.param_names"])
     stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     for count in (0, 3):
-        given = inputs_of(count)
-        expected = ReferenceEvaluator(model).run(None, given)
-        values = [{**stored, **given}[str(name)] for name in names]
-        found = Reference(loaded.mod).run(values)
-        assert len(found) == len(expected)
-        for mine, theirs in zip(found, expected, strict=True):
+        inputs = inputs_of(count)
+        expected = ReferenceEvaluator(model).run(None, inputs)
+        values = [{**stored, **inputs}[str(name)] for name in names]
+        result = Reference(loaded.mod).run(values)
+        assert len(result) == len(expected)
+        for mine, theirs in zip(result, expected, strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-6)
 
 
@@ -173,9 +173,9 @@ def test_states_of_a_plain_step_are_recognised(tmp_path):
     """An average of gradients, one of their squares, and what counts; by values alone."""
     onnx.save(step_of("plain", {"alpha": 0.9, "beta": 0.999}), tmp_path / "step.onnx")
     mod = td.load_model(str(tmp_path / "step.onnx")).mod
-    said = mod["main"].attrs["dist.training"]
-    assert {str(k): [*map(str, v)] for k, v in said["states"].items()} == {
+    message = mod["main"].attrs["dist.training"]
+    assert {str(k): [*map(str, v)] for k, v in message["states"].items()} == {
         "w1": ["v_w1", "h_w1"],
         "w2": ["v_w2", "h_w2"],
     }
-    assert [*map(str, said["counters"])] == ["count"]
+    assert [*map(str, message["counters"])] == ["count"]

@@ -54,8 +54,8 @@ def _exported(module: nn.Module, mode: str) -> Any:
 @pytest.mark.parametrize("rows", [1, 6])
 def test_workers_equal_one_device(mode: str, rows: int) -> None:
     dist = td.from_ccl(_exported(Mlp(2), mode), 2)
-    one, _ = _exported(Mlp(1), mode)
-    report = td.verify(one, dist=dist, dims={"rows": rows}, entry="forward", engine="threads")
+    single, _ = _exported(Mlp(1), mode)
+    report = td.verify(single, dist=dist, dims={"rows": rows}, entry="forward", engine="threads")
     assert report.equal
     assert {c.kind: c.count for c in report.collectives} == {"all_reduce": 1}
 
@@ -63,26 +63,26 @@ def test_workers_equal_one_device(mode: str, rows: int) -> None:
 def test_a_missing_reduction_is_found() -> None:
     faulty = Mlp(2)
     faulty.size = 1  # hands out partial sums
-    one, _ = _exported(Mlp(1), "plain")
+    single, _ = _exported(Mlp(1), "plain")
     dist = td.from_ccl(_exported(faulty, "plain"), 2)
-    report = td.verify(one, dist=dist, dims={"rows": 3}, entry="forward")
+    report = td.verify(single, dist=dist, dims={"rows": 3}, entry="forward")
     assert not report.equal and "hold different bits" in report.replicas
 
 
 def test_collectives_are_those_of_the_same_plan() -> None:
-    one = td.bind_dims(td.from_nn(Mlp(1), _spec()), {"rows": 6})
-    own = td.from_ccl(_exported(Mlp(2), "plain"), 2, dims={"rows": 6})
+    single = td.bind_dims(td.from_nn(Mlp(1), _spec()), {"rows": 6})
+    local = td.from_ccl(_exported(Mlp(2), "plain"), 2, dims={"rows": 6})
     rules = [
         {"param": "up.weight", "placement": "S[0]", "segments": [32, 32]},
         {"param": "down.weight", "placement": "S[1]"},
     ]
     plan = {"schema_version": 1, "mesh": {"tp": 2}, "rules": rules}
-    ours = td.distribute(one, plan)
-    reports = [td.verify(one, dist=mod, entry="forward") for mod in (own, ours)]
+    ours = td.distribute(single, plan)
+    reports = [td.verify(single, dist=mod, entry="forward") for mod in (local, ours)]
     assert all(report.equal for report in reports)
     assert reports[0].collectives == reports[1].collectives
     system = td.System.load("h100")
-    assert all(td.simulate(td.export(mod), system).time_s > 0 for mod in (own, ours))
+    assert all(td.simulate(td.export(mod), system).time_s > 0 for mod in (local, ours))
 
 
 def _spec() -> Any:

@@ -75,8 +75,8 @@ ONNX = {
 DISSENT = ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin")
 
 
-def same(found, wanted):
-    np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted), strict=True)
+def same(result, expected):
+    np.testing.assert_array_equal(np.asarray(result), np.asarray(expected), strict=True)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -91,12 +91,12 @@ def test_values_are_those_of_torch(dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         mod = td.from_exported_program(torch.export.export(All(), (a,)))
-    found = Reference(mod).run([a.numpy()])
-    for name, one, wanted in zip(TORCH, found, All()(a), strict=True):
+    result = Reference(mod).run([a.numpy()])
+    for name, single, expected in zip(TORCH, result, All()(a), strict=True):
         if name in ("softmax", "leaky_relu", "elu", "hardsigmoid"):
-            np.testing.assert_allclose(one, wanted.numpy(), 1e-6, err_msg=name)
+            np.testing.assert_allclose(single, expected.numpy(), 1e-6, err_msg=name)
             continue
-        np.testing.assert_array_equal(one, wanted.numpy(), err_msg=name)
+        np.testing.assert_array_equal(single, expected.numpy(), err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -105,11 +105,11 @@ def test_values_are_those_of_jax(dtype, tmp_path):
     pytest.importorskip("jax", reason="the extra jax is not installed")
     script = Path(__file__).with_name("special_values_jax.py")
     subprocess.run([sys.executable, str(script), dtype, str(tmp_path)], check=True)
-    found = Reference(td.from_stablehlo(tmp_path / "all.mlir")).run([ROWS.astype(dtype)])
-    with np.load(tmp_path / "wanted.npz") as wanted:
-        assert len(found) == len(wanted.files) > 0
-        for name, one in zip(wanted.files, found, strict=True):
-            np.testing.assert_array_equal(one, wanted[name], err_msg=name)
+    result = Reference(td.from_stablehlo(tmp_path / "all.mlir")).run([ROWS.astype(dtype)])
+    with np.load(tmp_path / "wanted.npz") as expected:
+        assert len(result) == len(expected.files) > 0
+        for name, single in zip(expected.files, result, strict=True):
+            np.testing.assert_array_equal(single, expected[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +143,8 @@ def onnx_model(op):
 
 @pytest.mark.parametrize("op", ONNX)
 def test_values_are_those_of_onnx(op, onnx_cases):
-    model, a, wanted = onnx_cases[op]
-    same(Reference(td.from_onnx(model)).run([a])[0], wanted)
+    model, a, expected = onnx_cases[op]
+    same(Reference(td.from_onnx(model)).run([a])[0], expected)
 
 
 @pytest.mark.parametrize("op", ONNX)
@@ -153,15 +153,15 @@ def test_values_are_those_of_onnxruntime(op, onnx_cases):
     ort = pytest.importorskip("onnxruntime", reason="the extra fuzz (onnxruntime) is not installed")
     model, a, reference = onnx_cases[op]
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (wanted,) = session.run(None, {"x": a})
-    found = np.asarray(Reference(td.from_onnx(model)).run([a])[0])
+    (expected,) = session.run(None, {"x": a})
+    result = np.asarray(Reference(td.from_onnx(model)).run([a])[0])
     if op in DISSENT:
-        is_float = wanted.dtype.kind == "f"
-        assert not np.array_equal(wanted, reference, equal_nan=is_float), "they agree by now"
+        is_float = expected.dtype.kind == "f"
+        assert not np.array_equal(expected, reference, equal_nan=is_float), "they agree by now"
         rows = ~np.isnan(a).any(1)
         assert rows.any()
-        found, wanted = found[rows], wanted[rows]
-    same(found, wanted)
+        result, expected = result[rows], expected[rows]
+    same(result, expected)
 
 
 @pytest.mark.parametrize("value", [63, 64, -1, 100_000])
@@ -187,10 +187,10 @@ def test_indices_are_refused_where_torch_refuses_them(kind, value):
     ids = torch.tensor([0, 5, value, 2])
     inputs = [ids.numpy(), model.table.weight.detach().numpy()]
     try:
-        wanted = model(ids).detach().numpy()
+        expected = model(ids).detach().numpy()
     except IndexError:
         with pytest.raises(EngineError) as caught:
             Reference(mod).run(inputs)
         assert caught.value.code == "DIST0619"
     else:
-        same(Reference(mod).run(inputs)[0], wanted)
+        same(Reference(mod).run(inputs)[0], expected)

@@ -34,19 +34,21 @@ module @jit_mlp {
 """  # noqa: E501
 
 
-def close(found, wanted):
-    scale = np.abs(wanted).max() if wanted.size else 0
+def close(result, expected):
+    scale = np.abs(expected).max() if expected.size else 0
     tolerance = 1e-5 * scale + 1e-6
-    np.testing.assert_allclose(found.astype("float64"), wanted.astype("float64"), 1e-4, tolerance)
+    np.testing.assert_allclose(
+        result.astype("float64"), expected.astype("float64"), 1e-4, tolerance
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_program_gives_what_jax_computed(name):
     mod = td.from_stablehlo(DATA / f"{name}.mlir")
-    inputs, wanted = stored(name, mod)
-    found = Reference(mod).run(inputs)
-    assert [list(array.shape) for array in found] == [list(array.shape) for array in wanted]
-    for array, other in zip(found, wanted, strict=True):
+    inputs, expected = stored(name, mod)
+    result = Reference(mod).run(inputs)
+    assert [list(array.shape) for array in result] == [list(array.shape) for array in expected]
+    for array, other in zip(result, expected, strict=True):
         close(array, other)
 
 
@@ -139,9 +141,9 @@ def test_generic_form_is_the_pretty_one():
   }) : () -> ()
 }) : () -> ()
 """
-    found = td.from_stablehlo(generic)
+    result = td.from_stablehlo(generic)
     values = np.arange(6, dtype="float32").reshape(2, 3)
-    np.testing.assert_array_equal(Reference(found).run([values])[0], values.sum(0))
+    np.testing.assert_array_equal(Reference(result).run([values])[0], values.sum(0))
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -219,8 +221,8 @@ def test_command_line(tmp_path, capfd):
         (str(tmp_path / "none.mlir"), "DIST0301"),
     ):
         assert main(["verify", spec, "--engine", "virtual"]) == 1
-        said = capfd.readouterr().err.strip().splitlines()
-        assert len(said) == 1 and code in said[0]
+        message = capfd.readouterr().err.strip().splitlines()
+        assert len(message) == 1 and code in message[0]
     for option, code in (({"batch": 2}, "DIST0314"), ({"dims": {"n": 2}}, "DIST0313")):
         with pytest.raises(ModelError, match=code):
             load_model(str(path), **option)

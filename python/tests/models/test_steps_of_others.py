@@ -47,8 +47,8 @@ def backward(emit, x, y, w):
 
 def notes(mod):
     attrs = noted_step(mod)["main"].attrs
-    found = attrs.get("dist.training")
-    return None if found is None else {k: [*v] for k, v in found["states"].items()}
+    result = attrs.get("dist.training")
+    return None if result is None else {k: [*v] for k, v in result["states"].items()}
 
 
 def moved(w, by):
@@ -151,8 +151,8 @@ def test_other_programs_are_no_steps(write):
 
 def test_a_step_of_jax_draws_what_it_can_take_and_gives_memory_back():
     mod = td.from_stablehlo(DATA / "mlp_adam.mlir", data=["data.0"])
-    found = Reference(mod).run(draw_inputs(mod))  # counters and squares are positive
-    assert not any(np.isnan(value).any() for value in found)
+    result = Reference(mod).run(draw_inputs(mod))  # counters and squares are positive
+    assert not any(np.isnan(value).any() for value in result)
     with pytest.raises(ModelError, match="DIST0351"):
         td.train_step(mod)
     plan = td.strategy.make_plan(mod, "zero:stage=1", {"dp": 2})

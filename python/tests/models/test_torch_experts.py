@@ -97,8 +97,8 @@ def run(program: Any, x: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("biases", [False, True])
 def test_experts_compute_what_torch_computes_without_a_sort(fallback: Any, biases: bool) -> None:
     module, x = Experts(fallback, biases), torch.randn(4, 6, WIDTH)
-    mod, (found,) = run(exported(module, x), x)
-    np.testing.assert_allclose(found, module(x).detach(), rtol=1e-5, atol=1e-6)
+    mod, (result,) = run(exported(module, x), x)
+    np.testing.assert_allclose(result, module(x).detach(), rtol=1e-5, atol=1e-6)
     text = mod.script()
     assert text.count("R.dist.grouped_matmul") == 2
     assert "sort" not in text and "scatter" not in text
@@ -107,22 +107,22 @@ def test_experts_compute_what_torch_computes_without_a_sort(fallback: Any, biase
 @pytest.mark.parametrize("shown", ["order", "mean"])
 def test_rows_that_need_their_order_stay_sorted(fallback: Any, shown: str) -> None:
     module, x = Experts(fallback, shown=shown), torch.randn(2, 6, WIDTH)
-    mod, found = run(exported(module, x), x)
-    wanted = module(x)
-    wanted = wanted[0] if shown == "order" else wanted
-    np.testing.assert_allclose(found[0], wanted.detach(), rtol=1e-4, atol=1e-5)
+    mod, result = run(exported(module, x), x)
+    expected = module(x)
+    expected = expected[0] if shown == "order" else expected
+    np.testing.assert_allclose(result[0], expected.detach(), rtol=1e-4, atol=1e-5)
     assert "sort" in mod.script()
     if shown == "order":  # of equal ids any order may be returned
-        assert sorted(found[1]) == list(range(2 * 6 * CHOICES))
+        assert sorted(result[1]) == list(range(2 * 6 * CHOICES))
 
 
 def test_the_operator_of_torch_is_read_too() -> None:
     product = lambda x, w, offs: torch._grouped_mm(x, w, offs=offs)  # noqa: E731
     module, x = Experts(product).bfloat16(), torch.randn(4, 8, WIDTH).bfloat16()
     module.router.float()
-    _, (found,) = run(exported(module, x), x)
-    wanted = as_array(module(x)).astype("float32")
-    np.testing.assert_allclose(found.astype("float32"), wanted, rtol=0.03, atol=0.03)
+    _, (result,) = run(exported(module, x), x)
+    expected = as_array(module(x)).astype("float32")
+    np.testing.assert_allclose(result.astype("float32"), expected, rtol=0.03, atol=0.03)
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,13 @@ def test_an_archive_needs_no_package_that_it_names(tmp_path: Any) -> None:
         name, lambda x, w, _: x.new_empty((len(x), w.shape[2])), lib=library
     )
     module = Experts(torch.ops.transformers.grouped_mm_fallback)
-    path, wanted = _archive(tmp_path, module, x), module(x).detach()
+    path, expected = _archive(tmp_path, module, x), module(x).detach()
     library._destroy()
     weights = load_weights(path)
     mod = td.load_model(str(path)).mod
     names = [str(name) for name in mod["main"].attrs["dist.param_names"]][1:]
-    (found,) = Reference(mod).run([as_array(x), *(weights[name] for name in names)])
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    (result,) = Reference(mod).run([as_array(x), *(weights[name] for name in names)])
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_an_operator_of_another_package_is_refused_by_name(tmp_path: Any) -> None:

@@ -67,23 +67,23 @@ def joint(make):
         program = _export_forward_backward(torch.export.export(module, args))
     loss = module(*args)[0]
     loss.backward()
-    wanted = {"": loss.detach(), **{name: p.grad for name, p in module.named_parameters()}}
-    return program, args, wanted
+    expected = {"": loss.detach(), **{name: p.grad for name, p in module.named_parameters()}}
+    return program, args, expected
 
 
 @pytest.mark.parametrize("make", [text, images])
 def test_gradients_are_those_of_autograd(make):
-    program, args, wanted = joint(make)
+    program, args, expected = joint(make)
     mod = td.from_exported_program(program)
     weights = load_weights(program)
     main = mod["main"]
     names = [str(name) for name in main.attrs["dist.param_names"]][len(args) :]
     inputs = [arg.numpy() for arg in args] + [weights[name] for name in names]
     targets = [spec.target or "" for spec in program.graph_signature.output_specs]
-    for name, found in zip(targets, Reference(mod).run(inputs), strict=True):
-        scale = float(wanted[name].abs().max()) + 1e-3
-        np.testing.assert_allclose(found / scale, wanted[name] / scale, atol=1e-5, err_msg=name)
-    assert set(targets) == set(wanted)
+    for name, result in zip(targets, Reference(mod).run(inputs), strict=True):
+        scale = float(expected[name].abs().max()) + 1e-3
+        np.testing.assert_allclose(result / scale, expected[name] / scale, atol=1e-5, err_msg=name)
+    assert set(targets) == set(expected)
     plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
     report = td.verify(mod, plan, inputs=inputs)
     assert report.equal

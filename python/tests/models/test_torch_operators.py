@@ -33,13 +33,13 @@ def overload(name):
 class Calls(torch.nn.Module):
     """All cases of a group, their tensors as inputs."""
 
-    def __init__(self, found):
+    def __init__(self, result):
         super().__init__()
         self.calls, self.tensors = [], []
-        for name, args, options in found:
+        for name, args, options in result:
             first = options.get("first", False)
-            kept = {k: v for k, v in options.items() if k != "first"}
-            self.calls.append((name, self._taken(args), kept, first))
+            remaining = {k: v for k, v in options.items() if k != "first"}
+            self.calls.append((name, self._taken(args), remaining, first))
 
     def _taken(self, value):
         """Tensors put by, and their places left in the arguments."""
@@ -60,8 +60,8 @@ class Calls(torch.nn.Module):
     def forward(self, *tensors):
         results = []
         for name, args, options, first in self.calls:
-            found = overload(name)(*self._given(args, tensors), **options)
-            listed = [found] if isinstance(found, torch.Tensor) else list(found)
+            result = overload(name)(*self._given(args, tensors), **options)
+            listed = [result] if isinstance(result, torch.Tensor) else list(result)
             results.append(listed[:1] if first else listed)
         return results
 
@@ -82,25 +82,25 @@ def exported(module, args):
 def test_operators_give_what_torch_gives(group, dtype):
     module = Calls(cases(group, getattr(torch, dtype)))
     with torch.no_grad():
-        wanted = module(*module.tensors)
+        expected = module(*module.tensors)
     mod = td.from_exported_program(exported(module, module.tensors))
-    found = iter(Reference(mod).run([as_array(tensor) for tensor in module.tensors]))
+    observed = iter(Reference(mod).run([as_array(tensor) for tensor in module.tensors]))
     tolerance = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}[dtype]
     wrong = []
-    for (name, args, options, _), results in zip(module.calls, wanted, strict=True):
+    for (name, args, options, _), results in zip(module.calls, expected, strict=True):
         for index, result in enumerate(results):
-            fault = difference(next(found), as_array(result), tolerance)
+            fault = difference(next(observed), as_array(result), tolerance)
             if fault:
                 wrong.append(f"{name}{args}{options} result {index}: {fault}")
     assert not wrong, "\n".join(wrong)
 
 
-def difference(found, wanted, tolerance):
+def difference(result, expected, tolerance):
     """In words; None where there is none."""
-    found = np.asarray(found)
-    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-        return f"{found.dtype}{found.shape}, not {wanted.dtype}{wanted.shape}"
-    a, b = found.astype("float64"), wanted.astype("float64")
+    result = np.asarray(result)
+    if (result.dtype, result.shape) != (expected.dtype, expected.shape):
+        return f"{result.dtype}{result.shape}, not {expected.dtype}{expected.shape}"
+    a, b = result.astype("float64"), expected.astype("float64")
     scale = np.abs(b[np.isfinite(b)]).max(initial=1e-3)
     if not np.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
         return f"{a.ravel()[:4]}, not {b.ravel()[:4]}"

@@ -54,9 +54,9 @@ class Net(nn.Module):
 
 def net(layers=3):
     torch.manual_seed(0)
-    found = Net(layers)
-    found.norm.running_mean.normal_()
-    return found.eval()
+    result = Net(layers)
+    result.norm.running_mean.normal_()
+    return result.eval()
 
 
 ARGS = torch.arange(12).reshape(2, 6), torch.tensor(1.5)
@@ -72,15 +72,15 @@ def check(module, args, mod=None, weights=None, **options):
     """The module gives what torch gives; returns it."""
     with torch.no_grad():
         program = export(module, args)
-        wanted = module(*args)
+        expected = module(*args)
     mod = mod or td.from_exported_program(program, **options)
     main = mod["main"]
     stored = {**load_weights(program), **(weights or {})}
     names = list(main.attrs["dist.param_names"])[int(main.attrs["num_input"]) :]
     values = [as_array(arg) for arg in args] + [stored[str(name)] for name in names]
-    found = Reference(mod).run(values)
-    wanted = [wanted] if isinstance(wanted, torch.Tensor) else list(wanted)
-    for a, b in zip(found, wanted, strict=True):
+    result = Reference(mod).run(values)
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    for a, b in zip(result, expected, strict=True):
         np.testing.assert_allclose(a, as_array(b), rtol=1e-4, atol=1e-5)
     return mod
 
@@ -149,8 +149,8 @@ def test_the_command_takes_archives(tmp_path, capsys):
     np.savez(inputs, ids=ARGS[0].numpy(), scale=ARGS[1].numpy())
     assert main(["run", folder, "--inputs", inputs, "-o", results]) == 0
     with torch.no_grad():
-        wanted = net(4)(*ARGS)
-    np.testing.assert_allclose(np.load(results)["output0"], wanted, rtol=1e-4, atol=1e-5)
+        expected = net(4)(*ARGS)
+    np.testing.assert_allclose(np.load(results)["output0"], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_archives_without_weights_take_those_of_a_checkpoint(tmp_path):
@@ -163,8 +163,8 @@ def test_archives_without_weights_take_those_of_a_checkpoint(tmp_path):
     (tmp_path / "weights").mkdir()
     state = {name: value.numpy() for name, value in real.state_dict().items()}
     for file, prefix in (("a", "0."), ("b", "1.")):
-        held = {name: value for name, value in state.items() if name.startswith(prefix)}
-        numpy_files.save_file(held, tmp_path / "weights" / f"{file}.safetensors")
+        stored = {name: value for name, value in state.items() if name.startswith(prefix)}
+        numpy_files.save_file(stored, tmp_path / "weights" / f"{file}.safetensors")
     plan = ["--strategy", "tensor_parallel", "--mesh", "tp=2"]
     weights = ["--weights", str(tmp_path / "weights")]
     assert main(["deploy", path, *plan, *weights, "-o", folder]) == 0
@@ -212,8 +212,8 @@ def test_open_dims_get_sizes():
     mod = td.from_exported_program(program, batch=6, dims={"x.1": 5})
     assert [int(n) for n in mod["main"].params[0].ty.shape] == [6, 5, 2]
     args = (torch.rand(6, 5, 2),)
-    found = Reference(mod).run([args[0].numpy()])[0]
-    np.testing.assert_allclose(found, Batched()(*args), rtol=1e-5)
+    result = Reference(mod).run([args[0].numpy()])[0]
+    np.testing.assert_allclose(result, Batched()(*args), rtol=1e-5)
     for options, code, word in (
         ({}, "DIST0313", "--batch"),
         ({"batch": 6}, "DIST0313", "--dim"),
@@ -263,14 +263,14 @@ class Writing(nn.Module):
 def test_writes_become_new_values():
     module, x = Writing(), torch.rand(2, 3)
     program = export(module, (x,))
-    found = Reference(td.from_exported_program(program)).run([x.numpy(), np.ones((2, 3), "f4")])
+    result = Reference(td.from_exported_program(program)).run([x.numpy(), np.ones((2, 3), "f4")])
     expected = x.clone()
     expected[:, 1] = 0
-    np.testing.assert_allclose(found[0], expected + 1 + x, rtol=1e-6)
+    np.testing.assert_allclose(result[0], expected + 1 + x, rtol=1e-6)
     every = td.from_exported_program(program, outputs="all")
     results = Reference(every).run([x.numpy(), np.ones((2, 3), "f4")])
     np.testing.assert_allclose(results[0], 1 + x, rtol=1e-6)
-    np.testing.assert_allclose(results[1], found[0])
+    np.testing.assert_allclose(results[1], result[0])
 
 
 class Flagged(nn.Module):
@@ -330,8 +330,8 @@ def test_broken_archives_are_refused(tmp_path):
     path = tmp_path / "net.pt2"
     torch.export.save(export(net(1), ARGS), path)
     whole = path.read_bytes()
-    for kept in (0, 100, len(whole) // 2, len(whole) - 40):
-        path.write_bytes(whole[:kept])
+    for remaining in (0, 100, len(whole) // 2, len(whole) - 40):
+        path.write_bytes(whole[:remaining])
         with pytest.raises(ModelError, match="DIST0303"):
             td.from_exported_program(path)
     path.write_bytes(b"not a zip" * 50)

@@ -28,7 +28,7 @@ def step(w, u, m_w, m_u, v_w, v_u, t, x, y):
     for p, m, v, g in ((w, m_w, v_w, g_w), (u, m_u, v_u, g_u)):
         m, v = torch.lerp(m, g, 0.1), v * 0.99 + 0.01 * g * g
         new.append((p * (1 - 1e-3) - rate * m / (torch.sqrt(v) + 1e-3), m, v))
-    return (loss, *(one[i] for i in range(3) for one in new), t)
+    return (loss, *(each[i] for i in range(3) for each in new), t)
 
 
 def exported():
@@ -41,7 +41,7 @@ def exported():
 
 
 def test_states_are_recognised_and_stored_in_parts():
-    program, args, wanted = exported()
+    program, args, expected = exported()
     mod = td.from_exported_program(program)
     attrs = mod["main"].attrs
     names = [spec.arg.name for spec in program.graph_signature.input_specs]
@@ -54,8 +54,8 @@ def test_states_are_recognised_and_stored_in_parts():
     assert int(attrs["num_input"]) == 2 and order == [x, y, *names[:7]]
     values = dict(zip(names, args, strict=True))
     inputs = [values[name].numpy() for name in order]
-    for found, value in zip(Reference(mod).run(inputs), wanted, strict=True):
-        torch.testing.assert_close(torch.from_numpy(found), value, rtol=1e-4, atol=1e-5)
+    for result, value in zip(Reference(mod).run(inputs), expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(result), value, rtol=1e-4, atol=1e-5)
     for stage in (1, 2, 3):
         plan = td.strategy.make_plan(mod, f"zero:stage={stage}", {"dp": 2})
         dist = td.distribute(mod, plan)

@@ -150,16 +150,16 @@ def numpy_experts(x, w, name, top_k, capacity):
         logits = x[sample] @ w[f"{name}.router.weight"]
         chosen = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
         gates = softmax(np.take_along_axis(logits, chosen, -1))
-        taken = [0] * logits.shape[-1]
+        used = [0] * logits.shape[-1]
         for choice in range(top_k):
             for token, expert in enumerate(chosen[:, choice]):
-                taken[expert] += 1
-                if taken[expert] > capacity:
+                used[expert] += 1
+                if used[expert] > capacity:
                     continue
                 t = x[sample, token]
                 gate, up = (t @ w[f"{name}.{kind}_proj"][expert] for kind in ("gate", "up"))
-                made = (silu(gate) * up) @ w[f"{name}.down_proj"][expert]
-                out[sample, token] += gates[token, choice] * made
+                created = (silu(gate) * up) @ w[f"{name}.down_proj"][expert]
+                out[sample, token] += gates[token, choice] * created
     return out
 
 

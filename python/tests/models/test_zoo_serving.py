@@ -44,9 +44,9 @@ def weights_of(mod):
 
 def serve(local, known, tokens, pages, lengths, caches):
     """Run a step of ``tokens``; return the logits and the caches."""
-    given = {**known, **caches, "input_ids": tokens, "pages": pages, "lengths": lengths}
+    inputs = {**known, **caches, "input_ids": tokens, "pages": pages, "lengths": lengths}
     names = [str(n) for n in local.names]
-    logits, *new = run(local.module, [given[name] for name in names])
+    logits, *new = run(local.module, [inputs[name] for name in names])
     return logits, dict(zip(caches, new, strict=True))
 
 

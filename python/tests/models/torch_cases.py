@@ -353,10 +353,10 @@ def backward(d):
     gradient = d.floats(2, 6, 4, 4)
     yield "convolution_backward.default", (gradient, image, kernel, [6], *plain), {}
     window = [2, 2], [2, 2], [0, 0]
-    found, places = torch.ops.aten.max_pool2d_with_indices.default(image, *window)
+    result, places = torch.ops.aten.max_pool2d_with_indices.default(image, *window)
     name = "max_pool2d_with_indices_backward.default"
-    yield name, (torch.ones_like(found), image, *window, [1, 1], False, places), {}
-    yield "avg_pool2d_backward.default", (found, image, *window, False, True, None), {}
+    yield name, (torch.ones_like(result), image, *window, [1, 1], False, places), {}
+    yield "avg_pool2d_backward.default", (result, image, *window, False, True, None), {}
 
 
 def cases(group, dtype):

@@ -77,8 +77,8 @@ class After:
         grad: R.DTensor((8, 8), "float32", "mesh[0]", "R"),
     ):
         with R.dataflow():
-            kept = saved[0]
-            g = R.dist.all_gather(kept, "mesh[0]", 0, 0)
+            remaining = saved[0]
+            g = R.dist.all_gather(remaining, "mesh[0]", 0, 0)
             t = R.permute_dims(g, [1, 0])
             w_grad = R.matmul(t, grad)
             R.output(w_grad)

@@ -81,13 +81,15 @@ def test_every_pass_has_an_example() -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_pass_gives_the_module_that_is_written(file: str) -> None:
-    one = example(file)
-    given = {} if one.plan is None else {"plan": Plan.from_dict(one.plan)}
-    made = one.spec.make(**given)(one.before)
-    tvm.ir.assert_structural_equal(made, one.after)
-    assert not tvm_ffi.structural_equal(one.before, one.after)
-    if IO_ATTR in str(one.after.script()) or one.spec.info.takes != ("local",):
-        levels = [level for level in one.spec.info.takes if is_at(one.before, level)]
-        assert levels, f"Before is at none of the levels {one.spec.info.takes}"
-        check_level(one.after, one.spec.info.gives or levels[0])
-    assert one.doc.endswith(".") and "\n\n" not in one.doc, "one sentence says what to look at"
+    single = example(file)
+    inputs = {} if single.plan is None else {"plan": Plan.from_dict(single.plan)}
+    created = single.spec.make(**inputs)(single.before)
+    tvm.ir.assert_structural_equal(created, single.after)
+    assert not tvm_ffi.structural_equal(single.before, single.after)
+    if IO_ATTR in str(single.after.script()) or single.spec.info.takes != ("local",):
+        levels = [level for level in single.spec.info.takes if is_at(single.before, level)]
+        assert levels, f"Before is at none of the levels {single.spec.info.takes}"
+        check_level(single.after, single.spec.info.gives or levels[0])
+    assert single.doc.endswith(".") and "\n\n" not in single.doc, (
+        "one sentence says what to look at"
+    )

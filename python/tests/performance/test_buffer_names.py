@@ -61,10 +61,10 @@ def test_activations_have_the_names_of_the_modules_that_make_them() -> None:
     names = BufferNames(grown)
     assert grown.staged is not None
     role = grown.staged.role_of(0)
-    kept = [names.slot(role, slot) for slot in role.stash]
+    remaining = [names.slot(role, slot) for slot in role.stash]
     for layer in (0, 1):
-        assert f"layers.{layer}.mlp.up_proj output" in kept
-        assert f"layers.{layer}.input_layernorm output" in kept
+        assert f"layers.{layer}.mlp.up_proj output" in remaining
+        assert f"layers.{layer}.input_layernorm output" in remaining
     up_proj = next(s for s in role.stash if names.slot(role, s).endswith("up_proj output"))
     assert role.slots[up_proj].shape[-1] == SIZES["ffn"] // 2  # over two devices
 

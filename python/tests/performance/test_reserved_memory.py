@@ -53,10 +53,10 @@ class Counter:
 def exported(case: str) -> Program:
     sizes: dict[str, Any] = {"hidden": 128, "heads": 4, "ffn": 256, "vocab": 256}
     model = td.zoo.llama(layers=2, batch=8, seq=64, dtype="bfloat16", kv_heads=2, **sizes)
-    said = {**CASES[case], "stages": 2, "micro_batches": 4} if CASES[case] else None
-    step = td.train_step(model, optimizer="adamw", master=True, schedule=said)
-    mesh = {"pp": 2, "tp": 2} if said else {"tp": 2}
-    words = f"pipeline:micro_batches=4,schedule={said['kind']}+" if said else ""
+    message = {**CASES[case], "stages": 2, "micro_batches": 4} if CASES[case] else None
+    step = td.train_step(model, optimizer="adamw", master=True, schedule=message)
+    mesh = {"pp": 2, "tp": 2} if message else {"tp": 2}
+    words = f"pipeline:micro_batches=4,schedule={message['kind']}+" if message else ""
     return td.export(td.distribute(step, make_plan(step, f"{words}megatron", mesh)))
 
 
@@ -93,13 +93,13 @@ def test_peak_is_reserved_memory_and_overhead(case: str, allocator: str) -> None
     live = td.simulate(exported(case), "dgx-h100-megatron")
     whole = td.simulate(exported(case), "dgx-h100-megatron", allocator=allocator)
     assert whole.time_s == live.time_s
-    for one, other in zip(live.lanes, whole.lanes, strict=True):
+    for left, other in zip(live.lanes, whole.lanes, strict=True):
         parts = dict(other.account.at_peak)
         context, unused = parts.pop("context"), parts.pop("unused")
-        assert parts == one.account.at_peak
-        assert other.account.peak_bytes == one.account.peak_bytes + unused + context
+        assert parts == left.account.at_peak
+        assert other.account.peak_bytes == left.account.peak_bytes + unused + context
         assert unused >= 0 < context
-        assert (one.account.peak_bytes + unused) % (2 << 20) == 0
+        assert (left.account.peak_bytes + unused) % (2 << 20) == 0
 
 
 def test_fits_is_decided_by_reserved_memory(
@@ -110,9 +110,9 @@ def test_fits_is_decided_by_reserved_memory(
     peaks = {}
     for allocator in ("framework", "pytorch"):
         page = tmp_path / f"{allocator}.html"
-        given = ["--system", "dgx-h100-megatron", "--allocator", allocator, "--json"]
-        given += ["--report", str(page)]
-        assert main(["analyze", model, *words, *given]) == 0
+        inputs = ["--system", "dgx-h100-megatron", "--allocator", allocator, "--json"]
+        inputs += ["--report", str(page)]
+        assert main(["analyze", model, *words, *inputs]) == 0
         data = json.loads(capsys.readouterr().out)
         peaks[allocator] = data["devices"][0]["peak_memory_bytes"]
         assert data["memory"][0]["peak_bytes"] == peaks[allocator]

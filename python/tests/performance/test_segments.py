@@ -18,12 +18,12 @@ from tvm_distir.performance.memory.segments import MIB, SegmentAllocator
 def test_constants_are_those_of_pytorch() -> None:
     torch = pytest.importorskip("torch", reason="the extra torch is not installed")
     header = Path(torch.__file__).parent / "include" / "c10" / "core" / "AllocatorConfig.h"
-    found = dict(re.findall(r"constexpr size_t (k\w+) = (\d+);", header.read_text()))
-    assert int(found["kMinBlockSize"]) == segments.BLOCK_BYTES
-    assert int(found["kSmallSize"]) == segments.SMALL_BYTES
-    assert int(found["kSmallBuffer"]) == segments.SMALL_SEGMENT_BYTES
-    assert int(found["kMinLargeAlloc"]) == segments.SOLE_BYTES
-    assert int(found["kRoundLarge"]) == segments.SOLE_MULTIPLE
+    result = dict(re.findall(r"constexpr size_t (k\w+) = (\d+);", header.read_text()))
+    assert int(result["kMinBlockSize"]) == segments.BLOCK_BYTES
+    assert int(result["kSmallSize"]) == segments.SMALL_BYTES
+    assert int(result["kSmallBuffer"]) == segments.SMALL_SEGMENT_BYTES
+    assert int(result["kMinLargeAlloc"]) == segments.SOLE_BYTES
+    assert int(result["kRoundLarge"]) == segments.SOLE_MULTIPLE
 
 
 class Reference:
@@ -110,10 +110,10 @@ def test_laws_of_an_allocator(seed: int, expandable: bool) -> None:
             allocator.give(place)
         size = sizes(rng)
         live[allocator.take(size)] = size
-        spans = sorted((place, place + held) for place, (held, _) in allocator.blocks.items())
+        spans = sorted((place, place + stored) for place, (stored, _) in allocator.blocks.items())
         assert [place for place, _ in spans] == sorted(live)
         assert all(end - place >= live[place] for place, end in spans)
-        assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+        assert all(left[1] <= other[0] for left, other in itertools.pairwise(spans))
         covered = sorted((place, place + size) for place, size in allocator.segments.items())
         assert all(any(a <= p and e <= b for a, b in covered) for p, e in spans)
         assert allocator.reserved == sum(allocator.segments.values()) >= allocator.allocated

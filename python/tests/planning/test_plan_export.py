@@ -105,10 +105,10 @@ def test_code_for_jax_gives_devices_the_shards_of_the_plan(strategy: str) -> Non
     for parameter in parameters:
         for coordinates in np.ndindex(*sizes):
             device = jax_mesh.devices[coordinates]
-            [held] = [x for x in placed[parameter.name].addressable_shards if x.device == device]
+            [stored] = [x for x in placed[parameter.name].addressable_shards if x.device == device]
             cuts = shard_slices(parameter.shape, parameter.labels, sizes, coordinates)
             box = tuple(slice(*cut) for cut in cuts)
-            assert np.array_equal(np.asarray(held.data), arrays[parameter.name][box])
+            assert np.array_equal(np.asarray(stored.data), arrays[parameter.name][box])
 
     def model(p: dict[str, Any]) -> Any:
         h = jax.nn.relu(p["x"] @ p["layers.0.linear.weight"].T + p["layers.0.linear.bias"])

@@ -79,7 +79,7 @@ class TestResults:
 
     def test_of_a_search(self, tmp_path):
         rules = Constraints(("pp", "dp", "tp"), micro_batches=(1, 2), recompute=("none", "full"))
-        written = []
+        output = []
         with ThreadPoolExecutor(2) as pool:
             for number, ways in enumerate(({}, {"jobs": 2}, {"executor": pool, "jobs": 3})):
                 folder = Folder(tmp_path / str(number), {}, resume=False)
@@ -89,9 +89,9 @@ class TestResults:
                 )  # fmt: skip
                 folder.finish(result)
                 files = sorted(folder.path.glob("*.json*"))
-                written.append({path.name: path.read_bytes() for path in files})
-        assert len(json.loads(written[0]["search.json"])["plans"]) == 2
-        assert written[0] == written[1] == written[2]
+                output.append({path.name: path.read_bytes() for path in files})
+        assert len(json.loads(output[0]["search.json"])["plans"]) == 2
+        assert output[0] == output[1] == output[2]
 
     def test_of_a_sweep(self, tmp_path):
         texts = []

@@ -53,15 +53,15 @@ def _listed_by_git() -> list[Path] | None:
 
 
 def _listed_by_walking() -> list[Path]:
-    found = []
+    matches = []
     for folder, subfolders, files in os.walk(ROOT):
         subfolders[:] = [
             name
             for name in subfolders
             if name not in _NOT_OURS and not name.endswith(("_cache", ".egg-info"))
         ]
-        found += [Path(folder, name).relative_to(ROOT) for name in files]
-    return found
+        matches += [Path(folder, name).relative_to(ROOT) for name in files]
+    return matches
 
 
 @pytest.fixture(scope="session")
@@ -74,16 +74,16 @@ def root() -> Path:
 def files() -> list[Path]:
     """Every file of the repository, relative to its root, sorted."""
     listed = _listed_by_git()
-    found = _listed_by_walking() if listed is None else listed
-    found = sorted({path for path in found if (ROOT / path).is_file()})
-    assert len(found) > 50, "the files of the repository were not found"
-    return found
+    result = _listed_by_walking() if listed is None else listed
+    result = sorted({path for path in result if (ROOT / path).is_file()})
+    assert len(result) > 50, "the files of the repository were not found"
+    return result
 
 
 @pytest.fixture(scope="session")
 def modules(files: list[Path]) -> list[Module]:
     """Every Python file of the package, parsed."""
-    found = []
+    matches = []
     for path in files:
         if path.parts[0] != PACKAGE or path.suffix != ".py":
             continue
@@ -91,6 +91,6 @@ def modules(files: list[Path]) -> list[Module]:
         is_package = path.stem == "__init__"
         name = ".".join(words[:-1] if is_package else words)
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
-        found.append(Module(path, name, is_package, tree))
-    assert len(found) > 30, "the modules of the package were not found"
-    return found
+        matches.append(Module(path, name, is_package, tree))
+    assert len(matches) > 30, "the modules of the package were not found"
+    return matches

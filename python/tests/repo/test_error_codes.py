@@ -55,15 +55,15 @@ def listed(modules: list[Module]) -> list[str]:
 @pytest.fixture(scope="module")
 def used(modules: list[Module]) -> dict[str, str]:
     """Codes that stand alone in a string, with one place of each; docstrings do not count."""
-    found: dict[str, str] = {}
+    matches: dict[str, str] = {}
     for module in modules:
         if module.path == TABLE:
             continue
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 if CODE.fullmatch(node.value):
-                    found.setdefault(node.value, f"{module.path}:{node.lineno}")
-    return found
+                    matches.setdefault(node.value, f"{module.path}:{node.lineno}")
+    return matches
 
 
 def test_codes_are_unique_and_sorted(listed: list[str]) -> None:

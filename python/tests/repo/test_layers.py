@@ -110,24 +110,24 @@ class Package:
 
     def fault(self, item: Import) -> str | None:
         """Say which rule of the architecture page an import violates."""
-        here, there = _wing(item.module), _wing(item.source)
+        here, present = _wing(item.module), _wing(item.source)
         if item.module == PACKAGE or item.source == f"{PACKAGE}.public_paths":
             return None
         if item.source == PACKAGE and f"{PACKAGE}.{item.name}" not in self.names:
             return None if here == "interface" else "only the interface asks the package itself"
-        if there not in self.wings:
+        if present not in self.wings:
             return "no wing"
         is_module = item.name is None or f"{item.source}.{item.name}" in self.names
         in_package = item.source in self.packages and item.source != item.module
-        if here == there:
+        if here == present:
             return "not the file that defines it" if in_package and not is_module else None
-        if here in self.wings and self.wings.index(there) > self.wings.index(here):
-            return f"{there} is not below {here}"
+        if here in self.wings and self.wings.index(present) > self.wings.index(here):
+            return f"{present} is not below {here}"
         if is_module:
             folder = item.source.partition(".")[2]
             return None if item.name and folder in self.rows else "a module of an inner folder"
-        face = item.source == f"{PACKAGE}.{there}" and item.name in self.faces[there]
-        return None if face else f"not a name of the face {PACKAGE}.{there}"
+        face = item.source == f"{PACKAGE}.{present}" and item.name in self.faces[present]
+        return None if face else f"not a name of the face {PACKAGE}.{present}"
 
     def faults(self, items: Iterable[Import]) -> list[str]:
         """All violations, except those of :data:`EXCEPTIONS`."""

@@ -49,9 +49,9 @@ def test_version_has_one_source(root: Path, distribution: metadata.Distribution)
 
 
 def test_entry_points_can_be_loaded(distribution: metadata.Distribution) -> None:
-    found = {(point.group, point.name): point for point in distribution.entry_points}
-    assert set(found) == {("console_scripts", "tvm-distir"), ("tvm.backends", "tvm_distir")}
-    for point in found.values():
+    matches = {(point.group, point.name): point for point in distribution.entry_points}
+    assert set(matches) == {("console_scripts", "tvm-distir"), ("tvm.backends", "tvm_distir")}
+    for point in matches.values():
         assert callable(point.load())
 
 

@@ -172,5 +172,5 @@ def test_the_command_hides_no_other_failure(tmp_path: Path) -> None:
 def _script() -> str:
     """What the console script calls, ``module:function``."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (found,) = re.findall(r'^tvm-distir = "(.*)"$', text, re.MULTILINE)
-    return found
+    (result,) = re.findall(r'^tvm-distir = "(.*)"$', text, re.MULTILINE)
+    return result

@@ -30,13 +30,13 @@ def outlined(mod: ir.IRModule, **options: Any) -> ir.IRModule:
 
 def calls(mod: ir.IRModule, name: str = "main") -> dict[str, int]:
     """How often a function calls each other function."""
-    found: Counter[str] = Counter()
+    matches: Counter[str] = Counter()
     for block in mod[name].body.blocks:
         for binding in block.bindings:
             value = getattr(binding, "value", None)
             if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-                found[str(value.op.name_hint)] += 1
-    return dict(found)
+                matches[str(value.op.name_hint)] += 1
+    return dict(matches)
 
 
 def names(mod: ir.IRModule, function: str) -> list[str]:
@@ -96,7 +96,7 @@ class Writer:
             with self.builder.dataflow():
                 result = write(self)
                 results = result if isinstance(result, list) else [result]
-                outputs = [self.builder.emit_output(one) for one in results]
+                outputs = [self.builder.emit_output(each) for each in results]
             whole = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
             self.builder.emit_func_output(whole, list(self.params.values()))
         fn = self.builder.get()["main"]

@@ -70,9 +70,9 @@ class Writer:
     def param(self):
         mesh = self.any_mesh()
         array = self.rng.integers(-2, 3, (N, N)).astype("float32")
-        held = Held(f"x{len(self.params)}", mesh, self.labels(mesh), array)
-        self.params.append(held)
-        return held
+        stored = Held(f"x{len(self.params)}", mesh, self.labels(mesh), array)
+        self.params.append(stored)
+        return stored
 
     def moved(self, x, mesh, labels):
         if (x.mesh, x.labels) == (mesh, labels):
@@ -116,10 +116,10 @@ class Writer:
     def layers(self):
         for mesh, (shape, _) in enumerate(self.meshes):
             rest = (-1,) * (len(shape) - 1)
-            one, two, out = (self.ty(mesh, (x, *rest)) for x in (1, 0, -1))
+            single, two, out = (self.ty(mesh, (x, *rest)) for x in (1, 0, -1))
             yield f"""
     @R.function(private=True)
-    def layer{mesh}(x: {one}, w: {two}):
+    def layer{mesh}(x: {single}, w: {two}):
         with R.dataflow():
             z: {out} = R.matmul(x, w)
             y: {out} = R.clip(z, -2, 2)
@@ -155,24 +155,27 @@ def program(seed, steps=14):
     """A random module at level 3, its inputs and the results it must give."""
     rng = np.random.default_rng(seed)
     writer = Writer(MESHES[seed % len(MESHES)], rng)
-    held = [writer.param() for _ in range(4)]
+    stored = [writer.param() for _ in range(4)]
     for _ in range(steps):
-        x, y = (held[i] for i in rng.integers(0, len(held), 2))
+        x, y = (stored[i] for i in rng.integers(0, len(stored), 2))
         kind = rng.choice(["negative", "add", "product", "layer", "move"])
         if kind == "negative":
-            held.append(writer.negative(x))
+            stored.append(writer.negative(x))
         elif kind == "add":
-            held.append(writer.added(x, y))
+            stored.append(writer.added(x, y))
         elif kind == "product":
-            held.append(writer.product(x, y))
+            stored.append(writer.product(x, y))
         elif kind == "layer":
-            held.append(writer.layer(x, y))
+            stored.append(writer.layer(x, y))
         else:
             mesh = writer.any_mesh()
-            held.append(writer.moved(x, mesh, writer.labels(mesh)))
-    made = [h for h in held if h.name.startswith("v")]
+            stored.append(writer.moved(x, mesh, writer.labels(mesh)))
+    created = [h for h in stored if h.name.startswith("v")]
     results = list(
-        {h.name: h for h in (made[-1], *(made[i] for i in rng.integers(0, len(made), 3)))}.values()
+        {
+            h.name: h
+            for h in (created[-1], *(created[i] for i in rng.integers(0, len(created), 3)))
+        }.values()
     )
     mod = tvm.script.from_source(writer.script(results))
     return mod, [p.array for p in writer.params], [r.array for r in results]

@@ -100,9 +100,9 @@ def test_a_returned_constant(placement: str) -> None:
 
     mod = made(write)
     assert any(isinstance(b.value, ir.GenericConst) for b in bindings(mod))
-    given = np.random.default_rng(0).standard_normal((4, 8), dtype="float32")
-    found = td.run(td.distribute(mod, plan_of(placement)), [given], engine="virtual")
-    for got, want in zip(found, Reference(mod).run([given]), strict=True):
+    inputs = np.random.default_rng(0).standard_normal((4, 8), dtype="float32")
+    result = td.run(td.distribute(mod, plan_of(placement)), [inputs], engine="virtual")
+    for got, want in zip(result, Reference(mod).run([inputs]), strict=True):
         np.testing.assert_array_equal(got, want)
 
 

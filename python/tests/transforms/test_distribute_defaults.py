@@ -22,8 +22,8 @@ OFF: dict[str, Any] = {"bucket_bytes": 0, "ahead_bytes": 0}
 
 def kinds(mod: ir.IRModule) -> Counter[str]:
     functions = [fn for fn in mod.functions.values() if isinstance(fn, tvm.relax.Function)]
-    found = [dist_op_name(b.value) for fn in functions for b in all_bindings(fn.body)]
-    return Counter(name for name in found if name is not None)
+    matches = [dist_op_name(b.value) for fn in functions for b in all_bindings(fn.body)]
+    return Counter(name for name in matches if name is not None)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ def test_each_is_switched_off(
     step: tuple[ir.IRModule, Plan], options: dict[str, int], buckets: bool, starts: bool
 ) -> None:
     single = kinds(td.distribute(*step))
-    found = kinds(td.distribute(*step, system=SYSTEM, **options))
-    assert bool(found["collective_done"]) == starts
-    reduced = found["all_reduce"] + found["all_reduce_start"]
+    result = kinds(td.distribute(*step, system=SYSTEM, **options))
+    assert bool(result["collective_done"]) == starts
+    reduced = result["all_reduce"] + result["all_reduce_start"]
     assert (reduced < single["all_reduce"]) == buckets
 
 

@@ -121,8 +121,8 @@ def test_names_are_kept_and_unique() -> None:
     out = inlined(Nested)
     names = [str(b.var.name) for block in out["main"].body.blocks for b in block.bindings]
     assert len(set(names)) == len(names)
-    kept = [str(b.var.name) for block in Nested["main"].body.blocks for b in block.bindings]
-    assert set(kept) <= set(names)
+    remaining = [str(b.var.name) for block in Nested["main"].body.blocks for b in block.bindings]
+    assert set(remaining) <= set(names)
     assert {"z", "y"} <= set(names)
     assert all(n.split("_")[0] in {"lv", "p", "a", "y", "b", "x", "z", "gv"} for n in names)
     assert [type(block).__name__ for block in out["main"].body.blocks] == ["DataflowBlock"]

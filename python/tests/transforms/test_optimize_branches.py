@@ -77,8 +77,8 @@ def held(mod, count, *passes):
     relax.analysis.well_formed(new)
     tvm.ir.assert_structural_equal(tvm.script.from_source(new.script(show_meta=True)), new)
     assert traffic(new).total_wire_bytes <= traffic(mod).total_wire_bytes
-    for one, other in zip(both_ways(new, count), both_ways(mod, count), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for left, other in zip(both_ways(new, count), both_ways(mod, count), strict=True):
+        np.testing.assert_array_equal(left, other)
     return new
 
 
@@ -172,11 +172,11 @@ def scopes(fn):
     waiting = [fn.body]
     while waiting:
         seq = waiting.pop()
-        found = [b for block in seq.blocks for b in block.bindings]
-        for b in found:
+        matches = [b for block in seq.blocks for b in block.bindings]
+        for b in matches:
             if isinstance(b.value, relax.If):
                 waiting += [b.value.true_branch, b.value.false_branch]
-        yield found
+        yield matches
 
 
 def test_nested_branches():
@@ -232,9 +232,9 @@ else:
     y = {reduce("a", 1)}
 """,
     )
-    found = traffic(mod)
-    assert found.total_count == 2
-    assert found.total_wire_bytes == 2 * 256  # two rings of two devices, half of 512 bytes twice
+    result = traffic(mod)
+    assert result.total_count == 2
+    assert result.total_wire_bytes == 2 * 256  # two rings of two devices, half of 512 bytes twice
 
 
 @pytest.mark.parametrize("name", ["nested tuple", "private", "computed", "dataflow"])
@@ -253,7 +253,7 @@ def test_whole_road_with_buckets_and_overlap(name):
 
 def count_ifs(mod):
     """How many ``If`` a module holds."""
-    found = [
+    matches = [
         b
         for fn in mod.functions.values()
         if isinstance(fn, relax.Function)
@@ -261,7 +261,7 @@ def count_ifs(mod):
         for b in scope
         if isinstance(b.value, relax.If)
     ]
-    return len(found)
+    return len(matches)
 
 
 # level 4: branches are functions ----------------------------------------------------------
@@ -287,7 +287,7 @@ def optimized(text, *rules, make=OptimizeCollectives):
     relax.analysis.well_formed(after)
     tvm.ir.assert_structural_equal(tvm.script.from_source(after.script(show_meta=True)), after)
     assert traffic(after).total_wire_bytes <= traffic(before).total_wire_bytes
-    lowered = [LowerDistIR()(one) for one in (before, after)]
+    lowered = [LowerDistIR()(each) for each in (before, after)]
     for local in lowered:
         for _, inputs in every_way(mod):
             assert td.verify(mod, plan, exact=True, inputs=inputs, dist=local).equal
@@ -377,7 +377,7 @@ def test_a_gather_of_one_branch_stays_in_it():
         engine = VirtualEngine()
         (got,) = engine.run(local, [np.array(flag), x, v])
         np.testing.assert_array_equal(got, want)
-        assert sum(one.count for one in engine.collectives) == count
+        assert sum(each.count for each in engine.collectives) == count
 
 
 def test_a_field_that_nobody_reads_costs_nothing():

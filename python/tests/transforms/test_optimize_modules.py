@@ -69,14 +69,14 @@ def calling(outs):
 
 
 def test_traffic_counts_collectives_at_every_call():
-    found = traffic(calling(["q", "r"]))
-    (kind,) = found.counts
+    result = traffic(calling(["q", "r"]))
+    (kind,) = result.counts
     assert (kind.op, kind.axes, kind.group_size) == ("all_gather", "a", 2)
-    assert found.total_count == 1 + 2 * 2
+    assert result.total_count == 1 + 2 * 2
     # A device of two sends its half of the 256 bytes.
-    assert found.total_wire_bytes == 5 * 128
+    assert result.total_wire_bytes == 5 * 128
     lowered = traffic(LowerDistIR()(calling(["q", "r"])))
-    assert lowered == found
+    assert lowered == result
 
 
 def test_unused_results_and_parameters_of_private_functions_go():
@@ -211,9 +211,9 @@ def test_reductions_completed_at_once_are_merged_in_training():
     activation_bytes = 2 * 8 * 16 * 4 // 2  # on a device, and what it sends to reduce one of 2
 
     def along_tp(mod):
-        found = traffic(mod)
-        (kind,) = [k for k in found.counts if (k.op, k.axes) == ("all_reduce", "tp")]
-        return found.counts[kind], found.wire_bytes[kind]
+        result = traffic(mod)
+        (kind,) = [k for k in result.counts if (k.op, k.axes) == ("all_reduce", "tp")]
+        return result.counts[kind], result.wire_bytes[kind]
 
     before, after = along_tp(level4), along_tp(MergeReductions()(level4))
     assert before[0] - after[0] == 2
@@ -251,8 +251,8 @@ def test_distribute_buckets_and_overlaps_when_asked():
     check_level(tuned, 5)
     assert traffic(tuned).total_wire_bytes == traffic(plain).total_wire_bytes
     reductions = [
-        sum(n for kind, n in traffic(one).counts.items() if kind.op == "all_reduce")
-        for one in (plain, tuned)
+        sum(n for kind, n in traffic(each).counts.items() if kind.op == "all_reduce")
+        for each in (plain, tuned)
     ]
     assert reductions[0] > reductions[1] == 1
     text = tuned.script()

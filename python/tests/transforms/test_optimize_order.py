@@ -17,9 +17,9 @@ def _block(rng: random.Random) -> tuple[list[BlockNode], list[int]]:
     nodes: list[BlockNode] = []
     spent_ps: list[int] = []
 
-    def add(deps: set[int], time_ps: int, **given: object) -> None:
+    def add(deps: set[int], time_ps: int, **inputs: object) -> None:
         reads = sorted(deps)
-        nodes.append(BlockNode(deps=reads, reads=reads, size_bytes=rng.randint(0, 64), **given))
+        nodes.append(BlockNode(deps=reads, reads=reads, size_bytes=rng.randint(0, 64), **inputs))
         spent_ps.append(time_ps)
         for dep in reads:
             nodes[dep].readers.append(len(nodes) - 1)

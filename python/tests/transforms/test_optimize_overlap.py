@@ -152,18 +152,19 @@ def test_the_simulator_follows_the_order_of_the_program():
     split = SplitCollectives()(mod)
     done = ScheduleCollectives(SYSTEM, memory_limit_bytes=NO_LIMIT)(split)
     modules = {"plain": mod, "split": split, "done": done}
-    spent = {
-        name: td.simulate(td.export(one), SYSTEM, blocking=True) for name, one in modules.items()
+    duration = {
+        name: td.simulate(td.export(single), SYSTEM, blocking=True)
+        for name, single in modules.items()
     }
-    (event,) = [e for e in spent["plain"].events if e.stream == "comm"]
-    compute_s = spent["plain"].devices[0].compute_s
-    assert spent["plain"].time_s == pytest.approx(compute_s + event.duration_s)
-    assert spent["split"].time_s == pytest.approx(spent["plain"].time_s)
-    by_name = {e.args["binding"]: e.duration_s for e in spent["done"].events}
+    (event,) = [e for e in duration["plain"].events if e.stream == "comm"]
+    compute_s = duration["plain"].devices[0].compute_s
+    assert duration["plain"].time_s == pytest.approx(compute_s + event.duration_s)
+    assert duration["split"].time_s == pytest.approx(duration["plain"].time_s)
+    by_name = {e.args["binding"]: e.duration_s for e in duration["done"].events}
     hidden_s = min(event.duration_s, by_name["p"] + by_name["q"])
-    assert spent["done"].time_s == pytest.approx(compute_s + event.duration_s - hidden_s)
+    assert duration["done"].time_s == pytest.approx(compute_s + event.duration_s - hidden_s)
     unfolded = td.simulate(td.export(done), SYSTEM, fold_devices=False)
-    assert unfolded.time_s == spent["done"].time_s
+    assert unfolded.time_s == duration["done"].time_s
 
 
 def test_a_started_collective_waits_for_what_was_issued_before():
@@ -200,17 +201,17 @@ def chain():
 
 def test_work_runs_ahead_by_a_sixteenth_of_what_a_block_holds():
     """Of 27 values there may be one more; two more, which an eighth would allow, run further."""
-    kept = [f"k{i} = R.abs(x{i % 2})" for i in range(24)]
+    remaining = [f"k{i} = R.abs(x{i % 2})" for i in range(24)]
     results = ["r12", *(f"k{i}" for i in range(24))]
-    split = SplitCollectives()(module(2, [*kept, *chain()], results))
-    given = peak(split) - 2 * 256
+    split = SplitCollectives()(module(2, [*remaining, *chain()], results))
+    inputs = peak(split) - 2 * 256
     usual = ScheduleCollectives(SYSTEM)(split)
     within, twice = (
-        ScheduleCollectives(SYSTEM, memory_limit_bytes=given + given // part)(split)
+        ScheduleCollectives(SYSTEM, memory_limit_bytes=inputs + inputs // part)(split)
         for part in (16, 8)
     )
     tvm.ir.assert_structural_equal(usual, within)
-    assert given < peak(usual) - 2 * 256 <= given + given // 16 < peak(twice) - 2 * 256
+    assert inputs < peak(usual) - 2 * 256 <= inputs + inputs // 16 < peak(twice) - 2 * 256
 
 
 def test_memory_bounds_how_far_work_runs_ahead():
@@ -338,10 +339,10 @@ def test_gathers_of_the_backward_part_begin_in_time_and_not_before():
     step = td.train_step(td.zoo.gpt(size="gpt3-175b", layers=2, batch=1, dtype="float16"))
     plan = td.strategy.make_plan(step, "megatron:sequence=1", {"tp": 8})
     times_s = []
-    for one in (plan, dataclasses.replace(plan, regather=())):
-        dist = td.distribute(step, one, system="dgx-a100")
+    for each in (plan, dataclasses.replace(plan, regather=())):
+        dist = td.distribute(step, each, system="dgx-a100")
         times_s.append(td.simulate(td.export(dist), System.load("dgx-a100")).time_s)
-        if one.regather:
+        if each.regather:
             lines = re.findall(r"^ +(\w+): .* = R\.(.*)", dist["layer_backward"].script(), re.M)
     first = next(i for i, (_, value) in enumerate(lines) if value.startswith(("matmul", "einsum")))
     starts = [i for i, (name, _) in enumerate(lines) if name.endswith("_again_start")]

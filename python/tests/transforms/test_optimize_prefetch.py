@@ -58,14 +58,14 @@ def calls(mod: ir.IRModule, function: str = "main") -> list[str]:
 
 def in_flight(mod: ir.IRModule) -> dict[str, int]:
     """Bytes in flight that functions give, by name."""
-    found = {}
+    matches = {}
     for gv, fn in mod.functions.items():
         attrs = fn.attrs or {}
         if IN_FLIGHT_ATTR in attrs and "results" in attrs[IN_FLIGHT_ATTR]:
-            found[str(gv.name_hint)] = sum(
+            matches[str(gv.name_hint)] = sum(
                 int(np.prod([int(n) for n in ty.shape])) * 4 for ty in fn.ret_ty.fields
             )
-    return found
+    return matches
 
 
 def test_the_next_layers_gathers_are_begun_before_a_layer(zero: Any) -> None:
@@ -120,9 +120,9 @@ def test_a_layer_more_is_held(zero: Any) -> None:
     bound = max(in_flight(PrefetchGathers(SYSTEM, ahead_bytes=MANY)(mod)).values())
     for ahead_bytes, all_of_them in ((0, False), (bound // 2, False), (MANY, True)):
         new = PrefetchGathers(SYSTEM, ahead_bytes=ahead_bytes)(mod)
-        found = in_flight(new)
-        assert max(found.values(), default=0) <= ahead_bytes
-        assert (max(found.values(), default=0) == bound) == all_of_them
+        result = in_flight(new)
+        assert max(result.values(), default=0) <= ahead_bytes
+        assert (max(result.values(), default=0) == bound) == all_of_them
         peaks = [td.simulate(td.export(m), SYSTEM).peak_memory_bytes for m in (mod, new)]
         assert peaks[1] - peaks[0] <= ahead_bytes
     assert PrefetchGathers(SYSTEM, ahead_bytes=0)(mod).same_as(mod)
@@ -132,7 +132,7 @@ def live_bytes(fn: Any) -> int:
     """Bytes of a function's parameters, and the most of what it binds that is needed at once."""
 
     def size(ty: Any) -> int:
-        return sum(4 * int(np.prod([int(n) for n in one.shape])) for one in flat_types(ty))
+        return sum(4 * int(np.prod([int(n) for n in each.shape])) for each in flat_types(ty))
 
     bindings = [b for block in fn.body.blocks for b in block.bindings]
     memory: dict[Any, set[int]] = {}  # of a variable: the bindings that made what it shows
@@ -144,8 +144,8 @@ def live_bytes(fn: Any) -> int:
         last.update(dict.fromkeys(used | {number}, number))
     for var in variables(fn.body.body):
         last.update(dict.fromkeys(memory.get(var, ()), len(bindings)))
-    made = {n for own in memory.values() for n in own}
-    sizes = [size(b.var.ty) if n in made else 0 for n, b in enumerate(bindings)]
+    created = {n for local in memory.values() for n in local}
+    sizes = [size(b.var.ty) if n in created else 0 for n, b in enumerate(bindings)]
     peaks = [sum(sizes[n] for n in range(at + 1) if last[n] >= at) for at in range(len(bindings))]
     return sum(size(param.ty) for param in fn.params) + max(peaks)
 
@@ -224,11 +224,11 @@ def test_what_a_gather_reads_is_held_until_it_has_ended() -> None:
         "        p: R.Tensor((4, 8), 'float32') = R.negative(w)\n        t: R.Tensor",
         1,
     )
-    plain, held = (
-        td.simulate(td.export(tvm.script.from_source(one)), SYSTEM).peak_memory_bytes
-        for one in (text, laid_out)
+    plain, stored = (
+        td.simulate(td.export(tvm.script.from_source(each)), SYSTEM).peak_memory_bytes
+        for each in (text, laid_out)
     )
-    assert (plain, held) == (4 * 512, 5 * 512)
+    assert (plain, stored) == (4 * 512, 5 * 512)
 
 
 @pytest.mark.parametrize(

@@ -237,10 +237,10 @@ def test_effects_keep_their_order() -> None:
     assert not out["layer"].is_pure
     x = np.asarray([1.0], "float32")
     want = run(Loud, [x])
-    told, heard[:] = list(heard), []
-    assert told == [2.0, 18.0]
+    reported, heard[:] = list(heard), []
+    assert reported == [2.0, 18.0]
     np.testing.assert_array_equal(run(out, [x]), want)
-    assert heard == told
+    assert heard == reported
 
 
 def test_symbolic_sizes() -> None:
@@ -391,7 +391,7 @@ def test_random_layers_come_back() -> None:
     tidy = tvm.transform.Sequential(
         [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
     )
-    found = 0
+    result = 0
     for seed in range(30):
         mod = random_layers(random.Random(seed))
         for min_repeats, min_bindings in ((2, 4), (3, 2)):
@@ -401,9 +401,9 @@ def test_random_layers_come_back() -> None:
             for name, count in calls(out).items():
                 assert count >= min_repeats
                 assert len(out[name].body.blocks[0].bindings) >= min_bindings
-                found += 1
+                result += 1
             ir.assert_structural_equal(tidy(InlinePrivateFunctions()(out)), tidy(mod))
-    assert found > 60
+    assert result > 60
 
 
 def test_bad_options() -> None:

@@ -57,8 +57,8 @@ def outlined(mod: ir.IRModule) -> ir.IRModule:
 
 def collectives(mod: ir.IRModule, plan: td.Plan) -> list[tuple[str, str, int, int]]:
     result = td.simulate(td.export(td.distribute(mod, plan)), td.System.load("dgx-a100"))
-    found = result.collectives
-    return [(c.kind, c.mesh_axis, c.count, c.bytes_per_device) for c in found]
+    observed = result.collectives
+    return [(c.kind, c.mesh_axis, c.count, c.bytes_per_device) for c in observed]
 
 
 def drawn(mod: ir.IRModule) -> list[np.ndarray]:
@@ -202,8 +202,8 @@ def test_training_graph() -> None:
     layers = 3
     mod = training_graph(layers)
     out = outlined(mod)
-    found = calls(out)
-    assert found["layer"] == found["layer_backward"] == layers
+    result = calls(out)
+    assert result["layer"] == result["layer_backward"] == layers
     assert len(out["layer"].body.blocks[0].bindings) > 20
     assert len(out["layer_backward"].body.blocks[0].bindings) > 40
     inputs = [0.5 * array for array in drawn(mod)]

@@ -13,7 +13,7 @@ from tvm_distir.transforms.outline.repeats import Run, occurrences, tandem_runs
 
 def all_runs(word: list[int], least_period: int) -> set[Run]:
     """Every stretch that repeats itself and cannot be made longer, of every period."""
-    found = set()
+    result = set()
     for period in range(least_period, len(word) // 2 + 1):
         i = 0
         while i + period < len(word):
@@ -21,9 +21,9 @@ def all_runs(word: list[int], least_period: int) -> set[Run]:
             while j + period < len(word) and word[j] == word[j + period]:
                 j += 1
             if j - i >= period:
-                found.add(Run(i, j + period, period))
+                result.add(Run(i, j + period, period))
             i = max(j, i + 1)
-    return found
+    return result
 
 
 def is_primitive(word: list[int], run: Run) -> bool:

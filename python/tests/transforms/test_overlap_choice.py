@@ -67,12 +67,12 @@ def test_only_collectives_along_the_axes_of_the_samples_overlap(
     strategy: str, mesh: dict[str, int], axes: set[str]
 ) -> None:
     usual = overlapped(distributed(strategy, mesh))
-    found = {name.split()[1].split(",")[0] for name in usual}
-    assert found == axes
-    asked = overlapped(distributed(strategy, mesh, overlap_activations=True))
-    assert sum(asked.values()) >= sum(usual.values())
+    matches = {name.split()[1].split(",")[0] for name in usual}
+    assert matches == axes
+    requests = overlapped(distributed(strategy, mesh, overlap_activations=True))
+    assert sum(requests.values()) >= sum(usual.values())
     if "tp" in mesh:
-        assert any("1" in name or axes == set() for name in asked)
+        assert any("1" in name or axes == set() for name in requests)
 
 
 def test_blocking_collectives_take_longer_and_give_the_same_bits() -> None:
@@ -82,9 +82,10 @@ def test_blocking_collectives_take_longer_and_give_the_same_bits() -> None:
     plan = make_plan(step, "data_parallel+megatron:sequence=1", {"dp": 2, "tp": 4})
     times = [
         td.simulate(
-            td.export(td.distribute(step, plan, system=SYSTEM, overlap_activations=asked)), SYSTEM
+            td.export(td.distribute(step, plan, system=SYSTEM, overlap_activations=requests)),
+            SYSTEM,
         ).time_s
-        for asked in (True, False)
+        for requests in (True, False)
     ]
     assert times[0] < times[1]
     small = td.train_step(td.zoo.gpt(size="tiny", layers=2, batch=8))

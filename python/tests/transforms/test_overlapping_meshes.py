@@ -46,12 +46,12 @@ def lowered(mod, *passes):
     return local
 
 
-def run_equal(local, inputs, wanted, name):
+def run_equal(local, inputs, expected, name):
     """Run on an engine, compare bit for bit; what it counted."""
-    made = engine(name)
-    for got, want in zip(made.run(local, inputs), wanted, strict=True):
+    created = engine(name)
+    for got, want in zip(created.run(local, inputs), expected, strict=True):
         np.testing.assert_array_equal(got, want)
-    return made.collectives
+    return created.collectives
 
 
 def check_prediction(local, counts):
@@ -67,22 +67,22 @@ def check_prediction(local, counts):
 @pytest.mark.parametrize("seed", range(7))
 def test_random_programs_give_the_bits_of_one_device(seed):
     """Values, private functions and collectives on all kinds of shared devices."""
-    mod, inputs, wanted = program(seed)
+    mod, inputs, expected = program(seed)
     local = lowered(mod, *[OptimizeCollectives()] * (seed % 2), LowerDistIR())
-    counts = run_equal(local, inputs, wanted, "virtual")
+    counts = run_equal(local, inputs, expected, "virtual")
     check_prediction(local, counts)
-    assert run_equal(local, inputs, wanted, "threads") == counts
+    assert run_equal(local, inputs, expected, "threads") == counts
 
 
 @pytest.mark.parametrize("seed", [1, 4])
 def test_passes_after_the_lowering_keep_the_order_in_which_devices_meet(seed):
     """Buckets, starts and dones are moved in each entry by itself, and must still fit."""
-    mod, inputs, wanted = program(seed, steps=20)
+    mod, inputs, expected = program(seed, steps=20)
     passes = [LowerDistIR(), BucketReductions(), SplitCollectives(), ScheduleCollectives()]
     local = lowered(mod, *passes)
-    counts = run_equal(local, inputs, wanted, "virtual")
+    counts = run_equal(local, inputs, expected, "virtual")
     check_prediction(local, counts)
-    assert run_equal(local, inputs, wanted, "threads") == counts
+    assert run_equal(local, inputs, expected, "threads") == counts
 
 
 @pytest.mark.parametrize("seed", [9, 23, 28])
@@ -95,26 +95,26 @@ def test_schedules_that_would_order_the_collectives_of_a_mesh_otherwise(seed):
 
 @pytest.mark.parametrize("name", ["processes", "mpi"])
 def test_engines_of_processes(name):
-    mod, inputs, wanted = program(3)
+    mod, inputs, expected = program(3)
     if name == "mpi":
         pytest.importorskip("mpi4py")
     local = lowered(mod, LowerDistIR())
-    assert run_equal(local, inputs, wanted, name) == run_equal(local, inputs, wanted, "virtual")
+    assert run_equal(local, inputs, expected, name) == run_equal(local, inputs, expected, "virtual")
 
 
 def test_devices_of_the_same_meshes_are_a_class():
     square = device_mesh({"b": 2, "c": 2}, device_ids=[3, 1, 0, 2])
     odd = device_mesh({"d": 3}, device_ids=[5, 2, 1])
     meshes = [device_mesh({"a": 4}), square, odd, device_mesh({"e": 1}, start=7)]
-    found = device_classes(meshes, [0, 1, 2, 3])
-    assert [(c.meshes, c.devices, c.shares) for c in found] == [
+    result = device_classes(meshes, [0, 1, 2, 3])
+    assert [(c.meshes, c.devices, c.shares) for c in result] == [
         ((0, 1), (0, 3), True),
         ((0, 1, 2), (1, 2), True),
         ((2,), (5,), True),
         ((3,), (7,), False),
     ]
     names = ["main_mesh0", "main_mesh0_2", "main_mesh2", "main_mesh3"]
-    assert entry_names("main", meshes, found) == names
+    assert entry_names("main", meshes, result) == names
     alone = device_classes(meshes, [0, 1])
     assert [(c.meshes, c.shares) for c in alone] == [((0, 1), False)]
     assert entry_names("main", meshes, alone) == ["main"]
@@ -230,10 +230,10 @@ def test_a_deployed_folder_holds_each_shard_once(name, tmp_path):
 def test_prediction_of_the_encoder_and_the_head():
     """Memory, traffic and work of a device of both meshes, and of one that is in one only."""
     mod, plan = planned("encoder and head")
-    made = engine("virtual")
+    created = engine("virtual")
     dist = td.distribute(mod, plan)
-    made.run(dist, drawn(mod))
-    result = check_prediction(dist, made.collectives)
+    created.run(dist, drawn(mod))
+    result = check_prediction(dist, created.collectives)
     by_id = {d.id: d for d in result.devices}
     assert [by_id[i].mesh for i in range(4)] == ["all", "all+some", "all", "all+some"]
     quarter = 2 * 16 * 16 * 4 // 4  # of w0 and w1
@@ -287,17 +287,19 @@ def test_what_a_device_holds_already_is_not_sent():
 def test_outputs_of_a_mesh_need_all_of_its_entries():
     mod, plan = planned("stages in a ring")
     dist = td.distribute(mod, plan)
-    found = entries(dist)
-    assert sum(any(p.index == 0 for p in e.outputs) for e in found) == 2
+    result = entries(dist)
+    assert sum(any(p.index == 0 for p in e.outputs) for e in result) == 2
 
     def zeros(entry, ports):
         return [np.zeros(entry.local_shape(p), "float32") for p in ports]
 
-    results = {rank: zeros(e, e.outputs) for e in found for rank in e.ranks}
-    assert len(gather_outputs(found, results)) == 2
-    producer = next(e for e in found if any(p.index == 0 for p in e.outputs))
+    results = {rank: zeros(e, e.outputs) for e in result for rank in e.ranks}
+    assert len(gather_outputs(result, results)) == 2
+    producer = next(e for e in result if any(p.index == 0 for p in e.outputs))
     outputs = tuple(p for p in producer.outputs if p.index)
-    mine = tuple(e if e is not producer else dataclasses.replace(e, outputs=outputs) for e in found)
+    mine = tuple(
+        e if e is not producer else dataclasses.replace(e, outputs=outputs) for e in result
+    )
     results.update({rank: zeros(producer, outputs) for rank in producer.ranks})
     with pytest.raises(EngineError, match=r"DIST0603.*do not return it"):
         gather_outputs(mine, results)
@@ -306,8 +308,8 @@ def test_outputs_of_a_mesh_need_all_of_its_entries():
 def test_the_families_of_meshes_share_devices():
     """So that the random programs test what they are for."""
     for meshes in MESHES:
-        made = [h.mesh_of(shape, devices) for shape, devices in meshes]
-        assert any(c.shares for c in device_classes(made, range(len(made))))
+        created = [h.mesh_of(shape, devices) for shape, devices in meshes]
+        assert any(c.shares for c in device_classes(created, range(len(created))))
 
 
 SUMMED = """

@@ -102,7 +102,7 @@ MODELS = {f.__name__: f for f in (gpt, nested, convolution, uneven, two_meshes)}
 def levels(request):
     """A model at every level, and its plan."""
     mod, plan = MODELS[request.param]()
-    made = {1: mod}
+    created = {1: mod}
     steps = [
         transform.AnnotateSharding(plan),
         transform.PropagateSharding(),
@@ -110,8 +110,8 @@ def levels(request):
         transform.LowerDistIR(),
     ]
     for level, step in enumerate(steps, 1):
-        made[level + 1] = step(made[level])
-    return made, plan
+        created[level + 1] = step(created[level])
+    return created, plan
 
 
 PASSES = {
@@ -162,14 +162,14 @@ def text_of(mod):
 
 @pytest.mark.parametrize("name", PASSES)
 def test_properties(levels, name):
-    made, plan = levels
+    created, plan = levels
     before, after = PASSES[name]
-    mod = made[before]
-    kept = text_of(mod)
+    mod = created[before]
+    remaining = text_of(mod)
     make = getattr(transform, name)
     step = make(plan) if name == "AnnotateSharding" else make()
     result = step(mod)
-    assert text_of(mod) == kept, "the input was changed"
+    assert text_of(mod) == remaining, "the input was changed"
     relax.analysis.well_formed(result)
     check_level(result, after)
     text = text_of(result)
@@ -180,8 +180,8 @@ def test_properties(levels, name):
 def test_a_pass_that_changes_its_input_is_found(levels):
     """The comparison above sees a function put into the module."""
     mod = levels[0][1]
-    kept = text_of(mod)
+    remaining = text_of(mod)
     copy = tvm.IRModule(dict(mod.functions.items()), attrs=mod.attrs)
-    assert text_of(copy) == kept
+    assert text_of(copy) == remaining
     copy.update_func(copy.get_global_var("main"), copy["main"].with_attr("seen", 1))
-    assert text_of(copy) != kept
+    assert text_of(copy) != remaining

@@ -52,10 +52,10 @@ def plan() -> td.Plan:
 @pytest.fixture(scope="module")
 def at_level(plan: td.Plan) -> dict[str, tvm.IRModule]:
     """A module of each level."""
-    found = {"global": Flat}
+    matches = {"global": Flat}
     for spec in parse_passes("annotate,propagate,legalize,lower"):
-        found[spec.info.gives] = spec.make(plan=plan)(found[spec.info.takes[0]])
-    return found
+        matches[spec.info.gives] = spec.make(plan=plan)(matches[spec.info.takes[0]])
+    return matches
 
 
 def test_every_exported_factory_has_a_name() -> None:
@@ -75,11 +75,11 @@ def test_a_pass_does_what_its_levels_say(
 ) -> None:
     info = find_pass(name)
     assert info.takes and set(info.takes) <= set(LEVELS.values())
-    made = PassSpec(name).make(plan=plan)
-    assert isinstance(made, tvm.ir.transform.Pass)
-    assert made.info.name == f"tvm_distir.{info.factory.__name__}"
+    created = PassSpec(name).make(plan=plan)
+    assert isinstance(created, tvm.ir.transform.Pass)
+    assert created.info.name == f"tvm_distir.{info.factory.__name__}"
     for level in info.takes:
-        check_level(made(at_level[level]), info.gives or level)
+        check_level(created(at_level[level]), info.gives or level)
 
 
 @pytest.mark.parametrize("name", pass_names())
@@ -222,9 +222,9 @@ def test_a_package_adds_a_pass(
     try:
         (spec,) = parse_passes("mark{text=planted}")
         assert pass_names()[-2:] == ("mark", "none")
-        made = spec.make()
-        assert made.info.name == "added_passes.MarkModule"
-        assert made(at_level["local"]).attrs["mark"] == "planted"
+        created = spec.make()
+        assert created.info.name == "added_passes.MarkModule"
+        assert created(at_level["local"]).attrs["mark"] == "planted"
         with pytest.raises(DependencyError, match=r"DIST0114.*module_pass"):
             find_pass("none")
         with pytest.raises(UsageError, match=r'Did you mean "text"'):

@@ -55,8 +55,10 @@ def plan(ring: tuple[str, ...] = ("cp",)) -> Plan:
 
 
 def kinds(mod: ir.IRModule) -> list[str]:
-    found = [dist_op_name(b.value) for fn in mod.functions.values() for b in all_bindings(fn.body)]
-    return [name for name in found if name is not None]
+    matches = [
+        dist_op_name(b.value) for fn in mod.functions.values() for b in all_bindings(fn.body)
+    ]
+    return [name for name in matches if name is not None]
 
 
 def added(b: relax.BlockBuilder, scores: Any, mask: Any) -> Any:

@@ -68,13 +68,15 @@ def fault(shape, src, dst):
             return f"{words}: device {device} holds something else"
         if times[device].sum() != want.size or times[device].max(initial=0) > 1:
             return f"{words}: device {device} gets an element twice, or padding"
-        own = np.intersect1d(whole[boxes[device]], want).size if device in boxes else 0
-        if received[device] != want.size - own:
-            return f"{words}: device {device} receives {received[device]}, lacks {want.size - own}"
+        local = np.intersect1d(whole[boxes[device]], want).size if device in boxes else 0
+        if received[device] != want.size - local:
+            return (
+                f"{words}: device {device} receives {received[device]}, lacks {want.size - local}"
+            )
     return ""
 
 
 def prove(every):
     """Move one case of ``every``; the number of cases, and what is wrong."""
-    found = [fault(*case) for case in itertools.islice(cases(), 0, None, every)]
-    return len(found), [text for text in found if text]
+    matches = [fault(*case) for case in itertools.islice(cases(), 0, None, every)]
+    return len(matches), [text for text in matches if text]

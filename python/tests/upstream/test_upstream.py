@@ -77,8 +77,8 @@ def test_every_fault_has_a_state_an_issue_and_a_test_that_fails(load):
         assert issue == issue.replace("tvm_distir", "") and f"{state}\n```" in issue
         file, test = issue_text.named_test(name)
         keys = {file, f"{file}::{test}"}
-        found = {test: v for test, v in recorded["tests"].items() if test.split("[")[0] in keys}
-        assert set(found.values()) - {"passed"}, name
+        matches = {test: v for test, v in recorded["tests"].items() if test.split("[")[0] in keys}
+        assert set(matches.values()) - {"passed"}, name
 
 
 def test_reproducers_and_tests_know_stock_tvm_only():
@@ -97,9 +97,9 @@ def test_what_should_hold_holds_with_our_passes(load):
 
 def test_the_forum_example_inlined_is_answered_by_tvm(load, capsys):
     assert load("forum").main() == 0
-    said = capsys.readouterr().out
-    assert "structurally equal to what tvm_distir gives: True" in said
-    assert "error: Argument 0 type mismatch" in said
+    message = capsys.readouterr().out
+    assert "structurally equal to what tvm_distir gives: True" in message
+    assert "error: Argument 0 type mismatch" in message
 
 
 def test_prepared_modules_pass_their_tests_on_the_wheel_alone(tmp_path):

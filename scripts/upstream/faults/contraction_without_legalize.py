@@ -40,11 +40,11 @@ def reproduce() -> str:
 
     def right(legalize: bool) -> bool:
         local, _ = virtual_workers.distribute(Module, legalize=legalize)
-        found = virtual_workers.shards(local, [x, w], [2])
+        result = virtual_workers.shards(local, [x, w], [2])
         print("with LegalizeOps:" if legalize else "without LegalizeOps:")
-        for worker, product in enumerate(found):
+        for worker, product in enumerate(result):
             print(f"  worker {worker} gives:", *product.ravel().astype(int))
-        return all(np.array_equal(product, x @ w) for product in found)
+        return all(np.array_equal(product, x @ w) for product in result)
 
     print("state with LegalizeOps:", state_of(lambda: right(True)))
     return state_of(lambda: right(False))

@@ -41,13 +41,13 @@ def reproduce() -> str:
 
     def right() -> bool:
         local, result = virtual_workers.distribute(Module)
-        wanted = virtual_workers.reference(Module, [x, w])
-        print("one device gives:", *wanted.ravel().astype(int))
+        expected = virtual_workers.reference(Module, [x, w])
+        print("one device gives:", *expected.ravel().astype(int))
         print("placement of the result:", str(result.placement))
-        found = virtual_workers.shards(local, [x, w], [2])
-        for worker, rows in enumerate(found):
+        observed = virtual_workers.shards(local, [x, w], [2])
+        for worker, rows in enumerate(observed):
             print(f"worker {worker} gives:", *rows.ravel().astype(int))
-        return np.array_equal(virtual_workers.execute(local, [x, w], result), wanted)
+        return np.array_equal(virtual_workers.execute(local, [x, w], result), expected)
 
     return state_of(right)
 

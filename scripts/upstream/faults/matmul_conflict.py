@@ -47,10 +47,10 @@ def reproduce() -> str:
     def right() -> bool:
         local, result = virtual_workers.distribute(module(), LOWERING, legalize=False)
         print("inferred placement of the (4, 4) result:", str(result.placement))
-        found = virtual_workers.shards(local, [x, w], [2])
-        for worker, block in enumerate(found):
+        observed = virtual_workers.shards(local, [x, w], [2])
+        for worker, block in enumerate(observed):
             print(f"worker {worker} gives a block of shape {block.shape}")
-        return all(block.shape == (4, 2) for block in found)
+        return all(block.shape == (4, 2) for block in observed)
 
     return state_of(right)
 

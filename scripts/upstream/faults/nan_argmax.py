@@ -32,9 +32,9 @@ def reproduce() -> str:
     x = np.array([[1, np.nan, 0], [-np.inf, -np.inf, -np.inf]], "float32")
 
     def right() -> bool:
-        found = virtual_workers.reference(Module, [x])
-        print(f"places: {found}, NumPy: {x.argmax(1)}")
-        return np.array_equal(found, x.argmax(1))
+        result = virtual_workers.reference(Module, [x])
+        print(f"places: {result}, NumPy: {x.argmax(1)}")
+        return np.array_equal(result, x.argmax(1))
 
     return state_of(right)
 

@@ -34,9 +34,9 @@ def reproduce() -> str:
     x = np.array([[1, np.nan, 0], [np.nan, 1, 2], [-np.inf, -np.inf, -np.inf]], "float32")
 
     def right() -> bool:
-        found = virtual_workers.reference(Module, [x])
-        print(f"maxima: {found}, NumPy: {x.max(1)}")
-        return np.array_equal(found, x.max(1), equal_nan=True)
+        result = virtual_workers.reference(Module, [x])
+        print(f"maxima: {result}, NumPy: {x.max(1)}")
+        return np.array_equal(result, x.max(1), equal_nan=True)
 
     return state_of(right)
 

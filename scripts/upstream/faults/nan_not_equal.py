@@ -33,9 +33,9 @@ def reproduce() -> str:
     y = np.array([2, 2, np.nan], "float32")
 
     def right() -> bool:
-        found = virtual_workers.reference(Module, [x, y])
-        print(f"{x} != {y}: {found}")
-        return np.array_equal(found, x != y)
+        result = virtual_workers.reference(Module, [x, y])
+        print(f"{x} != {y}: {result}")
+        return np.array_equal(result, x != y)
 
     return state_of(right)
 

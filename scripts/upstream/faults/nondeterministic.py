@@ -59,7 +59,7 @@ def reproduce() -> str:
     """Run the pass on the same text many times."""
     text = Module.script()
     outcomes = [outcome(text) for _ in range(RUNS)]
-    failed = [one for one in outcomes if one.startswith("error: ")]
+    failed = [each for each in outcomes if each.startswith("error: ")]
     print(
         f"measured: {len(failed)} of {RUNS} runs fail, with {len(set(failed))} different messages"
     )

@@ -43,8 +43,8 @@ def reproduce() -> str:
         print("one device gives:", *x.sum(1).astype(int))
         print("placement that main says:", str(result.placement))
         print("placement of the last binding:", str(body[-1].var.ty.placement))
-        found = virtual_workers.shards(local, [x], [2, 2])
-        for worker, sums in enumerate(found):
+        observed = virtual_workers.shards(local, [x], [2, 2])
+        for worker, sums in enumerate(observed):
             print(f"worker {worker} gives:", *sums.astype(int))
         return np.array_equal(virtual_workers.execute(local, [x], result), x.sum(1))
 

@@ -26,8 +26,8 @@ def state_of(work: Callable[[], bool]) -> str:
         print(error)
         return "wrong"
     except Exception as error:
-        said = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return f"error: {said[-1] if said else type(error).__name__}"
+        messages = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return f"error: {messages[-1] if messages else type(error).__name__}"
     return "ok" if right else "wrong"
 
 

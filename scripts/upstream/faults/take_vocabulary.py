@@ -41,11 +41,11 @@ def reproduce() -> str:
 
     def right() -> bool:
         local, _ = virtual_workers.distribute(Module)
-        found = virtual_workers.shards(local, [ids, table], [2])
+        result = virtual_workers.shards(local, [ids, table], [2])
         print("rows asked for:", *ids)
-        for worker, rows in enumerate(found):
+        for worker, rows in enumerate(result):
             print(f"rows that worker {worker} gives:", *rows[:, 0].astype(int))
-        return all(np.array_equal(rows, table[ids]) for rows in found)
+        return all(np.array_equal(rows, table[ids]) for rows in result)
 
     return state_of(right)
 

@@ -35,8 +35,8 @@ def reproduce() -> str:
     x = np.arange(20, dtype="float32").reshape(5, 4)
 
     def right() -> bool:
-        found = virtual_workers.run(Module, [x])
-        return np.allclose(found, virtual_workers.reference(Module, [x]))
+        result = virtual_workers.run(Module, [x])
+        return np.allclose(result, virtual_workers.reference(Module, [x]))
 
     return state_of(right)
 

@@ -125,15 +125,15 @@ class AxisGraph:
     def shards(self, leaf: Leaf) -> dict[int, int]:
         """Return by mesh axis the dim of a tensor that it shards; the first dim wins."""
         mesh_number = self.choice.get(leaf.mesh)
-        found: dict[int, int] = {}
+        matches: dict[int, int] = {}
         for dim in range(leaf.type.ndim):
             number = self.choice.get(leaf.dim(dim))
             if number is None or mesh_number is None:
                 continue
             mesh, axis = self.specs[number]
             if mesh == self.specs[mesh_number][0]:
-                found.setdefault(axis, dim)
-        return found
+                matches.setdefault(axis, dim)
+        return matches
 
     def block_small_dims(self, leaves: Iterable[Leaf]) -> None:
         """Keep each dim that has fewer entries than its mesh axis has workers replicated."""

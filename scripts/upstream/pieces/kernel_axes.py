@@ -72,9 +72,9 @@ def _matches(function: tirx.PrimFunc) -> Iterator[tuple[tuple[Any, int], tuple[A
 
 def _blocks(body: Any) -> list[Any]:
     """Return the blocks of a function, without the root block and blocks inside of blocks."""
-    found: list[Any] = []
-    tvm_ffi.structural_walk(body, (s_tir.SBlock, found.append))
-    return [block for block in found if block.name_hint != "root"]
+    matches: list[Any] = []
+    tvm_ffi.structural_walk(body, (s_tir.SBlock, matches.append))
+    return [block for block in matches if block.name_hint != "root"]
 
 
 def _collect(block: Any, accesses: list[_Access]) -> None:

@@ -268,37 +268,37 @@ class _Rewriter:
         """Emit a binding, and return what stands for its variable."""
         var, value = binding.var, binding.value
         is_output = is_dataflow and not isinstance(var, relax.DataflowVar)
-        wanted = self._type(var.ty, instance.leaves[var])
+        expected = self._type(var.ty, instance.leaves[var])
         if isinstance(value, relax.Call):
             new = self._call(instance, var, value, env)
         else:
             new = self._replace(value, env)
         if _is_op(value, "dist.annotate_sharding") and not is_output:
-            return self._placed(new, wanted)
+            return self._placed(new, expected)
         new = self.builder.normalize(new)
-        if self._differs(new.ty, wanted):
-            return self._placed(self.builder.emit(new), wanted, is_output, var.name)
+        if self._differs(new.ty, expected):
+            return self._placed(self.builder.emit(new), expected, is_output, var.name)
         emit = self.builder.emit_output if is_output else self.builder.emit
         return emit(new, name_hint=var.name)
 
-    def _differs(self, ty: Any, wanted: Any) -> bool:
+    def _differs(self, ty: Any, expected: Any) -> bool:
         """Return whether a tensor in a type has another placement than it should have."""
-        if isinstance(wanted, relax.TupleType):
-            return any(map(self._differs, ty.fields, wanted.fields))
-        return isinstance(wanted, DTensorType) and not tvm_ffi.structural_equal(ty, wanted)
+        if isinstance(expected, relax.TupleType):
+            return any(map(self._differs, ty.fields, expected.fields))
+        return isinstance(expected, DTensorType) and not tvm_ffi.structural_equal(ty, expected)
 
     def _placed(
-        self, value: relax.Expr, wanted: Any, is_output: bool = False, name: str = ""
+        self, value: relax.Expr, expected: Any, is_output: bool = False, name: str = ""
     ) -> relax.Expr:
         """Return a value with the placements that it should have, redistributed where needed."""
-        if not self._differs(value.ty, wanted):
+        if not self._differs(value.ty, expected):
             return value
-        if isinstance(wanted, relax.TupleType):
-            fields = [relax.TupleGetItem(value, i) for i in range(len(wanted.fields))]
+        if isinstance(expected, relax.TupleType):
+            fields = [relax.TupleGetItem(value, i) for i in range(len(expected.fields))]
             fields = [self.builder.emit(field) for field in fields]
-            placed: Any = relax.Tuple(list(map(self._placed, fields, wanted.fields)))
+            placed: Any = relax.Tuple(list(map(self._placed, fields, expected.fields)))
             return self.builder.emit_output(placed, name) if is_output else placed
-        moved = redistribute(value, wanted.device_mesh, wanted.placement)
+        moved = redistribute(value, expected.device_mesh, expected.placement)
         return (self.builder.emit_output if is_output else self.builder.emit)(moved, name_hint=name)
 
     def _call(
@@ -314,17 +314,17 @@ class _Rewriter:
                 arguments.append(self._replace(value, env))
             else:
                 arguments.append(self._constant(value, constant))
-        wanted = self._type(var.ty, instance.leaves[var])
+        expected = self._type(var.ty, instance.leaves[var])
         if isinstance(call.op, ir.GlobalVar):
             return self._private_call(instance.callees[var], arguments)
         if _is_op(call, "call_tir"):
-            inferred = self._kernel_type(call, arguments, instance.leaves[var], wanted)
+            inferred = self._kernel_type(call, arguments, instance.leaves[var], expected)
             args = [call.args[0], relax.Tuple(arguments), *call.args[2:]]
             return relax.Call(call.op, args, call.attrs, [inferred])
         if isinstance(call.op, relax.ExternFunc):
             name = str(call.op.global_symbol)
             op = relax.ExternFunc(DISTRIBUTED_PACKED.get(name, name))
-            return relax.Call(op, arguments, call.attrs, [wanted])
+            return relax.Call(op, arguments, call.attrs, [expected])
         return relax.Call(call.op, arguments, call.attrs, call.ty_args)
 
     def _constant(self, value: ir.GenericConst, leaf: Leaf) -> ir.GenericConst:
@@ -341,7 +341,11 @@ class _Rewriter:
         return relax.Call(self.written[self.signature(callee)], placed)
 
     def _kernel_type(
-        self, call: relax.Call, arguments: list[relax.Expr], leaves: list[Leaf | None], wanted: Any
+        self,
+        call: relax.Call,
+        arguments: list[relax.Expr],
+        leaves: list[Leaf | None],
+        expected: Any,
     ) -> Any:
         """Return the type of what a kernel computes from shards of its operands.
 
@@ -349,7 +353,7 @@ class _Rewriter:
         operand. If operands disagree, the choice of propagation is taken if it is among theirs.
         """
         if not any(isinstance(value.ty, DTensorType) for value in arguments):
-            return wanted
+            return expected
         sharded: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
         for group in axis_groups(self.mod[call.args[0]]):
             operands = [(arguments[p].ty, dim) for p, dim in group if p < len(arguments)]
@@ -362,7 +366,7 @@ class _Rewriter:
             for index, leaf in enumerate(leaves)
             if leaf is not None
         ]
-        return relax.TupleType(types) if isinstance(wanted, relax.TupleType) else types[0]
+        return relax.TupleType(types) if isinstance(expected, relax.TupleType) else types[0]
 
     def _kernel_result(self, leaf: Leaf, candidates: dict[int, list[int]]) -> DTensorType:
         """Return the type of a result whose dims can be sharded by the given mesh axes."""
@@ -395,16 +399,16 @@ def _is_private(function: relax.Function) -> bool:
 
 def _reachable(mod: ir.IRModule, name: ir.GlobalVar) -> set[str]:
     """Return the names of a function and of the Relax functions that it calls, also indirectly."""
-    pending, found = [name], set()
+    pending, matches = [name], set()
     while pending:
         current = pending.pop()
-        if current.name_hint in found or not isinstance(mod[current], relax.Function):
+        if current.name_hint in matches or not isinstance(mod[current], relax.Function):
             continue
-        found.add(current.name_hint)
+        matches.add(current.name_hint)
         values = (getattr(binding, "value", None) for binding in _bindings(mod[current]))
         calls = (value for value in values if isinstance(value, relax.Call))
         pending.extend(call.op for call in calls if isinstance(call.op, ir.GlobalVar))
-    return found
+    return matches
 
 
 @tvm.transform.module_pass(opt_level=1, name="PropagateSharding")
@@ -442,12 +446,12 @@ class PropagateSharding:
         if not entries:
             return mod
         # Private functions that only rewritten functions call give their names to what is written.
-        written = set().union(*(_reachable(mod, name) for name in entries)) - others
-        written -= {name.name_hint for name in entries}
-        return _rewrite(mod, entries, written)
+        output = set().union(*(_reachable(mod, name) for name in entries)) - others
+        output -= {name.name_hint for name in entries}
+        return _rewrite(mod, entries, output)
 
 
-def _rewrite(mod: ir.IRModule, entries: list[ir.GlobalVar], written: set[str]) -> ir.IRModule:
+def _rewrite(mod: ir.IRModule, entries: list[ir.GlobalVar], output: set[str]) -> ir.IRModule:
     """Return the module with the entries, and the private functions that they call, rewritten."""
     graph_builder = _GraphBuilder(mod)
     instances = [graph_builder.build(name) for name in entries]
@@ -457,8 +461,8 @@ def _rewrite(mod: ir.IRModule, entries: list[ir.GlobalVar], written: set[str]) -
         graph.block_small_dims(instance.all_leaves())
     if graph.blocked:
         graph.propagate()
-    kept = {name: fn for name, fn in mod.functions_items() if name.name_hint not in written}
-    rest = ir.IRModule(kept, attrs=mod.attrs, global_infos=dict(mod.global_infos))
+    remaining = {name: fn for name, fn in mod.functions_items() if name.name_hint not in output}
+    rest = ir.IRModule(remaining, attrs=mod.attrs, global_infos=dict(mod.global_infos))
     rewriter = _Rewriter(mod, rest, graph)
     for name, instance in zip(entries, instances, strict=True):
         rewriter.write_callees(instance)

@@ -31,8 +31,8 @@ def transition(mesh, before, after):
 def check(mesh, before, after):
     x = np.arange(32, dtype="float32").reshape(8, 4)
     mod = transition(mesh, before, after)
-    found = virtual_workers.run(mod, [x], passes=["LegalizeRedistribute"], legalize=False)
-    np.testing.assert_array_equal(found, x)
+    result = virtual_workers.run(mod, [x], passes=["LegalizeRedistribute"], legalize=False)
+    np.testing.assert_array_equal(result, x)
 
 
 @pytest.mark.parametrize("before", ["S[0]", "S[1]"])

@@ -18,8 +18,8 @@ def integers(*shape):
 def check(mod, inputs, **options):
     """The module distributed and run on virtual workers equals the module on one device."""
     expected = virtual_workers.reference(mod, inputs)
-    found = virtual_workers.run(mod, inputs, **options)
-    tvm.testing.assert_allclose(found, expected, rtol=1e-6)
+    result = virtual_workers.run(mod, inputs, **options)
+    tvm.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 2, 3], [7, 0, 4, 3]])

@@ -27,8 +27,8 @@ def check(make, expected):
         with builder.dataflow():
             result = builder.emit_output(make(x))
         builder.emit_func_output(result)
-    found = virtual_workers.reference(builder.finalize(), [ROWS])
-    np.testing.assert_array_equal(found, expected)
+    observed = virtual_workers.reference(builder.finalize(), [ROWS])
+    np.testing.assert_array_equal(observed, expected)
 
 
 def test_not_equal_is_the_opposite_of_equal():

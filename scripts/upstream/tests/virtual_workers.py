@@ -203,13 +203,13 @@ class _Workers:
 
     def _op(self, call: Any, arrays: Shards) -> np.ndarray:
         """One op that is no kernel, on one worker's operands: as if the module were that call."""
-        given = iter(
+        inputs = iter(
             [
                 relax.Var(f"x{i}", relax.TensorType(x.shape, str(x.dtype)))
                 for i, x in enumerate(arrays)
             ]
         )
-        args = [next(given) if isinstance(x, ir.Var) else x for x in call.args]
+        args = [next(inputs) if isinstance(x, ir.Var) else x for x in call.args]
         builder = relax.BlockBuilder()
         with builder.function("main", [x for x in args if isinstance(x, ir.Var)]):
             builder.emit_func_output(builder.emit(ir.Call(call.op, args, call.attrs)))
@@ -239,8 +239,8 @@ class _Workers:
         return np.split(x[0], int(attrs.num_workers), int(attrs.axis))
 
     def _keep_part(self, x: Shards, attrs: Any) -> Shards:
-        parts = [np.split(one, int(attrs.num_workers), int(attrs.axis)) for one in x]
-        return [own[worker] for worker, own in enumerate(parts)]
+        parts = [np.split(each, int(attrs.num_workers), int(attrs.axis)) for each in x]
+        return [local[worker] for worker, local in enumerate(parts)]
 
     def _reduce(self, x: Shards, attrs: Any) -> Shards:
         kinds = {"sum": operator.add, "max": np.maximum, "min": np.minimum}

@@ -41,7 +41,7 @@ class InFlight:
         self.mod, self.fn, self.error = mod, fn, error
         self.flying: dict[Any, Tree] = {}
         self.names: list[str] = []
-        self.taken: set[int] = set()
+        self.closed: set[int] = set()
 
     def check(self) -> None:
         """Refuse values in flight that are misread (LevelError DIST0451)."""
@@ -58,7 +58,7 @@ class InFlight:
                 self._take(result[place], "result", "what is in flight")
         if not places and any(True for _ in _leaves(result)):
             raise self.error("result", "what is in flight")
-        left = [name for number, name in enumerate(self.names) if number not in self.taken]
+        left = [name for number, name in enumerate(self.names) if number not in self.closed]
         if left:
             raise self.error(left[0], "a start without its done")
 
@@ -115,9 +115,9 @@ class InFlight:
 
     def _take(self, tree: Tree, where: str, fault: str) -> None:
         numbers = list(_leaves(tree))
-        if not numbers or not self.taken.isdisjoint(numbers):
+        if not numbers or not self.closed.isdisjoint(numbers):
             raise self.error(where, fault)
-        self.taken.update(numbers)
+        self.closed.update(numbers)
 
 
 def _leaves(tree: Tree) -> Iterator[int]:
@@ -128,7 +128,7 @@ def _leaves(tree: Tree) -> Iterator[int]:
         yield tree
 
 
-def _places(fn: relax.Function, what: str) -> tuple[int, ...]:
+def _places(fn: relax.Function, kind: str) -> tuple[int, ...]:
     """Return the parameters or fields of the result of a function that are in flight."""
     notes: Any = fn.attrs[IN_FLIGHT_ATTR] if fn.attrs and IN_FLIGHT_ATTR in fn.attrs else {}
-    return tuple(int(place) for place in notes[what]) if what in notes else ()
+    return tuple(int(place) for place in notes[kind]) if kind in notes else ()

@@ -99,8 +99,8 @@ def _check_conditions(mod: ir.IRModule) -> None:
     """Check that devices that communicate in a branch take the same side."""
     for name, var, axes in Differing(mod).conditions():
         numbers = sorted({axis for _, axis in axes})
-        what = f"a condition that differs between devices along mesh axes {numbers}"
-        raise _Checker(mod, name, mod[name], 5).error(f"{var.name} (If)", what)
+        problem = f"a condition that differs between devices along mesh axes {numbers}"
+        raise _Checker(mod, name, mod[name], 5).error(f"{var.name} (If)", problem)
 
 
 class _Checker:
@@ -109,11 +109,11 @@ class _Checker:
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, level: int) -> None:
         self.mod, self.name, self.fn, self.level = mod, name, fn, level
 
-    def error(self, where: str, what: str) -> LevelError:
+    def error(self, where: str, problem: str) -> LevelError:
         """Return the error at a place of this function."""
         return LevelError(
             "DIST0451",
-            f"{what}, which a module of level {self.level} ({LEVELS[self.level]}) must not have",
+            f"{problem}, which a module of level {self.level} ({LEVELS[self.level]}) must not have",
             place=f"{self.name}/{where}",
             remedy="Run the passes in order: annotate, propagate, legalize, lower.",
         )

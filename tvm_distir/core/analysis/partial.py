@@ -49,11 +49,11 @@ class PartialState:
             self.state[p] = [declared(fn, "params", index + i) for i in range(len(leaves))]
             index += len(leaves)
 
-    def error(self, where: str, what: str) -> LevelError:
+    def error(self, where: str, problem: str) -> LevelError:
         """Return the error at a binding."""
         return LevelError(
             "DIST0452",
-            what,
+            problem,
             place=f"{self.name}/{where}",
             remedy="Reduce it with a redistribute (level 3) or a reduction (level 4).",
         )

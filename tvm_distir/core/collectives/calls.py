@@ -59,7 +59,7 @@ def make_side(mesh: DeviceMesh, placement: Any) -> Side:
 def decode_transfer(call: ir.Call) -> Transfer:
     """Decode a call of ``send`` or ``recv``."""
     attrs = call.attrs
-    here = make_side(attrs["device_mesh"], attrs["placement"])
-    there = make_side(attrs["peer_mesh"], attrs["peer_placement"])
-    src, dst = (here, there) if dist_op_name(call) == "send" else (there, here)
+    source = make_side(attrs["device_mesh"], attrs["placement"])
+    peer = make_side(attrs["peer_mesh"], attrs["peer_placement"])
+    src, dst = (source, peer) if dist_op_name(call) == "send" else (peer, source)
     return Transfer(int(attrs["tag"]), tuple(int(n) for n in attrs["shape"]), src, dst)

@@ -41,8 +41,8 @@ _BOOL_STEP: Mapping[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def _refuse(what: str, remedy: str, place: str = "") -> EngineError:
-    return EngineError("DIST0611", what, place=place, remedy=remedy)
+def _refuse(problem: str, remedy: str, place: str = "") -> EngineError:
+    return EngineError("DIST0611", problem, place=place, remedy=remedy)
 
 
 def check_op(op: str) -> str:

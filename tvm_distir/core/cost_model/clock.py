@@ -101,11 +101,11 @@ class Clock:
             return 0
         return self.collective_ps(kind, wire_bytes, layout, place)
 
-    def transfer_layout(self, here: Sequence[int], there: Sequence[int]) -> GroupLayout:
+    def transfer_layout(self, source: Sequence[int], target: Sequence[int]) -> GroupLayout:
         """Return the layout of the pairs of devices of two meshes."""
         per_node = self.system.intra_node.devices_per_node
-        base = min((*here, *there), default=0) // per_node * per_node  # as on the first nodes
-        key = tuple(device - base for device in here), tuple(device - base for device in there)
+        base = min((*source, *target), default=0) // per_node * per_node  # as on the first nodes
+        key = tuple(device - base for device in source), tuple(device - base for device in target)
         if key not in self._pairs:
             self._pairs[key] = self.system.layout(pair_up(*key))
         return self._pairs[key]

@@ -96,10 +96,10 @@ def parse_device(data: Any, place: str) -> Device:
     return Device(**parts, launch_floor_us=0.0, efficiency={})
 
 
-def _complete(given: Mapping[str, Mapping[str, PowerForm]], name: str) -> Mapping[str, PowerForm]:
+def _complete(stated: Mapping[str, Mapping[str, PowerForm]], name: str) -> Mapping[str, PowerForm]:
     """Return the forms of a kernel class: its own, those of a like class, or the default."""
-    if name in given:
-        return given[name]
+    if name in stated:
+        return stated[name]
     if name in DEFAULT_FORMS:
         return {"default": DEFAULT_FORMS[name]}
-    return _complete(given, _LIKE[name])
+    return _complete(stated, _LIKE[name])

@@ -11,14 +11,14 @@ from pathlib import Path
 from tvm_distir.support import Faults, HardwareError, nearest
 
 
-def wrong(place: str, what: str, remedy: str) -> HardwareError:
+def wrong(place: str, problem: str, remedy: str) -> HardwareError:
     """Make the error of a wrong value, of a key that is missing, or of an unknown key."""
-    return HardwareError("DIST0703", what, place=place, remedy=remedy)
+    return HardwareError("DIST0703", problem, place=place, remedy=remedy)
 
 
-def no_json(place: str, what: str, remedy: str) -> HardwareError:
+def no_json(place: str, problem: str, remedy: str) -> HardwareError:
     """Make the error of a file that is not JSON."""
-    return HardwareError("DIST0702", what, place=place, remedy=remedy)
+    return HardwareError("DIST0702", problem, place=place, remedy=remedy)
 
 
 def faults_of(place: str) -> Faults:

@@ -118,9 +118,9 @@ def product_work(sizes: Floats, element_bytes: float) -> tuple[Floats, Floats]:
 
 def attention_work(sizes: Floats, element_bytes: float) -> tuple[Floats, Floats]:
     """Return FLOPs and bytes of causal attention of ``sizes`` (rows, 6)."""
-    batch, new, held, heads, kv_heads, width = sizes.T
-    pairs = new * (held - new) + new * (new + 1) / 2
-    moved = 2 * batch * held * kv_heads * width * element_bytes + 4 * batch * new * heads * width
+    batch, new, past, heads, kv_heads, width = sizes.T
+    pairs = new * (past - new) + new * (new + 1) / 2
+    moved = 2 * batch * past * kv_heads * width * element_bytes + 4 * batch * new * heads * width
     return 4 * batch * pairs * heads * width, moved
 
 
@@ -147,9 +147,9 @@ def _features(kernel: str, sizes: Floats, processors: int) -> Floats:
         idle = 4 * np.minimum(np.log(np.ceil(waves) / waves), 1.0)
         padded = np.ceil(m / _TILE_ROWS) * _TILE_ROWS
         return np.stack([np.log(m), np.log(n), np.log(k), np.log(padded), idle], axis=1)
-    batch, new, held, heads, kv_heads, width = sizes.T
-    pairs = new * (held - new) + new * (new + 1) / 2
-    length = np.log(held) if kernel == DECODE else 0.5 * np.log(2 * pairs)
+    batch, new, past, heads, kv_heads, width = sizes.T
+    pairs = new * (past - new) + new * (new + 1) / 2
+    length = np.log(past) if kernel == DECODE else 0.5 * np.log(2 * pairs)
     parts = np.log(batch * kv_heads)
     logs = [np.log(batch), length, parts, parts + length, np.log(heads / kv_heads)]
     return np.stack([*logs, 2 * np.log(width)], axis=1)
@@ -243,7 +243,7 @@ class KernelTable:
             moved = moved.reshape(np.shape(flops))
             flops = whole_flops.reshape(np.shape(flops))
             moved_bytes = np.minimum(moved, moved_bytes / share)  # weights of fewer bits
-        spent = self.rate.spent_s(flops, moved_bytes)
+        time_s = self.rate.spent_s(flops, moved_bytes)
         varying = (table != table[:1]).any(axis=0)  # a single column is sorted much faster
         keys = table[:, varying] if varying.any() else table[:, :1]
         if keys.shape[1] == 1:
@@ -259,9 +259,9 @@ class KernelTable:
         factor = np.exp(residual)
         peak, bandwidth = self._floor
         least = np.maximum(flops / peak, moved_bytes / bandwidth)
-        whole = spent.whole * factor[which.ravel()].reshape(np.shape(flops))
+        whole = time_s.whole * factor[which.ravel()].reshape(np.shape(flops))
         return RooflineTime(
-            share * spent.bound, share * spent.busy, share * np.maximum(whole, least)
+            share * time_s.bound, share * time_s.busy, share * np.maximum(whole, least)
         )
 
 
@@ -298,8 +298,8 @@ class KernelTables:
         """Return the table of a kernel class and dtype; None where nothing was measured."""
         kernel = kernel_class if kernel_class in COLUMNS else LIKE.get(kernel_class, kernel_class)
         names = (dtype, dtype.split("_")[0], *(HALF if dtype in HALF else ()))
-        found = (self.tables.get((kernel, name)) for name in names)
-        return next((table for table in found if table is not None), None)
+        candidates = (self.tables.get((kernel, name)) for name in names)
+        return next((table for table in candidates if table is not None), None)
 
 
 def table_names() -> tuple[str, ...]:

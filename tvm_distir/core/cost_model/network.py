@@ -227,16 +227,16 @@ def nic_sharing(groups: Sequence[Sequence[int]], devices_per_node: int) -> int:
     return max(leaving.values(), default=1)
 
 
-def pair_up(here: Sequence[int], there: Sequence[int]) -> list[tuple[int, int]]:
+def pair_up(source: Sequence[int], target: Sequence[int]) -> list[tuple[int, int]]:
     """Return the pairs of devices of two meshes, the shorter side repeated in blocks.
 
     A device that belongs to both is paired with the next of the others.
     """
-    count = max(len(here), len(there))
+    count = max(len(source), len(target))
     pairs: list[tuple[int, int]] = []
     for i in range(count):
-        sender, start = here[i * len(here) // count], i * len(there) // count
-        turned = (there[(start + k) % len(there)] for k in range(len(there)))
+        sender, start = source[i * len(source) // count], i * len(target) // count
+        turned = (target[(start + k) % len(target)] for k in range(len(target)))
         other = next((device for device in turned if device != sender), None)
         if other is not None:
             pairs.append((sender, other))

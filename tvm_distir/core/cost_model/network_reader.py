@@ -211,8 +211,8 @@ def read_links(content: Mapping[str, Any], place: str, library: str | None = Non
     if "tiers" in content:
         both = [f'"{key}"' for key in ("intra_node", "inter_node") if key in content]
         if both:
-            what = f'"tiers" and {" and ".join(both)} both describe the links'
-            raise wrong(place, what, f'Remove {" and ".join(both)}, or "tiers".')
+            problem = f'"tiers" and {" and ".join(both)} both describe the links'
+            raise wrong(place, problem, f'Remove {" and ".join(both)}, or "tiers".')
         return _tiers(content["tiers"], f"{place}/tiers", library)
     data = {key: content[key] for key in ("intra_node", "inter_node") if key in content}
     if isinstance(near := data.get("intra_node"), Mapping) and "curves" in near:
@@ -238,10 +238,10 @@ def _curves(near: _CurvedNode | _InnerTier, place: str, library: str | None) -> 
             _check_curve(curve, near.bandwidth_GBps, f"{place}/curves/{name}/{number}", faults)
         curves += lists[name]
     for kind in TIMED:
-        wanted = _algorithm(kind)
-        if not any(curve.kind == kind and curve.algorithm == wanted for curve in curves):
-            what = f"there is no curve of {kind} by the algorithm {wanted}"
-            faults.add(wrong(f"{place}/curves/{first}", what, "Add one."))
+        algorithm_name = _algorithm(kind)
+        if not any(curve.kind == kind and curve.algorithm == algorithm_name for curve in curves):
+            problem = f"there is no curve of {kind} by the algorithm {algorithm_name}"
+            faults.add(wrong(f"{place}/curves/{first}", problem, "Add one."))
     faults.raise_all()
     return tuple(curves)
 
@@ -255,12 +255,12 @@ def _check_curve(curve: Curve, line_rate: float, place: str, faults: Faults) -> 
     with faults.gathered():
         kinds = algorithm_named(curve.algorithm).kinds
         if curve.kind not in kinds:
-            what = f"the algorithm {curve.algorithm} does not compute {curve.kind}"
-            raise wrong(f"{place}/kind", what, f"It computes {', '.join(kinds)}.")
+            problem = f"the algorithm {curve.algorithm} does not compute {curve.kind}"
+            raise wrong(f"{place}/kind", problem, f"It computes {', '.join(kinds)}.")
     if curve.bandwidth_GBps > line_rate:
-        what = f"{curve.bandwidth_GBps:g} GB/s over links of {line_rate:g} GB/s"
+        problem = f"{curve.bandwidth_GBps:g} GB/s over links of {line_rate:g} GB/s"
         remedy = "Give what the algorithm reaches, at most the line rate."
-        faults.add(wrong(f"{place}/bandwidth_GBps", what, remedy))
+        faults.add(wrong(f"{place}/bandwidth_GBps", problem, remedy))
 
 
 def _tiers(data: Any, place: str, library: str | None) -> Links:
@@ -278,8 +278,8 @@ def _tiers(data: Any, place: str, library: str | None) -> Links:
     node, second, *_ = tiers
     with faults.gathered():
         if not node.curves:
-            wanted = ", ".join(f"{kind} ({_algorithm(kind)})" for kind in TIMED)
-            remedy = f'Give a list by library, as {{"nccl": [..]}}, with a curve of {wanted}.'
+            algorithm = ", ".join(f"{kind} ({_algorithm(kind)})" for kind in TIMED)
+            remedy = f'Give a list by library, as {{"nccl": [..]}}, with a curve of {algorithm}.'
             raise wrong(f"{place}/0/curves", "a key is missing", remedy)
         curves = _curves(node, f"{place}/0", library)
     for number, (inner, tier) in enumerate(pairwise(tiers), 1):
@@ -288,8 +288,8 @@ def _tiers(data: Any, place: str, library: str | None) -> Links:
             if tier is not tiers[-1]:
                 faults.add(wrong(at, "a key is missing", 'Give "devices".'))
         elif inner.devices and (tier.devices % inner.devices or tier.devices == inner.devices):
-            what = f"{tier.devices} devices are not several domains of {inner.devices}"
-            faults.add(wrong(at, what, "Give a larger multiple."))
+            problem = f"{tier.devices} devices are not several domains of {inner.devices}"
+            faults.add(wrong(at, problem, "Give a larger multiple."))
     faults.raise_all()
     rails = second.rails or node.devices
     return Links(

@@ -116,7 +116,7 @@ class System(Displayed):
         return load(name_or_path, System)
 
     @staticmethod
-    def known(system: System | str | None) -> System | None:
+    def resolve(system: System | str | None) -> System | None:
         """Return the system that is given, by name or path too, or None for none."""
         return None if system is None else System.required(system)
 
@@ -280,13 +280,13 @@ class System(Displayed):
         """
         if kernel_class == VIEW:
             return Roofline(0.0, VIEW)
-        spent, kernel_rate = self.spent_s(
+        duration, kernel_rate = self.spent_s(
             float(flops), float(moved_bytes), kernel_class, dtype, sizes
         )
-        time_s = float(spent.whole)
-        if spent.busy < kernel_rate.floor_s or spent.busy < kernel_rate.gap_s:
+        time_s = float(duration.whole)
+        if duration.busy < kernel_rate.floor_s or duration.busy < kernel_rate.gap_s:
             return Roofline(time_s, "launch")
-        return Roofline(time_s, "compute" if spent.bound >= 0 else "memory")
+        return Roofline(time_s, "compute" if duration.bound >= 0 else "memory")
 
     def compute_time_s(self, work: WorkLike, dtype: str) -> float:
         """Return the seconds that a device needs for the work of a call.

@@ -109,9 +109,9 @@ def tiered_time_s(
         outermost_us = crossings[-1].hop_us
         curves = of_kind(near, ALL_TO_ALL)
         if kind != ALL_TO_ALL:
-            own = min(crossing.bandwidth / crossing.members for crossing in crossings)
+            slowest_share = min(crossing.bandwidth / crossing.members for crossing in crossings)
             times = [_message_s(curve, payload_bytes) for curve in curves]
-            return least(*times) + 1e-6 * outermost_us + payload_bytes / own
+            return least(*times) + 1e-6 * outermost_us + payload_bytes / slowest_share
         share = max(
             crossing.members * (where.ranks - crossing.members) / where.ranks / crossing.bandwidth
             for crossing in crossings

@@ -161,9 +161,9 @@ def accumulated(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def _fault(call: ir.Call, what: str, remedy: str) -> MeshError:
+def _fault(call: ir.Call, problem: str, remedy: str) -> MeshError:
     place = f"R.{str(call.op.name).removeprefix('relax.')}"
-    return MeshError("DIST0207", what, place=place, remedy=remedy)
+    return MeshError("DIST0207", problem, place=place, remedy=remedy)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -189,15 +189,15 @@ def _checked(call: ir.Call) -> list[Any]:
         )
     pairs = [(q[0], k[0]), (q[0], v[0]), (k[1], v[1]), (k[2], v[2]), (q[3], k[3])]
     if not all(_same(a, b) for a, b in pairs):
-        what = f"the shapes {q}, {k} and {v} do not fit"
-        raise _fault(call, what, "Give queries and keys the same batch and width.")
+        problem = f"the shapes {q}, {k} and {v} do not fit"
+        raise _fault(call, problem, "Give queries and keys the same batch and width.")
     heads = [q[2], k[2]]
     if all(isinstance(n, tirx.IntImm) for n in heads) and int(heads[0]) % int(heads[1]):
-        what = f"{int(heads[0])} query heads for {int(heads[1])} key heads"
-        raise _fault(call, what, "The number of query heads is a multiple of that of key heads.")
+        problem = f"{int(heads[0])} query heads for {int(heads[1])} key heads"
+        raise _fault(call, problem, "The number of query heads is a multiple of that of key heads.")
     if bias is not None and len(bias.ty.shape) != _RANK:
-        what = f"a bias with {len(bias.ty.shape)} dims"
-        raise _fault(call, what, "Reshape it to four dims, which broadcast to the scores.")
+        problem = f"a bias with {len(bias.ty.shape)} dims"
+        raise _fault(call, problem, "Reshape it to four dims, which broadcast to the scores.")
     form = AttentionForm.of(call)
     if (form.window or shift is not None) and not form.causal:
         raise _fault(call, "a window or a shift without causal", "Pass causal=True.")

@@ -98,7 +98,7 @@ class _Lifter:
         self.mod, self.select = mod, select
         self.builder = relax.BlockBuilder()
         self.functions: dict[Any, Any] = dict(mod.functions.items())
-        self.taken = {str(gv.name_hint) for gv in mod.functions}
+        self.used_names = {str(gv.name_hint) for gv in mod.functions}
         self.function = ""
         self.notes: Any = {}
 
@@ -152,10 +152,10 @@ class _Lifter:
 
     def _fresh(self, wish: str) -> str:
         name, number = wish, 0
-        while any(f"{name}_{side}" in self.taken for side in SIDES):
+        while any(f"{name}_{side}" in self.used_names for side in SIDES):
             number += 1
             name = f"{wish}_{number}"
-        self.taken.update(f"{name}_{side}" for side in SIDES)
+        self.used_names.update(f"{name}_{side}" for side in SIDES)
         return name
 
     def _lifted(self, name: str, side: str, seq: relax.SeqExpr) -> ir.Call:
@@ -225,9 +225,9 @@ class _Lifter:
 
     # refusals --------------------------------------------------------------------------
 
-    def _error(self, var: Any, what: str, remedy: str) -> PropagationError:
+    def _error(self, var: Any, problem: str, remedy: str) -> PropagationError:
         return PropagationError(
-            "DIST0413", what, place=f"{self.function}/{var.name} (If)", remedy=remedy
+            "DIST0413", problem, place=f"{self.function}/{var.name} (If)", remedy=remedy
         )
 
     def _check_condition(self, var: Any, cond: Any) -> None:

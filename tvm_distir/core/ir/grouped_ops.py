@@ -43,9 +43,9 @@ def grouped_matmul(x: ir.Expr, w: ir.Expr, ids: ir.Expr, groups: int) -> ir.Call
     return dist_call("grouped_matmul", [x, w, ids], groups=int(groups))
 
 
-def grouped_outer(x: ir.Expr, y: ir.Expr, ids: ir.Expr, groups: int, held: int) -> ir.Call:
+def grouped_outer(x: ir.Expr, y: ir.Expr, ids: ir.Expr, groups: int, local_groups: int) -> ir.Call:
     """Sum the outer products of rows ``x (M, K)`` and ``y (M, N)`` by group: ``(held, K, N)``."""
-    return dist_call("grouped_outer", [x, y, ids], groups=int(groups), held=int(held))
+    return dist_call("grouped_outer", [x, y, ids], groups=int(groups), held=int(local_groups))
 
 
 def expert_matmul(
@@ -66,9 +66,9 @@ def expert_matmul(
     )
 
 
-def _fault(call: ir.Call, what: str, remedy: str) -> MeshError:
+def _fault(call: ir.Call, problem: str, remedy: str) -> MeshError:
     place = f"R.{str(call.op.name).removeprefix('relax.')}"
-    return MeshError("DIST0207", what, place=place, remedy=remedy)
+    return MeshError("DIST0207", problem, place=place, remedy=remedy)
 
 
 def _shapes(call: ir.Call, ranks: tuple[int, int, int]) -> list[tuple[Any, ...]]:
@@ -87,8 +87,8 @@ def _shapes(call: ir.Call, ranks: tuple[int, int, int]) -> list[tuple[Any, ...]]
 def _infer_matmul(call: ir.Call, _: Any) -> Any:
     x, w, ids = _shapes(call, (2, 3, 1))
     if x[0] != ids[0] or x[1] != w[1]:
-        what = f"the shapes {x}, {w} and {ids} do not fit"
-        raise _fault(call, what, "Use (rows, in), (groups, in, out) and (rows,).")
+        problem = f"the shapes {x}, {w} and {ids} do not fit"
+        raise _fault(call, problem, "Use (rows, in), (groups, in, out) and (rows,).")
     ty = call.args[0].ty
     return relax.TensorType([x[0], w[2]], ty.dtype, ty.vdevice)
 
@@ -96,8 +96,8 @@ def _infer_matmul(call: ir.Call, _: Any) -> Any:
 def _infer_outer(call: ir.Call, _: Any) -> Any:
     x, y, ids = _shapes(call, (2, 2, 1))
     if not x[0] == y[0] == ids[0]:
-        what = f"the shapes {x}, {y} and {ids} do not fit"
-        raise _fault(call, what, "Use (rows, in), (rows, out) and (rows,).")
+        problem = f"the shapes {x}, {y} and {ids} do not fit"
+        raise _fault(call, problem, "Use (rows, in), (rows, out) and (rows,).")
     ty = call.args[0].ty
     return relax.TensorType([int(call.attrs["held"]), x[1], y[1]], ty.dtype, ty.vdevice)
 
@@ -108,8 +108,8 @@ def _infer_experts(call: ir.Call, _: Any) -> Any:
         raise _fault(call, "an operand is no tensor", "Give the slots and the matrices.")
     x, w = (static_shape(ty) for ty in types)
     if x is None or w is None or not len(x) == len(w) == 3 or (x[0], x[2]) != (w[0], w[1]):
-        what = f"the shapes {x} and {w} do not fit"
-        raise _fault(call, what, "Use (experts, slots, in) and (experts, in, out).")
+        problem = f"the shapes {x} and {w} do not fit"
+        raise _fault(call, problem, "Use (experts, slots, in) and (experts, in, out).")
     return relax.TensorType([x[0], x[1], w[2]], types[0].dtype, types[0].vdevice)
 
 

@@ -33,8 +33,8 @@ def _short(call: ir.Call) -> str:
     return str(call.op.name).removeprefix("relax.")
 
 
-def _refuse(call: ir.Call, what: str, remedy: str) -> MeshError:
-    return MeshError("DIST0207", what, place=f"R.{_short(call)}", remedy=remedy)
+def _refuse(call: ir.Call, problem: str, remedy: str) -> MeshError:
+    return MeshError("DIST0207", problem, place=f"R.{_short(call)}", remedy=remedy)
 
 
 def _axes(call: ir.Call) -> tuple[int, ...]:
@@ -45,8 +45,8 @@ def _axes(call: ir.Call) -> tuple[int, ...]:
     rank = len(mesh_shape(attrs["device_mesh"]))
     for axis in axes:
         if not 0 <= axis < rank:
-            what = f"mesh axis {axis} of a mesh with {rank} axes"
-            raise _refuse(call, what, f"Use 0 to {rank - 1}.")
+            problem = f"mesh axis {axis} of a mesh with {rank} axes"
+            raise _refuse(call, problem, f"Use 0 to {rank - 1}.")
     if len(set(axes)) != len(axes) or not axes:
         raise _refuse(
             call, f"the mesh axes {list(axes)}", "Name at least one axis, and each axis once."

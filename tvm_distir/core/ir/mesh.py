@@ -154,9 +154,9 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
 
 def mesh_key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (shape, device ids): equal exactly when two meshes are the same, hashable."""
-    known = _KEYS.get(handle(mesh))
-    if known is not None:
-        return known[1]
+    cached = _KEYS.get(handle(mesh))
+    if cached is not None:
+        return cached[1]
     key = mesh_shape(mesh), tuple(mesh_devices(mesh).ravel().tolist())
     if len(key[1]) <= MOST_DEVICES_KEPT:
         while len(_KEYS) >= MOST_KEYS:

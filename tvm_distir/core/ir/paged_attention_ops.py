@@ -129,9 +129,9 @@ def start_operand(call: ir.Call) -> Any:
     return call.args[count] if len(call.args) > count else None
 
 
-def _fault(call: ir.Call, what: str, remedy: str) -> MeshError:
+def _fault(call: ir.Call, problem: str, remedy: str) -> MeshError:
     place = f"R.{str(call.op.name).removeprefix('relax.')}"
-    return MeshError("DIST0207", what, place=place, remedy=remedy)
+    return MeshError("DIST0207", problem, place=place, remedy=remedy)
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -162,8 +162,8 @@ def _checked(call: ir.Call) -> list[Any]:
         raise _fault(call, f"the shapes {shapes} do not fit", "Give all the same heads and batch.")
     batch, pools = first[0], cache[0]
     if all(isinstance(n, tirx.IntImm) for n in (batch, pools)) and int(batch) % int(pools):
-        what = f"{int(batch)} requests for {int(pools)} pools"
-        raise _fault(call, what, "The number of requests is a multiple of that of pools.")
+        problem = f"{int(batch)} requests for {int(pools)} pools"
+        raise _fault(call, problem, "The number of requests is a multiple of that of pools.")
     return types
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 def active_experts(
-    held: npt.ArrayLike, experts: int, top_k: int, tokens: npt.ArrayLike
+    local_experts: npt.ArrayLike, experts: int, top_k: int, tokens: npt.ArrayLike
 ) -> npt.NDArray[np.int64]:
     """Return how many experts of a device work in a step, by expectation, rounded up.
 
@@ -19,7 +19,7 @@ def active_experts(
 
     Parameters
     ----------
-    held : array_like of int
+    local_experts : array_like of int
         The experts of the device.
     experts, top_k : int
     tokens : array_like of int
@@ -28,9 +28,9 @@ def active_experts(
     Returns
     -------
     int64 array
-        From 1 to ``held``.
+        From 1 to ``local_experts``.
     """
     with np.errstate(divide="ignore"):  # all experts work on each token
         idle = np.exp(np.asarray(tokens) * np.log1p(-top_k / experts))
-    expected = np.ceil(np.asarray(held) * (1 - idle) - 1e-9).astype(np.int64)
-    return np.asarray(np.clip(expected, 1, np.asarray(held)), np.int64)
+    expected = np.ceil(np.asarray(local_experts) * (1 - idle) - 1e-9).astype(np.int64)
+    return np.asarray(np.clip(expected, 1, np.asarray(local_experts)), np.int64)

@@ -44,7 +44,7 @@ _memories: dict[Hashable, ClassMemo] = {}
 _seen_generation = 0
 
 
-def class_memo(what: Hashable) -> ClassMemo:
+def class_memo(key: Hashable) -> ClassMemo:
     """Return the memory of a name; it is emptied whenever a rule is registered.
 
     Ask for it once per module, and keep in it only what follows from the class of a binding, from
@@ -52,7 +52,7 @@ def class_memo(what: Hashable) -> ClassMemo:
 
     Parameters
     ----------
-    what : hashable
+    key : hashable
         The name of what is stored, with all that it depends on beside its keys.
     """
     global _seen_generation
@@ -60,21 +60,21 @@ def class_memo(what: Hashable) -> ClassMemo:
     if _seen_generation != generation() or sum(map(len, _memories.values())) > MOST:
         _memories.clear()
         _seen_generation = generation()
-    return _memories.setdefault(what, ClassMemo())
+    return _memories.setdefault(key, ClassMemo())
 
 
-def class_facts(view: FunctionView, what: Hashable, fact: Callable[[int], Any]) -> list[Any]:
+def class_facts(view: FunctionView, key: Hashable, fact: Callable[[int], Any]) -> list[Any]:
     """Return a fact per binding of a function, which is computed once per class.
 
     Parameters
     ----------
     view : FunctionView
-    what : hashable
+    key : hashable
         The name of the memory, see :func:`class_memo`.
     fact : callable
         Computes the fact from the number of a binding.
     """
-    memo = class_memo(what)
+    memo = class_memo(key)
     facts = [memo.get(like, _UNKNOWN) for like in view.like]
     for number, known in enumerate(facts):
         if known is _UNKNOWN:

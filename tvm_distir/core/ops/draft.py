@@ -74,15 +74,18 @@ class Draft:
         self._factors: list[Factor] = []
         self._linear: list[tuple[int, ...]] = []
         self._why: dict[tuple[str, int, int], str] = {}
-        self._taken: set[tuple[str, int, int]] = set()
+        self._bound_dims: set[tuple[str, int, int]] = set()
         self._flops = 0
         self._in_bytes: dict[int, int] = {}
         self._out_bytes: dict[int, int] = {}
         self._kernel_class = "memory"
 
-    def _fault(self, what: str) -> PropagationError:
+    def _fault(self, problem: str) -> PropagationError:
         return PropagationError(
-            "DIST0403", what, place=f"rule of {self.call.op}", remedy="Correct the sharding rule."
+            "DIST0403",
+            problem,
+            place=f"rule of {self.call.op}",
+            remedy="Correct the sharding rule.",
         )
 
     def tie(
@@ -132,30 +135,30 @@ class Draft:
         """
         if kind not in KINDS:
             raise self._fault(f'unknown factor kind "{kind}"')
-        kept: list[tuple[str, int, int, Any]] = []
+        ties: list[tuple[str, int, int, Any]] = []
         for side, dims, shapes in (("in", ins, self.call.ins), ("out", outs, self.call.outs)):
             for number, dim in dims.items():
                 if not 0 <= number < len(shapes) or not 0 <= dim < len(shapes[number]):
                     raise self._fault(f"there is no {side}{number}.dim{dim}")
                 extent = shapes[number][dim]
                 if not (isinstance(extent, int) and extent == 1):
-                    kept.append((side, number, dim, extent))
-        if not kept or (isinstance(size, int) and size == 1):
+                    ties.append((side, number, dim, extent))
+        if not ties or (isinstance(size, int) and size == 1):
             return
-        even = all(same(kept[0][3], k[3]) for k in kept[1:])
+        even = all(same(ties[0][3], k[3]) for k in ties[1:])
         if size is None:
             if not even:
                 raise self._fault(
                     "equivalent dims have different extents: "
-                    + ", ".join(f"{s}{i}.dim{d} is {n}" for s, i, d, n in kept)
+                    + ", ".join(f"{s}{i}.dim{d} is {n}" for s, i, d, n in ties)
                 )
-            size = kept[0][3]
-        for side, number, dim, _ in kept:
-            if (side, number, dim) in self._taken:
+            size = ties[0][3]
+        for side, number, dim, _ in ties:
+            if (side, number, dim) in self._bound_dims:
                 raise self._fault(f"{side}{number}.dim{dim} is in two factors")
-            self._taken.add((side, number, dim))
-        where = {(side, number): dim for side, number, dim, _ in kept}
-        pads = uneven and even and isinstance(size, int) and kept[0][3] == size
+            self._bound_dims.add((side, number, dim))
+        where = {(side, number): dim for side, number, dim, _ in ties}
+        pads = uneven and even and isinstance(size, int) and ties[0][3] == size
         pads = pads or (uneven and apart)
         self._factors.append(
             Factor(
@@ -214,7 +217,7 @@ class Draft:
         for side, shapes in (("in", call.ins), ("out", call.outs)):
             for number, shape in enumerate(shapes):
                 for dim, extent in enumerate(shape):
-                    if (side, number, dim) in self._taken:
+                    if (side, number, dim) in self._bound_dims:
                         continue
                     is_unit = isinstance(extent, int) and extent == 1
                     reason = self._why.get((side, number, dim), self.default_why)
@@ -223,8 +226,8 @@ class Draft:
             if not group or not all(0 <= i < len(call.ins) for i in group):
                 raise self._fault(f"linear group {group} names operands the call does not have")
         for factor in self._factors:
-            kept = [d is not None for d in factor.outs]
-            if factor.kind in REDUCING and any(kept) and (factor.kind != "sum" or all(kept)):
+            present = [d is not None for d in factor.outs]
+            if factor.kind in REDUCING and any(present) and (factor.kind != "sum" or all(present)):
                 raise self._fault(f"a {factor.kind} factor contains a result dim")
         return Rule(
             call.op,

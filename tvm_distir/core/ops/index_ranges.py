@@ -180,7 +180,7 @@ class _Walker:
             leaves = flat_types(param.ty)
             walk.declare(param, number)
             number += len(leaves)
-        if walk.held or walk.tuples:
+        if walk.stored or walk.tuples:
             walk.sequence(fn.body)
         return walk.ranges
 
@@ -204,9 +204,9 @@ class _FunctionWalk:
 
     def __init__(self, owner: _Walker) -> None:
         self.owner = owner
-        self.held: dict[Any, _Held] = {}
+        self.stored: dict[Any, _Held] = {}
         self.tuples: dict[Any, int] = {}
-        self.made: dict[Any, Any] = {}
+        self.definitions: dict[Any, Any] = {}
         self.negative: dict[Any, Any] = {}
         self.moved: dict[Any, tuple[Any, int]] = {}
         self.ranges: dict[int, IndexRange] = {}
@@ -219,7 +219,7 @@ class _FunctionWalk:
             return
         tensor: Any = tensor_type(param.ty)
         if tensor is not None and "int" in str(tensor.dtype):
-            self.held[param] = _Held(number)
+            self.stored[param] = _Held(number)
 
     def sequence(self, body: Any) -> None:
         for block in getattr(body, "blocks", []):
@@ -228,31 +228,34 @@ class _FunctionWalk:
                 if isinstance(value, ir.Call):
                     self._call(binding.var, value)
                 elif isinstance(value, relax.Tuple):
-                    self.made[binding.var] = value
+                    self.definitions[binding.var] = value
                 elif isinstance(value, relax.TupleGetItem):
                     self._field(binding.var, value)
-                elif isinstance(value, relax.Var) and value in self.held:
-                    self.held[binding.var] = self.held[value]
+                elif isinstance(value, relax.Var) and value in self.stored:
+                    self.stored[binding.var] = self.stored[value]
 
     def _field(self, var: Any, item: Any) -> None:
-        source = self.made.get(item.tuple_value)
-        if source is not None and source.fields[int(item.index)] in self.held:
-            self.held[var] = self.held[source.fields[int(item.index)]]
+        source = self.definitions.get(item.tuple_value)
+        if source is not None and source.fields[int(item.index)] in self.stored:
+            self.stored[var] = self.stored[source.fields[int(item.index)]]
         start, tensor = self.tuples.get(item.tuple_value), tensor_type(item.ty)
         if start is not None and tensor is not None and "int" in str(tensor.dtype):
-            self.held[var] = _Held(start + int(item.index))
+            self.stored[var] = _Held(start + int(item.index))
 
     def _call(self, var: Any, call: ir.Call) -> None:
-        args = [self.made.get(arg, arg) if isinstance(arg, relax.Var) else arg for arg in call.args]
-        followed = (isinstance(arg, relax.Tuple) or arg in self.held for arg in args)
+        args = [
+            self.definitions.get(arg, arg) if isinstance(arg, relax.Var) else arg
+            for arg in call.args
+        ]
+        followed = (isinstance(arg, relax.Tuple) or arg in self.stored for arg in args)
         if not args or not any(followed):
             return
         if isinstance(call.op, ir.GlobalVar):
             self._called(call, args)
             return
         name = str(call.op.name) if isinstance(call.op, ir.Op) else ""
-        if name in _VIEWS and args[0] in self.held:
-            self.held[var] = self.held[args[0]]
+        if name in _VIEWS and args[0] in self.stored:
+            self.stored[var] = self.stored[args[0]]
         elif name == "relax.less" and _number(args[1]) == 0:
             self.negative[var] = args[0]
         elif name == "relax.add" and (size := _number(args[1])) is not None:
@@ -267,9 +270,9 @@ class _FunctionWalk:
         """Match ``where(x < 0, x + size, x)``: negative indices count from the end."""
         source, size = self.moved.get(moved, (None, 0))
         tested = self.negative.get(condition)
-        if other in self.held and tested is not None and source is not None:
+        if other in self.stored and tested is not None and source is not None:
             if other.same_as(source) and other.same_as(tested):
-                self.held[var] = _Held(self.held[other].number, size)
+                self.stored[var] = _Held(self.stored[other].number, size)
 
     def _called(self, call: ir.Call, args: Sequence[Any]) -> None:
         number = 0
@@ -281,13 +284,13 @@ class _FunctionWalk:
                 number += len(flat_types(tensor.ty))
 
     def _used(self, tensor: Any, allowed: IndexRange | None) -> None:
-        held = self.held.get(tensor) if isinstance(tensor, relax.Var) else None
-        if held is None or allowed is None or not allowed.strict:
+        stored_range = self.stored.get(tensor) if isinstance(tensor, relax.Var) else None
+        if stored_range is None or allowed is None or not allowed.strict:
             return
-        low = min(allowed.low, -held.below)
+        low = min(allowed.low, -stored_range.below)
         allowed = IndexRange(low, allowed.high, allowed.ignored)
-        known = self.ranges.get(held.number)
-        self.ranges[held.number] = allowed if known is None else known.meet(allowed)
+        cached = self.ranges.get(stored_range.number)
+        self.ranges[stored_range.number] = allowed if cached is None else cached.meet(allowed)
 
 
 def _tensors(args: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:

@@ -131,9 +131,9 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
             place=shape.op,
             remedy="Give the module of a single device: td.distribute writes its collectives.",
         )
-    said = registration_of(shape.op)
-    if said is not None:
-        return with_local_forms(call, shape, said.write(shape).rule(), said)
+    registration = registration_of(shape.op)
+    if registration is not None:
+        return with_local_forms(call, shape, registration.write(shape).rule(), registration)
     why = why_none(shape.op)
     if why is not None or call.op.get_attr("FLegalize") is None:
         raise PropagationError(

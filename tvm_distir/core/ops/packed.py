@@ -190,14 +190,14 @@ def rule_name(call: ir.Call) -> str:
     return name if name in _writers else packed_name(call)
 
 
-def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall, PackedForm]:
+def packed_form(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[PackedCall, PackedForm]:
     """Describe a call and look up how it may be sharded.
 
     Parameters
     ----------
     call : Call
         A call of an ``ExternFunc``.
-    held : sequence
+    placements : sequence
         The dims of the contents of each flattened operand that is an object; the entries of other
         operands are not read.
 
@@ -211,7 +211,7 @@ def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall,
     leaves = [t for a in packed_args(call) for t in value_types(a.ty)]
     ins = tuple(
         _dims(name, t) if tensor_type(t) is not None else (dims or None)
-        for t, dims in zip(leaves, held, strict=True)
+        for t, dims in zip(leaves, placements, strict=True)
     )
     results = [t for ty in call.ty_args for t in flat_types(ty)]
     outs = tuple(_dims(name, t) if tensor_type(t) is not None else None for t in results)
@@ -242,7 +242,7 @@ def _dims(name: str, ty: Any) -> Dims:
     return result
 
 
-def packed_rule(call: ir.Call, held: Sequence[Dims | None]) -> tuple[Rule, list[Dims]]:
+def packed_rule(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Rule, list[Dims]]:
     """Return the rule of the call of a packed function, and the dims of its results.
 
     Raises
@@ -250,7 +250,7 @@ def packed_rule(call: ir.Call, held: Sequence[Dims | None]) -> tuple[Rule, list[
     PropagationError
         As :func:`packed_form`; DIST0403 for a rule that names what the call does not have.
     """
-    seen, form = packed_form(call, held)
+    seen, form = packed_form(call, placements)
     results = [form.holds.get(j, ()) if dims is None else dims for j, dims in enumerate(seen.outs)]
     factors = tuple(
         factor
@@ -260,14 +260,16 @@ def packed_rule(call: ir.Call, held: Sequence[Dims | None]) -> tuple[Rule, list[
     )
     types = [t for a in packed_args(call) for t in value_types(a.ty)]
     sizes = tuple(_bytes(t) for t in types)
-    written = tuple(_bytes(t) for ty in call.ty_args for t in flat_types(ty))
+    written_bytes = tuple(_bytes(t) for ty in call.ty_args for t in flat_types(ty))
     why = {
         f"{side}{i}.dim{d}": "the packed function requires the full dim (register_packed_rule)"
         for side, rows in (("in", seen.ins), ("out", results))
         for i, dims in enumerate(rows)
         for d in range(len(dims or ()))
     }
-    return Rule(seen.name, factors, (), 0, sizes, written, why, Work(0, sizes, written)), results
+    return Rule(
+        seen.name, factors, (), 0, sizes, written_bytes, why, Work(0, sizes, written_bytes)
+    ), results
 
 
 def _bytes(ty: Any) -> int:

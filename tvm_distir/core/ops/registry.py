@@ -16,7 +16,7 @@ from .registration import Examples, LocalForm, Registration, RuleWriter, second_
 #: Entry points of this group are loaded before the first look-up; each registers its rules.
 ENTRY_POINT_GROUP = "tvm_distir.sharding_rules"
 
-_known: dict[str, Registration] = {name: said for family in FAMILIES for name, said in family}
+_known: dict[str, Registration] = {name: entry for family in FAMILIES for name, entry in family}
 _generation = 0
 
 
@@ -107,5 +107,5 @@ def registration_of(name: str) -> Registration | None:
 
 def own_ops() -> frozenset[str]:
     """Return the ops whose registrations are those of the families of this package."""
-    shipped = {name: said for family in FAMILIES for name, said in family}
-    return frozenset(name for name, said in _known.items() if shipped.get(name) is said)
+    shipped = {name: entry for family in FAMILIES for name, entry in family}
+    return frozenset(name for name, entry in _known.items() if shipped.get(name) is entry)

@@ -26,7 +26,9 @@ from .padding import Reduced
 from .registration import SAME_OP, Registration
 
 
-def with_local_forms(call: ir.Call, shape: CallShape, rule: Rule, said: Registration) -> Rule:
+def with_local_forms(
+    call: ir.Call, shape: CallShape, rule: Rule, registration: Registration
+) -> Rule:
     """Check that every factor of a rule has a local form.
 
     Parameters
@@ -36,7 +38,7 @@ def with_local_forms(call: ir.Call, shape: CallShape, rule: Rule, said: Registra
         The shapes of the call.
     rule : Rule
         The rule as its writer returned it.
-    said : Registration
+    registration : Registration
         The registration of the op.
 
     Returns
@@ -51,15 +53,15 @@ def with_local_forms(call: ir.Call, shape: CallShape, rule: Rule, said: Registra
         DIST0418 for a factor without a local form.
     """
     factors = rule.factors
-    if said.local is None and factors:
+    if registration.local is None and factors:
         proved = _derived(call, shape)
         factors = tuple(_proved(rule, f, proved) for f in factors)
-    elif said.local is SAME_OP:
+    elif registration.local is SAME_OP:
         for factor in factors:
             if _exchanges(factor):
                 why = "the communication inside the call is not part of the op"
                 raise _refused(rule, factor, why)
-    if said.padding.reduced is Reduced.UNKNOWN:
+    if registration.padding.reduced is Reduced.UNKNOWN:
         factors = tuple(
             dataclasses.replace(f, uneven=False) if f.reduces and f.uneven else f for f in factors
         )

@@ -11,5 +11,5 @@ from .dims import Shape, size_bytes
 
 def statistic_bytes(shape: Shape, reduced: Iterable[int], dtype: str = "float32") -> int:
     """Return the bytes of a statistic, which has an element per index of the kept dims."""
-    gone = set(reduced)
-    return size_bytes(tuple(n for d, n in enumerate(shape) if d not in gone), dtype)
+    reduced_axes = set(reduced)
+    return size_bytes(tuple(n for d, n in enumerate(shape) if d not in reduced_axes), dtype)

@@ -142,8 +142,10 @@ def module_pass(
 
             return run
 
-        said = inspect.signature(factory)
-        setattr(make, "__signature__", said.replace(return_annotation="tvm.transform.Pass"))
+        parameters_of = inspect.signature(factory)
+        setattr(
+            make, "__signature__", parameters_of.replace(return_annotation="tvm.transform.Pass")
+        )
         setattr(make, _PASS, PassInfo(make, levels, gives))
         return make
 

@@ -32,10 +32,10 @@ def give(rules: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> No
     pairs = list(zip(other.placement, rule.placement, strict=False))
     alike = alike and (not rule.segments or other.segments in ((), rule.segments))
     if not alike or any(None not in (old, new) and old != new for old, new in pairs):
-        said = [f'{x.title} "{labels_text(x.placement)}" on "{x.mesh}"' for x in (other, rule)]
+        titles = [f'{x.title} "{labels_text(x.placement)}" on "{x.mesh}"' for x in (other, rule)]
         raise PlanError(
             "DIST0239",
-            f"the rules {said[0]} and {said[1]} contradict each other",
+            f"the rules {titles[0]} and {titles[1]} contradict each other",
             place=place,
             remedy="Remove one of them, or name the tensor: a name takes precedence over a "
             "pattern.",

@@ -301,8 +301,8 @@ def _check_fit(rule: PlanRule, mesh: MeshSpec, ty: Any, place: str) -> None:
     except MeshError as error:
         shape = static_shape(ty)
         words = "x".join(map(str, shape)) if shape else "unknown shape"
-        what = f"{error.what} ({words}; {rule.title})"
-        raise MeshError(error.code, what, place=place, remedy=error.remedy) from None
+        problem = f"{error.what} ({words}; {rule.title})"
+        raise MeshError(error.code, problem, place=place, remedy=error.remedy) from None
     cut = [label for label in rule.placement if label is not None and label >= 0]
     if len(set(cut)) == len(cut):
         return

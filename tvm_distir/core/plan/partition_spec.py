@@ -97,8 +97,8 @@ class PartitionSpec(tuple[DimAxes, ...]):
                 )
             for number, name in zip(numbers, names, strict=True):
                 if labels[number] != R:
-                    what = f'the mesh axis "{name}" shards dims {labels[number]} and {dim}'
-                    raise _unread(what, "Name each mesh axis once.", place)
+                    problem = f'the mesh axis "{name}" shards dims {labels[number]} and {dim}'
+                    raise _unread(problem, "Name each mesh axis once.", place)
                 labels[number] = dim
         return tuple(labels)
 
@@ -106,8 +106,8 @@ class PartitionSpec(tuple[DimAxes, ...]):
 P = PartitionSpec
 
 
-def _unread(what: str, remedy: str, place: str = "") -> MeshError:
-    return MeshError("DIST0203", what, place=place, remedy=remedy)
+def _unread(problem: str, remedy: str, place: str = "") -> MeshError:
+    return MeshError("DIST0203", problem, place=place, remedy=remedy)
 
 
 def read_placement(placement: Any) -> OpenLabels | PartitionSpec:
@@ -133,6 +133,6 @@ def read_placement(placement: Any) -> OpenLabels | PartitionSpec:
             'each dim, ["dp", null].',
         )
     if getattr(placement, "unreduced", None):  # of JAX: partial sums are no placement of a plan
-        what = f"the placement {shortened(repr(placement))} is a partial sum"
-        raise _unread(what, "Give the placement after the reduction.")
+        problem = f"the placement {shortened(repr(placement))} is a partial sum"
+        raise _unread(problem, "Give the placement after the reduction.")
     return PartitionSpec(*placement)

@@ -124,14 +124,14 @@ class Plan(Displayed):
         names = [mesh.name for mesh in self.meshes]
         for name in self.schedule.meshes if self.schedule is not None else ():
             if name not in names:
-                what = f'the plan has no mesh "{name}"'
+                problem = f'the plan has no mesh "{name}"'
                 remedy = nearest(name, names)
-                faults.add(MeshError("DIST0206", what, place="schedule/meshes", remedy=remedy))
+                faults.add(MeshError("DIST0206", problem, place="schedule/meshes", remedy=remedy))
         known = {axis for mesh in self.meshes for axis in mesh.axes}
         for place, axes in (("ring", self.ring), ("regather", self.regather)):
             for axis in (axis_name for axis_name in axes if axis_name not in known):
-                what = f'no mesh has an axis "{axis}"'
-                faults.add(MeshError("DIST0206", what, place=place, remedy=nearest(axis, known)))
+                problem = f'no mesh has an axis "{axis}"'
+                faults.add(MeshError("DIST0206", problem, place=place, remedy=nearest(axis, known)))
         faults.raise_all()
 
     def unused_axes(self) -> tuple[tuple[MeshSpec, str], ...]:
@@ -214,9 +214,9 @@ def _read_mapping(
     """Return the rules of parameters by name or pattern, on the only mesh."""
     if len(meshes) != 1:
         if meshes:
-            what = "the rules of a mapping do not name a mesh, and there are several"
+            problem = "the rules of a mapping do not name a mesh, and there are several"
             remedy = "Pass a list of PlanRule, which name their mesh."
-            faults.add(PlanError("DIST0221", what, place="rules", remedy=remedy))
+            faults.add(PlanError("DIST0221", problem, place="rules", remedy=remedy))
         return []
     rules = []
     for name, placement in placements.items():

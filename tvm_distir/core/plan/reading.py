@@ -81,16 +81,16 @@ class _RuleFile:
 Made = TypeVar("Made")
 
 
-def _wrong(place: str, what: str, remedy: str) -> PlanError:
-    return PlanError("DIST0221", what, place=place, remedy=remedy)
+def _wrong(place: str, problem: str, remedy: str) -> PlanError:
+    return PlanError("DIST0221", problem, place=place, remedy=remedy)
 
 
-def _unread(place: str, what: str, remedy: str) -> PlanError:
-    return PlanError("DIST0220", what, place=place, remedy=remedy)
+def _unread(place: str, problem: str, remedy: str) -> PlanError:
+    return PlanError("DIST0220", problem, place=place, remedy=remedy)
 
 
-def _other_version(place: str, what: str, remedy: str) -> PlanError:
-    return PlanError("DIST0222", what, place=place, remedy=remedy)
+def _other_version(place: str, problem: str, remedy: str) -> PlanError:
+    return PlanError("DIST0222", problem, place=place, remedy=remedy)
 
 
 def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) -> Made:
@@ -155,8 +155,8 @@ def read_own_rules(labels: Mapping[str, Any], rules: int) -> int:
     """Return how many rules of a plan its labels do not replace (PlanError DIST0221)."""
     count = labels.get("rules")
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= rules:
-        what = f"{shortened(repr(count))} is not an integer from 0 to {rules}"
-        raise _wrong("labels/rules", what, "Give such an integer.")
+        problem = f"{shortened(repr(count))} is not an integer from 0 to {rules}"
+        raise _wrong("labels/rules", problem, "Give such an integer.")
     return count
 
 
@@ -190,8 +190,8 @@ def _read_mesh(name: str, data: Any, place: str) -> MeshSpec:
     if mesh.start is not None and mesh.device_ids is not None:
         raise _wrong(place, 'a mesh has either "start" or "device_ids"', "Remove one of them.")
     if mesh.device_ids == ():
-        what, remedy = "the list of devices is empty", "List the devices."
-        raise MeshError("DIST0202", what, place=place, remedy=remedy)
+        problem, remedy = "the list of devices is empty", "List the devices."
+        raise MeshError("DIST0202", problem, place=place, remedy=remedy)
     return MeshSpec(name, mesh.axes, mesh.start or 0, mesh.device_ids or ())
 
 
@@ -210,11 +210,11 @@ def _read_rule(
     kinds = [kind for kind in KINDS if getattr(rule, kind) is not None]
     if len(kinds) != 1:
         names = " and ".join(kinds) or "none"
-        what = f"a rule names one of {', '.join(KINDS)}; this one names {names}"
-        raise _wrong(place, what, "Write a separate rule for each.")
+        problem = f"a rule names one of {', '.join(KINDS)}; this one names {names}"
+        raise _wrong(place, problem, "Write a separate rule for each.")
     if rule.mesh is None and len(meshes) > 1:
-        what = "the rule does not name a mesh, and there are several"
-        raise _wrong(place, what, f'Add "mesh", one of: {", ".join(meshes)}.')
+        problem = "the rule does not name a mesh, and there are several"
+        raise _wrong(place, problem, f'Add "mesh", one of: {", ".join(meshes)}.')
     [kind], [only, *_] = kinds, [*meshes, DEFAULT_MESH]
     mesh = only if rule.mesh is None else rule.mesh
     labels = rule.placement

@@ -97,7 +97,7 @@ class Recomputation:
     rules: tuple[tuple[str, Runs], ...] = ()
 
     @staticmethod
-    def read(said: str | Mapping[str, str], refuse: Refuse) -> Recomputation:
+    def read(policies: str | Mapping[str, str], refuse: Refuse) -> Recomputation:
         """Read the text, or runs by patterns of names.
 
         Raises
@@ -105,11 +105,11 @@ class Recomputation:
         DistIRError
             What ``refuse`` makes, for what cannot be read.
         """
-        if isinstance(said, str):
-            pairs = [part.rpartition("=")[::2] for part in said.split(",")]
-            pairs = pairs if "=" in said else [("*", said)]
+        if isinstance(policies, str):
+            pairs = [part.rpartition("=")[::2] for part in policies.split(",")]
+            pairs = pairs if "=" in policies else [("*", policies)]
         else:
-            pairs = [(name, runs) for name, runs in said.items()]
+            pairs = [(name, runs) for name, runs in policies.items()]
         return Recomputation(tuple((n.strip(), read_runs(runs, refuse)) for n, runs in pairs))
 
     def of(self, name: str) -> Runs:
@@ -153,10 +153,11 @@ def share_of(policy: str) -> float | None:
     return share if 0 <= share <= 1 else None
 
 
-def read_plan_policies(said: Mapping[str, str]) -> Recomputation:
+def read_plan_policies(policies: Mapping[str, str]) -> Recomputation:
     """Read the policies of a plan (PlanError DIST0221)."""
     return Recomputation.read(
-        said, lambda what, remedy: PlanError("DIST0221", what, place="recompute", remedy=remedy)
+        policies,
+        lambda problem, remedy: PlanError("DIST0221", problem, place="recompute", remedy=remedy),
     )
 
 
@@ -172,7 +173,7 @@ def _notes(mod: ir.IRModule, key: str) -> Mapping[str, object]:
     return notes
 
 
-def check_policies(said: Mapping[str, str], mod: ir.IRModule) -> None:
+def check_policies(policies: Mapping[str, str], mod: ir.IRModule) -> None:
     """Refuse a training step whose recomputation differs from the plan.
 
     Raises
@@ -180,20 +181,19 @@ def check_policies(said: Mapping[str, str], mod: ir.IRModule) -> None:
     PlanError
         DIST0229.
     """
-    if not said or not _notes(mod, "updated"):
+    if not policies or not _notes(mod, "updated"):
         return
-    wanted, recorded = read_plan_policies(said), read_plan_policies(policies_of(mod))
+    expected, recorded = read_plan_policies(policies), read_plan_policies(policies_of(mod))
     names = [name for name, _ in recorded.rules]
-    other = [name for name in names if not wanted.of(name).same(recorded.of(name))]
-    for pattern, runs in wanted.rules:
+    other = [name for name in names if not expected.of(name).same(recorded.of(name))]
+    for pattern, runs in expected.rules:
         if runs.text != NONE and not any(match_name(pattern, name) for name in names):
             other.append(pattern)
     if other:
         raise PlanError(
             "DIST0229",
-            f'the policy is "{said.get(other[0], wanted.of(other[0]).text)}", and the training '
-            "step was "
-            f'created with "{recorded.of(other[0]).text}"',
+            f'the policy is "{policies.get(other[0], expected.of(other[0]).text)}", and the '
+            f'training step was created with "{recorded.of(other[0]).text}"',
             place=f'plan/recompute ("{other[0]}")',
             remedy="Create the step with train_step(..., recompute=plan.recompute).",
         )

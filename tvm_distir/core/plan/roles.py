@@ -51,15 +51,15 @@ def data_positions(fn: relax.Function, name: str = MAIN) -> list[int]:
     if INPUTS_ATTR in attrs:
         plain = [plain_name(n) for n in names]
         positions = []
-        for wanted in attrs[INPUTS_ATTR]:
-            if plain_name(str(wanted)) not in plain:
+        for role in attrs[INPUTS_ATTR]:
+            if plain_name(str(role)) not in plain:
                 raise PlanError(
                     "DIST0233",
-                    f'the attribute {INPUTS_ATTR} names "{wanted}", which is not a parameter',
+                    f'the attribute {INPUTS_ATTR} names "{role}", which is not a parameter',
                     place=name,
                     remedy="Correct the attribute.",
                 )
-            positions.append(plain.index(plain_name(str(wanted))))
+            positions.append(plain.index(plain_name(str(role))))
         return sorted(positions)
     if NUM_INPUT_ATTR in attrs:
         return list(range(min(int(attrs[NUM_INPUT_ATTR]), len(names))))

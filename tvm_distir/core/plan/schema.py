@@ -187,8 +187,8 @@ class PlanRule:
             return  # nothing to be wrong: strategies make thousands of these
         faults = faults_of_plan("rule")
 
-        def wrong(what: str, place: str, remedy: str) -> None:
-            faults.add(PlanError("DIST0221", what, place=place, remedy=remedy))
+        def wrong(problem: str, place: str, remedy: str) -> None:
+            faults.add(PlanError("DIST0221", problem, place=place, remedy=remedy))
 
         if self.kind not in KINDS:
             remedy = nearest(self.kind, KINDS)
@@ -203,15 +203,17 @@ class PlanRule:
             )
         if any(not 0 <= axis < len(self.placement) for axis in self.moving):
             count = len(self.placement)
-            what = f'"moving" is {list(self.moving)}, and the mesh has {count} axes'
-            wrong(what, self.title, "Give numbers of mesh axes, counted from 0.")
+            problem = f'"moving" is {list(self.moving)}, and the mesh has {count} axes'
+            wrong(problem, self.title, "Give numbers of mesh axes, counted from 0.")
         for key, number in (("index", self.index), ("arg", self.arg)):
             if number is not None and (self.kind != "call" or number < 0):
-                what = f'"{key}" is {number} in a rule of kind {self.kind}'
-                wrong(what, self.title, "Use it in call rules only, counted from 0.")
+                problem = f'"{key}" is {number} in a rule of kind {self.kind}'
+                wrong(problem, self.title, "Use it in call rules only, counted from 0.")
         if self.segments and (self.kind != "param" or min(self.segments) < 1):
-            what = f'"segments" is {list(self.segments)} in a rule of kind {self.kind}'
-            wrong(what, self.title, "Give the positive extents of segments, in param rules only.")
+            problem = f'"segments" is {list(self.segments)} in a rule of kind {self.kind}'
+            wrong(
+                problem, self.title, "Give the positive extents of segments, in param rules only."
+            )
         faults.raise_all()
 
     @property

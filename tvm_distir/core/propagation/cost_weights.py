@@ -23,13 +23,13 @@ def costs_for(mod: ir.IRModule, system: System | str | None) -> Costs:
     system : System or str, optional
         None: the weights that hold without a system.
     """
-    known = System.known(system)
-    if known is None:
+    resolved = System.resolve(system)
+    if resolved is None:
         return Costs()
     axes = [
         axis_groups(mesh, (axis,)) for mesh in meshes(mod) for axis in range(len(mesh_shape(mesh)))
     ]
-    return Costs.for_axes(known, main_dtype(mod), axes)
+    return Costs.for_axes(resolved, main_dtype(mod), axes)
 
 
 def main_dtype(mod: ir.IRModule) -> str:

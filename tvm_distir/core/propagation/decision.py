@@ -103,11 +103,11 @@ class Decision:
     def wants(self, inst: Instance, value: int) -> list[tuple[int, ...]]:
         """Return the placements that consumers of a value need, in program order, each once."""
         mesh = inst.graph.values[value].mesh
-        wanted: dict[tuple[int, ...], None] = {}
+        targets: dict[tuple[int, ...], None] = {}
         for k, positions in inst.graph.uses[value]:
             for i in positions:
-                wanted[self.needs(inst, k, i, mesh)] = None
-        return list(wanted)
+                targets[self.needs(inst, k, i, mesh)] = None
+        return list(targets)
 
     def settled(self, inst: Instance) -> dict[int, ReshardPath]:
         """Return the routes of all values that every consumer takes as they are produced."""
@@ -136,7 +136,7 @@ class Decision:
         produced = tuple([inst.given[a][value] for a in axes])
         if P not in produced and self._at_home(inst.graph.uses[value], columns, produced):
             return ReshardPath.at_home(produced)
-        wanted = self.wants(inst, value)
+        targets = self.wants(inst, value)
         rule, pending = inst.graph.nodes[node].rule, []
         if rule is not None:
             factors = self.factors(inst, node, mesh)
@@ -146,7 +146,7 @@ class Decision:
         return ReshardPath(
             [self.conversions.along(a) for a in axes],
             produced,
-            wanted,
+            targets,
             pending,
             [self.sizes(inst, a)[value] for a in axes],
             [self.axes[a].size for a in axes],

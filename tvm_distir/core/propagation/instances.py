@@ -29,9 +29,9 @@ class Instances:
 
     def __init__(self, axes: Sequence[Axis], reach: Mapping[str, ReachableAxes]) -> None:
         self.axes, self.reach = axes, reach
-        self._known: dict[object, Instance] = {}
+        self._cache: dict[object, Instance] = {}
         self._columns: dict[tuple[OpStrategy, ...], int] = {}
-        self._given: dict[tuple[str, int], list[int]] = {}  # by graph and column
+        self._given_placements: dict[tuple[str, int], list[int]] = {}  # by graph and column
 
     def of(
         self,
@@ -53,18 +53,20 @@ class Instances:
             tuple(numbers.items()),
             tuple([(k, kid.number) for k, kid in sorted(kids.items())]),
         )
-        instance = self._known.get(key)
+        instance = self._cache.get(key)
         if instance is None:
             labels = {a: self._given_by(g, c, numbers[a]) for a, c in choice.items()}
-            instance = Instance(len(self._known), g, choice, kids, numbers, labels)
-            self._known[key] = instance
+            instance = Instance(len(self._cache), g, choice, kids, numbers, labels)
+            self._cache[key] = instance
         return instance
 
     def _given_by(self, g: Graph, column: Sequence[OpStrategy], number: int) -> list[int]:
         """Return :attr:`.Instance.given`, memoised."""
-        labels = self._given.get((g.key, number))
+        labels = self._given_placements.get((g.key, number))
         if labels is None:
-            labels = self._given[g.key, number] = [column[k].gives[j] for k, j in g.producer]
+            labels = self._given_placements[g.key, number] = [
+                column[k].gives[j] for k, j in g.producer
+            ]
         return labels
 
     def without(self, inst: Instance, a: int) -> Instance:

@@ -66,12 +66,14 @@ class MemoryMeter:
 
     def _of(self, inst: Instance) -> Iterator[KeptMemory]:
         g = inst.graph
-        held = [0] * self._meshes()
+        stored_bytes = [0] * self._meshes()
         for k in g.params:
             v = g.nodes[k].results[0]
-            held[g.values[v].mesh] += self._bytes(inst, v, self.decision.value_form(inst, v))
+            stored_bytes[g.values[v].mesh] += self._bytes(
+                inst, v, self.decision.value_form(inst, v)
+            )
         inner, place = self._inside(inst)
-        for params, more in zip(held, inner):
+        for params, more in zip(stored_bytes, inner):
             yield KeptMemory(params + more, params, place)
 
     def _meshes(self) -> int:

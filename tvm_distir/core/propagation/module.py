@@ -84,14 +84,14 @@ def _between(graph: Graph) -> dict[int, int]:
     """Return how often a step runs the annotations between repeated calls."""
     nodes, repeats = graph.nodes, graph.repeats
     pins = [k for k, node in enumerate(nodes) if node.kind == "pin"]
-    written, read = dict(repeats), dict(repeats)
+    writes, read = dict(repeats), dict(repeats)
     for k in pins:
-        written[k] = written.get(graph.producer[nodes[k].operands[0]][0], 1)
+        writes[k] = writes.get(graph.producer[nodes[k].operands[0]][0], 1)
     for k in reversed(pins):
         read[k] = max(
             (read.get(reader, 1) for reader, _ in graph.uses[nodes[k].results[0]]), default=1
         )
-    return {k: n for k in pins if (n := min(written[k], read[k])) > 1}
+    return {k: n for k in pins if (n := min(writes[k], read[k])) > 1}
 
 
 def module_axes(mod: ir.IRModule) -> tuple[Axis, ...]:

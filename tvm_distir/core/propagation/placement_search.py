@@ -117,11 +117,11 @@ class PlacementSearch:
         """
         key = (costs, parts)
         if key not in self._tried:
-            asked = {
+            requests = {
                 name: {**params, **self._stored.get(name, {})}
                 for name, params in self._open.items()
             }
-            decision = self._search.decide(asked, costs, self._stored, parts)
+            decision = self._search.decide(requests, costs, self._stored, parts)
             labels: WeightLabels = {}
             for name, params in self._open.items():
                 inst = decision.entries[name]
@@ -148,24 +148,24 @@ class PlacementSearch:
     def _trial(
         self, decision: Decision, labels: WeightLabels, pins: tuple[PlacementConstraint, ...] = ()
     ) -> CandidatePlacement:
-        held = sum(
+        stored_bytes = sum(
             self.weight_bytes(name, i, label)
             for name, params in labels.items()
             for i, label in params.items()
         )
         counts = self._meter.counts(decision.entries[name] for name in labels)
-        return CandidatePlacement(labels, DeviceCost(held, *counts), pins, self._stored)
+        return CandidatePlacement(labels, DeviceCost(stored_bytes, *counts), pins, self._stored)
 
     def alone(self) -> DeviceCost:
         """Return the cost on a single device; wire bytes are those of all op results, twice."""
-        flops, moved, held = 0, 0, 0
+        flops, moved, stored_bytes = 0, 0, 0
         for name in self._open:
             g = self._graph(name)
-            held += sum(g.values[g.param_value(i)].size_bytes for i in self._open[name])
+            stored_bytes += sum(g.values[g.param_value(i)].size_bytes for i in self._open[name])
             for rule, count in self.ops(name):
                 flops += count * rule.flops
                 moved += count * 2 * sum(rule.out_bytes)
-        return DeviceCost(held, flops, moved)
+        return DeviceCost(stored_bytes, flops, moved)
 
     def whole_flops(self) -> dict[str, int]:
         """Return the FLOPs of ops that no rule can shard over the axis, by op name."""

@@ -42,16 +42,16 @@ class Evaluator:
         self, prices: PriceTables, reach: Mapping[str, ReachableAxes], sizes: Sizes
     ) -> None:
         self.prices, self.reach, self.sizes = prices, reach, sizes
-        self._known: dict[int, Price] = {}
+        self._cache: dict[int, Price] = {}
 
     def price(self, inst: Instance) -> Price:
         """Return the cost of an execution of an instance."""
-        if inst.number not in self._known:
+        if inst.number not in self._cache:
             total = Price(inst.graph.repeat * self._work(inst), self._conversions(inst))
             for _, kid in sorted(inst.kids.items()):
                 total += self.price(kid)
-            self._known[inst.number] = total
-        return self._known[inst.number]
+            self._cache[inst.number] = total
+        return self._cache[inst.number]
 
     def _work(self, inst: Instance) -> int:
         total = 0
@@ -90,9 +90,9 @@ class Evaluator:
                 needs = frozenset(choice[k].needs[i] for k, positions in uses for i in positions)
                 if needs == {have}:
                     continue
-                pinned, held = hold_on(g, reach, axis, a, maker)
+                pinned, stationary = hold_on(g, reach, axis, a, maker)
                 size = self.sizes(inst, a)[v] * (self.prices.costs.move if pinned else 1)
                 size *= g.times(v)
                 conversions = self.prices.conversions.along(a)
-                total += conversions.supply(have, needs, size, axis.size, held)[0]
+                total += conversions.supply(have, needs, size, axis.size, stationary)[0]
         return total

@@ -84,8 +84,8 @@ def hold_on(g: Graph, reach: ReachableAxes, axis: Axis, a: int, k: int) -> tuple
     node = g.nodes[k]
     if node.kind == "param":
         pinned = node.pin_on(axis) or reach.fixed[a].get(k) is not None
-        held = reach.held[a].get(k, False)
-        return pinned, held or (g.public and pinned and node.stationary)
+        is_stationary = reach.held[a].get(k, False)
+        return pinned, is_stationary or (g.public and pinned and node.stationary)
     if node.kind == "pin":
         pinned = node.pin_on(axis)
         return pinned, pinned and node.stationary
@@ -105,17 +105,19 @@ class ReachabilityWalk:
     """
 
     def __init__(
-        self, module: PlacedModule, unified: DimClasses, given: Given | None = None
+        self, module: PlacedModule, unified: DimClasses, given_params: Given | None = None
     ) -> None:
         self.graphs, self.axes = module.graphs, module.axes
         self.callers_first = [module.graphs[key] for key in reversed(module.order)]
-        self.given: Given = given or {}
+        self.given: Given = given_params or {}
         self._across = unified.across
         self._callers: dict[str, set[str]] = {key: set() for key in module.order}
         for g in self.callers_first:
             for k in g.calls:
                 self._callers[g.nodes[k].callee].add(g.key)
-        self._told: dict[tuple[str, int], bytes] = {}  # which results callers know to be partial
+        self._known_partial: dict[
+            tuple[str, int], bytes
+        ] = {}  # which results callers know to be partial
         self.result = {
             key: ReachableAxes(unified.root[key], unified.seeds[key]) for key in module.order
         }
@@ -126,9 +128,9 @@ class ReachabilityWalk:
             self._hand_down(g)
         for key, params in self.given.items():
             reach = self.result[key]
-            for fixed, held in zip(reach.fixed, reach.held):
+            for fixed, stationary in zip(reach.fixed, reach.held):
                 for k, (label, stays) in params.items():
-                    held[k] = stays
+                    stationary[k] = stays
                     if label is not None:
                         fixed[k] = label
         for a in range(len(self.axes)):
@@ -224,8 +226,8 @@ class ReachabilityWalk:
                     if w >= 0 and inner[w]:
                         partial[v] = 1
         gives = bytes([partial[w] for w in g.result_values if w >= 0])
-        if gives != self._told.get((g.key, a), bytes(len(gives))):
-            self._told[g.key, a] = gives
+        if gives != self._known_partial.get((g.key, a), bytes(len(gives))):
+            self._known_partial[g.key, a] = gives
             onward |= self._callers[g.key]
         return onward
 
@@ -240,10 +242,10 @@ class ReachabilityWalk:
         for (callee, p), variants in forms.items():
             inner = self.result[callee]
             for variant in variants:
-                for (label, held), fixed, holds in zip(variant, inner.fixed, inner.held):
+                for (label, stationary), fixed, holds in zip(variant, inner.fixed, inner.held):
                     if fixed.setdefault(p, label) != label:
                         fixed[p] = None
-                    holds[p] = holds.get(p, True) and held
+                    holds[p] = holds.get(p, True) and stationary
 
     def _given(self, g: Graph, v: int, of_pins: dict[tuple[int, PinLabels, bool], Forms]) -> Forms:
         """Return per axis the pinned label of a value (None: unknown) and whether it is held.
@@ -261,7 +263,12 @@ class ReachabilityWalk:
         if source.pin is None:
             reach = self.result[g.key]
             pairs = zip(reach.fixed, reach.held)
-            result = tuple([(fixed.get(origin), held.get(origin, False)) for fixed, held in pairs])
+            result = tuple(
+                [
+                    (fixed.get(origin), is_stationary.get(origin, False))
+                    for fixed, is_stationary in pairs
+                ]
+            )
         else:
             key = (source.mesh, source.pin, source.stationary)
             if key not in of_pins:
@@ -269,5 +276,5 @@ class ReachabilityWalk:
                 of_pins[key] = tuple([(x, key[2] and x is not None) for x in labels])
             result = of_pins[key]
         if origin != maker:  # the label is known only once the layout op is decided
-            return tuple([(None, held) for _, held in result])
+            return tuple([(None, is_stationary) for _, is_stationary in result])
         return result

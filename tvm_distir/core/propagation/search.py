@@ -71,14 +71,14 @@ class WeightSearch:
         """Return the reachable axes from weights with these labels."""
         key = _key(labels, stored, parts)
         if key not in self._reached:
-            asked, apart = {}, {}
+            requests, apart = {}, {}
             for name, params_labels in labels.items():
                 entry = self.module.entries[name]
                 params = self.module.graphs[entry].params
-                asked[entry] = {params[i]: x for i, x in params_labels.items()}
+                requests[entry] = {params[i]: x for i, x in params_labels.items()}
                 apart[entry] = {params[i] for i in stored.get(name, ())}
-            seeded = _seeded(self.module, self._unified, asked, parts)
-            fixed = _given(self.module, asked, apart)
+            seeded = _seeded(self.module, self._unified, requests, parts)
+            fixed = _given(self.module, requests, apart)
             self._reached[key] = ReachabilityWalk(self.module, seeded, fixed).run()
         return self._reached[key]
 
@@ -134,7 +134,7 @@ class _Prices:
         return prices
 
 
-def _seeded(module: PlacedModule, unified: DimClasses, asked: Asked, parts: int) -> DimClasses:
+def _seeded(module: PlacedModule, unified: DimClasses, requests: Asked, parts: int) -> DimClasses:
     """Return the classes of a module, with the requested weights as seeds beside annotations."""
     seeds: dict[str, dict[int, set[int]]] = {}
     for key in module.order:
@@ -149,13 +149,13 @@ def _seeded(module: PlacedModule, unified: DimClasses, asked: Asked, parts: int)
                 axes = inner.get(inside)
                 if axes:
                     graph_seeds.setdefault(root[x], set()).update(axes)
-        if key in asked:
-            for x in _asked_dims(g, asked[key], parts):
+        if key in requests:
+            for x in _asked_dims(g, requests[key], parts):
                 graph_seeds.setdefault(root[x], set()).add(0)
     return DimClasses(unified.root, seeds, unified.across)
 
 
-def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[int]:
+def _asked_dims(g: Graph, requests: Mapping[int, int | None], parts: int) -> list[int]:
     """Return parameter dims that may be sharded: any dim (None), or the chosen dim of a weight.
 
     With ``parts`` the values that follow from other parameters may be sharded as well, where
@@ -165,24 +165,24 @@ def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[i
     for k in g.params:
         v = g.nodes[k].results[0]
         shape = g.values[v].shape
-        if k not in asked:
+        if k not in requests:
             sized = [d for d, n in enumerate(shape) if has_size(n)]
             dims = [d for d in sized if parts and divisible(shape[d], parts)]
         else:
-            label = asked[k]
+            label = requests[k]
             dims = [*range(len(shape))] if label is None else [label] * (label >= 0)
         result += [g.offset[v] + d for d in dims]
     return result
 
 
-def _given(module: PlacedModule, asked: Asked, stored: Stored) -> Given:
+def _given(module: PlacedModule, requests: Asked, stored: Stored) -> Given:
     """Return parameter labels (R except for weights), and which parameters are held."""
     return {
         key: {
             k: (weights.get(k, R), k in weights and k not in stored.get(key, ()))
             for k in module.graphs[key].params
         }
-        for key, weights in asked.items()
+        for key, weights in requests.items()
     }
 
 

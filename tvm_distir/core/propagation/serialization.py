@@ -65,11 +65,11 @@ class _Writer:
         self.module = module
         self.alternatives: dict[OpStrategy, int] = {}
         self.functions: list[dict[str, Any]] = []
-        self._known: dict[int, int] = {}
+        self._cache: dict[int, int] = {}
 
     def number(self, inst: Instance) -> int:
         """Return the number of a written instance."""
-        if inst.number not in self._known:
+        if inst.number not in self._cache:
             g, known = inst.graph, self.alternatives
             calls = [self.number(inst.kids[k]) for k in g.calls]
             others = [k for k, node in enumerate(g.nodes) if node.kind != "call"]
@@ -78,8 +78,8 @@ class _Writer:
                 for a in range(len(self.module.axes))
             ]
             self.functions.append({"function": g.key, "calls": calls, "choice": choice})
-            self._known[inst.number] = len(self.functions) - 1
-        return self._known[inst.number]
+            self._cache[inst.number] = len(self.functions) - 1
+        return self._cache[inst.number]
 
 
 def digest(module: PlacedModule) -> str:
@@ -128,8 +128,8 @@ def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
     return Decision(module.axes, entries, 0, 0, Conversions(Costs()), reader.instances.value_bytes)
 
 
-def _wrong(place: str, what: str, remedy: str) -> PlanError:
-    return PlanError("DIST0221", what, place=place, remedy=remedy)
+def _wrong(place: str, problem: str, remedy: str) -> PlanError:
+    return PlanError("DIST0221", problem, place=place, remedy=remedy)
 
 
 _Label = Annotated[int, Interval(ge=P, le=LARGEST)]
@@ -161,24 +161,24 @@ class _Reader:
     def __init__(self, module: PlacedModule, labels: _LabelsFile) -> None:
         self.module, self.instances = module, Instances(module.axes, {})
         self.alternatives = [OpStrategy(*alternative) for alternative in labels.alternatives]
-        self._found: list[Instance] = []
+        self._instances_read: list[Instance] = []
         for number, function in enumerate(labels.functions):
-            self._found.append(self._function(function, f"{PLACE}/functions/{number}"))
+            self._instances_read.append(self._function(function, f"{PLACE}/functions/{number}"))
 
     def instance(self, number: int, function: str, place: str) -> Instance:
         """Return the instance of a number, which must belong to this function."""
-        if number >= len(self._found):
+        if number >= len(self._instances_read):
             raise _wrong(place, f"there is no function {number}", "Give the number of one above.")
-        instance = self._found[number]
+        instance = self._instances_read[number]
         if instance.graph.key != function:
-            what = f"{number} is of {instance.graph.key}"
-            raise _wrong(place, what, f"Give one of {function}.")
+            problem = f"{number} is of {instance.graph.key}"
+            raise _wrong(place, problem, f"Give one of {function}.")
         return instance
 
     def _function(self, data: _FunctionFile, place: str) -> Instance:
         if data.function not in self.module.graphs:
-            what = f"{shortened(data.function)!r} is not a function"
-            raise _wrong(f"{place}/function", what, nearest(data.function, self.module.graphs))
+            problem = f"{shortened(data.function)!r} is not a function"
+            raise _wrong(f"{place}/function", problem, nearest(data.function, self.module.graphs))
         g = self.module.graphs[data.function]
         others = [k for k, node in enumerate(g.nodes) if node.kind != "call"]
         if len(data.calls) != len(g.calls) or [len(row) for row in data.choice] != [

@@ -67,7 +67,7 @@ class Planner:
             )
         costs: StepCosts = RingCosts() if system is None else SystemCosts(system)
         self.means = PlannerOptions(costs, memory_bound, memory_bytes, tuple(kinds))
-        self._known: OrderedDict[Transition, Redistribution] = OrderedDict()
+        self._cache: OrderedDict[Transition, Redistribution] = OrderedDict()
         self._narrower: dict[str, Planner] = {}
 
     def without(self, kind: str) -> Planner:
@@ -76,7 +76,7 @@ class Planner:
             narrower = copy.copy(self)
             kinds = tuple(other for other in self.means.kinds if other != kind)
             narrower.means = replace(self.means, kinds=kinds)
-            narrower._known, narrower._narrower = OrderedDict(), {}
+            narrower._cache, narrower._narrower = OrderedDict(), {}
             self._narrower[kind] = narrower
         return self._narrower[kind]
 
@@ -113,11 +113,11 @@ class Planner:
         key = Transition(
             tuple(int(n) for n in shape), dtype, tuple(before), tuple(after), sizes, ids
         )
-        plan = self._known.get(key)
+        plan = self._cache.get(key)
         if plan is None:
-            plan = self._known[key] = PathSearch(self.means, key).run()
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
+            plan = self._cache[key] = PathSearch(self.means, key).run()
+            if len(self._cache) > MAX_KNOWN:
+                self._cache.popitem(last=False)
         return plan
 
 

@@ -239,9 +239,9 @@ class _Binder:
             for gv, fn in mod.functions.items()
             if isinstance(fn, tirx.PrimFunc)
         }
-        self.made: dict[tuple[str, tuple[tuple[int, str], ...]], Any] = {}
+        self.copies: dict[tuple[str, tuple[tuple[int, str], ...]], Any] = {}
         self.out: dict[Any, Any] = {}
-        self.taken = {str(gv.name_hint) for gv in mod.functions}
+        self.used_names = {str(gv.name_hint) for gv in mod.functions}
         self.used: set[str] = set()
 
     def run(self, dims: Mapping[str, int]) -> ir.IRModule:
@@ -274,7 +274,7 @@ class _Binder:
         fn = self.functions[name]
         order = [n for param in fn.params for n in _extents(param.ty)]
         key = tuple((i, str(sizes[n])) for i, n in enumerate(order) if n in sizes)
-        if (name, key) not in self.made:
+        if (name, key) not in self.copies:
             with _size_errors(name):
                 opened = fn.bind_symbolic_vars(dict(sizes)) if sizes else fn
             opened = _Rewriter(self, name).run(opened)
@@ -283,26 +283,26 @@ class _Binder:
                 gv, relax.FuncType([p.ty for p in opened.params], opened.ret_ty)
             )
             self.out[gv] = opened
-            self.made[name, key] = gv
-        return self.made[name, key]
+            self.copies[name, key] = gv
+        return self.copies[name, key]
 
     def kernel(self, name: str, sizes: Mapping[Any, int]) -> Any:
         """Return the global variable of a kernel at the given sizes of its variables."""
         old, kernel = self.kernels[name]
         key = tuple(sorted((handle(variable), str(size)) for variable, size in sizes.items()))
-        if (name, key) not in self.made:
+        if (name, key) not in self.copies:
             free = self._fresh(name)
             if sizes:
                 kernel = specialise_kernel(kernel, sizes)
             same = not sizes and free == name
             gv = old if same else retyped(ir.GlobalVar(free), kernel.ty)
             self.out[gv] = kernel
-            self.made[name, key] = gv
-        return self.made[name, key]
+            self.copies[name, key] = gv
+        return self.copies[name, key]
 
     def _fresh(self, name: str) -> str:
         free, number = name, 0
-        while free in self.used or (number and free in self.taken):
+        while free in self.used or (number and free in self.used_names):
             number += 1
             free = f"{name}_{number}"
         self.used.add(free)
@@ -367,11 +367,11 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         """Return the sizes of a callee's variables, from its arguments."""
         sizes: dict[Any, Any] = {}
         for param, arg in zip(fn.params, args, strict=True):
-            for wanted, extent in zip(_extents(param.ty), _extents(arg.ty), strict=False):
-                if isinstance(wanted, tirx.Var) and isinstance(extent, tirx.IntImm):
-                    known = sizes.setdefault(wanted, extent)
+            for declared, extent in zip(_extents(param.ty), _extents(arg.ty), strict=False):
+                if isinstance(declared, tirx.Var) and isinstance(extent, tirx.IntImm):
+                    known = sizes.setdefault(declared, extent)
                     if int(known) != int(extent):
-                        raise contradiction(self.place, str(wanted), int(known), int(extent))
+                        raise contradiction(self.place, str(declared), int(known), int(extent))
         return sizes
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:

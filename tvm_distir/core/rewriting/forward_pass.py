@@ -35,10 +35,10 @@ def loss_place(fn: relax.Function) -> int | None:
     """Return the index of the loss among the results of a training step; None otherwise."""
     if not training_notes(fn, "updated"):
         return None
-    taken = set(map(int, training_notes(fn, "places").values()))
-    if not taken:
+    places = set(map(int, training_notes(fn, "places").values()))
+    if not places:
         return 0
-    return next(i for i, ty in enumerate(fn.ret_ty.fields) if i not in taken and _is_number(ty))
+    return next(i for i, ty in enumerate(fn.ret_ty.fields) if i not in places and _is_number(ty))
 
 
 def _loss(fn: relax.Function, result: Any) -> Any:

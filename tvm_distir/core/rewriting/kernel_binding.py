@@ -71,10 +71,10 @@ class KernelCall:
         extents = list(self._extents())
         # A variable is defined by a separate dim, or it is a parameter: sums have to agree.
         for is_definition in (True, False):
-            for wanted, size in extents:
-                value = analyzer.simplify(wanted)
+            for declared, size in extents:
+                value = analyzer.simplify(declared)
                 if isinstance(value, tirx.IntImm) and int(value) != size:
-                    raise contradiction(place, f"the extent {wanted}", int(value), size)
+                    raise contradiction(place, f"the extent {declared}", int(value), size)
                 if is_definition and isinstance(value, tirx.Var) and not self._is_parameter(value):
                     sizes[value] = size
                     analyzer.bind(value, tirx.IntImm(value.ty.dtype, size))
@@ -84,9 +84,9 @@ class KernelCall:
         """Return the extents of the kernel's buffers beside the sizes that the call has."""
         for param, ty in zip(self.kernel.params, self.types, strict=True):
             shape = static_shape(ty) if hasattr(param.ty, "shape") else None
-            for wanted, size in zip(param.ty.shape, shape, strict=True) if shape else ():
+            for declared, size in zip(param.ty.shape, shape, strict=True) if shape else ():
                 if isinstance(size, int):
-                    yield wanted, size
+                    yield declared, size
 
     def _is_parameter(self, variable: Any) -> bool:
         return any(variable.same_as(param) for param in self.kernel.params)
@@ -107,11 +107,11 @@ def specialise_kernel(kernel: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.P
     return renew_defs(opened.specialize(values).without_attr("global_symbol"))
 
 
-def contradiction(place: str, what: str, size: int, other: int) -> ModelError:
+def contradiction(place: str, subject: str, size: int, other: int) -> ModelError:
     """Return the error (DIST0313) for a dim that would have two sizes."""
     return ModelError(
         "DIST0313",
-        f"{what} would be {size} and {other}",
+        f"{subject} would be {size} and {other}",
         place=place,
         remedy="Give the variables consistent sizes.",
     )

@@ -83,7 +83,7 @@ class Templates:
 
     def __init__(self, shared: dict[Key, Template], states: dict[Hashable, int]) -> None:
         self.shared, self._states = shared, states
-        self.own: dict[Key, Template] = {}
+        self.local: dict[Key, Template] = {}
 
     def number(self, state: Hashable) -> int:
         """Return the number of a state."""
@@ -113,7 +113,7 @@ class Templates:
         parts = PartMatcher(operands).of(original, value)
         if parts is not None:
             template = Template.of(value, original, parts, state, self.number(state))
-            (self.own if template.is_own else self.shared)[key] = template
+            (self.local if template.is_own else self.shared)[key] = template
 
 
 class RepeatedBindings:
@@ -157,25 +157,25 @@ class RepeatedBindings:
         if not values.repeats():
             return first
         begin, reads, like, numbers = view.begin, view.reads, view.like, self._numbers
-        known, written, old = self.replacements, values.writer.bindings, view.bindings
-        shared, own = self.templates.shared.get, self.templates.own.get
+        known, new_bindings, old = self.replacements, values.writer.bindings, view.bindings
+        shared, local = self.templates.shared.get, self.templates.local.get
         for number in range(first, end):
             used = reads[begin[number] : begin[number + 1]]
             key = (like[number], *[numbers[n] for n in used])
-            template = shared(key) or own(key)
+            template = shared(key) or local(key)
             if template is None:
                 return number
             place = self._first + number
             numbers[place] = template.number
             if template.parts is None:
-                written.append(old[number])
+                new_bindings.append(old[number])
                 continue
             value = view.values[number]
             constants = self._constants(value, template) if -1 in used else ()
             new = template.value(value, [known[n] for n in used], constants)
             hidden = type(view.variables[place]) is relax.DataflowVar
             known[place] = make_var(self.names[place], template.ty, hidden)
-            written.append(make_binding(known[place], new))
+            new_bindings.append(make_binding(known[place], new))
             self._states[place] = template.state
         return end
 
@@ -186,16 +186,16 @@ class RepeatedBindings:
         self.recall(used)
         write(number)
         self.note(place)
-        state, written = self._states[place], self.values.writer.bindings
-        if len(written) != count + 1 or state is None or view.like[number] < 0:
+        state, new_bindings = self._states[place], self.values.writer.bindings
+        if len(new_bindings) != count + 1 or state is None or view.like[number] < 0:
             return
         numbers = [self._numbers[n] for n in used]
-        if None in numbers or not written[-1].var.same_as(self.replacements[place]):
+        if None in numbers or not new_bindings[-1].var.same_as(self.replacements[place]):
             return
         if -1 not in used or not self.values.reads_data(view.values[number]):
             operands = [self.replacements[n] if n >= 0 else None for n in used]
             key = (view.like[number], *numbers)
-            self.templates.keep(key, view.bindings[number], written[-1], operands, state)
+            self.templates.keep(key, view.bindings[number], new_bindings[-1], operands, state)
 
     def recall(self, used: Sequence[int]) -> None:
         """Pass variables, by their numbers, to ``values``."""

@@ -108,8 +108,8 @@ def _field_names(functions: list[relax.Function]) -> dict[tuple[str, int], str]:
                 value: Any = getattr(binding, "value", None)
                 if type(value) is relax.TupleGetItem and value.tuple_value.same_as(param):
                     reads.setdefault(int(value.index), str(binding.var.name))
-            said = {i: name for i, name in reads.items() if not name.startswith(title)}
-            for index, name in _without_number(said).items():
+            field_names = {i: name for i, name in reads.items() if not name.startswith(title)}
+            for index, name in _without_number(field_names).items():
                 names.setdefault((title, index), name)
     counts: dict[tuple[str, str], int] = {}
     for (title, _), name in names.items():
@@ -137,7 +137,7 @@ class _Opener:
         self.env: dict[Any, Any] = {}
         self.leaves: dict[str, list[str]] = {}  # the new names, by those before
         plain = [p for p in fn.params[:] if type(p.ty) is not relax.TupleType]
-        self.taken = {str(param.name) for param in plain}
+        self.used_names = {str(param.name) for param in plain}
 
     def run(self) -> relax.Function:
         """Return the function with opened parameters."""
@@ -171,13 +171,13 @@ class _Opener:
             parts = [self._opened(t, name, title, (*path, i)) for i, t in enumerate(ty.fields[:])]
             return typed(relax.Tuple(parts), relax.TupleType([part.ty for part in parts]))
         numbers = "".join(f"_{i}" for i in path)
-        known = self.names.get((name, path[0])) if len(path) == 1 else None
-        free = known if known and known not in self.taken else name + numbers
-        while free in self.taken:
+        cached = self.names.get((name, path[0])) if len(path) == 1 else None
+        free = cached if cached and cached not in self.used_names else name + numbers
+        while free in self.used_names:
             free += "_"
-        self.taken.add(free)
+        self.used_names.add(free)
         var = relax.Var(free, ty)
-        self._add(var, known or title + numbers, name + "".join(f".{i}" for i in path))
+        self._add(var, cached or title + numbers, name + "".join(f".{i}" for i in path))
         return var
 
     def _binding(self, binding: Any, block: Any) -> Iterator[Any]:

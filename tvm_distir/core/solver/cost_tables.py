@@ -229,9 +229,9 @@ class Tables:
         return int(self._counts()[3])
 
 
-def _elimination(said: Sequence[int]) -> Elimination:
+def _elimination(order: Sequence[int]) -> Elimination:
     """Convert the native result of an elimination."""
-    number, constant, feasible, count, *rest = said
+    number, constant, feasible, count, *rest = order
     return Elimination(number, constant, bool(feasible), rest[:count], _factors(rest[count:]))
 
 

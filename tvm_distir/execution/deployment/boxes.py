@@ -129,8 +129,8 @@ class FileArray:
             piece[:] = np.frombuffer(data, np.uint8)
 
 
-def unreadable(path: Path, what: str) -> EngineError:
+def unreadable(path: Path, problem: str) -> EngineError:
     """Return the error DIST0641 for a file that cannot be read."""
     return EngineError(
-        "DIST0641", what, place=str(path), remedy="Check the file, or write it again."
+        "DIST0641", problem, place=str(path), remedy="Check the file, or write it again."
     )

@@ -186,15 +186,15 @@ def replaceable(where: Path, force: bool = False) -> list[str]:
     try:
         if not force:
             record.check(_WRITTEN, str(where))
-        there = sorted(p.name for p in where.iterdir() if p.name != RECORD)
+        entries = sorted(p.name for p in where.iterdir() if p.name != RECORD)
     except FileNotFoundError:
         return []
     except OSError as err:
         raise _unwritable(where, err) from err
-    if there and MANIFEST not in there and not force:
+    if entries and MANIFEST not in entries and not force:
         raise EngineError(
             "DIST0640",
-            f"it contains {there[0]} and is not a deployed program",
+            f"it contains {entries[0]} and is not a deployed program",
             place=str(where),
             remedy="Give a new or an empty folder.",
         )
@@ -202,8 +202,8 @@ def replaceable(where: Path, force: bool = False) -> list[str]:
 
 
 def _unwritable(where: Path, error: OSError) -> EngineError:
-    what = f"it cannot be written: {error.strerror or error}"
-    return broken(where, what, "Free disk space, or give another folder.")
+    problem = f"it cannot be written: {error.strerror or error}"
+    return broken(where, problem, "Free disk space, or give another folder.")
 
 
 def _write_weights(
@@ -212,7 +212,7 @@ def _write_weights(
     """Write every distinct shard into the file of the first rank that holds it."""
     homes: dict[tuple[int, Bounds], tuple[str, str]] = {}
     parts: dict[int, dict[int, tuple[str, str]]] = {}
-    held: dict[str, dict[str, tuple[EntryFunction, Port, int]]] = {}
+    stored: dict[str, dict[str, tuple[EntryFunction, Port, int]]] = {}
     for entry in entries:
         for port in entry.inputs:
             if port.index not in values:
@@ -222,9 +222,9 @@ def _write_weights(
                 if box not in homes:
                     file = f"weights-{rank}.safetensors"
                     homes[box] = file, port.name
-                    held.setdefault(file, {})[port.name] = entry, port, rank
+                    stored.setdefault(file, {})[port.name] = entry, port, rank
                 parts.setdefault(port.index, {})[rank] = homes[box]
-    for file, keys in held.items():
+    for file, keys in stored.items():
         described = {k: (e.local_shape(p), p.dtype) for k, (e, p, _) in keys.items()}
 
         def make(key: str, keys: Mapping[str, tuple[EntryFunction, Port, int]] = keys) -> Array:

@@ -38,9 +38,9 @@ SCHEMA_VERSION = 1
 _AGAIN = "Deploy the program again."
 
 
-def broken(place: Path, what: str, remedy: str = _AGAIN) -> EngineError:
+def broken(place: Path, problem: str, remedy: str = _AGAIN) -> EngineError:
     """Return the error DIST0640 for a folder that cannot be used."""
-    return EngineError("DIST0640", what, place=str(place), remedy=remedy)
+    return EngineError("DIST0640", problem, place=str(place), remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ class _ManifestFile:
     hosts: PositiveCount = 1
 
 
-def _refuse(place: str, what: str, remedy: str) -> EngineError:
-    return broken(Path(place), what, remedy)
+def _refuse(place: str, problem: str, remedy: str) -> EngineError:
+    return broken(Path(place), problem, remedy)
 
 
 def _manifest(file: _ManifestFile, path: Path) -> Manifest:
@@ -233,8 +233,8 @@ def _manifest(file: _ManifestFile, path: Path) -> Manifest:
 
     def check_listed(name: str, place: str) -> str:
         if name not in file.files:
-            what = f"{shortened(repr(name))} is not among the files"
-            faults.add(broken(path / place, what))
+            problem = f"{shortened(repr(name))} is not among the files"
+            faults.add(broken(path / place, problem))
         return name
 
     libraries = {
@@ -277,8 +277,8 @@ def _check_inside(name: str, path: Path) -> None:
     """Check that the name of a file leads nowhere out of the folder, links included."""
     folder = path.parent
     if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
-        what = f"{shortened(repr(name))} is not the name of a file in the folder"
-        raise broken(path / "files", what)
+        problem = f"{shortened(repr(name))} is not the name of a file in the folder"
+        raise broken(path / "files", problem)
     if os.path.dirname(os.path.realpath(folder / name)) != os.path.realpath(folder):
         raise broken(path / "files" / name, f"{name} is a link to a path outside of the folder")
 

@@ -58,11 +58,11 @@ def state_of(mod: Any, entries: Sequence[EntryFunction]) -> StepState:
     state = [index for index, name in names.items() if name in updated]
     last = sorted(outputs)[len(outputs) - len(state) :]
     pairs = dict(zip(last, state))
-    same = all(_is_same(outputs[output], inputs[given]) for output, given in pairs.items())
+    same = all(_is_same(outputs[output], inputs[source]) for output, source in pairs.items())
     if not same or not updated <= {names[index] for index in pairs.values()}:
         return StepState()
     return StepState(pairs, tuple(i for i in state if names[i] not in weights))
 
 
-def _is_same(output: Port, given: Port) -> bool:
-    return (output.shape, output.dtype) == (given.shape, given.dtype)
+def _is_same(output: Port, source: Port) -> bool:
+    return (output.shape, output.dtype) == (source.shape, source.dtype)

@@ -159,8 +159,8 @@ def local_program(
         raise LoweringError("DIST0505", wrong, place=case.name, remedy="Correct its local form.")
     results = _results(writer, value, len(outs))
     program = CaseProgram(params, results, count)
-    taken = {gv: machine.kernel(f, str(gv.name_hint)) for gv, f in kernels.values()}
-    _cut_in_steps(machine, program, writer.bindings, taken, key)
+    kernels_by_gv = {gv: machine.kernel(f, str(gv.name_hint)) for gv, f in kernels.values()}
+    _cut_in_steps(machine, program, writer.bindings, kernels_by_gv, key)
     return program
 
 
@@ -211,9 +211,9 @@ def _cut_in_steps(
     def close(rest: Sequence[Any]) -> None:
         if not waiting:
             return
-        wanted = {v for b in rest for v in variables(b.value)} | set(program.results)
+        live = {v for b in rest for v in variables(b.value)} | set(program.results)
         defined = [b.var for b in waiting]
-        outputs = tuple(v for v in defined if v in wanted)
+        outputs = tuple(v for v in defined if v in live)
         read = dict.fromkeys(v for b in waiting for v in variables(b.value) if v not in defined)
         name = (key, len(program.steps))
         machine.add(name, _renamed(tuple(read), waiting, outputs, kernels))

@@ -249,8 +249,10 @@ def _differs(machine: Machine, placement: _Placement, whole: Sequence[np.ndarray
 
 def _left_out(case: Case, rule: Rule) -> list[tuple[int, ...]]:
     """Return the float operands in no linear group, each alone and all together."""
-    said = {i for group in rule.linear for i in group}
-    floats = [i for i, x in enumerate(case.inputs(0)) if x.dtype.kind == "f" and i not in said]
+    linear_inputs = {i for group in rule.linear for i in group}
+    floats = [
+        i for i, x in enumerate(case.inputs(0)) if x.dtype.kind == "f" and i not in linear_inputs
+    ]
     return [*((i,) for i in floats), *([tuple(floats)] if len(floats) > 1 else [])]
 
 

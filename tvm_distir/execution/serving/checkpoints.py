@@ -166,11 +166,11 @@ class CheckpointArray:
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, bounds)]
             if any(a >= b for a, b in common):
                 continue
-            here = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(common, bounds))
-            if not seen[here].all():
-                there = tuple((a - c, b - c) for (a, b), (c, _) in zip(common, box))
-                out[here] = file.read(there)
-                seen[here] = True
+            source = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(common, bounds))
+            if not seen[source].all():
+                target = tuple((a - c, b - c) for (a, b), (c, _) in zip(common, box))
+                out[source] = file.read(target)
+                seen[source] = True
         if not seen.all():
             raise unreadable(self.path, f"its parts lack some of {list(map(list, bounds))}")
         return out
@@ -213,14 +213,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _last(folder: Path) -> Path:
-    found = [
+    checkpoints = [
         (int(match[1]), path)
         for path in (folder.iterdir() if folder.is_dir() else ())
         if (match := _FOLDER.fullmatch(path.name)) and (path / LIST).is_file()
     ]
-    if not found:
+    if not checkpoints:
         raise unreadable(folder, "it contains no complete checkpoint")
-    return max(found)[1]
+    return max(checkpoints)[1]
 
 
 def _array(where: Path, name: str, item: Mapping[str, Any]) -> CheckpointArray:

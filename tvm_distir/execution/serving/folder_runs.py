@@ -209,11 +209,11 @@ class _ServedRun:
         trace = None if options.trace is None else RankTrace()
         if self._entry is not None:
             session = self._run.session(self._entry, trace)
-        for step, given in enumerate(self._steps(), 1):
+        for step, step_inputs in enumerate(self._steps(), 1):
             if step <= result.first_step:
                 continue
             begun_s = time.perf_counter()
-            results = self._step(session, given, fixed, state)
+            results = self._step(session, step_inputs, fixed, state)
             result.times_s.append(time.perf_counter() - begun_s)
             whole = self._outputs(results)
             for index, array in whole.items():
@@ -249,13 +249,13 @@ class _ServedRun:
     def _step(
         self,
         session: JobSession | None,
-        given: Mapping[str, Any],
+        step_inputs: Mapping[str, Any],
         fixed: dict[int, Any],
         state: dict[int, Any],
     ) -> dict[int, list[Array]]:
         """Run a step; ``state`` gets the tensors of the next one."""
         rank, entry = self._member.rank, self._entry
-        local = bind_inputs(self._program.entries, given, fixed)
+        local = bind_inputs(self._program.entries, step_inputs, fixed)
         if session is None or entry is None or rank is None:
             return {}
         tensors = [

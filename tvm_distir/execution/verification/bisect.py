@@ -128,11 +128,11 @@ class _ModulePair:
         pair = next((p for p in self.pairs if p.leaf[0] == number), None)
         if pair is None or not self.distributed.can_open(number):
             return None
-        there = pair.original[0]
-        if not self.original.can_open(there):
+        callee = pair.original[0]
+        if not self.original.can_open(callee):
             return None
         return _ModulePair(
-            self.search, self.original.opened(there), self.distributed.opened(number)
+            self.search, self.original.opened(callee), self.distributed.opened(number)
         )
 
     def differing(self, pairs: Sequence[ValuePair]) -> list[_Differs | None]:

@@ -148,14 +148,14 @@ def _difference(
     key: Key, claim: ExpectedCollective | None, ran: CollectiveCount | None
 ) -> Iterator[str]:
     kind, axes, size = key
-    what = f'{kind} along "{axes}" in groups of {size}'
+    subject = f'{kind} along "{axes}" in groups of {size}'
     count, moved = (ran.count, ran.bytes_per_device) if ran else (0, 0)
     counts = claim.count if claim else (0, 0)
     sizes = claim.bytes_per_device if claim else (0, 0)
     if not counts[0] <= count <= counts[1]:
-        yield f"{what} ran {count} times, {_range(counts)} claimed"
+        yield f"{subject} ran {count} times, {_range(counts)} claimed"
     elif not sizes[0] <= moved <= sizes[1]:
-        yield f"{what} gave {moved} bytes, {_range(sizes)} claimed"
+        yield f"{subject} gave {moved} bytes, {_range(sizes)} claimed"
 
 
 def _range(bounds: tuple[int, int]) -> str:

@@ -70,16 +70,16 @@ def draw_inputs(
     mod = RunInTurn()(mod)
     arrays, entry = [], entry_of(mod)
     for index, spec in enumerate(input_specs(mod)):
-        known = fixed.get(spec.name) if spec.role != "data" else None
-        if known is not None and tuple(known.shape) != spec.shape:
+        cached = fixed.get(spec.name) if spec.role != "data" else None
+        if cached is not None and tuple(cached.shape) != spec.shape:
             raise ModelError(
                 "DIST0340",
-                f"the given weight has the shape {list(known.shape)}, not {list(spec.shape)}",
+                f"the given weight has the shape {list(cached.shape)}, not {list(spec.shape)}",
                 place=f"{entry}/{spec.name}",
                 remedy="Give the weights of this model.",
             )
-        if known is not None and not is_constant_filled(known):
-            arrays.append(known.astype(numpy_dtype(spec.dtype), order="C"))
+        if cached is not None and not is_constant_filled(cached):
+            arrays.append(cached.astype(numpy_dtype(spec.dtype), order="C"))
             continue
         rng = np.random.default_rng([seed, index])
         arrays.append(_draw(spec, rng, exact, distribution))

@@ -105,9 +105,9 @@ def _priced(analysis: Any, study: Any) -> Iterator[Any]:
     """Simulate the same program with other kernels, and with other links."""
     from tvm_distir.performance import Profile, profile_names
 
-    system, spent = study.known_system, analysis.spent_s
-    whole_s = sum(spent.values())
-    shares = {part: took_s / whole_s if whole_s > 0 else 0.0 for part, took_s in spent.items()}
+    system, step_s = study.known_system, analysis.spent_s
+    whole_s = sum(step_s.values())
+    shares = {part: took_s / whole_s if whole_s > 0 else 0.0 for part, took_s in step_s.items()}
     part = "memory" if shares["memory"] >= shares["launch"] else "launch"
     if shares[part] >= LEAST:
         names = [n for n in profile_names() if n != (study.kernels or system.kernels)]
@@ -189,9 +189,9 @@ def _tried(change: Change, analysis: Any, study: Any) -> Any:
     return _trial(analysis, change.part, change.words, result, samples)
 
 
-def _times_as_many(program: Any, given: Any) -> int:
+def _times_as_many(program: Any, current: Any) -> int:
     """Return the ratio of a program's samples to the given program's."""
     from tvm_distir.interface.report.collect import batch_of
 
-    samples, before = batch_of(program), batch_of(given)
+    samples, before = batch_of(program), batch_of(current)
     return samples // before if samples and before else 1

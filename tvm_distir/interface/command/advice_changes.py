@@ -114,12 +114,12 @@ def changes_of(
     arguments: argparse.Namespace, axes: dict[str, int] | None, analysis: Any
 ) -> list[Change]:
     """Return changes that may gain, those of the largest part of the step first."""
-    given, spent = _Given(arguments, axes, analysis), analysis.spent_s
-    whole_s = sum(spent.values())
-    changes = list(_fitting(given)) if analysis.fits is False else []
-    for part in sorted(spent, key=lambda part: -spent[part]):
-        if whole_s > 0 and spent[part] >= LEAST * whole_s:
-            changes += _PARTS[part](given)
+    situation, step_s = _Given(arguments, axes, analysis), analysis.spent_s
+    whole_s = sum(step_s.values())
+    changes = list(_fitting(situation)) if analysis.fits is False else []
+    for part in sorted(step_s, key=lambda part: -step_s[part]):
+        if whole_s > 0 and step_s[part] >= LEAST * whole_s:
+            changes += _PARTS[part](situation)
     seen: dict[str, Change] = {}
     for change in changes:
         seen.setdefault(change.words, change)
@@ -142,84 +142,87 @@ def _mesh(axes: Mapping[str, int]) -> str:
     return ",".join(f"{axis}={n}" for axis, n in axes.items())
 
 
-def _communication(given: _Given) -> Iterator[Change]:
+def _communication(situation: _Given) -> Iterator[Change]:
     """Yield smaller sizes of the axis with the most communication, and other strategies."""
-    axes = given.axes or {}
-    first = max(given.analysis.collectives, key=lambda total: total.time_s, default=None)
+    axes = situation.axes or {}
+    first = max(situation.analysis.collectives, key=lambda total: total.time_s, default=None)
     axis = None if first is None else first.mesh_axis
-    other = next((a for a in axes if a not in (axis, given.stages())), None)
+    other = next((a for a in axes if a not in (axis, situation.stages())), None)
     if axis in axes and other is not None:
-        yield from given.mesh("communication", {axis: 0.5, other: 2})
-    yield from _others(given, "communication")
+        yield from situation.mesh("communication", {axis: 0.5, other: 2})
+    yield from _others(situation, "communication")
     if axis in axes:
-        yield from given.mesh("communication", {axis: 0.5})
+        yield from situation.mesh("communication", {axis: 0.5})
 
 
-def _others(given: _Given, part: str) -> Iterator[Change]:
+def _others(situation: _Given, part: str) -> Iterator[Change]:
     """Yield other strategies on as many devices, for a single requested strategy."""
-    if given.axes is None or given.arguments.strategy not in _ALONE:
+    if situation.axes is None or situation.arguments.strategy not in _ALONE:
         return
     for name, axis in _ALONE.items():
-        if name != given.arguments.strategy:
-            yield given.strategy(part, name, {axis: math.prod(given.axes.values())})
+        if name != situation.arguments.strategy:
+            yield situation.strategy(part, name, {axis: math.prod(situation.axes.values())})
 
 
-def _idle(given: _Given) -> Iterator[Change]:
+def _idle(situation: _Given) -> Iterator[Change]:
     """Yield more micro-batches, and schedules with a smaller bubble."""
-    pipeline = given.analysis.pipeline
+    pipeline = situation.analysis.pipeline
     if pipeline is None:
-        yield from _others(given, "idle")
+        yield from _others(situation, "idle")
         return
-    yield from given.with_option("idle", "pipeline", micro_batches=2 * pipeline.micro_batches)
-    yield from given.with_option("idle", "pipeline", schedule="zero_bubble")
-    yield from given.with_option("idle", "pipeline", schedule="interleaved", chunks=2)
+    yield from situation.with_option("idle", "pipeline", micro_batches=2 * pipeline.micro_batches)
+    yield from situation.with_option("idle", "pipeline", schedule="zero_bubble")
+    yield from situation.with_option("idle", "pipeline", schedule="interleaved", chunks=2)
 
 
-def _launch(given: _Given) -> Iterator[Change]:
+def _launch(situation: _Given) -> Iterator[Change]:
     """Yield changes with more work per kernel."""
-    yield from given.batch("launch")
-    sizes = {axis: n for axis, n in (given.axes or {}).items() if axis != given.stages()}
+    yield from situation.batch("launch")
+    sizes = {axis: n for axis, n in (situation.axes or {}).items() if axis != situation.stages()}
     if sizes:
-        yield from given.mesh("launch", {max(sizes, key=lambda axis: sizes[axis]): 0.5})
+        yield from situation.mesh("launch", {max(sizes, key=lambda axis: sizes[axis]): 0.5})
 
 
-def _memory(given: _Given) -> Iterator[Change]:
+def _memory(situation: _Given) -> Iterator[Change]:
     """Yield changes that read weights for more samples, or shard them further."""
-    yield from given.batch("memory")
-    yield from _others(given, "memory")
+    yield from situation.batch("memory")
+    yield from _others(situation, "memory")
 
 
-def _compute(given: _Given) -> Iterator[Change]:
+def _compute(situation: _Given) -> Iterator[Change]:
     """Yield no recomputation, and more devices."""
-    if given.arguments.recompute is not None:
-        yield from given.recompute("compute", "none")
-    axis = next((a for a in given.axes or {} if a != given.stages()), None)
+    if situation.arguments.recompute is not None:
+        yield from situation.recompute("compute", "none")
+    axis = next((a for a in situation.axes or {} if a != situation.stages()), None)
     if axis is not None:
-        yield from given.mesh("compute", {axis: 2})
+        yield from situation.mesh("compute", {axis: 2})
 
 
-def _fitting(given: _Given) -> Iterator[Change]:
+def _fitting(situation: _Given) -> Iterator[Change]:
     """Return the changes that make a step fit, the cheapest first."""
-    verdict = given.analysis.verdict
+    verdict = situation.analysis.verdict
     for remedy in () if verdict is None else verdict.remedies:
-        yield from _remedy(given, remedy.name)
+        yield from _remedy(situation, remedy.name)
 
 
-def _remedy(given: _Given, name: str) -> Iterable[Change]:
-    if name.startswith("ZeRO stage") and given.axes is not None:
-        stage, zero = int(name[-1]), next((p for p in given.parts if p.startswith("zero")), None)
+def _remedy(situation: _Given, name: str) -> Iterable[Change]:
+    if name.startswith("ZeRO stage") and situation.axes is not None:
+        stage, zero = (
+            int(name[-1]),
+            next((p for p in situation.parts if p.startswith("zero")), None),
+        )
         if zero is not None:
-            return given.with_option("fit", "zero", stage=stage)
-        parts = [f"zero:stage={stage}" if p == "data_parallel" else p for p in given.parts]
-        if parts != given.parts:
-            return [given.strategy("fit", "+".join(parts), given.axes)]
+            return situation.with_option("fit", "zero", stage=stage)
+        parts = [f"zero:stage={stage}" if p == "data_parallel" else p for p in situation.parts]
+        if parts != situation.parts:
+            return [situation.strategy("fit", "+".join(parts), situation.axes)]
     if name == "recomputation":
-        return given.recompute("fit", "full")
-    if name == "micro-batch / 2" and given.analysis.pipeline is not None:
-        twice = 2 * given.analysis.pipeline.micro_batches
-        return given.with_option("fit", "pipeline", micro_batches=twice)
-    if name == "tp x 2" and "tp" in (given.axes or {}):
-        return given.mesh("fit", {"tp": 2, "dp": 0.5})
+        return situation.recompute("fit", "full")
+    if name == "micro-batch / 2" and situation.analysis.pipeline is not None:
+        twice = 2 * situation.analysis.pipeline.micro_batches
+        return situation.with_option("fit", "pipeline", micro_batches=twice)
+    if name == "tp x 2" and "tp" in (situation.axes or {}):
+        return situation.mesh("fit", {"tp": 2, "dp": 0.5})
     return ()
 
 

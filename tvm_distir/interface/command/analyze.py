@@ -85,13 +85,13 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
         _add_folder(outputs, folder, result.study)
         outputs.add(folder / "analysis.json", data)
         outputs.add(folder / "analysis.txt", to_text(analysis))
-    written = outputs.commit()
+    outputs_text = outputs.commit()
     folders = [path for path in (folder, trace.path if trace else None) if path is not None]
-    for path in written:
+    for path in outputs_text:
         if path.parent not in folders:
             say(f"wrote {path}")
     for parent in folders:
-        count = sum(path.parent == parent for path in written)
+        count = sum(path.parent == parent for path in outputs_text)
         if count:
             say(f"wrote {count} files to {parent}")
     if arguments.json:

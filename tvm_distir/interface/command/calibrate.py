@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fit, write the system, print the errors."""
     outputs = Outputs({"ROWS": arguments.rows, "SYSTEM": arguments.system})
-    written = outputs.promise(arguments.output, "-o")
+    target = outputs.promise(arguments.output, "-o")
     from tvm_distir.core import System, to_data
     from tvm_distir.planning import calibrate
 
@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
         source=f"tvm-distir calibrate, {arguments.rows}",
         jobs=jobs_of(arguments),
     )
-    if written is not None:
+    if target is not None:
         text = json.dumps(to_data(calibration.system), indent=1) + "\n"
-        outputs.add(written, text)
+        outputs.add(target, text)
     outputs.commit()
     put(json.dumps({"schema_version": 1, **calibration.to_dict()}, indent=1) + "\n"
         if arguments.json else calibration.to_text())  # fmt: skip

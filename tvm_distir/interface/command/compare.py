@@ -115,8 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fault(what: str, remedy: str) -> UsageError:
-    return UsageError("DIST0151", what, place="tvm-distir compare", remedy=remedy)
+def _fault(problem: str, remedy: str) -> UsageError:
+    return UsageError("DIST0151", problem, place="tvm-distir compare", remedy=remedy)
 
 
 def _name(task: argparse.Namespace, several: bool) -> str:
@@ -143,13 +143,13 @@ def _tasks(arguments: argparse.Namespace) -> list[argparse.Namespace]:
     return tasks
 
 
-def _meshes(given: Sequence[str], strategies: int) -> list[str | None]:
+def _meshes(texts: Sequence[str], strategies: int) -> list[str | None]:
     """Return the mesh of each strategy."""
-    if len(given) == 1 and strategies:
-        return [given[0]] * strategies
-    if given and len(given) != strategies:
+    if len(texts) == 1 and strategies:
+        return [texts[0]] * strategies
+    if texts and len(texts) != strategies:
         raise _fault(
-            f"{len(given)} meshes for {strategies} strategies",
+            f"{len(texts)} meshes for {strategies} strategies",
             "Give a single --mesh, or a --mesh per strategy.",
         )
-    return list(given) or [None] * strategies
+    return list(texts) or [None] * strategies

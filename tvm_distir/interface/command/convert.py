@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fault(what: str, remedy: str, option: str = "--to") -> UsageError:
-    return UsageError("DIST0151", what, place=option, remedy=remedy)
+def _fault(problem: str, remedy: str, option: str = "--to") -> UsageError:
+    return UsageError("DIST0151", problem, place=option, remedy=remedy)
 
 
 def _level(text: str | None) -> str | None:
@@ -92,17 +92,17 @@ def _converted(study: Any, level: str | None) -> Any:
     mod = study.step
     if level is None:
         return mod
-    here = _LEVELS.index(level_of(mod))
-    there = _LEVELS.index(level)
-    if there < here:
+    source = _LEVELS.index(level_of(mod))
+    position = _LEVELS.index(level)
+    if position < source:
         raise _fault(
-            f"a {_LEVELS[here]} module cannot become a {level} module",
+            f"a {_LEVELS[source]} module cannot become a {level} module",
             "Convert its source module.",
         )
-    if there == here:
+    if position == source:
         return mod
     if not study.is_planned:
-        if here == 0:
+        if source == 0:
             raise _fault(f"--to {level} needs a plan", "Add --plan, or --strategy and --mesh.")
         study = Study(
             mod,
@@ -112,4 +112,4 @@ def _converted(study: Any, level: str | None) -> Any:
             ahead_bytes=study.ahead_bytes,
             overlap_activations=study.overlap_activations,
         )
-    return study.distribute(_FROM[here], _UNTIL.get(level))
+    return study.distribute(_FROM[source], _UNTIL.get(level))

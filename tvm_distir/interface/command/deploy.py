@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     local = study.local
     with study.watch.stage("deploy"):
         weights = arguments.weights or study.source.read_weights()
-        made = deploy(
+        deployed = deploy(
             local,
             arguments.folder,
             weights,
@@ -86,20 +86,20 @@ def run(arguments: argparse.Namespace) -> int:
             hosts=hosts,
             force=arguments.force,
         )
-    inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in made.inputs]
-    files = {name: size for name, (size, _) in made.manifest.files.items()}
+    inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in deployed.inputs]
+    files = {name: size for name, (size, _) in deployed.manifest.files.items()}
     if arguments.json:
         data = {
             "schema_version": 1,
-            "folder": str(made.folder),
-            "target": made.manifest.target,
+            "folder": str(deployed.folder),
+            "target": deployed.manifest.target,
             "inputs": inputs,
             "files": files,
         }
         put(json.dumps({**data, "timings_s": study.watch.timings_s}, indent=1) + "\n")
         return 0
-    ranks = sum(len(e.ranks) for e in made.entries)
-    lines = [f"{made.folder}: {len(made.entries)} meshes, {ranks} devices"]
+    ranks = sum(len(e.ranks) for e in deployed.entries)
+    lines = [f"{deployed.folder}: {len(deployed.entries)} meshes, {ranks} devices"]
     lines += [f"  {name}  {size:,} bytes" for name, size in files.items()]
     lines += [f"  input {item['name']}: {item['dtype']}{item['shape']}" for item in inputs]
     put("\n".join(lines) + "\n")

@@ -87,11 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         from tvm_distir.core import Plan, check_level
         from tvm_distir.models import load_model
 
-        given = {} if arguments.plan is None else {"plan": Plan.load(arguments.plan)}
+        options = {} if arguments.plan is None else {"plan": Plan.load(arguments.plan)}
         system = load_system(arguments, watch)
         if system is not None:
-            given["system"] = system
-        steps = [spec.make(**given) for spec in specs]
+            options["system"] = system
+        steps = [spec.make(**options) for spec in specs]
         mod = load_model(arguments.input, dims=dims).mod
     for spec, step, level in zip(specs, steps, levels, strict=True):
         before, name = mod, spec.name

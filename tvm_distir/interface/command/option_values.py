@@ -100,16 +100,16 @@ def parse_dims(items: list[str] | None) -> dict[str, int]:
     for item in (part for text in items or [] for part in text.split(",")):
         name, equals, text = (word.strip() for word in item.rpartition("="))
         size = parse_int(text, 1)
-        what = None
+        problem = None
         if not name or not equals:
-            what = f'"{shortened(item)}" is not NAME=SIZE'
+            problem = f'"{shortened(item)}" is not NAME=SIZE'
         elif size is None:
-            what = f"{shortened(name)}={shortened(text)} is not a positive integer"
+            problem = f"{shortened(name)}={shortened(text)} is not a positive integer"
         elif name in dims:
-            what = f'the dim "{shortened(name)}" is given twice'
-        if what is not None or size is None:
+            problem = f'the dim "{shortened(name)}" is given twice'
+        if problem is not None or size is None:
             raise UsageError(
-                "DIST0152", str(what), place="--dim", remedy="Write e.g. --dim seq=1024."
+                "DIST0152", str(problem), place="--dim", remedy="Write e.g. --dim seq=1024."
             )
         dims[name] = size
     return dims

@@ -25,10 +25,10 @@ Content = str | bytes | Callable[[str], object]
 """A file's content, or a function that writes it to the path it is given."""
 
 
-def _fault(path: Path, what: str, option: str) -> UsageError:
+def _fault(path: Path, problem: str, option: str) -> UsageError:
     return UsageError(
         "DIST0153",
-        f"{path} cannot be written: {what}",
+        f"{path} cannot be written: {problem}",
         place=option,
         remedy="Name a path in an existing, writable folder.",
     )
@@ -271,8 +271,8 @@ class Outputs:
         for path, _ in self._content:
             if path.parent in self._folders or (path.parent / RECORD).is_file():
                 names.setdefault(path.parent, []).append(path.name)
-        for folder, written in names.items():
-            OutputRecord(folder).add(written)
+        for folder, files in names.items():
+            OutputRecord(folder).add(files)
 
 
 def add_force(parser: argparse.ArgumentParser) -> None:

@@ -19,9 +19,9 @@ from .outputs import Outputs
 from .stages import STRATEGY_FAULTS, load_system, stopwatch
 
 
-def check_resume(arguments: argparse.Namespace, written: str | None, name: str) -> None:
-    """Refuse (DIST0151) ``--resume`` where ``-o``, whose value is ``written``, is not given."""
-    if arguments.resume and written is None:
+def check_resume(arguments: argparse.Namespace, recorded: str | None, name: str) -> None:
+    """Refuse (DIST0151) ``--resume`` where ``-o``, whose value is ``recorded``, is not given."""
+    if arguments.resume and recorded is None:
         remedy = f"Name the {'folder' if name == 'DIR' else 'file'}: -o {name}."
         raise UsageError("DIST0151", "--resume needs -o", place="--resume", remedy=remedy)
 

@@ -100,13 +100,13 @@ def grid_of(items: list[str] | None) -> dict[str, list[str]]:
     for item in items or []:
         name, equals, text = (word.strip() for word in item.partition("="))
         values = [value.strip() for value in text.split(",")]
-        what = None
+        problem = None
         if not name or not equals or not all(values):
-            what = f'"{shortened(item)}" is not COLUMN=VALUE,VALUE,...'
+            problem = f'"{shortened(item)}" is not COLUMN=VALUE,VALUE,...'
         elif name in result:
-            what = f'the column "{shortened(name)}" is given twice'
-        if what is not None:
-            raise UsageError("DIST0152", what, place="--grid", remedy="Write --grid tp=1,2,4.")
+            problem = f'the column "{shortened(name)}" is given twice'
+        if problem is not None:
+            raise UsageError("DIST0152", problem, place="--grid", remedy="Write --grid tp=1,2,4.")
         result[name] = values
     return result
 

@@ -31,7 +31,7 @@ class Trace(NamedTuple):
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
     """Add the options of traces."""
-    forms = ", ".join(f"{form} ({what})" for form, what in {**FILES, **FOLDERS}.items())
+    forms = ", ".join(f"{form} ({title})" for form, title in {**FILES, **FOLDERS}.items())
     parser.add_argument(
         "--trace",
         metavar="t.pftrace",

@@ -174,8 +174,10 @@ def _lines(e: Explanation) -> Iterator[str]:
     axes = ", ".join(f"{name}={size}" for name, size in e.mesh_axes)
     yield f"{e.name}: {e.made_by}, shape {_shape(e.shape)}"
     yield f"  placement {e.placement} on {e.mesh} ({axes})"
-    held = f"{e.bytes_per_device:,} of {e.size_bytes:,} bytes" if e.size_bytes is not None else ""
-    yield f"  {_shape(e.local_shape)} per device: {held or 'bytes unknown'}"
+    size_text = (
+        f"{e.bytes_per_device:,} of {e.size_bytes:,} bytes" if e.size_bytes is not None else ""
+    )
+    yield f"  {_shape(e.local_shape)} per device: {size_text or 'bytes unknown'}"
     if len(e.specialisations) > 1:
         each = "; ".join(f"{name}: {placement}" for name, placement in e.specialisations)
         yield f"  specialisations of {e.function}: {each}"

@@ -70,20 +70,20 @@ class InstanceIndex:
     def __init__(self, mod: ir.IRModule, decision: Decision) -> None:
         self.mod, self.decision = mod, decision
         self.names = _specialisation_names(mod, decision)
-        self._found: dict[int, Instance] = {}
+        self._instance_of: dict[int, Instance] = {}
         self.callers: dict[int, list[Caller]] = {}
         self.callers_of_graph: dict[str, list[Caller]] = {}
         for _, inst in sorted(decision.entries.items()):
             self._walk(inst)
-        self.instances = list(self._found.values())
+        self.instances = list(self._instance_of.values())
         for inst in self.instances:
             for k, kid in sorted(inst.kids.items()):
                 self.callers.setdefault(kid.number, []).append((inst, k))
                 self.callers_of_graph.setdefault(kid.graph.key, []).append((inst, k))
 
     def _walk(self, inst: Instance) -> None:
-        if inst.number not in self._found:
-            self._found[inst.number] = inst
+        if inst.number not in self._instance_of:
+            self._instance_of[inst.number] = inst
             for _, kid in sorted(inst.kids.items()):
                 self._walk(kid)
 

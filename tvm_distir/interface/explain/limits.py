@@ -46,17 +46,17 @@ class Limits:
     def size_obstacle(self, d: int, i: int) -> str:
         """Return how the size of a dim limits an axis: not at all, by padding, or always."""
         s = self.subject
-        size, ranks, taken = (
+        size, ranks, occupied = (
             s.value.shape[d],
             s.ranks(i),
             s.other_ranks(d, i),
         )
-        if divisible(size, ranks * taken):
+        if divisible(size, ranks * occupied):
             return ""
         over = f'"{s.axis_name(i)}" ({ranks})'
-        if taken > 1:
-            over += f", with {taken} shards along other axes"
-        if not fits(size, ranks, taken, True):
+        if occupied > 1:
+            over += f", with {occupied} shards along other axes"
+        if not fits(size, ranks, occupied, True):
             return f"{size} is too small for {over}: some devices would have empty shards"
-        padded = ceil_div(int(size), ranks * taken) * ranks * taken
+        padded = ceil_div(int(size), ranks * occupied) * ranks * occupied
         return f"{size} is not divisible by {over}: the shards would be padded to {padded} in total"

@@ -139,10 +139,10 @@ def _open_axes(fn: relax.Function) -> dict[str, Sequence[int]]:
 
 
 def _fresh(fn: relax.Function, name: str) -> str:
-    taken = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
-    taken |= {str(p.name) for p in fn.params}
+    used_names = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
+    used_names |= {str(p.name) for p in fn.params}
     number, candidate = 0, name
-    while candidate in taken:
+    while candidate in used_names:
         number += 1
         candidate = f"{name}_{number}"
     return candidate

@@ -62,17 +62,17 @@ class PlacementTrials:
                 if label == current:
                     continue
                 if label is not None and label >= 0:
-                    ranks, taken = s.ranks(i), s.other_ranks(label, i)
-                    if not fits(s.value.shape[label], ranks, taken, True):
+                    ranks, occupied = s.ranks(i), s.other_ranks(label, i)
+                    if not fits(s.value.shape[label], ranks, occupied, True):
                         text = placement_text((label,))
                         why = self.limits.size_obstacle(label, i)
-                        asked = text in claims
+                        is_claimed = text in claims
                         yield OtherPlacement(
-                            s.axis_name(i), text, text, asked, None, None, impossible=why
+                            s.axis_name(i), text, text, is_claimed, None, None, impossible=why
                         )
                         continue
-                wanted = (*labels[:i], label, *labels[i + 1 :])
-                yield self._alternative(var, wanted, i, now, claims)
+                tried_labels = (*labels[:i], label, *labels[i + 1 :])
+                yield self._alternative(var, tried_labels, i, now, claims)
 
     def _variable(self) -> Any:
         """Return a variable of the module that holds exactly this value."""

@@ -104,11 +104,11 @@ class ShardMap:
         by_node: dict[int, list[int]] = {}
         for device in shard.devices:
             by_node.setdefault(self._node(device), []).append(device)
-        held = " ".join(
+        labels = " ".join(
             f'<span style="background:{self._colour(node)};padding:0 4px">{ids_text(ids)}</span>'
             for node, ids in by_node.items()
         )
-        return f'<td style="{style}">[{html.escape(box)}]<br>{held}</td>'
+        return f'<td style="{style}">[{html.escape(box)}]<br>{labels}</td>'
 
     def _node(self, device: int) -> int:
         return 0 if self.devices_per_node is None else device // self.devices_per_node
@@ -161,8 +161,8 @@ def visualize(
     0:4 | 0   | 1
     4:8 | 2   | 3
     """
-    known = System.known(system)
-    nodes = None if known is None else known.intra_node.devices_per_node
+    resolved = System.resolve(system)
+    nodes = None if resolved is None else resolved.intra_node.devices_per_node
     if isinstance(value, ShardedArray):
         return _of_array(value, nodes)
     if isinstance(value, ir.IRModule):

@@ -64,8 +64,8 @@ class Advice(NamedTuple):
 
 def advice(analysis: Analysis) -> list[Advice]:
     """Return the parts of the busiest device's step, the largest first and compute last."""
-    spent = analysis.spent_s
-    whole_s = sum(spent.values())
+    step_s = analysis.spent_s
+    whole_s = sum(step_s.values())
     writers = {
         "communication": _communication,
         "idle": _idle,
@@ -73,12 +73,12 @@ def advice(analysis: Analysis) -> list[Advice]:
         "launch": _launch,
     }
     parts = [
-        write(analysis, spent[kind])
+        write(analysis, step_s[kind])
         for kind, write in writers.items()
-        if whole_s > 0 and spent[kind] >= _LEAST * whole_s
+        if whole_s > 0 and step_s[kind] >= _LEAST * whole_s
     ]
     parts.sort(key=lambda part: -part.saves_s)
-    compute = _with_trials(_compute(analysis, spent["compute"]), analysis)
+    compute = _with_trials(_compute(analysis, step_s["compute"]), analysis)
     parts = [_with_trials(part, analysis) for part in parts]
     if whole_s > 0 and (not parts or compute.gains or compute.untried):
         parts.append(compute)
@@ -164,22 +164,22 @@ def _throughput(trial: Trial, analysis: Analysis) -> str:
     return f"throughput {units.count(before)} -> {units.count(after)} samples/s"
 
 
-def _advice(part: str, what: str, saves_s: float, how: str) -> Advice:
-    return Advice(part, what, saves_s, _BOUNDS[part], how)
+def _advice(part: str, subject: str, saves_s: float, how: str) -> Advice:
+    return Advice(part, subject, saves_s, _BOUNDS[part], how)
 
 
 def _communication(analysis: Analysis, spent_s: float) -> Advice:
-    part, what = "communication", "exposed communication"
+    part, subject = "communication", "exposed communication"
     first = max(analysis.collectives, key=lambda total: total.time_s, default=None)
     if first is None:
-        return _advice(part, what, spent_s, "inspect the timeline")
+        return _advice(part, subject, spent_s, "inspect the timeline")
     axis = first.mesh_axis
     name = f"{first.kind} over {axis} ({first.count} calls, {units.duration(first.time_s)})"
     far = next((link for link in analysis.links if link.name.startswith("inter-node")), None)
     how = f"reduce the size of axis {axis}, or overlap it with compute"
     if far is not None and f"{first.kind} over {axis}" in far.kinds and "->" not in axis:
         how = f"keep the groups of {axis} within a node; otherwise {how}"
-    return _advice(part, f"{what}, mostly {name}", spent_s, how)
+    return _advice(part, f"{subject}, mostly {name}", spent_s, how)
 
 
 def _idle(analysis: Analysis, spent_s: float) -> Advice:
@@ -187,9 +187,9 @@ def _idle(analysis: Analysis, spent_s: float) -> Advice:
     if pipeline is None:
         how = "balance the work between devices (see the timeline)"
         return _advice("idle", "idle devices", spent_s, how)
-    what = f"pipeline bubble ({pipeline.micro_batches} micro-batches, {pipeline.ranks} ranks)"
+    subject = f"pipeline bubble ({pipeline.micro_batches} micro-batches, {pipeline.ranks} ranks)"
     how = "use more micro-batches, or a schedule with a smaller bubble (interleaved, zero_bubble)"
-    return _advice("idle", what, spent_s, how)
+    return _advice("idle", subject, spent_s, how)
 
 
 def _top(analysis: Analysis, bounds: tuple[str, ...]) -> str:
@@ -199,14 +199,14 @@ def _top(analysis: Analysis, bounds: tuple[str, ...]) -> str:
 
 
 def _memory(analysis: Analysis, spent_s: float) -> Advice:
-    what = f"memory-bound kernels, mostly {_top(analysis, ('memory',))}"
-    return _advice("memory", what, spent_s, "fuse kernels, or use a narrower data type")
+    subject = f"memory-bound kernels, mostly {_top(analysis, ('memory',))}"
+    return _advice("memory", subject, spent_s, "fuse kernels, or use a narrower data type")
 
 
 def _launch(analysis: Analysis, spent_s: float) -> Advice:
-    what = f"launch-bound kernels, mostly {_top(analysis, ('launch', 'host'))}"
+    subject = f"launch-bound kernels, mostly {_top(analysis, ('launch', 'host'))}"
     how = "use larger micro-batches, fused kernels, or fewer devices"
-    return _advice("launch", what, spent_s, how)
+    return _advice("launch", subject, spent_s, how)
 
 
 def _compute(analysis: Analysis, spent_s: float) -> Advice:

@@ -189,8 +189,8 @@ def compare(
     return Comparison(tuple(outcomes))
 
 
-def _refused(what: str, remedy: str) -> UsageError:
-    return UsageError("DIST0152", what, place="compare", remedy=remedy)
+def _refused(problem: str, remedy: str) -> UsageError:
+    return UsageError("DIST0152", problem, place="compare", remedy=remedy)
 
 
 def _of_result(result: Result, name: str) -> Outcome:

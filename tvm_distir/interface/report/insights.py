@@ -34,8 +34,8 @@ def _pipeline(analysis: Analysis) -> list[str]:
 
 def _memory(analysis: Analysis) -> list[str]:
     fullest = max(analysis.devices, key=lambda d: d.peak_memory_bytes)
-    peak, held = fullest.peak_memory_bytes, fullest.param_bytes
-    parts = f"peak {units.size(peak)}, of which {units.size(held)} parameters"
+    peak, weight_bytes = fullest.peak_memory_bytes, fullest.param_bytes
+    parts = f"peak {units.size(peak)}, of which {units.size(weight_bytes)} parameters"
     capacity = analysis.capacity_bytes
     if not capacity:
         return [f"Device {fullest.id} has the highest peak memory: {parts}."]

@@ -86,6 +86,6 @@ def account_sentences(account: MemoryAccount) -> tuple[str, str]:
     if account.fragmentation_bytes:
         size = units.size(account.fragmentation_bytes)
         fragmentation = f"; fragmentation: at most {size} more"
-    parts = (f"{role} {units.size(held)}" for role, held in account.at_peak.items())
+    parts = (f"{role} {units.size(size_bytes)}" for role, size_bytes in account.at_peak.items())
     peak = f"Peak {units.size(account.peak_bytes)} at {account.moment}{fragmentation}."
     return peak, f"{', '.join(parts)}."

@@ -248,15 +248,15 @@ class Analysis:
     @property
     def bound_by(self) -> str:
         """Return the largest part of the busiest device's step in :attr:`spent_s`."""
-        spent = self.spent_s
-        return max(spent, key=lambda kind: spent[kind])
+        step_s = self.spent_s
+        return max(step_s, key=lambda kind: step_s[kind])
 
     @property
     def bound_share(self) -> float:
         """Return the share of the step of :attr:`bound_by`."""
-        spent = self.spent_s
-        whole_s = sum(spent.values())
-        return spent[self.bound_by] / whole_s if whole_s > 0 else 0.0
+        step_s = self.spent_s
+        whole_s = sum(step_s.values())
+        return step_s[self.bound_by] / whole_s if whole_s > 0 else 0.0
 
 
 def spent_of(device: DeviceResult, ops: Iterable[OpTime]) -> dict[str, float]:
@@ -268,5 +268,5 @@ def spent_of(device: DeviceResult, ops: Iterable[OpTime]) -> dict[str, float]:
     known_s = sum(shares.values())
     if known_s <= 0:
         shares, known_s = {**shares, "compute": 1.0}, 1.0
-    spent = {kind: device.compute_s * took_s / known_s for kind, took_s in shares.items()}
-    return {**spent, "communication": device.exposed_comm_s, "idle": device.idle_s}
+    step_s = {kind: device.compute_s * took_s / known_s for kind, took_s in shares.items()}
+    return {**step_s, "communication": device.exposed_comm_s, "idle": device.idle_s}

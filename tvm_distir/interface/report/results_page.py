@@ -91,8 +91,8 @@ def read_steps(folders: Sequence[Path]) -> SavedSteps:
     return SavedSteps(rows, skipped)
 
 
-def _refuse(place: str, what: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0740", what, place=place, remedy=remedy)
+def _refuse(place: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0740", problem, place=place, remedy=remedy)
 
 
 def _steps(path: Path, label: str) -> Iterator[dict[str, Any]]:

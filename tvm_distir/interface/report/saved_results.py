@@ -189,8 +189,8 @@ class _ResultFile:
     throughput: dict[str, NotNegative | None] = field(default_factory=dict)
 
 
-def _refuse(place: str, what: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0740", what, place=place, remedy=remedy)
+def _refuse(place: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0740", problem, place=place, remedy=remedy)
 
 
 def _mesh_words(meshes: Iterable[_Mesh]) -> str:

@@ -79,7 +79,7 @@ class Flows:
     def __init__(
         self, mod: ir.IRModule, fn: relax.Function, known: dict[str, tuple[Flow, ...]] | None = None
     ) -> None:
-        self._mod, self._known = mod, {} if known is None else known
+        self._mod, self._cache = mod, {} if known is None else known
         self.of: dict[Any, tuple[Flow, ...]] = {}
         self.values: dict[Any, Any] = {}
         self.place: dict[Any, int] = {}
@@ -164,9 +164,9 @@ class Flows:
         fn = self._mod[gv]
         if not isinstance(fn, relax.Function):
             return None
-        if name not in self._known:
-            self._known[name] = Flows(self._mod, fn, self._known).results
-        return self._known[name]
+        if name not in self._cache:
+            self._cache[name] = Flows(self._mod, fn, self._cache).results
+        return self._cache[name]
 
 
 def _union(masks: Any) -> int:

@@ -99,7 +99,7 @@ class _Step:
         self.kinds = [_kind(param.ty) for param in fn.params]
         self.fields = _fields(fn)
         bound = Counter(str(var.name) for var in self.flows.values)
-        self.made = {
+        self.definitions = {
             i: self.flows.of[var][0]
             for i, var in enumerate(self.fields)
             if type(var) in VARIABLES and var in self.flows.values and bound[str(var.name)] == 1
@@ -112,9 +112,9 @@ class _Step:
             return {}
         count = num_input(self.fn)
         data = range(len(self.names) if count is None else count)
-        needed = self.made[loss].read
+        needed = self.definitions[loss].read
         matches = self._matched(
-            {i: f for i, f in self.made.items() if i != loss and f.same}, needed
+            {i: f for i, f in self.definitions.items() if i != loss and f.same}, needed
         )
         weights = {p: r for p, r in matches.items() if needed >> p & 1}
         if len(data) < len(self.names):  # the module says which are weights
@@ -122,7 +122,7 @@ class _Step:
         fixed = sum(1 << p for p in weights)
         beneath = 0
         for result in weights.values():
-            beneath |= self.made[result].beneath
+            beneath |= self.definitions[result].beneath
         if not weights or needed & ~fixed & ~beneath or self._are_read(loss, weights):
             return {}
         states = {w: [*self._states(w, r, matches, needed)] for w, r in weights.items()}
@@ -148,9 +148,11 @@ class _Step:
     def _loss(self) -> int | None:
         """Return the number of the loss, the first scalar result that is not a counter."""
         numbers = [
-            i for i, flow in self.made.items() if is_number(self.fields[i].ty) and flow.beneath
+            i
+            for i, flow in self.definitions.items()
+            if is_number(self.fields[i].ty) and flow.beneath
         ]
-        return next((i for i in numbers if not self.made[i].same), next(iter(numbers), None))
+        return next((i for i in numbers if not self.definitions[i].same), next(iter(numbers), None))
 
     def _matched(self, results: Mapping[int, Flow], needed: int) -> dict[int, int]:
         """Map parameters by number to the results that replace them."""
@@ -191,7 +193,10 @@ class _Step:
                 continue
             if not self.kinds[state][0]:
                 continue
-            if self.made[result].same >> state & 1 or self.made[other].same >> weight & 1:
+            if (
+                self.definitions[result].same >> state & 1
+                or self.definitions[other].same >> weight & 1
+            ):
                 yield state
 
     def _gradient(

@@ -42,10 +42,10 @@ def drop_half_built(error: BaseException) -> None:
     as "destroyed with remaining blocks"; the package's error says what is wrong.
     """
     with muted_stderr():
-        held: BaseException | None = error
-        while held is not None:
-            traceback.clear_frames(held.__traceback__)
-            held = held.__cause__
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__
         gc.collect()
 
 

@@ -111,24 +111,26 @@ def check_archive(path: str | Path) -> None:
     """Reject a file that is no PyTorch archive, or that expands to too much (DIST0303)."""
     try:
         with zipfile.ZipFile(path) as archive:
-            held = archive.infolist()
+            members = archive.infolist()
     except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
         raise _no_archive(path, f"it is not a zip archive: {error}") from error
-    packed_bytes = sum(item.file_size for item in held if item.compress_type != zipfile.ZIP_STORED)
+    packed_bytes = sum(
+        item.file_size for item in members if item.compress_type != zipfile.ZIP_STORED
+    )
     if packed_bytes > _MOST_PACKED_BYTES:
         raise _no_archive(
             path, f"it would unpack to {packed_bytes} bytes, but PyTorch does not compress"
         )
-    if not held:
+    if not members:
         raise _no_archive(path, "it is empty")
-    for item in held:
+    for item in members:
         if item.filename.startswith("/") or ".." in item.filename.split("/"):
             raise _no_archive(path, f'"{shortened(item.filename)}" would be outside of its folder')
 
 
-def _no_archive(path: str | Path, what: str) -> ModelError:
+def _no_archive(path: str | Path, problem: str) -> ModelError:
     remedy = "Write it with torch.export.save."
-    return ModelError("DIST0303", what, place=str(path), remedy=remedy)
+    return ModelError("DIST0303", problem, place=str(path), remedy=remedy)
 
 
 def is_bytecode(data: bytes) -> bool:
@@ -185,8 +187,10 @@ def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
     for item in rest.split(",") if mark else []:
         key, equals, value = (part.strip() for part in item.partition("="))
         if not key or not equals or not value or key in keys:
-            what = f'key "{key}" is given twice' if key in keys else f'"{item}" is not key=value'
-            raise ModelError("DIST0302", what, place=spec, remedy="Write NAME?key=value,key=value.")
+            problem = f'key "{key}" is given twice' if key in keys else f'"{item}" is not key=value'
+            raise ModelError(
+                "DIST0302", problem, place=spec, remedy="Write NAME?key=value,key=value."
+            )
         keys[key] = value
     return name, keys
 

@@ -91,8 +91,8 @@ def _at_position(step: ExportStep, rows: Any, dtype: str) -> Ssa:
     else:
         name = "partition_id" if form == "manual" else "replica_id"
         device = body.cast(body.op(name, [], (), "uint32"), "int64")
-    held = body.constant(np.asarray(rows, dtype), dtype)
-    return body.reshape(body.dynamic_slice(held, [device], [1]), ())
+    table = body.constant(np.asarray(rows, dtype), dtype)
+    return body.reshape(body.dynamic_slice(table, [device], [1]), ())
 
 
 def _coordinate(step: ExportStep) -> Ssa:
@@ -163,10 +163,10 @@ def exchange(step: ExportStep, gathered: Callable[[ExportStep, Ssa], Ssa]) -> Ss
     starts = [_at_position(step, [b[i][0] for b in boxes], "int64") for i in range(rank)]
     result = body.dynamic_slice(whole, starts, out)
     for i in range(rank):
-        held = [b[i][1] - b[i][0] for b in boxes]
-        if any(size != out[i] for size in held):
+        extents = [b[i][1] - b[i][0] for b in boxes]
+        if any(size != out[i] for size in extents):
             line = body.iota(out, i, "int64")
-            inside = body.compare("LT", line, _at_position(step, held, "int64"))
+            inside = body.compare("LT", line, _at_position(step, extents, "int64"))
             result = body.select(inside, result, 0)
     return result
 

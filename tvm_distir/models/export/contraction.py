@@ -98,8 +98,8 @@ def _attention(step: ExportStep) -> Ssa:
     if mask is not None and str(mask):
         offset = 0 if "Top" in str(mask) else scores.shape[3] - scores.shape[2]
         row, column = (body.iota(scores.shape, axis, "int64") for axis in (2, 3))
-        held = body.compare("LE", column, body.binary("add", row, offset))
-        scores = body.select(held, scores, -math.inf)
+        visible = body.compare("LE", column, body.binary("add", row, offset))
+        scores = body.select(visible, scores, -math.inf)
     weights = softmax(body, scores, 3)
     mixed = dot(body, weights, v, ([0, 1], [0, 1]), ([3], [2]), step.dtype)
     return body.transpose(mixed, [0, 2, 1, 3])

@@ -32,9 +32,9 @@ _REMEDY = "Write the module at an earlier level, or rewrite this part of the mod
 _STARTED = "_start"
 
 
-def fault(place: str, what: str) -> ModelError:
+def fault(place: str, problem: str) -> ModelError:
     """Return an error at a place (DIST0380)."""
-    return ModelError("DIST0380", what, place=place, remedy=_REMEDY)
+    return ModelError("DIST0380", problem, place=place, remedy=_REMEDY)
 
 
 class FunctionWriter:

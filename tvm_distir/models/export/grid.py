@@ -52,9 +52,9 @@ def grid_text(name: str, mesh: Any, axes: Sequence[str]) -> str:
         raise Unwritable(
             f"devices {ids[:8]}: processes of a grid of the dialect shard are 0, 1, ..."
         )
-    held = f"shape = {integers(mesh_shape(mesh))}, sym_name = {string(name)}"
+    fields = f"shape = {integers(mesh_shape(mesh))}, sym_name = {string(name)}"
     names = ", ".join(map(string, axes))
-    return f'"shard.grid"() <{{{held}}}> {{{AXES} = [{names}]}} : () -> ()'
+    return f'"shard.grid"() <{{{fields}}}> {{{AXES} = [{names}]}} : () -> ()'
 
 
 def split_axes(labels: Sequence[int], rank: int) -> str:
@@ -78,10 +78,10 @@ def annotated(
     notes += ", static_halo_sizes = array<i64>, static_sharded_dims_offsets = "
     notes += integers(_offsets(value.shape, labels, mesh_shape(mesh)))
     sharding = body.special("shard.sharding", [], "!shard.sharding", notes)
-    known = body.placed.get(value.name)
-    users = "annotate_for_users" if known else ""
-    sharded = body.op("shard.shard", [known or value, sharding], value.shape, value.dtype, users)
-    body.placed[sharded.name] = known or sharded
+    cached = body.placed.get(value.name)
+    users = "annotate_for_users" if cached else ""
+    sharded = body.op("shard.shard", [cached or value, sharding], value.shape, value.dtype, users)
+    body.placed[sharded.name] = cached or sharded
     body.placed.setdefault(value.name, sharded)
     return sharded
 
@@ -89,10 +89,10 @@ def annotated(
 def placed(step: ExportStep) -> Ssa:
     """Annotate a value with the placement of the op, or of its result."""
     x, attrs, ty = step[0], step.attrs, step.call.ty
-    held: Any = step.call.args[0].ty
-    if hasattr(held, "placement") and x.name not in step.body.placed:
-        labels = labels_of(held.placement)
-        x = annotated(step.body, step.devices, x, held.device_mesh, labels)
+    placed_type: Any = step.call.args[0].ty
+    if hasattr(placed_type, "placement") and x.name not in step.body.placed:
+        labels = labels_of(placed_type.placement)
+        x = annotated(step.body, step.devices, x, placed_type.device_mesh, labels)
     source = ty if hasattr(ty, "placement") else attrs
     labels = labels_of(source.placement)
     return annotated(step.body, step.devices, x, source.device_mesh, labels)
@@ -153,10 +153,10 @@ def port_notes(io: Any, grid_of: Callable[[Any], str]) -> PortNotes:
 
 
 def _note(port: Any, grid: str) -> str:
-    said = f"grid = {symbol(grid)}, index = {int(port['index'])} : i64"
-    said += f", placement = {string(str(port['placement']))}"
+    note = f"grid = {symbol(grid)}, index = {int(port['index'])} : i64"
+    note += f", placement = {string(str(port['placement']))}"
     if "role" in port:
-        said += f", role = {string(str(port['role']))}"
+        note += f", role = {string(str(port['role']))}"
     if "index_range" in port:
-        said += f", index_range = {integers(port['index_range'])}"
-    return f"{PORT} = {{{said}, shape = {integers(port['shape'])}}}"
+        note += f", index_range = {integers(port['index_range'])}"
+    return f"{PORT} = {{{note}, shape = {integers(port['shape'])}}}"

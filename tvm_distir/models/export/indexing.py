@@ -83,12 +83,12 @@ def _slice_scatter(step: ExportStep) -> Ssa:
     x, new, body = step[0], step[1], step.body
     axis = step.axis(len(x.shape))
     size = x.shape[axis]
-    written = range(size)[slice(*(int(step[i]) for i in (2, 3, 4)))]
-    places, held = np.zeros(size, "int64"), np.zeros(size, bool)
-    places[list(written)], held[list(written)] = np.arange(len(written)), True
+    written_rows = range(size)[slice(*(int(step[i]) for i in (2, 3, 4)))]
+    places, covered = np.zeros(size, "int64"), np.zeros(size, bool)
+    places[list(written_rows)], covered[list(written_rows)] = np.arange(len(written_rows)), True
     rows = take(body, new, body.constant(places, "int64"), axis)
     sizes = [size if i == axis else 1 for i in range(len(x.shape))]
-    return body.select(body.constant(held.reshape(sizes), "bool"), rows, x)
+    return body.select(body.constant(covered.reshape(sizes), "bool"), rows, x)
 
 
 def _scatter_elements(step: ExportStep) -> Ssa:

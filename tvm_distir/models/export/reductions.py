@@ -98,12 +98,12 @@ def _sorted(step: ExportStep, values: Sequence[Ssa]) -> list[Ssa]:
     scalars = [tensor_text((), value.dtype) for value in values]
     names = [f"%s{i}: {kind}" for i, kind in enumerate(k for k in scalars for _ in (0, 1))]
     direction = "GT" if step.attrs.descending else "LT"
-    written, keys, order = "", ("%s0", "%s1"), ""
+    text, keys, order = "", ("%s0", "%s1"), ""
     if is_float(values[0].dtype):
-        written, keys = _order_keys(values[0].dtype, t), ("%k0", "%k1")
+        text, keys = _order_keys(values[0].dtype, t), ("%k0", "%k1")
         order = ", compare_type = #stablehlo<comparison_type TOTALORDER>"
     region = (
-        f"{{^bb0({', '.join(names)}): {written}"
+        f"{{^bb0({', '.join(names)}): {text}"
         f'%b = "stablehlo.compare"({", ".join(keys)}) <{{comparison_direction = '
         f"#stablehlo<comparison_direction {direction}>{order}}}> : ({t}, {t}) -> tensor<i1> "
         '"stablehlo.return"(%b) : (tensor<i1>) -> ()}'
@@ -117,14 +117,13 @@ def _order_keys(dtype: str, kind: str) -> str:
     """Normalize zeros and NaN of two floats, so that a total order puts NaN last."""
 
     def constant(name: str, value: float) -> str:
-        said = f"value = dense<{number_text(value, dtype)}> : {kind}"
-        return f'{name} = "stablehlo.constant"() <{{{said}}}> : () -> {kind} '
+        attributes = f"value = dense<{number_text(value, dtype)}> : {kind}"
+        return f'{name} = "stablehlo.constant"() <{{{attributes}}}> : () -> {kind} '
 
     def compare(name: str, direction: str, a: str, b: str) -> str:
-        said = f"comparison_direction = #stablehlo<comparison_direction {direction}>"
-        return (
-            f'{name} = "stablehlo.compare"({a}, {b}) <{{{said}}}> : ({kind}, {kind}) -> tensor<i1> '
-        )
+        attributes = f"comparison_direction = #stablehlo<comparison_direction {direction}>"
+        operation = f'{name} = "stablehlo.compare"({a}, {b}) <{{{attributes}}}>'
+        return f"{operation} : ({kind}, {kind}) -> tensor<i1> "
 
     def select(name: str, *operands: str) -> str:
         types = f"(tensor<i1>, {kind}, {kind}) -> {kind}"

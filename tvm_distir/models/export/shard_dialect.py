@@ -17,11 +17,11 @@ _KINDS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
 def _notes(step: ExportStep, **more: object) -> str:
     """Return the attributes of a collective over the axes of a call, with ``index`` numbers."""
     axes = axes_text(sorted(call_axes(step.call)))
-    said = [grid_of(step), f"grid_axes = {axes}"]
+    attributes = [grid_of(step), f"grid_axes = {axes}"]
     if "op" in step.attrs:
-        said.append(f"reduction = #shard<partial {_KINDS[str(step.attrs['op'])]}>")
-    said += [f"{key} = {value} : index" for key, value in more.items()]
-    return ", ".join(said)
+        attributes.append(f"reduction = #shard<partial {_KINDS[str(step.attrs['op'])]}>")
+    attributes += [f"{key} = {value} : index" for key, value in more.items()]
+    return ", ".join(attributes)
 
 
 def _all_reduce(step: ExportStep) -> Ssa:

@@ -88,9 +88,9 @@ class _Writer:
         self._mod, self._composites = mod, composites
         self._meshes = meshes(mod)
         self._names, self._axes = mesh_names(mod), mesh_axes(mod)
-        held = relax_functions(mod)
-        self._entries = [str(gv.name_hint) for gv, fn in held if _io(fn) is not None]
-        for gv, fn in held:
+        functions = relax_functions(mod)
+        self._entries = [str(gv.name_hint) for gv, fn in functions if _io(fn) is not None]
+        for gv, fn in functions:
             ports = (_io(fn) or {}).get("inputs", ())
             if segments_of(fn.attrs) or any("segments" in port for port in ports):
                 raise fault(str(gv.name_hint), "an input with interleaved segments")
@@ -174,14 +174,14 @@ class _Writer:
         if io is not None and self.form == "manual":
             return self._manual(writer, results, io, self._notes(fn))
         kind = "private" if is_private(fn) else "public"
-        said = None
+        port_texts = None
         if io is not None and self.form in _WITH_PORTS:
-            said = port_notes(io, lambda port: self._names[self._mesh_of(port, io)])
+            port_texts = port_notes(io, lambda port: self._names[self._mesh_of(port, io)])
         whole = kind == "public"
-        arguments = ", ".join(writer.signature(said.inputs if said else None, whole))
+        arguments = ", ".join(writer.signature(port_texts.inputs if port_texts else None, whole))
         title = "main" if io is not None else name
         head = f"  func.func {kind} @{title}({arguments})"
-        types = ", ".join(writer.results(results, said.outputs if said else None))
+        types = ", ".join(writer.results(results, port_texts.outputs if port_texts else None))
         lines = "".join(f"    {line}\n" for line in writer.body.lines)
         notes = self._notes(fn) if whole else ""
         ended = _return("func.return", results)
@@ -194,8 +194,8 @@ class _Writer:
             return ""
         if self.form == "shard":
             return f"attributes {{{NUM_INPUT} = {count} : i64}} "
-        said = f'{NUM_INPUT} = "{count}"'
-        return f"attributes {{mhlo.frontend_attributes = {{{said}}}}} "
+        note = f'{NUM_INPUT} = "{count}"'
+        return f"attributes {{mhlo.frontend_attributes = {{{note}}}}} "
 
     def _mesh_of(self, port: Any, io: Any) -> int:
         """Return the number of the mesh of an input or output."""
@@ -243,25 +243,25 @@ class _Writer:
         ins, outs = ([self._port(p, mesh) for p in io[side]] for side in ("inputs", "outputs"))
         names = [str(port["name"]) for port in io["inputs"]]
         arguments = ", ".join(
-            f"%in{i}: {kind} {{sdy.sharding = #sdy.sharding{said}}} loc({string(name)})"
-            for i, ((kind, said), name) in enumerate(zip(ins, names))
+            f"%in{i}: {kind} {{sdy.sharding = #sdy.sharding{sharding}}} loc({string(name)})"
+            for i, ((kind, sharding), name) in enumerate(zip(ins, names))
         )
         result_types = ", ".join(
-            f"{kind} {{sdy.sharding = #sdy.sharding{said}}}" for kind, said in outs
+            f"{kind} {{sdy.sharding = #sdy.sharding{sharding}}}" for kind, sharding in outs
         )
         axes = ", ".join(map(string, self._axes[int(io["mesh"])]))
-        shardings = [", ".join(said for _, said in side) for side in (ins, outs)]
+        shardings = [", ".join(sharding for _, sharding in side) for side in (ins, outs)]
         kinds = [", ".join(kind for kind, _ in side) for side in (ins, outs)]
         count = f":{len(outs)}" if len(outs) != 1 else ""
         names_ = ", ".join(f"%out#{i}" if count else "%out" for i in range(len(outs)))
-        held = ", ".join(f"%in{i}" for i in range(len(ins)))
+        operands = ", ".join(f"%in{i}" for i in range(len(ins)))
         lines = "".join(f"      {line}\n" for line in writer.body.lines)
         inner = _plain(writer.arguments)
         ended = ", ".join(value.name for value in results)
         types = ", ".join(value.type for value in results)
         return (
             f"  func.func public @main({arguments}) -> ({result_types}) {notes}{{\n"
-            f"    %out{count} = sdy.manual_computation({held}) in_shardings=[{shardings[0]}] "
+            f"    %out{count} = sdy.manual_computation({operands}) in_shardings=[{shardings[0]}] "
             f"out_shardings=[{shardings[1]}] manual_axes={{{axes}}} ({inner}) {{\n{lines}"
             f"      sdy.return {ended} : {types}\n    }} : ({kinds[0]}) -> ({kinds[1]})\n"
             f'    "func.return"({names_}) : ({kinds[1]}) -> ()\n  }}\n'

@@ -112,9 +112,9 @@ Write = Callable[[ExportStep], Any]
 """Writes a call: its value, or a tuple of them."""
 
 
-def refuse(step: ExportStep, what: str) -> Unwritable:
+def refuse(step: ExportStep, problem: str) -> Unwritable:
     """Return the error for an unsupported form of an op."""
-    return Unwritable(f"{step.call.op.name} {what}")
+    return Unwritable(f"{step.call.op.name} {problem}")
 
 
 def softmax(body: Body, value: Ssa, axis: int, log: bool = False) -> Ssa:
@@ -134,8 +134,8 @@ def dot(
 ) -> Ssa:  # fmt: skip
     """Write a product over contracted dims; batch dims first, then free ones of both sides."""
     shape = [a.shape[i] for i in batch[0]]
-    for value, held, gone in zip((a, b), batch, inner):
-        shape += [n for i, n in enumerate(value.shape) if i not in (*held, *gone)]
+    for value, batched, contracted in zip((a, b), batch, inner):
+        shape += [n for i, n in enumerate(value.shape) if i not in (*batched, *contracted)]
     numbers = ", ".join(
         f"{side}_{title}_dimensions = {list(dims_)}"
         for title, pair in (("batching", batch), ("contracting", inner))

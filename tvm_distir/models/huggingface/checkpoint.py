@@ -78,5 +78,5 @@ def _files(folder: Path) -> list[Path]:
     return [folder / Path(str(name)).name for name in sorted(set(files.values()))]
 
 
-def _unreadable(place: str, what: str, remedy: str = "Download the file again.") -> ModelError:
-    return ModelError("DIST0315", what, place=place, remedy=remedy)
+def _unreadable(place: str, problem: str, remedy: str = "Download the file again.") -> ModelError:
+    return ModelError("DIST0315", problem, place=place, remedy=remedy)

@@ -53,8 +53,8 @@ class ConfigKeys:
         """Return a number, which must be there without a default."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            what = f"{key} is missing" if value is None else f"{key} is not a number: {value!r}"
-            raise self.fault(what, "Give the config.json that the model publishes.")
+            problem = f"{key} is missing" if value is None else f"{key} is not a number: {value!r}"
+            raise self.fault(problem, "Give the config.json that the model publishes.")
         return value
 
     def flag(self, key: str, default: bool = False) -> int:
@@ -71,6 +71,6 @@ class ConfigKeys:
             known = " or ".join(map(repr, values))
             raise self.fault(f"{key}={value!r} is not supported", f"Known: {known}.")
 
-    def fault(self, what: str, remedy: str) -> ModelError:
+    def fault(self, problem: str, remedy: str) -> ModelError:
         """Return the error DIST0334."""
-        return ModelError("DIST0334", what, place=self.place, remedy=remedy)
+        return ModelError("DIST0334", problem, place=self.place, remedy=remedy)

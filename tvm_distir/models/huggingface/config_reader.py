@@ -82,8 +82,8 @@ def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) ->
             raise reading.fault(f'there is no key "{key}"', nearest(key, known))
     changes = {key: convert_key(place, key, text, known[key]) for key, text in (keys or {}).items()}
     config = replace(config, **changes)
-    for what, remedy in config.faults():
-        raise ModelError("DIST0332", what, place=place, remedy=remedy)
+    for problem, remedy in config.faults():
+        raise ModelError("DIST0332", problem, place=place, remedy=remedy)
     result: Config = config
     return result
 

@@ -27,9 +27,9 @@ _ESCAPE = re.compile(r"\\(?:([0-9A-Fa-f]{2})|(.))")
 _MAX_ALIASES = 8
 
 
-def read_symbol(scan: Scanner, what: str) -> str:
+def read_symbol(scan: Scanner, title: str) -> str:
     """Parse a symbol; return its name without quotes."""
-    name = scan.word(SYMBOL, what)[1:]
+    name = scan.word(SYMBOL, title)[1:]
     return unescaped(name[1:-1]) if name.startswith('"') and name.endswith('"') else name
 
 

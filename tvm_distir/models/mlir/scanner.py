@@ -62,11 +62,11 @@ class Scanner:
         if not self.take(literal):
             raise self.fault(f'"{literal}" is expected, not {self.here()}')
 
-    def word(self, pattern: re.Pattern[str], what: str) -> str:
+    def word(self, pattern: re.Pattern[str], title: str) -> str:
         """Consume a match of a pattern, or reject any other text (DIST0370)."""
         match = self.match(pattern)
         if match is None:
-            raise self.fault(f"{what} is expected, not {self.here()}")
+            raise self.fault(f"{title} is expected, not {self.here()}")
         return match.group()
 
     def balanced(self) -> str:
@@ -119,11 +119,11 @@ class Scanner:
             raise self.fault(f"a number of {len(digits)} digits")
         return int(digits)
 
-    def fault(self, what: str) -> ModelError:
+    def fault(self, problem: str) -> ModelError:
         """Return an error at this position (DIST0370)."""
         return ModelError(
             "DIST0370",
-            what,
+            problem,
             place=f"{self._place}:{self.line}",
             remedy="Write the text again with JAX's as_text(), or jax.export.",
         )

@@ -46,9 +46,9 @@ def node_place(node: onnx.NodeProto) -> str:
     return f"{node.name or (node.output[0] if node.output else '?')} ({node.op_type})"
 
 
-def refusal(node: onnx.NodeProto, what: str) -> ModelError:
+def refusal(node: onnx.NodeProto, problem: str) -> ModelError:
     """Return the DIST0314 error of a node that prevents another batch."""
-    return ModelError("DIST0314", what, place=node_place(node), remedy=_REMEDY)
+    return ModelError("DIST0314", problem, place=node_place(node), remedy=_REMEDY)
 
 
 def carrying_dims(name: str, before: Shapes, after: Shapes) -> tuple[int, ...]:
@@ -175,22 +175,22 @@ def _stretch_operands(
     """Repeat operands without the batch to match those that have it."""
     shapes = [after.shape(name) for name in node.input]
     rank = max((len(shape) for shape in shapes if shape is not None), default=0)
-    wanted: dict[int, int] = {}
+    target_sizes: dict[int, int] = {}
     for name, shape in zip(node.input, shapes, strict=True):
         for dim in carrying_dims(name, before, after):
-            wanted[dim - len(shape or ())] = (shape or ())[dim]
+            target_sizes[dim - len(shape or ())] = (shape or ())[dim]
     if node.op_type == "Concat":
         axis = next(int(a.i) for a in node.attribute if a.name == "axis")
-        wanted.pop(axis - rank if axis >= 0 else axis, None)
+        target_sizes.pop(axis - rank if axis >= 0 else axis, None)
     if node.op_type == "MatMul":
-        wanted = {dim: size for dim, size in wanted.items() if dim < -2}
+        target_sizes = {dim: size for dim, size in target_sizes.items() if dim < -2}
     extra: list[onnx.NodeProto] = []
     names = list(node.input)
     for index, (name, shape) in enumerate(zip(node.input, shapes, strict=True)):
         if shape is None or carrying_dims(name, before, after):
             continue
         stretched = list(shape)
-        for dim, size in wanted.items():
+        for dim, size in target_sizes.items():
             if len(shape) + dim >= 0 and shape[dim] not in (size, 1):
                 raise refusal(
                     node,

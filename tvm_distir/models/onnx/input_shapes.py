@@ -130,9 +130,9 @@ def _value(node: ast.expr, dims: Mapping[str, int]) -> int:
 
 def _unknown_dims(names: Mapping[str, str], dims: Mapping[str, int], place: str) -> ModelError:
     """Return the error for dims without a size, with options for all of them."""
-    wanted = [dim for name in names for dim in _names_in(name) or [name] if dim not in dims]
-    what = next(iter(names.values()))
-    remedy = dims_remedy(wanted or list(names), "td.from_onnx(file, dims={})")
-    if "dim 0" in what:
+    unknown = [dim for name in names for dim in _names_in(name) or [name] if dim not in dims]
+    operand = next(iter(names.values()))
+    remedy = dims_remedy(unknown or list(names), "td.from_onnx(file, dims={})")
+    if "dim 0" in operand:
         remedy += " A batch, dim 0, may also be given by --batch N."
-    return ModelError("DIST0313", what, place=place, remedy=remedy)
+    return ModelError("DIST0313", operand, place=place, remedy=remedy)

@@ -30,13 +30,13 @@ def check_names(graph: onnx.GraphProto, place: str, outer: frozenset[str] = froz
     stored += [t.values.name for t in graph.sparse_initializer]
     _once([value.name for value in graph.input], "two inputs", place)
     _once(stored, "two initializers", place)
-    given = {*stored, *(value.name for value in graph.input)}
+    defined = {*stored, *(value.name for value in graph.input)}
     for node in graph.node:
         for name in filter(None, node.output):
-            if name in given:
+            if name in defined:
                 raise _fault(f'the name "{name}" is defined twice', node_place(node))
-            given.add(name)
-    known = outer | given
+            defined.add(name)
+    known = outer | defined
     for node in graph.node:
         for name in node.input:
             if name and name not in known:
@@ -49,13 +49,13 @@ def check_names(graph: onnx.GraphProto, place: str, outer: frozenset[str] = froz
             raise _fault(f'the output "{value.name}" is not defined', place)
 
 
-def _once(names: Iterable[str], what: str, place: str) -> None:
+def _once(names: Iterable[str], subject: str, place: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise _fault(f'{what} have the name "{name}"', place)
+            raise _fault(f'{subject} have the name "{name}"', place)
         seen.add(name)
 
 
-def _fault(what: str, place: str) -> ModelError:
-    return ModelError("DIST0310", what, place=place, remedy=_REMEDY)
+def _fault(problem: str, place: str) -> ModelError:
+    return ModelError("DIST0310", problem, place=place, remedy=_REMEDY)

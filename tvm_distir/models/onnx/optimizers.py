@@ -38,11 +38,11 @@ class _Nodes:
     def __init__(self, node: onnx.NodeProto) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.prefix = node.name or node.output[0]
-        self.given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        self.attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
     def number(self, key: str, usual: float = 0.0) -> float:
         """Return an attribute of the operator."""
-        return float(self.given.get(key, usual))
+        return float(self.attributes.get(key, usual))
 
     def __call__(self, op: str, *inputs: str | float, to: str = "") -> str:
         """Write a node, with numbers as constants; return the name of its result."""
@@ -98,7 +98,7 @@ def _momentum(out: _Nodes, rate: str, step: str, inputs: list[str], outputs: lis
     share = out("Where", begun, out.number("beta"), 1.0)
     decayed = out("Mul", out.number("alpha"), velocity)
     v = out("Add", decayed, out("Mul", share, grad), to=outputs[1])
-    if out.given["mode"] in (b"nesterov", "nesterov"):
+    if out.attributes["mode"] in (b"nesterov", "nesterov"):
         v = out("Add", grad, out("Mul", out.number("alpha"), v))
     out("Sub", x, out("Mul", rate, v), to=outputs[0])
 

@@ -52,7 +52,7 @@ def resolve(
         before.visit(node)
         extra, fitted = rewrite_pinned(node, before, after, batches)
         try:
-            nodes.extend(written for part in [*extra, fitted] for written in after.visit(part))
+            nodes.extend(new_node for part in [*extra, fitted] for new_node in after.visit(part))
         except ModelError as error:
             raise refusal(node, error.what) from error
         check_kept(node, before, after)

@@ -18,9 +18,9 @@ def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     leaves the order open, for which any order is right: it becomes a sorted order. It knows no
     optimizers: these are written out; and of constants tensors only, not numbers and lists.
     """
-    written = updates(node)
-    if written is not None:
-        return written
+    updated = updates(node)
+    if updated is not None:
+        return updated
     if node.domain not in ("", "ai.onnx"):
         return [node]
     if node.op_type == "Sum":

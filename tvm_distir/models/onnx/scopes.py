@@ -104,14 +104,14 @@ class _Names:
         modules = {scope for node in scoped for scope in scopes_of(node)[:-1] if scope}
         self.modules = sorted(modules, key=len, reverse=True)
         self.stored = {_plain(name) for name in skeleton.weights}
-        self.said = {
+        self.metadata = {
             _plain(name) for node in scoped for name in _REFERENCE.findall(_metadata(node, _NODE))
         }
 
     def is_lost(self, name: str) -> bool:
         """Return whether a weight's name is not that of a parameter."""
-        if self.said:
-            return _plain(name) not in self.said
+        if self.metadata:
+            return _plain(name) not in self.metadata
         return _UNNAMED.fullmatch(name) is not None
 
     def origin(self, node: onnx.NodeProto, position: int) -> str | None:
@@ -169,8 +169,8 @@ def _is_transposed(node: onnx.NodeProto, position: int, weight: FileWeight) -> b
     """Return whether the stored values are the transpose of a linear layer's weight."""
     if node.op_type != "MatMul" or position != 1 or len(weight.shape) != 2:
         return False
-    said = _metadata(node, _NODE)
-    return _TRANSPOSED in said if said else scopes_of(node)[-1].startswith("linear")
+    metadata = _metadata(node, _NODE)
+    return _TRANSPOSED in metadata if metadata else scopes_of(node)[-1].startswith("linear")
 
 
 def _metadata(node: onnx.NodeProto, key: str) -> str:

@@ -141,17 +141,17 @@ def check_sizes(
     if node.domain not in ("", "ai.onnx") or not node.output:
         return
     if node.op_type in SIZED_BY_DATA:
-        what = "the number of its values depends on data"
+        problem = "the number of its values depends on data"
     else:
         operands = SIZE_OPERANDS.get(node.op_type, ())
         named = [node.input[i] for i in operands if i < len(node.input) and node.input[i]]
         unknown = [name for name in named if not is_known(name)]
         if not unknown or all(has_shape(name) for name in node.output if name):
             return
-        what = f'the operand "{unknown[0]}" sets it, and is computed from the inputs'
+        problem = f'the operand "{unknown[0]}" sets it, and is computed from the inputs'
     raise ModelError(
         "DIST0317",
-        f"the size of its result depends on data: {what}",
+        f"the size of its result depends on data: {problem}",
         place=node_place(node),
         remedy="Make that operand a constant, or remove the node: only static shapes are "
         "supported.",

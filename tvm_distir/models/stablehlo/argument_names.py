@@ -94,9 +94,19 @@ class ArgumentNames:
 
 def _count(function: Operation) -> int | None:
     """Return the number of data arguments, by an attribute or XLA's field for it."""
-    held = function.attributes.get("mhlo.frontend_attributes")
-    said = held.get(NUM_INPUT) if isinstance(held, dict) else function.attributes.get(NUM_INPUT)
-    return said if type(said) is int else parse_int(said) if isinstance(said, str) else None
+    frontend_attributes = function.attributes.get("mhlo.frontend_attributes")
+    count_text = (
+        frontend_attributes.get(NUM_INPUT)
+        if isinstance(frontend_attributes, dict)
+        else function.attributes.get(NUM_INPUT)
+    )
+    return (
+        count_text
+        if type(count_text) is int
+        else parse_int(count_text)
+        if isinstance(count_text, str)
+        else None
+    )
 
 
 def _distinct(names: list[str]) -> list[str]:

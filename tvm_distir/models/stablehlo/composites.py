@@ -78,13 +78,13 @@ def _whole(value: TranslatedTensor, write: Emitter) -> Any:
 
 def _maker(operation: Operation) -> Callable[[list[Any]], Any] | None:
     """Return the maker of a composite's call, or None if it does not fit the op."""
-    said: Any = operation.attributes.get("composite_attributes") or {}
+    stated: Any = operation.attributes.get("composite_attributes") or {}
     title = str(operation.attributes.get("name", ""))
     name = title.removeprefix(f"{PREFIX}.")
-    if name == title or not isinstance(said, dict):
+    if name == title or not isinstance(stated, dict):
         return None
-    arguments = said.get(ARGUMENTS, [True] * len(operation.operands))
-    attributes = {key: value for key, value in said.items() if key != ARGUMENTS}
+    arguments = stated.get(ARGUMENTS, [True] * len(operation.operands))
+    attributes = {key: value for key, value in stated.items() if key != ARGUMENTS}
     if name not in OPS or not isinstance(arguments, list):
         return None
     if _tensors(arguments) != len(operation.operands):

@@ -33,8 +33,8 @@ def _while(call: HloCall) -> list[TranslatedTensor]:
         if condition.integer is None:
             if not _is_counted(call, values):
                 if call.loops is None:
-                    what = "a loop whose number of iterations depends on data and has no bound"
-                    raise UnsupportedOperation(f"{what} (loops=N gives one)")
+                    problem = "a loop whose number of iterations depends on data and has no bound"
+                    raise UnsupportedOperation(f"{problem} (loops=N gives one)")
                 if count >= call.loops:
                     return results
             running = condition if running is None else _both(call, running, condition)

@@ -186,8 +186,8 @@ class Emitter:
 
     def _bounded(self, index: Any, name: str) -> tuple[Any, int | None]:
         """Return both sides of such an operation with a number, or None."""
-        held = isinstance(index, relax.Var)
-        bound: Any = self.builder.lookup_binding(index) if held else None
+        is_bound = isinstance(index, relax.Var)
+        bound: Any = self.builder.lookup_binding(index) if is_bound else None
         if getattr(getattr(bound, "op", None), "name", "") != name:
             return None, None
         sides = [TranslatedTensor(side, ()) if is_constant(side) else None for side in bound.args]
@@ -198,8 +198,8 @@ class Emitter:
 
     def counting(self, size: int, dtype: str) -> Any:
         """Return ``0, 1, ...`` as a tensor of a single dim."""
-        held = dtype if "int" in dtype else "int64"
-        return self.cast(self.emit(_op.arange(0, size, 1, held)), dtype)
+        index_dtype = dtype if "int" in dtype else "int64"
+        return self.cast(self.emit(_op.arange(0, size, 1, index_dtype)), dtype)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
         """Return a tensor of zeros."""

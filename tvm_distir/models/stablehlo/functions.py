@@ -64,12 +64,12 @@ class Functions:
         self.module, self.place, self.loops = module, place, loops
         self.shardings = shardings if annotates else None
         self.grids = Grids(shardings, annotates)
-        self._said = shardings
-        said = module.attributes.get("mhlo.num_replicas")
-        self._replicas = said if type(said) is int else 1
+        self._shardings = shardings
+        replicas = module.attributes.get("mhlo.num_replicas")
+        self._replicas = replicas if type(replicas) is int else 1
         operations = (op for op in module.operations if op.name == "func.func")
-        self.held = {str(op.attributes.get("sym_name")): op for op in operations}
-        self.sizes = Sizes(self.held, self.callee, inline)
+        self.by_name = {str(op.attributes.get("sym_name")): op for op in operations}
+        self.sizes = Sizes(self.by_name, self.callee, inline)
         self._open: list[str] = []
         self._written: dict[str, ir.GlobalVar] = {}
         self._root = relax.BlockBuilder()
@@ -77,39 +77,41 @@ class Functions:
     @property
     def public(self) -> list[str]:
         """Return the names of the public functions."""
-        return [n for n, f in self.held.items() if f.attributes.get("sym_visibility") != "private"]
+        return [
+            n for n, f in self.by_name.items() if f.attributes.get("sym_visibility") != "private"
+        ]
 
     def written(self, names: ArgumentNames) -> ir.IRModule:
         """Return the module with each public function and its callees."""
         for name in self.public:
-            if self._replicas > 1 and has_ports(self.held[name]):
-                what = f"a local program of {self._replicas} replicas"
-                raise self.fault(self.held[name], what, _LOCAL_REMEDY)
+            if self._replicas > 1 and has_ports(self.by_name[name]):
+                problem = f"a local program of {self._replicas} replicas"
+                raise self.fault(self.by_name[name], problem, _LOCAL_REMEDY)
             try:
-                operation = local_program(self.held[name], self._said, self.grids)
+                operation = local_program(self.by_name[name], self._shardings, self.grids)
             except UnsupportedOperation as error:
                 raise self.fault(
-                    self.held[name], f"the importer does not support {error}"
+                    self.by_name[name], f"the importer does not support {error}"
                 ) from error
-            self.held[name], signature = operation, names.of(operation)
+            self.by_name[name], signature = operation, names.of(operation)
             function = self.translate(name, signature)
             try:
                 if has_ports(operation):
-                    io = read_ports(operation, function, signature, self._said)
+                    io = read_ports(operation, function, signature, self._shardings)
                     function = function.with_attr(IO_ATTR, io)
                 elif self.grids.moves:
-                    what = f"{self.grids.moves} where no argument has its placement ({PORT})"
-                    raise UnsupportedOperation(what)
+                    problem = f"{self.grids.moves} where no argument has its placement ({PORT})"
+                    raise UnsupportedOperation(problem)
             except UnsupportedOperation as error:
                 raise self.fault(operation, str(error)) from error
             self._root.add_func(function.with_attr("global_symbol", name), name)
         return self._root.get()
 
-    def fault(self, operation: Operation, what: str, remedy: str = _REMEDY) -> ModelError:
+    def fault(self, operation: Operation, problem: str, remedy: str = _REMEDY) -> ModelError:
         """Return an error at an operation (DIST0372)."""
         return ModelError(
             "DIST0372",
-            what,
+            problem,
             place=f"{self.place}:{operation.line} ({operation.name})",
             remedy=remedy,
         )
@@ -117,14 +119,14 @@ class Functions:
     def count(self, operation: Operation) -> None:
         """Count a translated operation, up to a maximum (DIST0372)."""
         if not self.sizes.count():
-            what = f"over {MAX_OPERATIONS} operations after loops and calls are expanded"
-            raise self.fault(operation, what)
+            problem = f"over {MAX_OPERATIONS} operations after loops and calls are expanded"
+            raise self.fault(operation, problem)
 
     def callee(self, operation: Operation) -> str:
         """Return the name of the function that an operation calls."""
         symbol = operation.attributes.get("callee", operation.attributes.get("decomposition"))
         name = symbol.name if isinstance(symbol, Symbol) else ""
-        if name not in self.held:
+        if name not in self.by_name:
             raise self.fault(operation, f'there is no function "{name}"')
         return name
 
@@ -148,7 +150,7 @@ class Functions:
         names : Signature or None
             Names and order of the parameters of a public function.
         """
-        operation = self.held[name]
+        operation = self.by_name[name]
         block, builder = operation.regions[0], relax.BlockBuilder()
         locations = self.module.locations
         titles = (
@@ -205,8 +207,8 @@ class _Body:
         try:
             full_results = [self._write.whole(value) for value in results]
         except IMPORT_ERRORS as error:
-            what = f"its results do not match: {reason(error)}"
-            raise self._functions.fault(operation, what) from error
+            problem = f"its results do not match: {reason(error)}"
+            raise self._functions.fault(operation, problem) from error
         if public and shardings is not None:
             notes = operation.attributes.get("res_attrs") or []
             for index, attributes in enumerate(notes):
@@ -278,8 +280,8 @@ class _Body:
                 operation, f"the importer does not support {error}"
             ) from error
         except IMPORT_ERRORS as error:
-            what = f"its operands do not match: {reason(error)}"
-            raise self._functions.fault(operation, what) from error
+            problem = f"its operands do not match: {reason(error)}"
+            raise self._functions.fault(operation, problem) from error
         return results
 
     def _check(
@@ -287,18 +289,18 @@ class _Body:
         operation: Operation,
         values: Sequence[TranslatedTensor],
         types: Sequence[Any],
-        what: str,
+        label: str,
     ) -> None:
         """Reject values of other types than declared."""
         if len(values) != len(types):
-            raise self._functions.fault(operation, f"{len(values)} {what}s of {len(types)} types")
+            raise self._functions.fault(operation, f"{len(values)} {label}s of {len(types)} types")
         for value, kind in zip(values, types):
             if operation.name in GRID_OPS and isinstance(kind, OtherType):
                 continue  # a sharding, an index
             shape, dtype = typed(kind)
             if (value.shape, value.dtype) != (shape, dtype):
                 is_ = f"{value.dtype}{list(value.shape)}"
-                raise self._functions.fault(operation, f"an {what} is {is_}, {kind} is written")
+                raise self._functions.fault(operation, f"an {label} is {is_}, {kind} is written")
 
     def _results(
         self, operation: Operation, operands: list[TranslatedTensor]
@@ -330,7 +332,7 @@ class _Body:
             return known
         name = self._functions.callee(operation)
         if self._functions.sizes.is_inlined(name, operands) or operation.name != "func.call":
-            return self._in_scope(self._functions.held[name].regions[0], operands, [])
+            return self._in_scope(self._functions.by_name[name].regions[0], operands, [])
         variable = self._functions.variable(operation, name)
         args = [self._write.whole(value) for value in operands]
         result = self._write.emit(relax.Call(variable, args))

@@ -94,8 +94,8 @@ class Grids:
     def of_devices(self, operation: Operation) -> Any:
         """Return the mesh of an operation that names no grid."""
         if not self._computed_on:
-            what = "a collective outside of a manual computation"
-            raise UnsupportedOperation(f"{what}, where no argument has its placement ({PORT})")
+            problem = "a collective outside of a manual computation"
+            raise UnsupportedOperation(f"{problem}, where no argument has its placement ({PORT})")
         if not _is_between_partitions(operation):
             raise UnsupportedOperation(
                 "a collective between replicas, where devices are partitions"

@@ -60,14 +60,14 @@ def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
     >>> mesh_of_tiles(["{devices=[4,1]<=[4]}", "{devices=[1,2,2]<=[2,2]T(1,0)}"])
     [2, 2]
     """
-    held = [tiles for tiles in map(_read, texts) if tiles is not None]
-    if not held:
+    tilings = [tiles for tiles in map(_read, texts) if tiles is not None]
+    if not tilings:
         return []
-    count = held[0].devices.size
-    if any(tiles.devices.size != count for tiles in held):
+    count = tilings[0].devices.size
+    if any(tiles.devices.size != count for tiles in tilings):
         raise UnsupportedOperation("shardings over different numbers of devices")
     cuts = {count, 1}
-    for tiles in held:
+    for tiles in tilings:
         for sizes in (tiles.sizes, tiles.devices.shape):
             cuts.update(itertools.accumulate(reversed(sizes), lambda a, b: a * b))
     ordered = sorted(cuts)
@@ -93,15 +93,15 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
     places = np.empty((tiles.devices.size, tiles.devices.ndim), int)
     for place, device in np.ndenumerate(tiles.devices):
         places[device] = place
-    held = places[:, : tiles.dims].reshape(*mesh, tiles.dims)
+    grid = places[:, : tiles.dims].reshape(*mesh, tiles.dims)
     labels = []
     for axis, size in enumerate(mesh):
-        moved = np.take(held, min(1, size - 1), axis) != np.take(held, 0, axis)
+        moved = np.take(grid, min(1, size - 1), axis) != np.take(grid, 0, axis)
         dims = [dim for dim in range(tiles.dims) if moved[..., dim].any()]
         if len(dims) > 1:
             raise UnsupportedOperation(f'the sharding "{text}", which mesh axes do not express')
         labels.append(dims[0] if dims else -1)
-    if not np.array_equal(held, _tile_labels(labels, mesh, tiles.dims)):
+    if not np.array_equal(grid, _tile_labels(labels, mesh, tiles.dims)):
         raise UnsupportedOperation(
             f'the sharding "{text}", which mesh axes in their order do not express'
         )

@@ -41,8 +41,8 @@ def from_stablehlo(
     text, place = read_source(source)
     module = parse_module(text, place)
     _check_operations(module, place)
-    said = Shardings(module, _texts(module, place) if shardings else [])
-    functions = Functions(module, place, inline, said, shardings, loops)
+    annotations = Shardings(module, _texts(module, place) if shardings else [])
+    functions = Functions(module, place, inline, annotations, shardings, loops)
     if not functions.public:
         raise ModelError(
             "DIST0370",
@@ -61,7 +61,7 @@ def from_stablehlo(
         relax.transform.DeadCodeElimination(functions.public),
     ]
     mod = transform.Sequential(passes)(mod)
-    mod = noted_step(said.declare(mod))
+    mod = noted_step(annotations.declare(mod))
     return mod.with_attr(FRONTEND_ATTR, {"format": "stablehlo", "source": ""})  # no weights in it
 
 
@@ -133,13 +133,13 @@ def _check_operations(module: Module, place: str) -> None:
 
 def _texts(module: Module, place: str) -> list[str]:
     """Return all GSPMD shardings in a module."""
-    held: list[Any] = []
+    texts: list[Any] = []
     for function in (op for op in module.operations if op.name == "func.func"):
         for argument in function.regions[0].arguments:
-            held.append(sharding_of(argument.attributes, place))
+            texts.append(sharding_of(argument.attributes, place))
         for notes in function.attributes.get("res_attrs") or []:
-            held.append(sharding_of(notes, place))
+            texts.append(sharding_of(notes, place))
     for operation in _operations(module):
         if operation.name == "stablehlo.custom_call":
-            held.append(sharding_of(operation.attributes, place))
-    return [sharding for sharding in held if isinstance(sharding, str)]
+            texts.append(sharding_of(operation.attributes, place))
+    return [sharding for sharding in texts if isinstance(sharding, str)]

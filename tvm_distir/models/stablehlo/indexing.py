@@ -58,7 +58,7 @@ def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
     write, axis = call.write, places.indexed[0]
     near = places.row_indices(write, indices)
     count = len(shape_of(near))
-    taken = write.emit(_op.take(table, near, axis=axis, mode="clip"))
+    rows = write.emit(_op.take(table, near, axis=axis, mode="clip"))
     rest = [("window", i) for i in range(len(places.table) - 1)]
     have = rest[:axis] + [("index", i) for i in range(count)] + rest[axis:]
     seen = {"window": 0, "index": 0}
@@ -67,7 +67,7 @@ def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
         kind = "window" if dim in places.windows else "index"
         wanted.append((kind, seen[kind]))
         seen[kind] += 1
-    return write.permute(taken, [have.index(item) for item in wanted])
+    return write.permute(rows, [have.index(item) for item in wanted])
 
 
 def _scatter(call: HloCall) -> TranslatedTensor:

@@ -33,15 +33,15 @@ def _rows(call: HloCall, name: str) -> list[list[int]]:
 
 def _axes(call: HloCall, mesh: Any, ordered: bool) -> list[int]:
     """Return the fewest axes along which groups are formed."""
-    wanted = _normal(_rows(call, "replica_groups"), ordered)
+    groups = _normal(_rows(call, "replica_groups"), ordered)
     rank = len(mesh_shape(mesh))
     for count in range(rank + 1):
         for axes in itertools.combinations(range(rank), count):
-            if axes and _normal(axis_groups(mesh, axes), ordered) == wanted:
+            if axes and _normal(axis_groups(mesh, axes), ordered) == groups:
                 return list(axes)
-            if not axes and all(len(group) == 1 for group in wanted):
+            if not axes and all(len(group) == 1 for group in groups):
                 return []
-    raise UnsupportedOperation(f"groups {wanted[:4]} that are not along axes of the mesh")
+    raise UnsupportedOperation(f"groups {groups[:4]} that are not along axes of the mesh")
 
 
 def _normal(groups: Sequence[Sequence[int]], ordered: bool) -> list[list[int]]:
@@ -106,12 +106,12 @@ def _shifts(mesh: Any) -> Iterator[tuple[int, int, bool, list[list[int]]]]:
 
 
 def _permute(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
-    wanted = sorted(_rows(call, "source_target_pairs"))
+    requested_pairs = sorted(_rows(call, "source_target_pairs"))
     for axis, shift, ring, pairs in _shifts(mesh):
-        if pairs == wanted:
-            made = ops.collective_permute(call.whole(0), mesh, axis, shift, wrap=ring)
-            return [call.write.value(call.write.emit(made))]
-    raise UnsupportedOperation(f"pairs {wanted[:4]} that are not a shift along an axis")
+        if pairs == requested_pairs:
+            result = ops.collective_permute(call.whole(0), mesh, axis, shift, wrap=ring)
+            return [call.write.value(call.write.emit(result))]
+    raise UnsupportedOperation(f"pairs {requested_pairs[:4]} that are not a shift along an axis")
 
 
 def _number(call: HloCall, mesh: Any) -> list[TranslatedTensor]:

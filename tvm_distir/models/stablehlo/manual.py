@@ -51,8 +51,8 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
     if len(names) != 1:
         raise UnsupportedOperation(f"a {MANUAL} on {len(names)} meshes")
     mesh = placed[0][0]
-    held = set(_axes(manual.attributes.get("manual_axes")))
-    free = sorted(axis for axis, size in mesh.axes.items() if size > 1 and axis not in held)
+    manual_axes = set(_axes(manual.attributes.get("manual_axes")))
+    free = sorted(axis for axis, size in mesh.axes.items() if size > 1 and axis not in manual_axes)
     if free:
         raise UnsupportedOperation(f"a {MANUAL} along some axes only: {free} are not manual")
     grids.compute_on(mesh.name)

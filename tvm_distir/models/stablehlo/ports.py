@@ -39,8 +39,8 @@ def grid_of(operation: Operation) -> str:
         if not isinstance(symbol, Symbol):
             raise UnsupportedOperation(f"a local program whose {title} has no {PORT} with a grid")
         if name not in ("", symbol.name):
-            what = f"{title} is on the grid {symbol.name}, others on {name}"
-            raise UnsupportedOperation(f"a local program whose {what}")
+            problem = f"{title} is on the grid {symbol.name}, others on {name}"
+            raise UnsupportedOperation(f"a local program whose {problem}")
         name = symbol.name
     return name
 
@@ -83,7 +83,9 @@ def _edges(operation: Operation) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield f"result {number}", notes
 
 
-def _port(title: str, notes: Mapping[str, Any], held: Any, sizes: Sequence[int]) -> dict[str, Any]:
+def _port(
+    title: str, notes: Mapping[str, Any], annotation: Any, sizes: Sequence[int]
+) -> dict[str, Any]:
     port = notes[PORT]
     placement, shape, index = (port.get(key) for key in ("placement", "shape", "index"))
     whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
@@ -94,12 +96,12 @@ def _port(title: str, notes: Mapping[str, Any], held: Any, sizes: Sequence[int])
         check_placement(labels, sizes, len(shape), PORT)
     except MeshError as error:
         raise UnsupportedOperation(f"{title}: {error}") from error
-    sizes_held = shape_of(held)
+    sizes_held = shape_of(annotation)
     if tuple(local_shape(shape, labels, sizes)) != sizes_held:
-        what = f"a shard {list(sizes_held)} of an array {shape}, placed {placement}"
-        raise UnsupportedOperation(f"{title}: {what}")
+        problem = f"a shard {list(sizes_held)} of an array {shape}, placed {placement}"
+        raise UnsupportedOperation(f"{title}: {problem}")
     port_notes: dict[str, Any] = {
-        "dtype": dtype_of(held),
+        "dtype": dtype_of(annotation),
         "index": index,
         "placement": placement,
         "shape": shape,

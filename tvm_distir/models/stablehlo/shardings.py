@@ -175,17 +175,17 @@ class Shardings:
         """Return the module with the meshes that its annotations use."""
         if not self._used:
             return mod
-        held = list(self._used.values())
+        meshes = list(self._used.values())
         attrs = {
             **dict(mod.attrs or {}),
             AXES_ATTR: [list(self._meshes[name].axes) for name in self._used],
             NAMES_ATTR: list(self._used),
-            DEVICE_NUM_ATTR: 1 + max(int(mesh_devices(mesh).max()) for mesh in held),
+            DEVICE_NUM_ATTR: 1 + max(int(mesh_devices(mesh).max()) for mesh in meshes),
         }
         return ir.IRModule(
             dict(mod.functions),
             attrs=ir.make_node("ir.DictAttrs", **attrs),
-            global_infos={MESH_INFO: held},
+            global_infos={MESH_INFO: meshes},
         )
 
 

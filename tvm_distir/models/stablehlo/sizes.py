@@ -32,9 +32,9 @@ class Sizes:
     """
 
     def __init__(
-        self, held: Mapping[str, Operation], callee: Callable[[Operation], str], inline: int
+        self, functions: Mapping[str, Operation], callee: Callable[[Operation], str], inline: int
     ) -> None:
-        self._held, self._callee, self._inline = held, callee, inline
+        self._functions, self._callee, self._inline = functions, callee, inline
         self._sizes: dict[str, int] = {}
         self._written = 0
 
@@ -47,7 +47,7 @@ class Sizes:
         """Return the number of operations of a function and its callees, large for regions."""
         if name not in self._sizes:
             self._sizes[name] = _LARGE
-            body = self._held[name].regions[0].operations
+            body = self._functions[name].regions[0].operations
             self._sizes[name] = sum(self._size_of(op) for op in body)
         return self._sizes[name]
 

@@ -33,15 +33,15 @@ def read_source(source: Any) -> tuple[str, str]:
         return str(source.as_text(debug_info=True)), "module"
     if isinstance(source, str) and "\n" in source:
         return source, "text"
-    given = bytes(source) if isinstance(source, bytes | bytearray | memoryview) else None
-    data, place = (file_bytes(source), source) if given is None else (given, "bytes")
+    content = bytes(source) if isinstance(source, bytes | bytearray | memoryview) else None
+    data, place = (file_bytes(source), source) if content is None else (content, "bytes")
     place = str(place)
     if is_bytecode(data):
         return _text_of(data, place), place
     try:
         return data.decode("utf-8"), place
     except UnicodeDecodeError as error:
-        if given is not None or place.lower().endswith(JAX_ARTIFACT):
+        if content is not None or place.lower().endswith(JAX_ARTIFACT):
             return _text_of(_exported(data, place), place), place
         raise _unreadable(place) from error
 

@@ -51,9 +51,9 @@ def _convolution(call: AtenCall) -> Any:
     )
     write = ir.Op.get("relax.nn.conv2d").get_attr("FPrimalGradient")
     parts = list(write(relax.Var("y", forward.ty), forward, gradient, call.builder))
-    wanted = call["output_mask"]
-    results = [call.emit(parts[i]) if wanted[i] else call.absent(i) for i in (0, 1)]
-    bias = call.in_float32(lambda g: _op.sum(g, [0, 2, 3]), gradient) if wanted[2] else None
+    mask = call["output_mask"]
+    results = [call.emit(parts[i]) if mask[i] else call.absent(i) for i in (0, 1)]
+    bias = call.in_float32(lambda g: _op.sum(g, [0, 2, 3]), gradient) if mask[2] else None
     return [*results, call.absent(2) if bias is None else bias]
 
 

@@ -72,13 +72,13 @@ def _attention(call: AtenCall) -> Any:
         raise UnsupportedOperator("attention over matrices")
     if len(shape) != 4:
         q, k, v = (_as_batch(call, x) for x in (q, k, v))
-    heads, held = shape_of(q)[1], shape_of(k)[1]
-    if heads != held:
-        if not call["enable_gqa"] and held != 1:
+    heads, key_heads = shape_of(q)[1], shape_of(k)[1]
+    if heads != key_heads:
+        if not call["enable_gqa"] and key_heads != 1:
             raise UnsupportedOperator(
-                f"{heads} query heads for {held} key heads without enable_gqa"
+                f"{heads} query heads for {key_heads} key heads without enable_gqa"
             )
-        k, v = (call.emit(_op.repeat(x, heads // held, 1)) for x in (k, v))
+        k, v = (call.emit(_op.repeat(x, heads // key_heads, 1)) for x in (k, v))
     mask = None if call["attn_mask"] is None else _mask(call, call["attn_mask"], dtype_of(q), shape)
     q, k, v = (call.emit(_op.permute_dims(x, [0, 2, 1, 3])) for x in (q, k, v))
     q, scale = _scaled(call, q)

@@ -252,8 +252,8 @@ def _check_dims(node: fx.Node, name: str, rank: int) -> None:
     """Reject an operator along the dim of rows."""
     schema = node.target._schema.arguments
     index = [spec.name for spec in schema].index(name)
-    given = node.args[index] if index < len(node.args) else node.kwargs.get(name, 0)
-    dims = given if isinstance(given, (list, tuple)) else [given]
+    dim = node.args[index] if index < len(node.args) else node.kwargs.get(name, 0)
+    dims = dim if isinstance(dim, (list, tuple)) else [dim]
     whole = rank + (overload_name(node.target) == "unsqueeze.default")
     if not dims or any(not isinstance(d, int) or axis_of(d, whole) == 0 for d in dims):
         raise _NotSeparate

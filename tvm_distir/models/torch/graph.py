@@ -130,14 +130,14 @@ class Translation:
         try:
             return self._value(node, env)
         except UnsupportedOperator as error:
-            what = str(error)
+            problem = str(error)
             cause: Exception = error
         except IMPORT_ERRORS as error:
-            what, cause = f"its operands do not match: {reason(error)}", error
+            problem, cause = f"its operands do not match: {reason(error)}", error
             if self._batch is not None:
                 raise self._batch.fault(node, "its operands do not match") from error
         raise ModelError(
-            "DIST0361", what, place=_place(node), remedy="Rewrite this part of the model."
+            "DIST0361", problem, place=_place(node), remedy="Rewrite this part of the model."
         ) from cause
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:

@@ -107,14 +107,14 @@ def _is_taken_apart(target: Any) -> bool:
 
 def _without_aliases(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRModule:
     """Return the module, without variables that alias constants or other variables."""
-    wanted = wanted_outputs(program, outputs)
+    output_names = wanted_outputs(program, outputs)
     named = [*inputs.data, *inputs.weights]
     builder = relax.BlockBuilder()
     with builder.function("main", [var for _, var in named]):
         with builder.dataflow():
             module = program.graph_module
             results = Translation(builder, inputs.batch).run(module, module.graph, dict(inputs.env))
-            values = [_result(results, index, spec) for index, spec in wanted]
+            values = [_result(results, index, spec) for index, spec in output_names]
             result = builder.emit_output(values[0] if len(values) == 1 else relax.Tuple(values))
         builder.emit_func_output(result)
     passes = transform.Sequential(
@@ -131,7 +131,7 @@ def _without_aliases(program: ExportedProgram, inputs: Inputs, outputs: str) -> 
     mod.update_func(mod.get_global_var("main"), main)
     gradients = {
         str(spec.target): i
-        for i, (_, spec) in enumerate(wanted)
+        for i, (_, spec) in enumerate(output_names)
         if spec.kind is OutputKind.GRADIENT_TO_PARAMETER
     }
     return noted_step(mod, gradients)

@@ -17,11 +17,11 @@ _MOST = 2**63 - 1
 
 def _cat(call: AtenCall) -> Any:
     parts = [call.cast(part, call.dtype) for part in call["tensors"]]
-    held = [part for part in parts if shape_of(part) != (0,)]  # torch passes over empty vectors
-    if not held:
+    nonempty = [part for part in parts if shape_of(part) != (0,)]  # torch passes over empty vectors
+    if not nonempty:
         return parts[0]
-    axis = axis_of(call["dim"], len(shape_of(held[0])))
-    return held[0] if len(held) == 1 else call.emit(_op.concat(held, axis))
+    axis = axis_of(call["dim"], len(shape_of(nonempty[0])))
+    return nonempty[0] if len(nonempty) == 1 else call.emit(_op.concat(nonempty, axis))
 
 
 def _stack(call: AtenCall) -> Any:
@@ -128,8 +128,8 @@ def _diff(call: AtenCall) -> Any:
     x = call["self"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     ends = [call["prepend"], x, call["append"]]
-    held = [part for part in ends if part is not None]
-    x = held[0] if len(held) == 1 else call.emit(_op.concat(held, axis))
+    present = [part for part in ends if part is not None]
+    x = present[0] if len(present) == 1 else call.emit(_op.concat(present, axis))
     for _ in range(call["n"]):
         size = shape_of(x)[axis]
         later, sooner = sliced(call, x, axis, 1, size), sliced(call, x, axis, 0, size - 1)

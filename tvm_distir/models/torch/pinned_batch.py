@@ -143,11 +143,11 @@ class PinnedBatch:
         """Return the dims of a value that differ from those of the program."""
         return _different(node.meta.get("val"), env.get(node))
 
-    def fault(self, node: fx.Node, what: str) -> ModelError:
+    def fault(self, node: fx.Node, problem: str) -> ModelError:
         """Return the error of a node that prevents another batch."""
         return ModelError(
             "DIST0314",
-            f"the batch {self.old} cannot become {self.new}: {what}",
+            f"the batch {self.old} cannot become {self.new}: {problem}",
             place=f"{self._place}: {node.name} ({overload_name(node.target)})",
             remedy="Export the model at this batch, or with dynamic_shapes for dim 0.",
         )
@@ -173,18 +173,18 @@ class PinnedBatch:
         ``axis`` is the dim of a concatenation, which broadcasts no operands.
         """
         rank = max((len(_old(n)) for n in nodes), default=0)
-        wanted = {
+        targets = {
             dim - len(_old(n)): shape_of(env[n])[dim]
             for n in nodes
             for dim in self.carried(n, env)
             if axis is None or dim != axis
         }
         changed: dict[fx.Node, Any] = {}
-        for n in nodes if wanted else ():
+        for n in nodes if targets else ():
             shape = _old(n)
             fixed = {
                 len(shape) + dim: size
-                for dim, size in wanted.items()
+                for dim, size in targets.items()
                 if len(shape) + dim >= 0 and not self.carried(n, env)
             }
             fixed = {d: size for d, size in fixed.items() if axis is not None or shape[d] != 1}
@@ -192,8 +192,8 @@ class PinnedBatch:
                 value = changed.get(n, env[n])
                 is_replaced = overload_name(node.target) == "copy.default"
                 if not is_replaced and not self._is_repeated(n, dim, env):
-                    what = f'the samples of "{n.name}" of shape {list(shape)} differ'
-                    raise self.fault(node, what)
+                    problem = f'the samples of "{n.name}" of shape {list(shape)} differ'
+                    raise self.fault(node, problem)
                 if shape[dim] != 1:
                     value = builder.emit(relax.op.strided_slice(value, [dim], [0], [1]))
                 if axis is not None or (rank == 4 and _is_operand_of_attention(node, n)):

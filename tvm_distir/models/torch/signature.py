@@ -149,12 +149,12 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, An
     ModelError
         DIST0362 if there is none, or one is no tensor.
     """
-    wanted = []
+    selected = []
     for index, spec in enumerate(program.graph_signature.output_specs):
         if outputs == "user" and spec.kind not in _RESULTS:
             continue
         if isinstance(spec.arg, TensorArgument):
-            wanted.append((index, spec))
+            selected.append((index, spec))
         elif not (isinstance(spec.arg, ConstantArgument) and spec.arg.value is None):
             raise ModelError(
                 "DIST0362",
@@ -162,20 +162,20 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, An
                 place=f"{spec.arg}",
                 remedy="Export a module that returns tensors.",
             )
-    if not wanted:
+    if not selected:
         raise ModelError(
             "DIST0362",
             "the program has no output",
             place="output",
             remedy="Return at least one tensor.",
         )
-    return wanted
+    return selected
 
 
 def stored_values(program: ExportedProgram) -> dict[str, Any]:
     """Return the stored parameters, buffers and constants of the program, by name."""
-    held: dict[str, Any] = {**program.constants, **program.state_dict}
-    return {name: value for name, value in held.items() if _has_values(value)}
+    stored: dict[str, Any] = {**program.constants, **program.state_dict}
+    return {name: value for name, value in stored.items() if _has_values(value)}
 
 
 def _has_values(value: Any) -> bool:

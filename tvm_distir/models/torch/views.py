@@ -92,8 +92,8 @@ def _squeeze(call: AtenCall) -> Any:
     axes = list(range(len(shape)))
     if "dim" in call.names and shape:
         axes = axes_of([call["dim"]] if isinstance(call["dim"], int) else call["dim"], len(shape))
-    gone = [axis for axis in sorted(axes) if shape[axis] == 1]
-    return call.emit(_op.squeeze(x, gone)) if gone else x
+    removed = [axis for axis in sorted(axes) if shape[axis] == 1]
+    return call.emit(_op.squeeze(x, removed)) if removed else x
 
 
 def _flip(call: AtenCall) -> Any:

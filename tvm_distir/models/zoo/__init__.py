@@ -471,7 +471,7 @@ def build(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
     """
     _check_name(name)
     if ENTRY in keys and name in WITHOUT_SERVING:
-        what = f"{name} has no serving step: {WITHOUT_SERVING[name]}"
+        problem = f"{name} has no serving step: {WITHOUT_SERVING[name]}"
         remedy = f"Remove {ENTRY}, or choose a decoder."
-        raise ModelError("DIST0331", what, place=f"zoo:{name}", remedy=remedy)
+        raise ModelError("DIST0331", problem, place=f"zoo:{name}", remedy=remedy)
     return _MODELS[name].make(**keys)

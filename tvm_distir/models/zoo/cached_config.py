@@ -93,8 +93,8 @@ def split_serve_keys(
         if key in rest
     }
     caches = CacheConfig(**values)
-    for what, remedy in caches.faults():
-        raise ModelError("DIST0332", what, place=place, remedy=remedy)
+    for problem, remedy in caches.faults():
+        raise ModelError("DIST0332", problem, place=place, remedy=remedy)
     return rest, caches
 
 
@@ -116,8 +116,8 @@ def serving_config(
         config = _sizes_of_gpt(config)
     if isinstance(config, LlamaConfig):
         config = _as_decoder(config)
-    for what, remedy in indivisible("batch", config.batch, "pools", caches.pools):
-        raise ModelError("DIST0332", what, place=place, remedy=remedy)
+    for problem, remedy in indivisible("batch", config.batch, "pools", caches.pools):
+        raise ModelError("DIST0332", problem, place=place, remedy=remedy)
     return config
 
 
@@ -125,8 +125,8 @@ def _check_positions(place: str, config: GptConfig, caches: CacheConfig) -> None
     """Refuse caches of more tokens than there are learned positions (DIST0332)."""
     tokens = caches.past + config.seq
     if tokens > config.positions:
-        what = f"past + seq = {tokens} exceeds positions={config.positions}"
-        raise ModelError("DIST0332", what, place=place, remedy=f"Add positions={tokens}.")
+        problem = f"past + seq = {tokens} exceeds positions={config.positions}"
+        raise ModelError("DIST0332", problem, place=place, remedy=f"Add positions={tokens}.")
 
 
 def _sizes_of_gpt(config: GptConfig) -> DecoderConfig:

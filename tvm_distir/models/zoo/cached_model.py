@@ -250,8 +250,8 @@ class CachedDecoder(Decoder):
         results: list[Any] = []
         for number, layer in enumerate(self.layers):
             cos, sin = by_window.get(config.has_window(number), by_window[False])
-            held = caches[number * count : (number + 1) * count]
-            out = layer(x, cos, sin, pages, lengths, *held)
+            layer_caches = caches[number * count : (number + 1) * count]
+            out = layer(x, cos, sin, pages, lengths, *layer_caches)
             x, *new_caches = unpacked(out, 1 + count)
             results += new_caches
         x = part(x, config.seq - 1, config.seq, "last", axis=1)

@@ -53,12 +53,12 @@ class Config:
                 yield f"{field.name}={shortened(value)} is too large", f"Give at most {limit}."
 
 
-def indivisible(what: str, size: int, by: str, count: int) -> Iterator[Fault]:
+def indivisible(subject: str, size: int, by: str, count: int) -> Iterator[Fault]:
     """Yield a fault when ``count`` does not divide ``size``."""
     if size % count:
         yield (
-            f"{what}={size} is not divisible by {by}={count}",
-            f"Choose {by} such that it divides {what}.",
+            f"{subject}={size} is not divisible by {by}={count}",
+            f"Choose {by} such that it divides {subject}.",
         )
 
 
@@ -260,8 +260,8 @@ def configure(
             )
         values[key] = convert_key(f"zoo:{name}", key, value, types[key])
     config = replace(base, **values)
-    for what, remedy in config.faults():
-        raise ModelError("DIST0332", what, place=f"zoo:{name}", remedy=remedy)
+    for problem, remedy in config.faults():
+        raise ModelError("DIST0332", problem, place=f"zoo:{name}", remedy=remedy)
     return config
 
 

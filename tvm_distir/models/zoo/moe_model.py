@@ -145,14 +145,14 @@ class Experts(nn.Module):  # type: ignore[misc]
         dispatch, combine = self.router(x)
         slots = experts * capacity
         into = nn.op.permute_dims(nn.op.reshape(dispatch, (groups, seq, slots)), [0, 2, 1])
-        held = nn.op.reshape(
+        expert_rows = nn.op.reshape(
             nn.op.matmul(into, x, name="dispatched"), (groups, experts, capacity, hidden)
         )
-        held = nn.op.reshape(
-            nn.op.permute_dims(held, [1, 0, 2, 3]), (experts, groups * capacity, hidden)
+        expert_rows = nn.op.reshape(
+            nn.op.permute_dims(expert_rows, [1, 0, 2, 3]), (experts, groups * capacity, hidden)
         )
-        gate = nn.op.silu(nn.op.matmul(held, self.gate_proj, name="gate"))
-        up = nn.op.matmul(held, self.up_proj, name="up")
+        gate = nn.op.silu(nn.op.matmul(expert_rows, self.gate_proj, name="gate"))
+        up = nn.op.matmul(expert_rows, self.up_proj, name="up")
         outputs = nn.op.matmul(nn.op.multiply(gate, up), self.down_proj, name="made")
         outputs = nn.op.permute_dims(
             nn.op.reshape(outputs, (experts, groups, capacity, hidden)), [1, 0, 2, 3]

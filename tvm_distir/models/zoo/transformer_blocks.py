@@ -246,8 +246,8 @@ def export_model(
     functions = {}
     for gv, fn in mod.functions.items():
         if gv.name_hint == "main":
-            written = [str(p.name) for p in fn.params[:]]
-            titles = [(names or {}).get(name, name) for name in written]
+            parameter_names = [str(p.name) for p in fn.params[:]]
+            titles = [(names or {}).get(name, name) for name in parameter_names]
             functions[gv] = fn.with_attr(PARAM_NAMES_ATTR, titles)
         else:
             functions[gv] = _short_names(fn)

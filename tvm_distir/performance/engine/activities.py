@@ -181,7 +181,7 @@ class ActivityGraphBuilder:
                     moved = True
         sizes = [matrice.size for matrice in self.matrices]
         rows = np.array(self.rows, np.int64).reshape(-1, 4)
-        kind, group, owner, spent = np.ascontiguousarray(rows.T)
+        kind, group, owner, duration = np.ascontiguousarray(rows.T)
         activities = Activities(
             np.concatenate(
                 [np.zeros(0, np.int64), *(matrice.ravel() for matrice in self.matrices)]
@@ -191,7 +191,7 @@ class ActivityGraphBuilder:
             kind,
             group,
             owner,
-            spent,
+            duration,
             np.array(self.in_begin, np.int64),
             np.array(self.ins, np.int64),
             np.array(self.out_begin, np.int64),
@@ -204,10 +204,12 @@ class ActivityGraphBuilder:
             np.array(position, np.int64),
         )
 
-    def _add(self, kind: int, group: int, rank: int, spent: int, ins: list[int], outs: int) -> int:
+    def _add(
+        self, kind: int, group: int, rank: int, duration: int, ins: list[int], outs: int
+    ) -> int:
         """Add an activity and return the first token that it makes."""
         token = self.out_begin[-1]
-        self.rows.append((kind, group, rank, spent))
+        self.rows.append((kind, group, rank, duration))
         self.ins += ins
         self.in_begin.append(len(self.ins))
         self.out_begin.append(token + outs)
@@ -223,9 +225,9 @@ class ActivityGraphBuilder:
             cells[c + d * micro] = cells[a + b * micro]
         elif kind == SEND:
             self.sent[a, micro] = len(self.rows)
-            spent = int(self.units.edges[a, 1])
+            duration = int(self.units.edges[a, 1])
             ins = [streams[d], cells[b + c * micro]]
-            streams[d] = self._add(FLOW, len(self.units.steps) + a, rank, spent, ins, 1)
+            streams[d] = self._add(FLOW, len(self.units.steps) + a, rank, duration, ins, 1)
         elif kind == RECV:
             if self.sent[a, micro] < 0:
                 return False

@@ -77,11 +77,11 @@ def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) ->
     order = np.argsort(runs, kind="stable")
     counts = np.bincount(runs, minlength=woven.runs.size)
     sent, ended = (np.full(woven.sent.shape, -1, np.int64) for _ in range(2))
-    there = woven.sent >= 0
-    flow = woven.sent[there]
-    ended[there] = time[activities.out_begin[flow]]
+    is_sent = woven.sent >= 0
+    flow = woven.sent[is_sent]
+    ended[is_sent] = time[activities.out_begin[flow]]
     first = activities.in_begin[flow]
-    sent[there] = np.maximum(time[activities.ins[first]], time[activities.ins[first + 1]])
+    sent[is_sent] = np.maximum(time[activities.ins[first]], time[activities.ins[first + 1]])
     ports = np.diff(activities.in_begin)[woven.runs]
     begin = np.repeat(activities.in_begin[woven.runs] - np.cumsum(ports) + ports, ports)
     times = time[activities.ins[begin + np.arange(ports.sum())]]

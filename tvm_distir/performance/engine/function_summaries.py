@@ -123,14 +123,14 @@ class FunctionSummaries(Protocol):
     def run(self, units: RankPrograms) -> ActionTimes:
         """Run units on ranks as early as possible."""
 
-    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
+    def sweep(self, columns: Ints, duration: Ints, sent: Ints, units: RankPrograms) -> Ints:
         """Return the ends of many runs of units, with other durations.
 
         Parameters
         ----------
         columns : int64 array
-            The row of each op of the table in ``spent``; -1 of a call.
-        spent : int64 array (durations, rows)
+            The row of each op of the table in ``duration``; -1 of a call.
+        duration : int64 array (durations, rows)
         sent : int64 array (messages, rows)
             Durations of messages.
         units : RankPrograms

@@ -107,12 +107,12 @@ class NativeMaps:
             times, finish.reshape(-1, RANK_STREAMS), sent.reshape(-1, units.micros), position
         )
 
-    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
+    def sweep(self, columns: Ints, duration: Ints, sent: Ints, units: RankPrograms) -> Ints:
         """See :class:`.function_summaries.FunctionSummaries`."""
-        result = np.empty(spent.shape[1], np.int64)
+        result = np.empty(duration.shape[1], np.int64)
         self._sweep(
             columns,
-            np.ascontiguousarray(spent).ravel(),
+            np.ascontiguousarray(duration).ravel(),
             np.ascontiguousarray(sent).ravel(),
             *units.arrays(),
             result,

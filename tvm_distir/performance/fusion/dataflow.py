@@ -66,7 +66,7 @@ class Dataflow:
                 continue
             for value in dict.fromkeys(self.source[value] for value in op.inputs):
                 self.readers.setdefault(value, []).append(number)
-        self.kept = {self.source[value] for value in fn.results}
+        self.returned = {self.source[value] for value in fn.results}
 
     def is_cast(self, number: int) -> bool:
         """Return whether an op changes a floating type to another."""
@@ -115,7 +115,7 @@ class Dataflow:
 
         What the caller gives or gets stays as it is.
         """
-        fixed = {*self.fn.params, *self.kept}
+        fixed = {*self.fn.params, *self.returned}
         casts = [n for n in range(len(self.fn.ops)) if self.casts and self.is_cast(n)]
         result: dict[int, tuple[str, int]] = {}
         for number in casts:

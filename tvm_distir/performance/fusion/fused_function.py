@@ -53,7 +53,7 @@ class Writer:
             values[value] = values[value]._replace(dtype=dtype, bytes=size)
         for number in self.grouping.absorbed:
             for value in fn.ops[number].outputs:
-                if value not in self.flow.kept:
+                if value not in self.flow.returned:
                     values[value] = values[value]._replace(bytes=0)
         return dataclasses.replace(fn, ops=tuple(_in_order(nodes)), values=tuple(values))
 
@@ -64,7 +64,7 @@ class Writer:
             for number, group in self.group_of.items()
             if self.flow.fn.ops[number].op in group.rule.recomputed
             for value in self.flow.fn.ops[number].outputs
-            if value not in self.flow.kept
+            if value not in self.flow.returned
             and all(
                 reader in self.group_of and self.flow.fn.ops[reader].kernel_class in _BY_ELEMENT
                 for reader in self.flow.readers.get(value, ())
@@ -85,8 +85,8 @@ class Writer:
         if op.kind != "compute":
             return op
         read = op.bytes_read - sum(map(self._saved, dict.fromkeys(op.inputs)))
-        written = op.bytes_written - sum(map(self._saved, op.outputs))
-        return op._replace(bytes_read=max(read, 0), bytes_written=max(written, 0))
+        written_bytes = op.bytes_written - sum(map(self._saved, op.outputs))
+        return op._replace(bytes_read=max(read, 0), bytes_written=max(written_bytes, 0))
 
     def _absorbed(self, op: Op) -> Op:
         return op._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
@@ -123,7 +123,7 @@ class Writer:
         readers = self.flow.readers.get(value, ())
         if value in self.recomputed:
             return False
-        return value in self.flow.kept or any(n not in group.members for n in readers)
+        return value in self.flow.returned or any(n not in group.members for n in readers)
 
 
 def _in_order(nodes: list[tuple[int, Op]]) -> list[Op]:

@@ -47,21 +47,21 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     UsageError
         DIST0152 for a training step under a profile that quantizes weights alone.
     """
-    known = Profile.known(profile)
-    if known.changes_nothing or _measured(program):
+    resolved = Profile.resolve(profile)
+    if resolved.changes_nothing or _measured(program):
         return program
-    program = reduced(without_wrappers(program), known)
+    program = reduced(without_wrappers(program), resolved)
     functions, besides = dict[str, Function](), dict[str, int]()
     for name, fn in program.functions.items():
-        functions[name], besides[name] = _function(fn, known)
-    program = quantized(dataclasses.replace(program, functions=functions), known)
-    if known.joined:
-        program = joined(program, known.joined)
-    if known.experts == "fused":
+        functions[name], besides[name] = _function(fn, resolved)
+    program = quantized(dataclasses.replace(program, functions=functions), resolved)
+    if resolved.joined:
+        program = joined(program, resolved.joined)
+    if resolved.experts == "fused":
         program = with_fused_experts(program)
-    if known.accumulates:
+    if resolved.accumulates:
         program = accumulated(program)
-    return with_hosts(program, {} if known.graphs else besides, known.graphs)
+    return with_hosts(program, {} if resolved.graphs else besides, resolved.graphs)
 
 
 def _function(fn: Function, profile: Profile) -> tuple[Function, int]:

@@ -52,12 +52,12 @@ class Grouping:
             and number not in flow.views
             and all(flow.fn.values[v].dtype in profile.absorb for v in op.outputs)
         }
-        self._taken: set[int] = {*flow.views, *self.absorbed}
-        self._taken.update(n for n, op in enumerate(ops) if op.kind != "compute")
+        self._grouped: set[int] = {*flow.views, *self.absorbed}
+        self._grouped.update(n for n, op in enumerate(ops) if op.kind != "compute")
         self.groups: list[Group] = []
         for rule in profile.rules:
             for number in range(len(ops)):
-                if number not in self._taken and self._begins(rule, number):
+                if number not in self._grouped and self._begins(rule, number):
                     self._grow(rule, number)
 
     def _begins(self, rule: FusionRule, number: int) -> bool:
@@ -75,7 +75,7 @@ class Grouping:
         todo = [anchor]
         while todo:
             for number in self.flow.neighbours(todo.pop()):
-                if number in group.members or number in self._taken or number in refused:
+                if number in group.members or number in self._grouped or number in refused:
                     continue
                 if self._fits(group, anchor, number):
                     group.members.add(number)
@@ -85,10 +85,10 @@ class Grouping:
                 else:
                     refused.add(number)
         for number in self._siblings(group):
-            if number not in self._taken and not self.flow.closes_circle(group.members, number):
+            if number not in self._grouped and not self.flow.closes_circle(group.members, number):
                 group.members.add(number)
         if self._has_what_it_needs(group):
-            self._taken.update(group.members)
+            self._grouped.update(group.members)
             self.groups.append(group)
 
     def _siblings(self, group: Group) -> list[int]:

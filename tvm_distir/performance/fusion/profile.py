@@ -227,7 +227,7 @@ class Profile:
         return Profile.from_dict(read_json(path, _no_json, repeated=_wrong), str(path))
 
     @staticmethod
-    def known(profile: Profile | str) -> Profile:
+    def resolve(profile: Profile | str) -> Profile:
         """Read a profile that is given by its name or path; others are returned as they are."""
         return Profile.load(profile) if isinstance(profile, str) else profile
 
@@ -254,9 +254,9 @@ def _own_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in DATA.glob("*.json")))
 
 
-def _wrong(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", what, place=place, remedy=remedy)
+def _wrong(place: str, problem: str, remedy: str) -> HardwareError:
+    return HardwareError("DIST0703", problem, place=place, remedy=remedy)
 
 
-def _no_json(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0702", what, place=place, remedy=remedy)
+def _no_json(place: str, problem: str, remedy: str) -> HardwareError:
+    return HardwareError("DIST0702", problem, place=place, remedy=remedy)

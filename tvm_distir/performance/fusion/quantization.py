@@ -182,8 +182,8 @@ class _Quantizer:
                 continue
             self.done.add(value)
             known = self.fn.values[value]
-            kept = self.training and number not in self.late
-            if self._is_given(value) and not kept and not GRADIENT.match(known.name):
+            stored = self.training and number not in self.late
+            if self._is_given(value) and not stored and not GRADIENT.match(known.name):
                 continue
             yield Op(
                 f"{known.name}_quantized", "compute", QUANTIZE, (value,), (), 0,

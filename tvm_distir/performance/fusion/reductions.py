@@ -199,7 +199,7 @@ class _Narrowing:
 
     def __init__(self, functions: dict[str, Function], staged: PipelineProgram) -> None:
         self.functions, self.staged = functions, staged
-        self._known: dict[str, set[int]] = {}
+        self._cache: dict[str, set[int]] = {}
 
     def run(self) -> PipelineProgram:
         """Narrow each phase and return the stages with narrower slots and messages."""
@@ -241,8 +241,8 @@ class _Narrowing:
 
     def _function(self, name: str, narrow_params: set[int], begins: bool) -> set[int]:
         """Narrow the values of a function once and return the indices of its narrow results."""
-        if name in self._known or not (narrow_params or begins):
-            return self._known.get(name, set())
+        if name in self._cache or not (narrow_params or begins):
+            return self._cache.get(name, set())
         fn = self.functions[name]
         narrow, ops = set(narrow_params), list[Op]()
         for op in fn.ops:
@@ -262,11 +262,11 @@ class _Narrowing:
                 half = op.payload_bytes // 2 if keeps else op.payload_bytes
                 op = op._replace(payload_bytes=half)
             less = sum(fn.values[v].bytes // 2 for v in op.inputs if v in narrow)
-            written = sum(fn.values[v].bytes // 2 for v in op.outputs if v in narrow)
+            written_bytes = sum(fn.values[v].bytes // 2 for v in op.outputs if v in narrow)
             if op.kind == "compute":
                 op = op._replace(
                     bytes_read=max(op.bytes_read - less, 0),
-                    bytes_written=op.bytes_written - written,
+                    bytes_written=op.bytes_written - written_bytes,
                 )
             ops.append(op)
         values = [
@@ -276,5 +276,5 @@ class _Narrowing:
             for n, v in enumerate(fn.values)
         ]
         self.functions[name] = dataclasses.replace(fn, ops=tuple(ops), values=tuple(values))
-        self._known[name] = {r for r, value in enumerate(fn.results) if value in narrow}
-        return self._known[name]
+        self._cache[name] = {r for r, value in enumerate(fn.results) if value in narrow}
+        return self._cache[name]

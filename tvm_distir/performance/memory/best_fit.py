@@ -79,13 +79,13 @@ class Arenas:
 
     def __init__(self, framework: CachingAllocator) -> None:
         self.framework = framework
-        self._known: dict[CallVariant, int] = {}
+        self._cache: dict[CallVariant, int] = {}
 
     def inside(self, use: CallVariant) -> int:
         """Return the bytes of a use's buffers that it does not return."""
-        if use not in self._known:
-            self._known[use] = self._place(use, False)
-        return self._known[use]
+        if use not in self._cache:
+            self._cache[use] = self._place(use, False)
+        return self._cache[use]
 
     def whole(self, use: CallVariant) -> int:
         """Return the bytes that a use takes, its results included."""

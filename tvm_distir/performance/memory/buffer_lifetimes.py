@@ -96,16 +96,16 @@ class ProgramBuffers:
         self._in_place = reduced_in_place(program)
         self.functions: Mapping[str, Function] = program.functions
         self.block_bytes = block_bytes
-        self._known: dict[str, FunctionBuffers] = {}
+        self._cache: dict[str, FunctionBuffers] = {}
 
     def rounded(self, size_bytes: int) -> int:
         """Return a size in whole blocks."""
         return -(-size_bytes // self.block_bytes) * self.block_bytes
 
     def __getitem__(self, name: str) -> FunctionBuffers:
-        buffers = self._known.get(name)
+        buffers = self._cache.get(name)
         if buffers is None:
-            buffers = self._known[name] = self._read(name, self.functions[name])
+            buffers = self._cache[name] = self._read(name, self.functions[name])
         return buffers
 
     def called(self, op: Op, reads: Sequence[int]) -> list[tuple[FunctionBuffers, Sequence[int]]]:
@@ -121,7 +121,7 @@ class ProgramBuffers:
         lives = FunctionBuffers(name, len(fn.params))
         at = [CONSTANT] * len(fn.values)
         read: list[tuple[int, ...]] = []
-        held: dict[int, tuple[int, ...]] = {}
+        buffers_of: dict[int, tuple[int, ...]] = {}
 
         def make(value: int, role: int, maker: int, size: int = -1) -> int:
             lives.sizes.append(self.rounded(fn.values[value].bytes) if size < 0 else size)
@@ -141,11 +141,11 @@ class ProgramBuffers:
             reads = tuple(at[i] for i in op.inputs)
             if op.callees:
                 known: dict[int, int] = {}
-                for value, (there, buffer_made, role, size) in zip(
+                for value, (exists, buffer_made, role, size) in zip(
                     op.outputs, self._returned(op, reads)
                 ):
                     if buffer_made is None:
-                        at[value] = there
+                        at[value] = exists
                     elif buffer_made in known:
                         at[value] = known[buffer_made]
                     else:
@@ -154,7 +154,7 @@ class ProgramBuffers:
                 for place, lent_buffer in callee.lent:
                     value = op.outputs[place]
                     more = make(value, callee.roles[lent_buffer], number, callee.sizes[lent_buffer])
-                    held[at[value]] = (*held.get(at[value], ()), more)
+                    buffers_of[at[value]] = (*buffers_of.get(at[value], ()), more)
             elif op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
                 at[op.outputs[0]] = reads[0]  # the result is the operand
             elif op.op == KV_APPEND_OP:
@@ -168,15 +168,17 @@ class ProgramBuffers:
                     at[value] = make(value, role, number)
             new = tuple(range(before, len(lives.sizes)))
             if op.is_start:
-                held.update((buffer, reads) for buffer in new)
+                buffers_of.update((buffer, reads) for buffer in new)
             ended = reads if op.kind == "wait" or op.callees else ()
-            read.append((*reads, *(buffer for r in ended for buffer in held.pop(r, ())), *new))
+            read.append(
+                (*reads, *(buffer for r in ended for buffer in buffers_of.pop(r, ())), *new)
+            )
             lives.steps.append(MemoryStep(op, reads, tuple(at[i] for i in op.outputs), new))
         results = tuple(at[i] for i in fn.results)
         lives.lent = tuple(
             (place, buffer)
             for place, result in enumerate(results)
-            for buffer in dict.fromkeys(held.get(result, ()))
+            for buffer in dict.fromkeys(buffers_of.get(result, ()))
             if buffer >= lives.params and buffer not in results
         )
         lives.results = (*results, *(buffer for _, buffer in lives.lent))
@@ -201,14 +203,14 @@ class ProgramBuffers:
         callee = called[0][0]
         result: list[tuple[int, int | None, int, int]] = []
         for place, buffer in enumerate(callee.results):
-            there = {
+            returned = {
                 CONSTANT if callee.results[place] < 0 else args[callee.results[place]]
                 for callee, args in called
                 if callee.results[place] < callee.params
             }
             same = all(callee.results[place] < callee.params for callee, _ in called)
-            if same and len(there) == 1:
-                result.append((there.pop(), None, TEMPORARIES, -1))
+            if same and len(returned) == 1:
+                result.append((returned.pop(), None, TEMPORARIES, -1))
             elif len(called) > 1:
                 result.append((CONSTANT, place, TEMPORARIES, -1))
             else:

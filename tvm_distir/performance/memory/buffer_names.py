@@ -208,9 +208,9 @@ class BufferNames:
         return ""
 
 
-def described(what: str, value: Value) -> str:
+def described(label: str, value: Value) -> str:
     """Return the name of a value of which no more than its shape is known."""
-    return f"{what} ({', '.join(map(str, value.shape))}) {value.dtype}"
+    return f"{label} ({', '.join(map(str, value.shape))}) {value.dtype}"
 
 
 def _params(fn: Function) -> list[Value]:

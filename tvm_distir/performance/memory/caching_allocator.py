@@ -133,13 +133,13 @@ class CachingAllocator:
         self.new, self._program = level, program
         self.lives = ProgramBuffers(program, block_bytes)
         self.values = {name: fn.values for name, fn in program.functions.items()}
-        self._known: dict[CallVariant, MemoryLevel] = {}
+        self._cache: dict[CallVariant, MemoryLevel] = {}
 
     def level(self, use: CallVariant) -> MemoryLevel:
         """Return the bytes that a use takes and leaves, its results included."""
-        level = self._known.get(use)
+        level = self._cache.get(use)
         if level is None:
-            level = self._known[use] = self._walk(use)
+            level = self._cache[use] = self._walk(use)
         return level
 
     def _walk(self, use: CallVariant) -> MemoryLevel:
@@ -151,8 +151,8 @@ class CachingAllocator:
             if step.op.callees:
                 inner = self.inner(lives, number, shape)
                 level.over(self.run(step, inner, shape), number)
-                gone = {buffer for call in inner for buffer in call.handed}
-                ends = tuple(buffer for buffer in ends if buffer not in gone)
+                freed = {buffer for call in inner for buffer in call.handed}
+                ends = tuple(buffer for buffer in ends if buffer not in freed)
             else:
                 for buffer in step.new:
                     level.add(shape.roles[buffer], shape.sizes[buffer])
@@ -256,9 +256,9 @@ class CachingAllocator:
     ) -> Iterator[LiveBuffer]:
         """Yield the buffers of a call at its peak, with owned parameters, named by ``labels``."""
         lives, shape, at = self.lives[use.function], self.shape(use), self.level(use).at
-        gone = set(lives.unread) if at >= 0 else set[int]()
+        freed = set(lives.unread) if at >= 0 else set[int]()
         for ends in shape.ends[: max(at, 0)]:
-            gone.update(ends)
+            freed.update(ends)
         inner: Sequence[NestedCall] = ()
         if at >= 0 and lives.steps[at].op.callees:
             inner = self.inner(lives, at, shape)
@@ -266,7 +266,7 @@ class CachingAllocator:
         named = {}
         for buffer, size in enumerate(shape.sizes):
             mine = buffer in shape.owned if buffer < lives.params else lives.makers[buffer] <= at
-            if not mine or buffer in gone or not size:
+            if not mine or buffer in freed or not size:
                 continue
             named[buffer] = (labels or {}).get(buffer) or self.label(lives, buffer, path)
             if any(buffer in call.handed for call in inner):
@@ -297,8 +297,8 @@ class CachingAllocator:
         """Return the name of a buffer that a function makes."""
         maker = lives.makers[buffer]
         op = lives.steps[maker].op if maker >= 0 else None
-        what = self.names.value(lives.name, lives.values[buffer], path)
-        return Label(what, "" if op is None else op.callee or op.op, lives.name)
+        title = self.names.value(lives.name, lives.values[buffer], path)
+        return Label(title, "" if op is None else op.callee or op.op, lives.name)
 
     def _mark_gradients(
         self, lives: FunctionBuffers, donated: set[int], roles: list[int], sizes: list[int]

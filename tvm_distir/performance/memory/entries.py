@@ -56,15 +56,15 @@ class EntryMemory:
     framework: CachingAllocator
     use: CallVariant
 
-    def course(self, taken: Mapping[str, str]) -> tuple[Ints, int]:
+    def course(self, branches: Mapping[str, str]) -> tuple[Ints, int]:
         """Return the live bytes while each op runs, in the order of issue, and behind the last.
 
         Parameters
         ----------
-        taken : mapping of str to str
+        branches : mapping of str to str
             The function that runs for each branch, ``function/binding``.
         """
-        during, after = LiveBytes(self.framework, taken).of(self.use)
+        during, after = LiveBytes(self.framework, branches).of(self.use)
         return during + self.resident_bytes, after + self.resident_bytes
 
 
@@ -149,11 +149,11 @@ def _use(lives: FunctionBuffers, alias: Mapping[int, int]) -> CallVariant:
 
 def _stashes(lives: FunctionBuffers) -> dict[int, int]:
     """Return the roles of buffers that the ops that the loss needs pass to others."""
-    wanted, forward = {lives.results[0]}, set[int]()
+    needed, forward = {lives.results[0]}, set[int]()
     for number in range(len(lives.steps) - 1, -1, -1):
         step = lives.steps[number]
-        if wanted.intersection(step.writes):
-            wanted.update(step.reads)
+        if needed.intersection(step.writes):
+            needed.update(step.reads)
             forward.add(number)
     stashes = {}
     for number, step in enumerate(lives.steps):

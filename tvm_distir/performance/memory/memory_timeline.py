@@ -55,18 +55,18 @@ class LiveBytes:
         The function that runs for each branch, ``function/binding``.
     """
 
-    def __init__(self, framework: CachingAllocator, taken: Mapping[str, str]) -> None:
-        self.framework, self.taken = framework, taken
-        self._known: dict[CallVariant, tuple[Ints, int]] = {}
+    def __init__(self, framework: CachingAllocator, branches: Mapping[str, str]) -> None:
+        self.framework, self.taken = framework, branches
+        self._cache: dict[CallVariant, tuple[Ints, int]] = {}
 
     def of(self, use: CallVariant) -> tuple[Ints, int]:
         """Return the live bytes while each op runs, above those at the entry, and behind the last.
 
         Views are no ops.
         """
-        if use not in self._known:
-            self._known[use] = self._walk(use)
-        return self._known[use]
+        if use not in self._cache:
+            self._cache[use] = self._walk(use)
+        return self._cache[use]
 
     def _walk(self, use: CallVariant) -> tuple[Ints, int]:
         framework = self.framework
@@ -81,14 +81,14 @@ class LiveBytes:
                 single.clear()
 
         for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
-            gone: set[int] = set()
+            freed: set[int] = set()
             if step.op.callees:
                 inner = framework.inner(lives, number, shape)
-                taken = self.taken.get(f"{use.function}/{step.op.name}", step.op.callee)
-                call = next(i for i in inner if i.use.function == taken)
-                gone = {buffer for i in inner for buffer in i.handed}
+                branch = self.taken.get(f"{use.function}/{step.op.name}", step.op.callee)
+                call = next(i for i in inner if i.use.function == branch)
+                freed = {buffer for i in inner for buffer in i.handed}
                 during, _ = self.of(call.use)
-                elsewhere = sum(shape.sizes[buffer] for buffer in gone - set(call.handed))
+                elsewhere = sum(shape.sizes[buffer] for buffer in freed - set(call.handed))
                 flush()
                 parts.append(during + (live - elsewhere))
                 live += framework.run(step, inner, shape).live
@@ -96,7 +96,7 @@ class LiveBytes:
                 live += sum(shape.sizes[buffer] for buffer in step.new)
                 single.append(live)
             for buffer in ends:
-                if buffer not in gone and (buffer >= lives.params or buffer in shape.owned):
+                if buffer not in freed and (buffer >= lives.params or buffer in shape.owned):
                     live -= shape.sizes[buffer]
         flush()
         return np.concatenate(parts) if parts else np.zeros(0, np.int64), live

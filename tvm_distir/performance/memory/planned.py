@@ -61,16 +61,20 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
     function = storage.entries[number]
     walk = storage.walk(function)
     blocks = storage.held(function, walk.top)
-    held = [LiveBuffer(Label(name, "", where), TEMPORARIES, size) for where, name, size in blocks]
+    live_buffers = [
+        LiveBuffer(Label(name, "", where), TEMPORARIES, size) for where, name, size in blocks
+    ]
     base = sum(buffer.bytes for buffer in resident)
-    buffers = [*resident, *held]
+    buffers = [*resident, *live_buffers]
     most = role_sums(resident)
     most[TEMPORARIES] += walk.peak
     return MemoryAccount(
         "tvm",
         base + walk.peak,
         0,
-        f"{held[-1].label.function}/{held[-1].label.what}" if held else function,
+        f"{live_buffers[-1].label.function}/{live_buffers[-1].label.what}"
+        if live_buffers
+        else function,
         by_role(role_sums(buffers)),
         by_role(most),
         holders(buffers),

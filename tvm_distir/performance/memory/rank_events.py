@@ -160,8 +160,8 @@ class RankEvents:
             self._slots(stage, micro)[params] = once[params]
         self._unit(stage, name, micro)
         if phase == FORWARD:
-            for read, written in role.carried:
-                once[read] = once[written]
+            for read, output in role.carried:
+                once[read] = once[output]
         if phase == self._last_phase and stash:
             self._unit(stage, UPDATE, -1)
             for param, result in role.updated:
@@ -207,8 +207,8 @@ class RankEvents:
         ids = np.concatenate((inputs, np.arange(first, len(self.sizes))))
         self._touch(ids)
         out = np.full(ports.refs.size, ALWAYS, np.int64)
-        there = ports.refs >= 0
-        out[there] = ids[ports.refs[there]]
+        present = ports.refs >= 0
+        out[present] = ids[ports.refs[present]]
         once[ports.outputs[ports.output_once]] = out[ports.output_once]
         micro_slots[ports.outputs[~ports.output_once]] = out[~ports.output_once]
         self.events.append(RankEvent(name, stage, micro, unit, ids))
@@ -255,11 +255,11 @@ class RankEvents:
         slots = self._slots(stage, micro)
         stashed = [slot for slot in self.staged.role_of(stage).stash if slots[slot] != ALWAYS]
         if kind == FETCH:
-            for slot, held in zip(stashed, slots[stashed].tolist(), strict=True):
+            for slot, buffer in zip(stashed, slots[stashed].tolist(), strict=True):
                 slots[slot] = len(self.sizes)
                 self._make(slot)
-                self.sizes.append(self.sizes[held])
-                self.roles.append(self.roles[held])
+                self.sizes.append(self.sizes[buffer])
+                self.roles.append(self.roles[buffer])
         ids = np.unique(slots[stashed])
         self._touch(ids)
         self.events.append(RankEvent(kind, stage, micro, None, ids))

@@ -125,7 +125,7 @@ class RankMemories:
         at = int(np.argmax(during))
         most = int(during[at])
         place = int(which[at])
-        held = [*resident, *self._held(walk, deaths, place)]
+        buffers = [*resident, *self._held(walk, deaths, place)]
         roles = np.array([level.roles for level, _ in rows], np.int64)[order]
         mosts = np.array([level.most for level, _ in rows], np.int64)[order]
         above = (np.cumsum(roles, axis=0) - roles + mosts).max(axis=0).tolist()
@@ -134,9 +134,9 @@ class RankMemories:
             most,
             max(0, int((before + top).max()) - most),
             self._moment(walk, deaths, place, _later(walk, shorter, at)),
-            by_role(role_sums(held)),
+            by_role(role_sums(buffers)),
             by_role(map(sum, zip(role_sums(resident), above, strict=True))),
-            holders(held),
+            holders(buffers),
             self._host_bytes(walk),
         )
         events = walk.events

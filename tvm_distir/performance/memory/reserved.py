@@ -49,18 +49,20 @@ class Replay:
         for param in shape.owned & lives.unread:
             self._free(at, param)
         for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
-            gone: set[int] = set()
+            freed: set[int] = set()
             if step.op.callees:
                 inner = framework.inner(lives, number, shape)
-                taken = max(inner, key=lambda call: framework.level(call.use).peak)
-                gone = {buffer for call in inner for buffer in call.handed}
-                for buffer in gone - set(taken.handed):
+                branch = max(inner, key=lambda call: framework.level(call.use).peak)
+                freed = {buffer for call in inner for buffer in call.handed}
+                for buffer in freed - set(branch.handed):
                     self._free(at, buffer)
-                given = {p: at.pop(buffer) for buffer, p in taken.handed.items() if buffer in at}
-                left = self.call(taken.use, given)
-                callee = framework.lives[taken.use.function]
-                written = (*step.writes, *step.new[len(step.new) - len(callee.lent) :])
-                for buffer, result in zip(written, callee.results, strict=False):
+                arguments = {
+                    p: at.pop(buffer) for buffer, p in branch.handed.items() if buffer in at
+                }
+                left = self.call(branch.use, arguments)
+                callee = framework.lives[branch.use.function]
+                slots_written = (*step.writes, *step.new[len(step.new) - len(callee.lent) :])
+                for buffer, result in zip(slots_written, callee.results, strict=False):
                     if buffer in step.new and buffer not in at and result in left:
                         at[buffer] = left.pop(result)
                 for place in left.values():
@@ -69,7 +71,7 @@ class Replay:
                 if shape.sizes[buffer] and buffer not in at:
                     at[buffer] = segments.take(shape.sizes[buffer])
             for buffer in ends:
-                if buffer not in gone:
+                if buffer not in freed:
                     self._free(at, buffer)
         return at
 

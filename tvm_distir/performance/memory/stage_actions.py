@@ -89,11 +89,11 @@ def make_unit(
     dropped : collection of int
         Slots that nobody reads, behind no unit.
     """
-    written: set[int] = set()
+    writes: set[int] = set()
     inputs: list[int] = []
     for phase in phases:
-        inputs += [s for s in phase.inputs if s not in written and s not in inputs]
-        written.update(phase.outputs)
+        inputs += [s for s in phase.inputs if s not in writes and s not in inputs]
+        writes.update(phase.outputs)
     at = {slot: number for number, slot in enumerate(inputs)}
     slots, sizes, roles = list(inputs), [0] * len(inputs), [OWN] * len(inputs)
     parts: list[ActionPhase] = []
@@ -159,13 +159,13 @@ class UnitLevels:
 
     def __init__(self, framework: CachingAllocator, arenas: Arenas | None) -> None:
         self.framework, self.arenas = framework, arenas
-        self._known: dict[tuple[int, LastUse], tuple[MemoryLevel, int]] = {}
+        self._cache: dict[tuple[int, LastUse], tuple[MemoryLevel, int]] = {}
         self._units: list[StageAction] = []
 
     def level(self, unit: StageAction, death: LastUse) -> tuple[MemoryLevel, int]:
         """Return the level of a unit, and the bytes that best-fit placement needs for it."""
         key = (id(unit), death)
-        if key not in self._known:
+        if key not in self._cache:
             self._units.append(unit)  # no other takes its identity
             level, top = self.framework.new(), 0
             for number, use, rest in self.uses(unit, death):
@@ -174,8 +174,8 @@ class UnitLevels:
                 level.over(self.framework.level(use), number)
                 for buffer in rest:
                     level.add(death.roles[buffer], -death.sizes[buffer])
-            self._known[key] = level, top
-        return self._known[key]
+            self._cache[key] = level, top
+        return self._cache[key]
 
     def held(
         self, unit: StageAction, death: LastUse, labels: Mapping[int, Label], word: str
@@ -190,9 +190,9 @@ class UnitLevels:
                 break
             part = unit.parts[number]
             lives = self.framework.lives[part.function]
-            for buffer, here in zip(part.makes, lives.results, strict=True):
+            for buffer, source in zip(part.makes, lives.results, strict=True):
                 if buffer >= 0:
-                    label = self.framework.label(lives, here)
+                    label = self.framework.label(lives, source)
                     named[buffer] = label._replace(unit=word)
             if number < at:
                 newest = max([newest, *part.makes])
@@ -212,9 +212,9 @@ class UnitLevels:
             handed = {death.same[part.reads[param]] for param, _, _ in use.owned}
             for buffer, size in enumerate(death.sizes):
                 dead = buffer in death.buffers
-                there = dead if buffer < first else buffer <= newest
+                alive = dead if buffer < first else buffer <= newest
                 over = dead and lasts[buffer] < at
-                if there and not over and buffer not in handed and size:
+                if alive and not over and buffer not in handed and size:
                     yield LiveBuffer(named[buffer], death.roles[buffer], size)
 
     def moment(self, unit: StageAction, death: LastUse) -> str:
@@ -239,9 +239,9 @@ class UnitLevels:
             for param, buffer in enumerate(reads):
                 if buffer in here and times[buffer] == 1 and param not in escaping:
                     owned.append((param, death.roles[buffer], death.sizes[buffer]))
-            gone = {reads[param] for param, _, _ in owned}
+            freed = {reads[param] for param, _, _ in owned}
             use = CallVariant(part.function, tuple(owned), part.given)
-            yield number, use, [buffer for buffer in dead if buffer not in gone]
+            yield number, use, [buffer for buffer in dead if buffer not in freed]
 
 
 def _lasts(unit: StageAction, death: LastUse) -> dict[int, int]:

@@ -38,7 +38,7 @@ class Stages:
         self, program: Program, staged: PipelineProgram, framework: CachingAllocator
     ) -> None:
         self.program, self.staged, self.framework = program, staged, framework
-        self._known: dict[tuple[int, tuple[bool, ...]], dict[str, StageAction]] = {}
+        self._cache: dict[tuple[int, tuple[bool, ...]], dict[str, StageAction]] = {}
         self._of_stage: dict[int, dict[str, StageAction]] = {}
         self.roles: dict[int, dict[int, int]] = {}
         arriving: dict[int, set[int]] = {}
@@ -61,12 +61,12 @@ class Stages:
         """Return the units of a stage, made for the first of its kind."""
         stage_info = self.staged.stages[stage]
         key = stage_info.role, tuple(bool(name) for name in stage_info.results)
-        if key not in self._known:
+        if key not in self._cache:
             role = self.staged.roles[stage_info.role]
             added, codes = self.added(stage), self.roles[stage_info.role]
             donated = self._donated(stage) | set(added.values())
             dropped = self._dropped(stage) | set(added)
-            self._known[key] = {
+            self._cache[key] = {
                 name: make_unit(
                     name,
                     [phase for phase in map(role.phase, phases) if phase is not None],
@@ -77,7 +77,7 @@ class Stages:
                 )
                 for name, phases in unit_phases(role, self.staged.schedule).items()
             }
-        return self._known[key]
+        return self._cache[key]
 
     def role_of(self, stage: int, slot: int) -> int:
         """Return the role of the value that arrives in a slot."""
@@ -92,7 +92,7 @@ class Stages:
         returned = {
             slot for slot, name in zip(role.results, stage_info.results, strict=True) if name
         }
-        carried = {written for _, written in role.carried}
+        carried = {target for _, target in role.carried}
         if self.staged.schedule.stash:
             return carried
         return carried | {result for _, result in role.updated if result in returned}
@@ -130,7 +130,7 @@ class Stages:
         }
         read = {slot for phase in role.phases for slot in phase.inputs}
         read.update(slot for pair in role.sums for slot in pair)
-        read.update(written for _, written in role.carried)
+        read.update(target for _, target in role.carried)
         read.update(edge.source[1] for edge in self._edges_from(stage))
         return set(role.results) - returned - read
 
@@ -138,22 +138,22 @@ class Stages:
 def _slot_roles(role: StageKind, arriving: set[int]) -> dict[int, int]:
     """Return the roles of slots by who writes and who reads them."""
     read: dict[str, set[int]] = {}
-    written: dict[str, set[int]] = {}
+    roles_of: dict[str, set[int]] = {}
     for phase in role.phases:
         name = phase.name.partition(":")[0]
         read.setdefault(name, set()).update(phase.inputs)
-        written.setdefault(name, set()).update(phase.outputs)
+        roles_of.setdefault(name, set()).update(phase.outputs)
     slot_roles = dict.fromkeys(role.results, RESULTS)
     slot_roles.update({result: WEIGHTS for _, result in role.updates})
     slot_roles.update(dict.fromkeys(arriving, COMMUNICATION))
     later = set().union(*(read.get(name, set()) for name in _BEHIND))
-    written_slots = arriving.union(*(written.get(name, set()) for name in ("rows", "forward")))
+    written_slots = arriving.union(*(roles_of.get(name, set()) for name in ("rows", "forward")))
     slot_roles.update(dict.fromkeys(written_slots & later, STASHES))
-    sums = written.get("accumulate", set())
+    sums = roles_of.get("accumulate", set())
     terms = read.get("accumulate", set()) & set().union(
-        *(written.get(name, set()) for name in ("backward", "weight"))
+        *(roles_of.get(name, set()) for name in ("backward", "weight"))
     )
-    slot_roles.update(dict.fromkeys(sums | terms | written.get("part", set()), GRADIENTS))
+    slot_roles.update(dict.fromkeys(sums | terms | roles_of.get("part", set()), GRADIENTS))
     for _, total in role.sums:
         slot_roles[total] = GRADIENTS
     return slot_roles

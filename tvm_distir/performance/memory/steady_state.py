@@ -67,9 +67,9 @@ def cut(steps: Sequence[RankStep], schedule: Schedule) -> SteadyState | None:
         placed = _place(first, last, low, high, period)
         if placed is not None:
             at, times = placed
-            gone = times * stride
+            freed = times * stride
             remaining = [
-                s._replace(unit=s.unit._replace(micro=s.unit.micro - gone))
+                s._replace(unit=s.unit._replace(micro=s.unit.micro - freed))
                 for s in steps[at + times * period :]
             ]
             return SteadyState([*steps[:at], *remaining], at, period, times, stride)

@@ -19,8 +19,8 @@ MOST_STEPS = 5_000_000
 """Steps, a single device per entry, that the simulator takes on."""
 
 
-def _broken(place: str, what: str, remedy: str = "Export the program again.") -> SimulationError:
-    return SimulationError("DIST0712", what, place=place, remedy=remedy)
+def _broken(place: str, problem: str, remedy: str = "Export the program again.") -> SimulationError:
+    return SimulationError("DIST0712", problem, place=place, remedy=remedy)
 
 
 def check_program(
@@ -123,16 +123,19 @@ def _check_entries(
             other = next(device for device in devices if device not in mesh_devices)
             raise _broken(where, f"device {other} is not among those of its mesh")
         if not owner.keys().isdisjoint(devices):
-            taken = next(device for device in devices if device in owner)
-            raise _broken(where, f"device {taken} runs {owner[taken].function} already")
+            clash = next(device for device in devices if device in owner)
+            raise _broken(where, f"device {clash} runs {owner[clash].function} already")
         owner.update(dict.fromkeys(devices, entry))
         _check_alias(functions[entry.function], entry, where)
 
 
 def _check_alias(fn: Function, entry: Entry, place: str) -> None:
     for pair in entry.alias:
-        there = pair[0] < len(fn.results) and pair[1] < len(fn.params)
-        if not there or fn.values[fn.results[pair[0]]].bytes != fn.values[fn.params[pair[1]]].bytes:
+        in_range = pair[0] < len(fn.results) and pair[1] < len(fn.params)
+        if (
+            not in_range
+            or fn.values[fn.results[pair[0]]].bytes != fn.values[fn.params[pair[1]]].bytes
+        ):
             raise _broken(place, f"result {pair[0]} cannot take the memory of parameter {pair[1]}")
     for ends in zip(*entry.alias, strict=True):
         if len(set(ends)) != len(ends):

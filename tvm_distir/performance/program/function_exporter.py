@@ -91,9 +91,9 @@ class FunctionExporter:
         results = leaves(self.tree(self.fn.body.body, f"{self.name}/result"))
         return Function(mesh, tuple(params), tuple(self.ops), tuple(results), tuple(self.values))
 
-    def refuse(self, place: str, what: str, remedy: str) -> SimulationError:
+    def refuse(self, place: str, problem: str, remedy: str) -> SimulationError:
         """Make the error of a module that cannot be exported."""
-        return SimulationError("DIST0714", what, place=f"{self.name}/{place}", remedy=remedy)
+        return SimulationError("DIST0714", problem, place=f"{self.name}/{place}", remedy=remedy)
 
     def tensor(self, ty: Any, name: str) -> StaticTensor:
         """Describe the values of a tensor type; ``name`` has it."""

@@ -126,14 +126,14 @@ class _Counter:
     def __init__(self, mod: ir.IRModule) -> None:
         self._mod = mod
         self._functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
-        self._known: dict[tuple[str, tuple[bool, ...]], ProductFlops] = {}
+        self._cache: dict[tuple[str, tuple[bool, ...]], ProductFlops] = {}
 
     def of(self, name: str, trained: tuple[bool, ...]) -> ProductFlops:
         """Count the products of a function, of which some parameters are differentiable."""
         key = name, trained
-        if key not in self._known:
-            self._known[key] = self._count(self._functions[name], trained)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._count(self._functions[name], trained)
+        return self._cache[key]
 
     def _count(self, fn: relax.Function, trained: tuple[bool, ...]) -> ProductFlops:
         differentiable = {handle(param) for param, yes in zip(fn.params, trained) if yes}

@@ -86,8 +86,8 @@ class StageKind:
     def carried(self) -> tuple[tuple[int, int], ...]:
         """Return the ``updates`` that the forward pass of a micro-batch makes for the next."""
         forward = self.phase(FORWARD)
-        written = () if forward is None else forward.outputs
-        return tuple(pair for pair in self.updates if pair[1] in written)
+        forward_outputs = () if forward is None else forward.outputs
+        return tuple(pair for pair in self.updates if pair[1] in forward_outputs)
 
     @functools.cached_property
     def updated(self) -> tuple[tuple[int, int], ...]:
@@ -97,15 +97,15 @@ class StageKind:
     @functools.cached_property
     def stash(self) -> tuple[int, ...]:
         """Return the slots that the forward pass of a micro-batch saves for its later phases."""
-        there, needed, once = set[int](), set[int](), {*self.params, *self.results}
+        available, needed, once = set[int](), set[int](), {*self.params, *self.results}
         for phase in self.phases:
             if phase.name in (ROWS, FORWARD):
-                there.update(phase.inputs if phase.name == FORWARD else (), phase.outputs)
+                available.update(phase.inputs if phase.name == FORWARD else (), phase.outputs)
             elif phase.name in (BACKWARD, WEIGHT, ACCUMULATE, NEXT):
                 needed.update(phase.inputs)
             elif phase.name == BEGIN:
                 once.update(phase.outputs)
-        return tuple(sorted((there & needed) - once))
+        return tuple(sorted((available & needed) - once))
 
     def phase(self, name: str) -> Phase | None:
         """Return the phase of a name."""

@@ -69,12 +69,12 @@ class _StagesFile(_ProgramFile):
 Made = TypeVar("Made")
 
 
-def _wrong(place: str, what: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0710", what, place=place, remedy=remedy)
+def _wrong(place: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0710", problem, place=place, remedy=remedy)
 
 
-def _other_version(place: str, what: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0711", what, place=place, remedy=remedy)
+def _other_version(place: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0711", problem, place=place, remedy=remedy)
 
 
 def load(path: str | Path, make: Callable[..., Made]) -> Made:

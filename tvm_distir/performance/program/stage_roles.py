@@ -87,13 +87,13 @@ class RoleExporter:
         self.body = StageBody(mod, self.note, pipeline.varying)
         self.exporters: list[FunctionExporter] = []
         self.functions: dict[str, Function] = {}
-        self.made: dict[str, relax.Function] = {}
+        self.exported: dict[str, relax.Function] = {}
         self.slots: list[Value] = []
         self.trees: dict[Any, Tree] = {}
         self.whole: dict[str, Any] = {}
         self.phases: list[Phase] = []
         self.states = state_names(mod[self.note.function])
-        self.place_of = {what: i for i, what in enumerate(pipeline.inputs)}
+        self.place_of = {slot: i for i, slot in enumerate(pipeline.inputs)}
         self.sums = [s.name for s in pipeline.sums if number in s.stages]
         self.groups = self._groups()
         self.read_by: dict[Any, set[str]] = {}
@@ -108,7 +108,11 @@ class RoleExporter:
     def run(self) -> StageKind:
         """Export all phases, in the order in which they are run."""
         outputs = set(self.pipeline.outputs)
-        params = [slot for what, var in self.body.params.items() for slot in self._param(what, var)]
+        params = [
+            slot
+            for slot_name, var in self.body.params.items()
+            for slot in self._param(slot_name, var)
+        ]
         for name, bindings in self.groups.items():
             if name == FORWARD:
                 self._rows()
@@ -127,29 +131,29 @@ class RoleExporter:
                 (self.slot(f"{PART}:{name}"), self.param(f"{TOTAL}:{name}")) for name in self.sums
             ),
             tuple(
-                (self.param(what), self.slot(what))
-                for what in self.body.params
-                if what in outputs and what in self.body.results
+                (self.param(slot_name), self.slot(slot_name))
+                for slot_name in self.body.params
+                if slot_name in outputs and slot_name in self.body.results
             ),
             tuple(self.phases),
         )
 
-    def slot(self, what: str) -> int:
+    def slot(self, slot_name: str) -> int:
         """Return the slot of a result."""
-        (slot,) = leaves(self._tree(self.body.results[what]))
+        (slot,) = leaves(self._tree(self.body.results[slot_name]))
         return slot
 
-    def param(self, what: str) -> int:
+    def param(self, slot_name: str) -> int:
         """Return the slot of a parameter."""
-        (slot,) = leaves(self.trees[self.body.params[what]])
+        (slot,) = leaves(self.trees[self.body.params[slot_name]])
         return slot
 
     def _groups(self) -> dict[str, list[Any]]:
         """Return the bindings of each phase; final ones are divided by the sums that need them."""
         streams = {
-            var: relax.const(first_stream(what, 0), "int64")
-            for what, var in self.body.params.items()
-            if what.startswith(f"{STREAM}:")
+            var: relax.const(first_stream(slot, 0), "int64")
+            for slot, var in self.body.params.items()
+            if slot.startswith(f"{STREAM}:")
         }
         groups = {
             name: [_reading(b, streams) for b in self.body.bindings[when]]
@@ -180,22 +184,22 @@ class RoleExporter:
         self.slots.append(Value(name, *tensor, **extra))
         return len(self.slots) - 1
 
-    def _param(self, what: str, var: Any) -> list[int]:
+    def _param(self, slot: str, var: Any) -> list[int]:
         """Declare a parameter; slots of results of the full step, and of data with all rows."""
-        if what.startswith(f"{STREAM}:"):
+        if slot.startswith(f"{STREAM}:"):
             return []  # a number of each micro-batch, as good as any other
-        if what not in self.place_of:
+        if slot not in self.place_of:
             self.trees[var] = self._declare(var.ty, str(var.name))
             return []
-        place = self.ports.inputs[self.note.params.index(what)]
-        data = self.place_of[what] < self.pipeline.data_count
-        micros = self.pipeline.schedule.micro_batches if what in self.pipeline.sliced else 1
+        place = self.ports.inputs[self.note.params.index(slot)]
+        data = self.place_of[slot] < self.pipeline.data_count
+        micros = self.pipeline.schedule.micro_batches if slot in self.pipeline.sliced else 1
         whole_shape, ty, shown = list(place.shape), var.ty, var
         if micros > 1:
             shape = [int(n) for n in ty.shape]
             shape[0], whole_shape[0] = shape[0] * micros, whole_shape[0] * micros
-            shown = self.whole[what] = relax.Var(var.name, relax.TensorType(shape, ty.dtype))
-        role = "input" if data else "state" if plain_name(what) in self.states else "weight"
+            shown = self.whole[slot] = relax.Var(var.name, relax.TensorType(shape, ty.dtype))
+        role = "input" if data else "state" if plain_name(slot) in self.states else "weight"
         self.trees[shown] = self._declare(
             shown.ty, str(var.name), role=role,
             whole_shape=tuple(whole_shape), placement=place.placement,
@@ -213,8 +217,8 @@ class RoleExporter:
             return var
 
         micros, results = self.pipeline.schedule.micro_batches, []
-        for what, whole in self.whole.items():
-            var = self.body.params[what]
+        for slot, whole in self.whole.items():
+            var = self.body.params[slot]
             shape = [int(n) for n in var.ty.shape]
             rows = bind(reshape(whole, (shape[0], micros, *shape[1:])))
             part = bind(strided_slice(rows, [1], [0], [1]))
@@ -233,7 +237,7 @@ class RoleExporter:
         sums = next_sums(self.mod, bindings, self.body.each)
         for var, before in sums.before.items():
             self.trees[before] = self.trees[var]
-        self.made.update({str(gv.name_hint): fn for gv, fn in sums.functions.items()})
+        self.exported.update({str(gv.name_hint): fn for gv, fn in sums.functions.items()})
         self.mod = self.mod.clone()
         self.mod.update(ir.IRModule(sums.functions))
         targets = [leaves(self.trees[b.var]) for b in bindings]
@@ -271,11 +275,11 @@ class RoleExporter:
         outputs: list[int] = []
         used_results: list[int] = []
         result_numbers = iter(exported.results)
-        wanted = iter([slot for slots in targets for slot in slots])
+        slots_left = iter([slot for slots in targets for slot in slots])
         for var in results:
             slots = []
             for index in [next(result_numbers) for _ in leaves(shaped(var.ty, count()))]:
-                slot = next(wanted) if targets else slot_of.get(index)
+                slot = next(slots_left) if targets else slot_of.get(index)
                 if slot is None:
                     value = exported.values[index]
                     self.slots.append(Value(value.name, value.shape, value.dtype, value.bytes))
@@ -303,8 +307,8 @@ class RoleExporter:
             return self.trees[expr]
         raise self._refuse("a result is not a variable", "Normalize the module.")
 
-    def _refuse(self, what: str, remedy: str) -> SimulationError:
-        return SimulationError("DIST0714", what, place=self.note.function, remedy=remedy)
+    def _refuse(self, slot: str, remedy: str) -> SimulationError:
+        return SimulationError("DIST0714", slot, place=self.note.function, remedy=remedy)
 
 
 def _reading(binding: Any, constants: Mapping[Any, Any]) -> Any:

@@ -76,7 +76,7 @@ class StagedChecks:
             place,
         )
         order, seen = -1, set[str]()
-        there = {*role.params, *arriving, *(total for _, total in role.sums)}
+        available = {*role.params, *arriving, *(total for _, total in role.sums)}
         for number, phase in enumerate(role.phases):
             where = f"{place}/phases[{number}]"
             word, _, term = phase.name.partition(":")
@@ -89,10 +89,10 @@ class StagedChecks:
             order = rank
             seen.add(phase.name)
             self._slots(role, [*phase.inputs, *phase.outputs], where)
-            if missing := [slot for slot in phase.inputs if slot not in there]:
+            if missing := [slot for slot in phase.inputs if slot not in available]:
                 name = role.slots[missing[0]].name
                 raise self.broken(where, f"slot {missing[0]} ({name}) is read before it is written")
-            there.update(phase.outputs)
+            available.update(phase.outputs)
             self._calls(role, phase.function, phase.inputs, phase.outputs, where)
         for name in (FORWARD, BACKWARD):
             if name not in seen:
@@ -101,7 +101,7 @@ class StagedChecks:
             if param not in role.params or role.slots[param].bytes != role.slots[result].bytes:
                 raise self.broken(place, f"slot {result} cannot reuse the memory of slot {param}")
         for slot in role.results:
-            if slot not in there:
+            if slot not in available:
                 raise self.broken(place, f"nothing writes the result in slot {slot}")
 
     def _arriving(self) -> dict[int, set[int]]:
@@ -133,10 +133,10 @@ class StagedChecks:
             raise self.broken(
                 place, f"there is no function {name!r}", nearest(name, self.functions)
             )
-        for what, slots, values in (("takes", inputs, fn.params), ("returns", outputs, fn.results)):
+        for verb, slots, values in (("takes", inputs, fn.params), ("returns", outputs, fn.results)):
             if len(slots) != len(values):
                 raise self.broken(
-                    place, f"{name} {what} {len(values)} tensors, the phase has {len(slots)}"
+                    place, f"{name} {verb} {len(values)} tensors, the phase has {len(slots)}"
                 )
             for slot, index in zip(slots, values, strict=True):
                 slot_bytes, other = role.slots[slot].bytes, fn.values[index].bytes
@@ -158,11 +158,11 @@ class StagedChecks:
             if stage.role >= len(staged.roles):
                 raise self.broken(where, f"role {stage.role} of {len(staged.roles)}")
             role = staged.roles[stage.role]
-            for what, names, slots in (
+            for slot, names, slots in (
                 ("inputs", stage.names, role.params), ("results", stage.results, role.results)
             ):  # fmt: skip
                 if len(names) != len(slots):
-                    raise self.broken(where, f"{len(names)} names for {len(slots)} {what}")
+                    raise self.broken(where, f"{len(names)} names for {len(slots)} {slot}")
 
     def _edge(self, edge: Edge, place: str) -> None:
         """Check both ends of an edge."""
@@ -194,12 +194,12 @@ class StagedChecks:
                     raise self.broken(where, f"an edge {edge.direction!r} is part of a sum")
                 self._edge(edge, where)
         for number, stage in enumerate(self.staged.stages):
-            wanted, count = (
+            expected, count = (
                 len(self.staged.roles[stage.role].sums),
                 len(self.staged.sums_of(number)),
             )
-            if wanted != count:
+            if expected != count:
                 raise self.broken(
                     f"{self.place}/stages[{number}]",
-                    f"it takes part in {count} sums, its role in {wanted}",
+                    f"it takes part in {count} sums, its role in {expected}",
                 )

@@ -66,7 +66,7 @@ class _Staging:
             k: fn for exporter in self.exporters.values() for k, fn in exporter.functions.items()
         }
         exported = {
-            k: fn for exporter in self.exporters.values() for k, fn in exporter.made.items()
+            k: fn for exporter in self.exporters.values() for k, fn in exporter.exported.items()
         }
         mod = self.mod
         if exported:
@@ -77,10 +77,10 @@ class _Staging:
         first = {number: rank for rank, number in reversed(list(enumerate(self.wires.of_rank)))}
         numbers = {name: i for i, name in enumerate(roles)}
         named: set[str] = set()
-        known, wanted = set(self.pipeline.inputs), set(self.pipeline.outputs)
+        known, missing = set(self.pipeline.inputs), set(self.pipeline.outputs)
         stages = []
         for note in self.pipeline.stages:
-            results = [w for w in note.results if w in wanted]
+            results = [w for w in note.results if w in missing]
             names = ["" if w in named else plain_name(w) for w in results]
             named.update(results)
             inputs = [plain_name(w) for w in note.params if w in known]
@@ -114,16 +114,16 @@ class _Staging:
         neighbours = []
         for stage, note in enumerate(self.pipeline.stages):
             for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
-                for what in [w for w in note.results if w.startswith(f"{kind}:")]:
+                for slot in [w for w in note.results if w.startswith(f"{kind}:")]:
                     source_placement, read = (
-                        self.wires.made(stage, what),
-                        self.wires.read(stage + step, what),
+                        self.wires.made(stage, slot),
+                        self.wires.read(stage + step, slot),
                     )
-                    source = (stage, self._slot(stage, what))
-                    target = (stage + step, self._slot(stage + step, what, True))
+                    source = (stage, self._slot(stage, slot))
+                    target = (stage + step, self._slot(stage + step, slot, True))
                     direction = "forward" if step > 0 else "backward"
                     neighbours.append(
-                        self._edge(source, target, direction, what, source_placement, read)
+                        self._edge(source, target, direction, slot, source_placement, read)
                     )
         return neighbours
 
@@ -134,9 +134,12 @@ class _Staging:
             term, total = f"{PART}:{stage_sum.name}", f"{TOTAL}:{stage_sum.name}"
             slots = {k: self._slot(k, total, True) for k in stage_sum.stages}
             edges = []
-            for here, there in itertools.pairwise(stage_sum.stages):
-                source_placement, read = self.wires.made(here, term), self.wires.made(there, term)
-                ends = (here, slots[here]), (there, slots[there])
+            for source, target in itertools.pairwise(stage_sum.stages):
+                source_placement, read = (
+                    self.wires.made(source, term),
+                    self.wires.made(target, term),
+                )
+                ends = (source, slots[source]), (target, slots[target])
                 edges.append(self._edge(*ends, "sum", term, source_placement, read))
             last = stage_sum.stages[-1]
             ranks: set[int] = {self.schedule.rank_of[last]}
@@ -146,34 +149,37 @@ class _Staging:
                     continue
                 ranks.add(rank)
                 ends = (last, slots[last]), (stage, slots[stage])
-                source_placement, read = self.wires.made(last, term), self.wires.read(stage, total)
+                source_placement, read = (
+                    self.wires.made(last, term),
+                    self.wires.read(stage, total),
+                )
                 edges.append(self._edge(*ends, "total", total, source_placement, read))
             sums.append(StageSum(plain_name(stage_sum.name), stage_sum.stages, tuple(edges)))
         return sums
 
-    def _slot(self, stage: int, what: str, read: bool = False) -> int:
+    def _slot(self, stage: int, slot_name: str, read: bool = False) -> int:
         """Return the slot of a stage's parameter or result by its position in its function."""
         note = self.pipeline.stages[stage]
         exporter = self.exporters[note.function]
         if read:
-            return exporter.param(exporter.note.params[note.params.index(what)])
-        return exporter.slot(exporter.note.results[note.results.index(what)])
+            return exporter.param(exporter.note.params[note.params.index(slot_name)])
+        return exporter.slot(exporter.note.results[note.results.index(slot_name)])
 
     def _edge(
-        self, source: tuple[int, int], target: tuple[int, int], direction: str, what: str,
-        written: IoPlacement, read: IoPlacement,
+        self, source: tuple[int, int], target: tuple[int, int], direction: str, slot: str,
+        source_layout: IoPlacement, read: IoPlacement,
     ) -> Edge:  # fmt: skip
-        here, there = (self.schedule.rank_of[end[0]] for end in (source, target))
-        ends = ((written, self.wires.meshes[here]), (read, self.wires.meshes[there]))
+        first, second = (self.schedule.rank_of[end[0]] for end in (source, target))
+        ends = ((source_layout, self.wires.meshes[first]), (read, self.wires.meshes[second]))
         wire = (0, 0)
-        if here != there:
+        if first != second:
             wire = _wire_bytes(*ends)
         else:
-            self.wires.agree(source[0], what, written, read, NEXT_STAGE)
+            self.wires.agree(source[0], slot, source_layout, read, NEXT_STAGE)
         return Edge(
             source, target, direction,
             (_local_bytes(*ends[0]), _local_bytes(*ends[1])), wire,
-            (written.placement, read.placement),
+            (source_layout.placement, read.placement),
         )  # fmt: skip
 
 

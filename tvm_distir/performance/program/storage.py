@@ -43,8 +43,8 @@ class StorageStep(NamedTuple):
 def _check_step(step: StorageStep) -> StorageStep:
     blocks, names = _COUNTS[step.kind]
     if blocks not in (None, len(step.blocks)) or names not in (None, len(step.names)):
-        what = f"a {step.kind} has {len(step.blocks)} blocks and {len(step.names)} names"
-        raise InvalidValue(what, _AGAIN)
+        problem = f"a {step.kind} has {len(step.blocks)} blocks and {len(step.names)} names"
+        raise InvalidValue(problem, _AGAIN)
     return step
 
 
@@ -68,8 +68,8 @@ def _check_function(function: StorageFunction) -> StorageFunction:
     allocated: set[int] = set()
     for step in function.steps:
         if step.kind in (FREE, RETURN) and not allocated.issuperset(step.blocks):
-            what = f"a block is released that is not allocated: {list(step.blocks)}"
-            raise InvalidValue(what, _AGAIN)
+            problem = f"a block is released that is not allocated: {list(step.blocks)}"
+            raise InvalidValue(problem, _AGAIN)
         allocated.update(step.blocks)
     if not allocated.issuperset(function.results):
         raise InvalidValue("a result is not allocated", _AGAIN)

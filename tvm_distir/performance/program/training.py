@@ -31,8 +31,8 @@ def updates(fn: relax.Function, exported: Function) -> tuple[tuple[int, int], ..
     updated = dict.fromkeys(plain_name(name) for name in training_notes(fn, "updated"))
     if not updated:
         return ()
-    said = {int(place): name for name, place in training_notes(fn, "places").items()}
-    whole = {i: plain_name(name) for i, name in said.items()} or dict(enumerate(updated, 1))
+    names = {int(place): name for name, place in training_notes(fn, "places").items()}
+    whole = {i: plain_name(name) for i, name in names.items()} or dict(enumerate(updated, 1))
     io = fn.attrs[IO_ATTR]
     places = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"][:])}
     params = frozenset(exported.params)

@@ -32,11 +32,11 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     if schedule.stash:
         names[FORWARD] = ["rows", "begin", "forward"]
         names[UPDATE] = ["begin", *names.pop(END)]
-    there = {phase.name for phase in role.phases}
+    phase_names = {phase.name for phase in role.phases}
     return {
         name: present
         for name, phases in names.items()
-        if (present := [p for p in phases if p in there])
+        if (present := [p for p in phases if p in phase_names])
     }
 
 
@@ -48,7 +48,7 @@ def once_slots(role: StageKind, schedule: Schedule, unit: str) -> set[int]:
     """
     if schedule.stash and unit.rstrip("+") in (FORWARD, BACKWARD, WEIGHT):
         sums = [p.outputs for p in role.phases if p.name == "accumulate"]
-        handed = {written for _, written in role.carried}
+        handed = {target for _, target in role.carried}
         return handed if unit == FORWARD else handed.union(*sums)
     slots = {*role.params, *role.results, *(total for _, total in role.sums)}
     for phase in role.phases:

@@ -65,7 +65,7 @@ class StepAccount:
         self.works: list[DeviceWork] = []
         self._lanes: list[DeviceGroupResult] = []
         self._traffic: Traffic = {}
-        self._known: dict[bytes, _Ops] = {}
+        self._cache: dict[bytes, _Ops] = {}
         self._moved: set[tuple[bytes, str]] = set()
 
     def add(
@@ -73,7 +73,7 @@ class StepAccount:
         mesh: str,
         devices: tuple[int, ...],
         timeline: DeviceTimeline,
-        held: Callable[[], DeviceMemory],
+        memory_of: Callable[[], DeviceMemory],
         traffic: Traffic,
         collective_mesh: Mesh | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class StepAccount:
         devices : tuple of int
         timeline : DeviceTimeline
             The timeline of the first of them.
-        held : callable giving DeviceMemory
+        memory_of : callable giving DeviceMemory
         traffic : Traffic
             Messages and copies that are no ops. Where groups of devices share a mesh, whose ops may
             differ, the most of each counts.
@@ -100,7 +100,7 @@ class StepAccount:
 
         self._lanes.append(
             DeviceGroupResult(
-                mesh, devices, timeline, functools.cache(held), functools.cache(tables)
+                mesh, devices, timeline, functools.cache(memory_of), functools.cache(tables)
             )
         )
         self.works.append(DeviceWork(*timeline.busy(), self.finish, ops.flops))
@@ -115,7 +115,7 @@ class StepAccount:
     def _ops(self, counts: Ints) -> _Ops:
         """Return the ops of devices that run each row so often; equal rows are computed once."""
         key = counts.tobytes()
-        if key not in self._known:
+        if key not in self._cache:
             numbers = np.flatnonzero(counts)
             rows = [self.lowering.rows[number] for number in numbers.tolist()]
             often = counts[numbers].tolist()
@@ -125,8 +125,8 @@ class StepAccount:
                 if pair[0].stream not in (COMPUTE, SEND)
             ]
             flops = sum(count * row.op.flops for row, count in zip(rows, often, strict=True))
-            self._known[key] = _Ops(rows, often, moves, flops)
-        return self._known[key]
+            self._cache[key] = _Ops(rows, often, moves, flops)
+        return self._cache[key]
 
     def _add_moves(
         self, sums: Traffic, moves: Iterable[tuple[OpRow, int]], collective_mesh: Mesh | None
@@ -154,8 +154,8 @@ class StepAccount:
             memory_capacity_bytes=self.system.memory_capacity_bytes,
             devices=Devices(self._lanes, self.works),
             collectives=tuple(
-                CollectiveTotal(kind, mesh, axes, size, count, payload, wire, seconds(spent))
-                for (mesh, kind, axes, size), (count, payload, wire, spent) in sorted(
+                CollectiveTotal(kind, mesh, axes, size, count, payload, wire, seconds(duration))
+                for (mesh, kind, axes, size), (count, payload, wire, duration) in sorted(
                     self._traffic.items()
                 )
             ),

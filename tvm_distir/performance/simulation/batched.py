@@ -163,11 +163,11 @@ class _Plan:
             prices.edge(edge, rank_of[edge.source[0]], rank_of[edge.target[0]])
             for edge in self.steps.edges
         ]
-        spent = np.array(spans, np.int64).reshape(len(spans), rows)
+        duration = np.array(spans, np.int64).reshape(len(spans), rows)
         sent = np.array(edges, np.int64).reshape(len(edges), rows)
         columns = np.where(self.order >= 0, of_row[self.order], -1)
-        time_ps = self.kinds.maps.sweep(columns, spent, sent, self.steps.units)
-        bound = self._bound(of_row, spent, np.array(codes), time_ps)
+        time_ps = self.kinds.maps.sweep(columns, duration, sent, self.steps.units)
+        bound = self._bound(of_row, duration, np.array(codes), time_ps)
         return BatchedTimes(time_ps, bound, prices.fits & (time_ps >= 0))
 
     def _counts(self) -> list[Ints]:
@@ -184,7 +184,9 @@ class _Plan:
             counts.setdefault(total.tobytes(), total)
         return list(counts.values())
 
-    def _bound(self, of_row: Ints, spent: Ints, codes: npt.NDArray[np.int8], time_ps: Ints) -> Ints:
+    def _bound(
+        self, of_row: Ints, duration: Ints, codes: npt.NDArray[np.int8], time_ps: Ints
+    ) -> Ints:
         """Return the resource that bounds most of the busiest rank's step."""
         rows = time_ps.size
         most = np.full(rows, -1, np.int64)
@@ -200,10 +202,12 @@ class _Plan:
                 key = int(of_row[number])
                 by_key[key] = by_key.get(key, 0) + int(counts[number])
             for by_key in names.values():
-                _add(parts, list(by_key), np.array(list(by_key.values()), np.int64), spent, codes)
-            weights = np.bincount(of_row[moves], counts[moves], spent.shape[0]).astype(np.int64)
+                _add(
+                    parts, list(by_key), np.array(list(by_key.values()), np.int64), duration, codes
+                )
+            weights = np.bincount(of_row[moves], counts[moves], duration.shape[0]).astype(np.int64)
             used = np.flatnonzero(weights)
-            moved = weights[used] @ spent[used] if used.size else np.zeros(rows, np.int64)
+            moved = weights[used] @ duration[used] if used.size else np.zeros(rows, np.int64)
             kernels = parts.sum(axis=0)
             rest = np.maximum(time_ps - kernels, 0)
             parts[BOUNDS.index("network")] = np.minimum(moved, rest)
@@ -215,10 +219,10 @@ class _Plan:
 
 
 def _add(
-    parts: Ints, keys: Sequence[int], counts: Ints, spent: Ints, codes: npt.NDArray[np.int8]
+    parts: Ints, keys: Sequence[int], counts: Ints, duration: Ints, codes: npt.NDArray[np.int8]
 ) -> None:
     """Add the time of all ops of a name to the resource that bounds most of it."""
-    time, code = counts[:, None] * spent[list(keys)], codes[list(keys)]
+    time, code = counts[:, None] * duration[list(keys)], codes[list(keys)]
     total = time.sum(axis=0)
     if (code == code[:1]).all():
         parts_of = code[0]

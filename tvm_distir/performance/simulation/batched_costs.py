@@ -74,7 +74,7 @@ class BatchPrices:
             )
             for number, meshes in enumerate(shapes)
         ]
-        self._known: dict[Hashable, tuple[Ints, Codes]] = {}
+        self._cache: dict[Hashable, tuple[Ints, Codes]] = {}
         edges = [] if program.staged is None else edges_of(program.staged)
         self._edges = {id(edge): at for edge, at in zip(edges, numbers.edge_at, strict=True)}
 
@@ -95,9 +95,9 @@ class BatchPrices:
 
     def of(self, key: Hashable, op: Op, function: str) -> tuple[Ints, Codes]:
         """Return the durations in picoseconds and the codes of their bounds, (rows,) each."""
-        if key not in self._known:
-            self._known[key] = self._price(op, function, key)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._price(op, function, key)
+        return self._cache[key]
 
     def _price(self, op: Op, function: str, key: Hashable) -> tuple[Ints, Codes]:
         assert isinstance(key, tuple)
@@ -143,12 +143,12 @@ class BatchPrices:
         """Compute :meth:`tvm_distir.core.cost_model.system.System.roofline` for many rows."""
         if op.kernel_class == VIEW:
             return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
-        spent, rate = self.system.spent_s(
+        duration, rate = self.system.spent_s(
             flops.astype(np.float64), moved.astype(np.float64), op.kernel_class, op.dtype, sizes
         )
-        codes = np.where(spent.bound >= 0, _COMPUTE, _MEMORY)
-        codes[(spent.busy < rate.floor_s) | (spent.busy < rate.gap_s)] = _LAUNCH
-        return self._picoseconds(spent.whole), codes.astype(np.int8)
+        codes = np.where(duration.bound >= 0, _COMPUTE, _MEMORY)
+        codes[(duration.busy < rate.floor_s) | (duration.busy < rate.gap_s)] = _LAUNCH
+        return self._picoseconds(duration.whole), codes.astype(np.int8)
 
     def _collective(self, op: Op, payload: Ints) -> Ints:
         result = np.zeros(self.rows, np.int64)
@@ -167,11 +167,11 @@ class BatchPrices:
             fits = payload < _LARGEST // (2 * where.ranks)
             self.fits[rows] &= fits
             bytes_sent = np.where(fits, payload, 0)
-            spent = self.system.spread_time_s(kind, bytes_sent, where, layout.sharing, gradients)
-            np.maximum(result, self._picoseconds(spent, rows), out=result)
+            duration = self.system.spread_time_s(kind, bytes_sent, where, layout.sharing, gradients)
+            np.maximum(result, self._picoseconds(duration, rows), out=result)
         return result
 
-    def edge(self, edge: Edge, here: int, there: int) -> Ints:
+    def edge(self, edge: Edge, source: int, target: int) -> Ints:
         """Return the durations of a message between ranks: as :meth:`.op_costs.OpCosts.edge_ps`."""
         at = self._edges[id(edge)]
         result = np.zeros(self.rows, np.int64)
@@ -180,7 +180,7 @@ class BatchPrices:
             for split in np.unique(numbers[-1]).tolist():
                 selected = numbers[-1] == split
                 _, whole, sent, received, _ = numbers[:, selected]
-                ends = costs.message_steps((sent, received), whole, split, here, there)
+                ends = costs.message_steps((sent, received), whole, split, source, target)
                 times = [self._message(steps, rows[selected]) for steps in ends]
                 result[rows[selected]] = np.maximum(*times)
         return result

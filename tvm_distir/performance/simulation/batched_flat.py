@@ -181,14 +181,14 @@ class _Run:
                 if op.kind not in ("compute", "collective"):
                     continue
                 key = self.prices.key(function, number, op)
-                spent, codes = self.prices.of(key, op, function)
+                duration, codes = self.prices.of(key, op, function)
                 if op.kind == "collective":
-                    moved = moved + times * spent
+                    moved = moved + times * duration
                     continue
                 name = op.title
                 if name not in kernels:
                     kernels[name] = np.zeros((len(BOUNDS), self.rows), np.int64)
-                kernels[name][codes, np.arange(self.rows)] += times * spent
+                kernels[name][codes, np.arange(self.rows)] += times * duration
         return ResourceTimes(kernels, moved)
 
     def _calls(self) -> Counter[str]:
@@ -228,9 +228,9 @@ class _Run:
             if op.kind == "wait":
                 end = start
             else:
-                spent = self.prices.of(self.prices.key(name, number, op), op, name)[0]
-                end = start + spent
-                state.busy[stream] = state.busy[stream] + spent
+                duration = self.prices.of(self.prices.key(name, number, op), op, name)[0]
+                end = start + duration
+                state.busy[stream] = state.busy[stream] + duration
             state.free[stream] = end
             if blocks:
                 state.free[COMPUTE] = end
@@ -241,16 +241,16 @@ class _Run:
     def _call(self, name: str, args: list[Ints], state: _State) -> list[Ints]:
         """Run a function, or shift what it did when it was called in the same state."""
         before = _State(list(state.free), list(state.busy))
-        known = self.known.get(name)
-        if known is not None:
-            shift = before.free[COMPUTE] - known.free[COMPUTE]
-            if self._shifted(known, args, before.free, shift):
-                state.free = [time + shift for time in known.after]
-                state.busy = [a + b for a, b in zip(before.busy, known.busy, strict=True)]
-                return [time + shift for time in known.results]
+        cached = self.known.get(name)
+        if cached is not None:
+            shift = before.free[COMPUTE] - cached.free[COMPUTE]
+            if self._shifted(cached, args, before.free, shift):
+                state.free = [time + shift for time in cached.after]
+                state.busy = [a + b for a, b in zip(before.busy, cached.busy, strict=True)]
+                return [time + shift for time in cached.results]
         results = self._function(name, self.batch.program.functions[name], args, state)
-        spent = [a - b for a, b in zip(state.busy, before.busy, strict=True)]
-        self.known[name] = _KnownCall(args, before.free, results, list(state.free), spent)
+        duration = [a - b for a, b in zip(state.busy, before.busy, strict=True)]
+        self.known[name] = _KnownCall(args, before.free, results, list(state.free), duration)
         return results
 
     def _shifted(self, known: _KnownCall, args: list[Ints], free: list[Ints], shift: Ints) -> bool:
@@ -267,10 +267,10 @@ class _Run:
         return True
 
 
-def _unsupported(what: str, place: str) -> SimulationError:
+def _unsupported(feature: str, place: str) -> SimulationError:
     return SimulationError(
         "DIST0760",
-        f"steps with {what} cannot be simulated together",
+        f"steps with {feature} cannot be simulated together",
         place=place,
         remedy="Simulate them one by one with td.simulate.",
     )

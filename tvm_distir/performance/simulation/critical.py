@@ -65,10 +65,10 @@ def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
     ends = {lane: sorted(set(times)) for lane, times in by_lane.items()}
     totals: dict[tuple[str, str], list[int]] = {}
 
-    def note(name: str, stream: str, spent: int) -> None:
+    def note(name: str, stream: str, duration: int) -> None:
         row = totals.setdefault((name, stream), [0, 0])
         row[0] += 1
-        row[1] += spent
+        row[1] += duration
 
     now: _Event | None = max(events, key=lambda event: event.end)
     while now is not None:
@@ -82,7 +82,7 @@ def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
         if at < now.start:
             note(WAITING, "", now.start - at)
         now = _before(ending[lane, at], now.stream) if place else None
-    parts = (PathPart(*key, count, seconds(spent)) for key, (count, spent) in totals.items())
+    parts = (PathPart(*key, count, seconds(duration)) for key, (count, duration) in totals.items())
     return tuple(sorted(parts, key=lambda part: (-part.time_s, part.name)))
 
 

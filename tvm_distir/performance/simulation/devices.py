@@ -34,7 +34,7 @@ class DeviceWork(NamedTuple):
 
     def of(self, lane: DeviceGroupResult) -> DeviceResult:
         """Return the result of the first device of a lane."""
-        held = lane.held()
+        memory = lane.held()
         return DeviceResult(
             lane.devices[0],
             lane.mesh,
@@ -42,8 +42,8 @@ class DeviceWork(NamedTuple):
             seconds(self.comm_ps),
             seconds(self.comm_ps - self.both_ps),
             seconds(self.idle_ps),
-            held.account.peak_bytes,
-            held.param_bytes,
+            memory.account.peak_bytes,
+            memory.param_bytes,
             self.flops,
         )
 

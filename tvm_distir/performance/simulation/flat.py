@@ -32,7 +32,7 @@ def simulate_flat(
     laps.end("build")
     start, end = schedule(graph.tasks, TaskNames(program, graph))
     laps.end("schedule")
-    taken = {branch.place: branch.taken for branch in lowering.branches}
+    branch_taken = {branch.place: branch.taken for branch in lowering.branches}
     framework = functools.cache(functools.partial(CachingAllocator, program))
 
     @functools.cache
@@ -40,7 +40,7 @@ def simulate_flat(
         return entry_memory(program, program.entries[number], framework())
 
     def held(number: int, timeline: Timeline) -> DeviceMemory:
-        during, after = memory_of(number).course(taken)
+        during, after = memory_of(number).course(branch_taken)
         last = int(timeline.end.max(initial=0))
         root = program.entries[number].function
         fn = program.functions[root]

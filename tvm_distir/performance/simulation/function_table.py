@@ -52,11 +52,11 @@ class FunctionTables:
 
     def __init__(self, lowering: Lowering) -> None:
         self.lowering = lowering
-        self._known: dict[int, Table] = {}
+        self._cache: dict[int, Table] = {}
 
     def of(self, function: int) -> Table:
         """Return the table of a single call of a function, itself first."""
-        if function not in self._known:
+        if function not in self._cache:
             fn = self.lowering.functions[function]
             table: Table = {fn.name: ElapsedTimes(0, 1)}
             for step in fn.steps:
@@ -65,16 +65,16 @@ class FunctionTables:
                 else:
                     row = self.lowering.rows[step.row]
                     add_op(table, [fn.name], row.stream, row.duration_ps, row.op.flops)
-            self._known[function] = table
-        return self._known[function]
+            self._cache[function] = table
+        return self._cache[function]
 
 
 def add_op(table: Table, around: list[str], stream: int, spent_ps: int, flops: int) -> None:
     """Add an op to the functions around it."""
     busy = stream == COMPUTE
-    spent = ElapsedTimes(0, 0, spent_ps if busy else 0, 0 if busy else spent_ps, flops)
+    own_times = ElapsedTimes(0, 0, spent_ps if busy else 0, 0 if busy else spent_ps, flops)
     for name in dict.fromkeys(around):
-        table[name] = table[name].plus(spent)
+        table[name] = table[name].plus(own_times)
 
 
 def add_call(
@@ -84,9 +84,9 @@ def add_call(
     whole = replace(next(iter(called.values())), calls=0)
     for name in dict.fromkeys(around):
         table[name] = table[name].plus(whole, times)
-    for name, spent in called.items():
-        empty = ElapsedTimes(spent.depth + len(around), 0)
-        table[name] = table.get(name, empty).plus(spent, times)
+    for name, elapsed in called.items():
+        empty = ElapsedTimes(elapsed.depth + len(around), 0)
+        table[name] = table.get(name, empty).plus(elapsed, times)
 
 
 def listed(table: Table) -> tuple[FunctionTime, ...]:

@@ -39,14 +39,14 @@ def sizes_of(
         rows = math.prod(outputs[0][:-1])
         return KernelSizes(op.dtype, (rows, columns, flops // (2 * rows * columns)))
     if op.op == EXPERT_MATMUL_OP and op.selects and outputs:
-        held, _, columns = outputs[0]
+        past, _, columns = outputs[0]
         inner = inputs[0][-1]
         rows = flops // (2 * inner * columns * len(outputs))
-        return KernelSizes(op.dtype, (rows, held, inner, columns, *op.selects), EXPERTS)
+        return KernelSizes(op.dtype, (rows, past, inner, columns, *op.selects), EXPERTS)
     latent = len(op.inputs) > 2 and op.inputs[1] == op.inputs[2]  # kernels of its own
     if op.op == _ATTENTION and len(inputs) > 3 and not latent:
         batch, new, kv_heads, shared, width = inputs[0]
-        held = inputs[-2][1] * inputs[1][2]
-        sizes = (batch, new, held, kv_heads * shared, kv_heads, width)
+        past = inputs[-2][1] * inputs[1][2]
+        sizes = (batch, new, past, kv_heads * shared, kv_heads, width)
         return KernelSizes(dtypes[1], sizes)
     return None

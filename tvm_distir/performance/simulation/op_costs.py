@@ -150,17 +150,17 @@ class OpCosts:
         layout = self.layout(op.mesh, op.mesh_axes)
         return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
 
-    def edge_ps(self, edge: Edge, here: int, there: int) -> tuple[int, int]:
+    def edge_ps(self, edge: Edge, first: int, second: int) -> tuple[int, int]:
         """Return the durations of the two ends of a message between ranks of a pipeline."""
         place = f"edge {edge.source} to {edge.target}"
-        ends = self.message_steps(edge.wire_bytes, edge.bytes[1], edge.split, here, there)
+        ends = self.message_steps(edge.wire_bytes, edge.bytes[1], edge.split, first, second)
         sent, received = (
             sum(self.clock.transfer_ps(*step, place) for step in steps) for steps in ends
         )
         return sent, received
 
     def message_steps(
-        self, wire_bytes: tuple[Any, Any], result_bytes: Any, split: int, here: int, there: int
+        self, wire_bytes: tuple[Any, Any], result_bytes: Any, split: int, source: int, target: int
     ) -> tuple[list[MessageStep], list[MessageStep]]:
         """Return the steps that the two ends of a message between ranks wait for.
 
@@ -173,15 +173,15 @@ class OpCosts:
         split : int
             The number of parts of the message, which are gathered where it arrives, along the last
             axes; 1 for a message without parts.
-        here, there : int
+        source, there : int
             The ranks that send and receive.
         """
         sent, received = (-(-size // split) for size in wire_bytes)
-        sends = [MessageStep("send", sent, self.pair_layout(here, there))]
+        sends = [MessageStep("send", sent, self.pair_layout(source, target))]
         if split > 1:
-            layout = self.parts_layout(there, split)
+            layout = self.parts_layout(target, split)
             sends.append(MessageStep("all_gather", result_bytes, layout))
-        return sends, [MessageStep("recv", received, self.pair_layout(there, here))]
+        return sends, [MessageStep("recv", received, self.pair_layout(target, source))]
 
     def host_copy_ps(self, size_bytes: int, place: str) -> int:
         """Return the duration of a copy between a device and the memory of its host."""
@@ -209,8 +209,8 @@ class OpCosts:
         """Return the layout of the devices of two meshes, paired with each other."""
         key = (mesh, peer)
         if key not in self._pairs:
-            here, there = (self.program.meshes[number].device_ids for number in key)
-            self._pairs[key] = self.clock.transfer_layout(here, there)
+            source, target = (self.program.meshes[number].device_ids for number in key)
+            self._pairs[key] = self.clock.transfer_layout(source, target)
         return self._pairs[key]
 
     def _transfer_ps(self, op: Op, place: str) -> int:

@@ -91,7 +91,7 @@ def simulate(
             remedy=nearest(allocator, ALLOCATORS),
         )
     laps = StageTimes()
-    profile = Profile.known(system.kernels if kernels is None else kernels)
+    profile = Profile.resolve(system.kernels if kernels is None else kernels)
     check_products(profile, system)
     program, blocking = grouped(program, profile), blocking or profile.blocking
     laps.end("kernels")

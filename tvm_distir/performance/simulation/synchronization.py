@@ -76,10 +76,12 @@ def check_taking_part(
     """
     for number in sorted(set().union(*used.values())):
         mesh = program.meshes[number]
-        there = [program.devices_of(e) for e in program.entries if number in used[e.function]]
-        if any(devices is mesh.device_ids for devices in there):
+        participants = [
+            program.devices_of(e) for e in program.entries if number in used[e.function]
+        ]
+        if any(devices is mesh.device_ids for devices in participants):
             continue
-        missing = set(mesh.device_ids).difference(*there)
+        missing = set(mesh.device_ids).difference(*participants)
         if missing:
             row = next(r for r in rows if r.op.kind == "collective" and r.op.mesh == number)
             raise _another_order(mesh, row, f"the devices {sorted(missing)} do not take part")
@@ -139,10 +141,10 @@ def _collective_key(row: OpRow) -> tuple[str, tuple[int, ...], int]:
     return row.op.collective, row.op.mesh_axes, row.op.payload_bytes
 
 
-def _another_order(mesh: Mesh, row: OpRow, what: str) -> SimulationError:
+def _another_order(mesh: Mesh, row: OpRow, problem: str) -> SimulationError:
     return SimulationError(
         "DIST0712",
-        f"a {row.op.collective} on the mesh {mesh.name}: {what}",
+        f"a {row.op.collective} on the mesh {mesh.name}: {problem}",
         place=f"{row.function}/{row.op.name}",
         remedy="Order the collectives of a mesh equally on all of its devices.",
     )

@@ -253,20 +253,20 @@ def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]
     for row, count in zip(rows, counts, strict=True):
         if row.stream != COMPUTE or row.op.kind == "wait" or not count:
             continue
-        name, op, spent = row.op.title, row.op, count * row.duration_ps
+        name, op, duration = row.op.title, row.op, count * row.duration_ps
         entry = sums.setdefault(name, [0, 0, 0, 0])
         for i, value in enumerate((1, 0, op.flops, op.bytes_read + op.bytes_written)):
             entry[i] += value * count
-        entry[1] += spent
+        entry[1] += duration
         by_bound = bounds.setdefault(name, {})
-        by_bound[row.bound_by] = by_bound.get(row.bound_by, 0) + spent
+        by_bound[row.bound_by] = by_bound.get(row.bound_by, 0) + duration
     ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
     return tuple(
         OpTime(
-            name, count, seconds(spent), flops, moved,
+            name, count, seconds(duration), flops, moved,
             max(bounds[name], key=lambda bound: (bounds[name][bound], bound)),
         )
-        for name, (count, spent, flops, moved) in ordered
+        for name, (count, duration, flops, moved) in ordered
     )  # fmt: skip
 
 

@@ -80,8 +80,8 @@ class _Ends:
         """Return the partners of each device of the mesh of a task."""
         key = task.mesh, task.peer
         if key not in self._partners:
-            here, there = (self._meshes[number].device_ids for number in key)
-            first, other = (here, there) if task.kind == "send" else (there, here)
+            source, target = (self._meshes[number].device_ids for number in key)
+            first, other = (source, target) if task.kind == "send" else (target, source)
             partners = self._partners[key] = {}
             for pair in pair_up(first, other):
                 task_number, partner = pair if task.kind == "send" else pair[::-1]
@@ -106,19 +106,19 @@ class _Groups:
 
     def __init__(self, meshes: Sequence[Mesh]) -> None:
         self._meshes = meshes
-        self._known: dict[tuple[int, tuple[int, ...]], dict[int, str]] = {}
+        self._cache: dict[tuple[int, tuple[int, ...]], dict[int, str]] = {}
         self._names: dict[tuple[int, ...], str] = {}
 
     def of(self, task: Task, device: int) -> str:
         """Return the group of a device."""
         key = task.mesh, task.axes
-        if key not in self._known:
-            self._known[key] = {
+        if key not in self._cache:
+            self._cache[key] = {
                 member: self._names.setdefault(group, str(len(self._names) + 1))
                 for group in self._meshes[task.mesh].groups(task.axes)
                 for member in group
             }
-        return self._known[key][device]
+        return self._cache[key][device]
 
     @property
     def table(self) -> dict[str, list[int]]:
@@ -140,8 +140,8 @@ def _delimited(message: bytes) -> bytes:
 
 def _attribute(name: str, field: int, value: int | str) -> bytes:
     """Return a field of ``Node.attr``; ``field`` is that of the value's type."""
-    held = block(field, value) if isinstance(value, str) else integer(field, value)
-    return block(10, block(1, name) + held)
+    content = block(field, value) if isinstance(value, str) else integer(field, value)
+    return block(10, block(1, name) + content)
 
 
 _INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29
@@ -164,8 +164,8 @@ def _file(tasks: Sequence[Task], device: int, ends: _Ends, groups: _Groups) -> b
         tail += _attribute("duration_ps", _UINT64, task.duration_ps)
         nodes += _nodes(task, device, first, tail, ends, groups)
     head = block(1, VERSION)
-    said = block(8, block(1, json.dumps(groups.of_device(device))))
-    init = integer(1, 0) + block(2, "## process_group:init ##") + integer(3, METADATA) + said
+    attribute = block(8, block(1, json.dumps(groups.of_device(device))))
+    init = integer(1, 0) + block(2, "## process_group:init ##") + integer(3, METADATA) + attribute
     return b"".join(map(_delimited, (head, init, *nodes)))
 
 

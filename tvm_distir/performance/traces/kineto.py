@@ -172,12 +172,12 @@ def _hta_events(lane: TracedDevices, finish_s: float) -> Iterator[str]:
     """Yield the events, the device left open."""
     host = _HOST_OF_DEVICE
     yield _span("user_annotation", "ProfilerStep#1", host, 1, 0.0, finish_s * 1e6, {})
-    for number, (name, stream, start, spent, args) in enumerate(_kernels(lane), 1):
-        at, took = start / 1e6, spent / 1e6
+    for number, (name, stream, start, duration, args) in enumerate(_kernels(lane), 1):
+        at, length_us = start / 1e6, duration / 1e6
         launch = {"correlation": number, "cbid": 211, "External id": number}
         yield _span("cuda_runtime", "cudaLaunchKernel", host, 1, at, 0.0, launch)
         facts = {"stream": stream, "correlation": number, "External id": number, "device": _DEVICE}
-        yield _span("kernel", name, _DEVICE, stream, at, took, {**facts, **args})
+        yield _span("kernel", name, _DEVICE, stream, at, length_us, {**facts, **args})
 
 
 _Kernel = tuple[str, int, int, int, dict[str, Any]]

@@ -69,5 +69,5 @@ def _moved(event: dict[str, Any], label: str, number: int, count: int) -> dict[s
     return {**event, "pid": pid, **({"args": args} if args else {})}
 
 
-def _wrong(place: str, what: str, remedy: str) -> UsageError:
-    return UsageError("DIST0152", what, place=place, remedy=remedy)
+def _wrong(place: str, problem: str, remedy: str) -> UsageError:
+    return UsageError("DIST0152", problem, place=place, remedy=remedy)

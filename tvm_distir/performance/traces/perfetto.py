@@ -79,10 +79,10 @@ class _Writer:
         """Make the packets of all runs; returns the tracks."""
         if not sheet.kinds or not sheet.start.size:
             return set()
-        spent = (sheet.end - sheet.start)[0]
-        if not np.array_equal(sheet.end - sheet.start, np.broadcast_to(spent, sheet.end.shape)):
+        duration = (sheet.end - sheet.start)[0]
+        if not np.array_equal(sheet.end - sheet.start, np.broadcast_to(duration, sheet.end.shape)):
             raise ValueError("the runs of a unit have different durations")
-        ids = self._kind_ids(sheet.kinds, spent)
+        ids = self._kind_ids(sheet.kinds, duration)
         packets = pairs(uuid + ids[:, 2], ids[:, 0], ids[:, 1], sheet.start // NS, sheet.end // NS)
         flat = packets.reshape(len(packets), -1)
         runs += [(k, row.data) for k, row in zip(sheet.order.tolist(), flat, strict=True)]
@@ -92,21 +92,21 @@ class _Writer:
         """Return the packets of the units themselves, (runs, 1, bytes)."""
         word, args = sheet.unit, {"unit": sheet.unit, "place": sheet.place}
         names = [f"{word} {micro}" if micro >= 0 else word for micro in sheet.micros.tolist()]
-        spent = sheet.span[:, 1] - sheet.span[:, 0]
-        notes = {took: self._note(args, took) for took in np.unique(spent).tolist()}
-        rows = [(self._name(name), notes[took]) for name, took in zip(names, spent.tolist())]
+        duration = sheet.span[:, 1] - sheet.span[:, 0]
+        notes = {took: self._note(args, took) for took in np.unique(duration).tolist()}
+        rows = [(self._name(name), notes[took]) for name, took in zip(names, duration.tolist())]
         ids = np.array(rows, np.int64)
         self._flush()
         track = np.full(len(ids), uuid + UNITS)
         first, last = (sheet.span // NS).T
         return pairs(track, ids[:, 0], ids[:, 1], first[None], last[None])[0]
 
-    def _kind_ids(self, kinds: Sequence[RecordKind], spent: Ints) -> Ints:
+    def _kind_ids(self, kinds: Sequence[RecordKind], duration: Ints) -> Ints:
         """Return name, note and track of each op, (ops, 3); those of equal lists are known."""
         key = id(kinds)
-        known = self._ids.get(key)
-        if known is not None and known[0] is kinds and np.array_equal(known[1][:, 3], spent):
-            return known[1]
+        cached = self._ids.get(key)
+        if cached is not None and cached[0] is kinds and np.array_equal(cached[1][:, 3], duration):
+            return cached[1]
         rows = [
             (
                 self._name(kind.name),
@@ -114,7 +114,7 @@ class _Writer:
                 COMPUTE if kind.stream == "compute" else COMM,
                 took,
             )
-            for kind, took in zip(kinds, spent.tolist(), strict=True)
+            for kind, took in zip(kinds, duration.tolist(), strict=True)
         ]
         self._flush()
         ids = np.array(rows, np.int64).reshape(-1, 4)
@@ -141,8 +141,8 @@ class _Writer:
             receives = wire.stream not in ("send", "store")
             other = SEND if wire.stream == "send" else RECV + len(tracks)
             track = tracks.setdefault(wire.stream, other)
-            spent = (wire.end - wire.start).tolist()
-            keys = [(id(kind), took) for kind, took in zip(wire.kinds, spent, strict=True)]
+            duration = (wire.end - wire.start).tolist()
+            keys = [(id(kind), took) for kind, took in zip(wire.kinds, duration, strict=True)]
             notes = {
                 key: self._note(kind.args, key[1])
                 for key, kind in dict(zip(keys, wire.kinds, strict=True)).items()

@@ -78,8 +78,8 @@ class Calibration:
                 "not determined by the rows": self.undetermined,
             }
             notes = [note for note, names in groups.items() if name in names]
-            said = f"  ({', '.join(notes)})" if notes else ""
-            lines.append(f"{name:<26} {value:10.4g} {_unit(name)}{said}")
+            notes_text = f"  ({', '.join(notes)})" if notes else ""
+            lines.append(f"{name:<26} {value:10.4g} {_unit(name)}{notes_text}")
         return "\n".join(lines) + "\n"
 
 
@@ -140,9 +140,14 @@ def calibrate(
     known = system if isinstance(system, System) else System.load(system)
     measured = list(rows) if not isinstance(rows, str | Path) else read_rows(rows)
     if not measured or not known.constants:
-        what = "there are no rows" if not measured else f"the system {known.name} has no constants"
+        problem = (
+            "there are no rows" if not measured else f"the system {known.name} has no constants"
+        )
         raise SimulationError(
-            "DIST0730", what, place="calibrate", remedy='Give rows, and a system with "constants".'
+            "DIST0730",
+            problem,
+            place="calibrate",
+            remedy='Give rows, and a system with "constants".',
         )
     unknown = [name for name in fit_also if name not in LINKS and name not in MEANINGS]
     if unknown:
@@ -170,7 +175,7 @@ def calibrate(
         with_constants(known, {name: values[name] for name in seen}, source),
         values,
         errors,
-        tuple(n for n, there in zip(work.names, ends, strict=True) if there),
+        tuple(n for n, at_bound in zip(work.names, ends, strict=True) if at_bound),
         vague,
         len(measured) - len(work.rows),
     )

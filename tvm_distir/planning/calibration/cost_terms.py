@@ -124,12 +124,12 @@ class StepCostTerms:
     def edge(self, edge: Edge) -> CostTerms:
         """Return the parts of a message."""
         rank_of = self.staged.schedule.rank_of
-        here, there = rank_of[edge.source[0]], rank_of[edge.target[0]]
-        key = (here, there, edge.wire_bytes, edge.split, edge.bytes)
+        first, second = rank_of[edge.source[0]], rank_of[edge.target[0]]
+        key = (first, second, edge.wire_bytes, edge.split, edge.bytes)
         if key in self._edges:
             return self._edges[key]
         steps, _ = self._costs.message_steps(
-            edge.wire_bytes, edge.bytes[1], edge.split, here, there
+            edge.wire_bytes, edge.bytes[1], edge.split, first, second
         )
         steps[0] = steps[0]._replace(size_bytes=max(edge.part_bytes))
         parts = CostTerms()

@@ -37,7 +37,7 @@ class _Walk:
         self._number: dict[int, tuple[int, float]] = {}
         count = self.staged.schedule.stages
         self.computed, self.sent = [0] * count, [0] * count  # last event of the streams
-        self.made: dict[tuple[int, str], int] = {}  # last part or total of a stage
+        self.last_of: dict[tuple[int, str], int] = {}  # last part or total of a stage
         self.value: dict[tuple[int, int, str], int] = {}
         self.arrived: dict[tuple[int, int, str], list[int]] = {}
         self.ran: set[tuple[int, str]] = set()
@@ -70,12 +70,12 @@ class _Walk:
         return time_s, counts
 
     def _event(self, parts: CostTerms, waits: list[int]) -> int:
-        known = self._number.get(id(parts))
-        if known is None:
-            known = self._number[id(parts)] = (len(self.work), self.price(parts))
+        cached = self._number.get(id(parts))
+        if cached is None:
+            cached = self._number[id(parts)] = (len(self.work), self.price(parts))
             self.work.append(parts)
         before = max(waits, key=lambda n: self.events[n].end)
-        self.events.append(_Event(self.events[before].end + known[1], before, known[0]))
+        self.events.append(_Event(self.events[before].end + cached[1], before, cached[0]))
         return len(self.events) - 1
 
     def _step(self, step: RankStep) -> bool:
@@ -87,8 +87,8 @@ class _Walk:
         if kind == SEND:
             for edge in self.edges.get((stage, direction), ()):
                 source = self.value.get((stage, unit.micro, unit.phase), 0)
-                there = (edge.target[0], unit.micro, direction)
-                self.arrived.setdefault(there, []).append(self._send(edge, source))
+                message = (edge.target[0], unit.micro, direction)
+                self.arrived.setdefault(message, []).append(self._send(edge, source))
             return True
         return (stage, unit.micro, direction) in self.arrived
 
@@ -103,8 +103,8 @@ class _Walk:
         for edge in self.edges.get((stage, direction), ()):
             if self.rank_of[edge.target[0]] == self.rank_of[stage]:
                 source = self.value[stage, unit.micro, unit.phase]
-                there = (edge.target[0], unit.micro, direction)
-                self.arrived.setdefault(there, []).append(source)
+                message = (edge.target[0], unit.micro, direction)
+                self.arrived.setdefault(message, []).append(source)
 
     def _unit(
         self, stage: int, name: str, waits: Sequence[int] = (), unit: PipelineAction | None = None
@@ -116,11 +116,11 @@ class _Walk:
                 self.value[stage, unit.micro, unit.phase] = self.computed[rank]
 
     def _send(self, edge: Edge, source: int) -> int:
-        here, there = (self.rank_of[end[0]] for end in (edge.source, edge.target))
-        if here == there:
+        first, second = (self.rank_of[end[0]] for end in (edge.source, edge.target))
+        if first == second:
             return source
-        self.sent[here] = self._event(self.parts.edge(edge), [self.sent[here], source])
-        return self.sent[here]
+        self.sent[first] = self._event(self.parts.edge(edge), [self.sent[first], source])
+        return self.sent[first]
 
     def _sum(self, number: int) -> None:
         stage_sum = self.staged.sums[number]
@@ -131,15 +131,15 @@ class _Walk:
             self._unit(stage, f"part:{place}")
             if stage in chain:
                 edge = chain[stage]
-                there = self._send(edge, total[edge.source[0]])
-                self._unit(stage, f"add:{place}", [there])
+                arrival = self._send(edge, total[edge.source[0]])
+                self._unit(stage, f"add:{place}", [arrival])
             total[stage] = self.computed[rank]
         for edge in stage_sum.edges:
             if edge.direction == "total":
                 rank = self.rank_of[edge.target[0]]
-                there = self._send(edge, total[edge.source[0]])
+                arrival = self._send(edge, total[edge.source[0]])
                 self.computed[rank] = max(
-                    self.computed[rank], there, key=lambda n: self.events[n].end
+                    self.computed[rank], arrival, key=lambda n: self.events[n].end
                 )
 
 

@@ -108,8 +108,8 @@ def step_terms(system: System, row: AnyRow) -> StepCostTerms | CostTerms:
     if isinstance(row, ProductRow):
         kernel = KernelTerm("matmul", row.dtype, row.flops, row.bytes)
         return CostTerms(Counter({KernelBatch(((kernel, 1),), 0): 1}))
-    made = grouped(program_of(row), system.kernels)
-    staged = made.staged
+    program = grouped(program_of(row), system.kernels)
+    staged = program.staged
     if not isinstance(staged, PipelineProgram):
         raise TypeError("the program is not pipelined")
-    return StepCostTerms(made, staged, system)
+    return StepCostTerms(program, staged, system)

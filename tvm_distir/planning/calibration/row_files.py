@@ -136,5 +136,5 @@ def _integer(
     return value
 
 
-def _wrong(place: str, what: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0730", what, place=place, remedy=remedy)
+def _wrong(place: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0730", problem, place=place, remedy=remedy)

@@ -127,8 +127,8 @@ class ProductRow:
     @property
     def bytes(self) -> int:
         """Read and written."""
-        written = (1 + self.accumulate) * self.m * self.n * BYTES[self.out_dtype]
-        return (self.m * self.k + self.k * self.n) * BYTES[self.dtype] + written
+        written_bytes = (1 + self.accumulate) * self.m * self.n * BYTES[self.out_dtype]
+        return (self.m * self.k + self.k * self.n) * BYTES[self.dtype] + written_bytes
 
     def groups(self, per_node: int) -> tuple[str, ...]:
         """Return the groups that errors are reported for: none."""

@@ -93,11 +93,13 @@ class ExportedPlan:
 
     def degree(self, role: str) -> int:
         """Return the number of devices over all axes of a role."""
-        return math.prod(self.mesh.axes[axis] for axis, its in self.roles.items() if its == role)
+        return math.prod(
+            self.mesh.axes[axis] for axis, axis_role in self.roles.items() if axis_role == role
+        )
 
     def axis_of(self, role: str) -> str | None:
         """Return the only axis of a role, None for none (PlanError DIST0241 for several)."""
-        axes = [axis for axis, its in self.roles.items() if its == role]
+        axes = [axis for axis, axis_role in self.roles.items() if axis_role == role]
         if len(axes) > 1:
             raise unsupported(
                 f"the axes {' and '.join(axes)} both are of {role} parallelism",
@@ -106,9 +108,9 @@ class ExportedPlan:
         return axes[0] if axes else None
 
 
-def unsupported(what: str, remedy: str, place: str = "export_plan") -> PlanError:
+def unsupported(problem: str, remedy: str, place: str = "export_plan") -> PlanError:
     """Return the error for what a format cannot express."""
-    return PlanError("DIST0241", what, place=place, remedy=remedy)
+    return PlanError("DIST0241", problem, place=place, remedy=remedy)
 
 
 def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ...]:
@@ -239,8 +241,8 @@ def check_megatron(mod: ir.IRModule, exported: ExportedPlan) -> None:
         want = expected.get(weight.name, -1)
         if want is not None and weight.labels[number] != want:
             labels = (weight.labels[number], want)
-            here, there = (f"dim {label}" if label >= 0 else "no dim" for label in labels)
+            source, target = (f"dim {label}" if label >= 0 else "no dim" for label in labels)
             raise unsupported(
-                f'the plan shards {here} of "{weight.name}" along "{axis}", Megatron-LM {there}',
+                f'the plan shards {source} of "{weight.name}" along "{axis}", Megatron-LM {target}',
                 "Export the format jax, which has the placement of every parameter.",
             )

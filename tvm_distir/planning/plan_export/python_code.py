@@ -64,9 +64,12 @@ def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
         raise unsupported("parallelize_module has no stages", "Choose a plan without stages.")
     for axis, role in exported.roles.items():
         if role == CONTEXT or (role == ZERO and exported.zero_stage < 3):
-            what = "shards of the sequence" if role == CONTEXT else "sharded optimizer states alone"
+            subject = (
+                "shards of the sequence" if role == CONTEXT else "sharded optimizer states alone"
+            )
             raise unsupported(
-                f'{what} (axis "{axis}") are not expressed by parallelize_module and fully_shard',
+                f'{subject} (axis "{axis}") are not expressed by parallelize_module and '
+                "fully_shard",
                 "Use data_parallel, fsdp and megatron, or another format.",
             )
     if exported.sequence:
@@ -164,5 +167,5 @@ def _style(weight: PlacedParameter, number: int, in_layer: bool) -> str:
 
 def _stacks(weights: Iterable[PlacedParameter]) -> list[str]:
     """Return the modules that hold layers by number."""
-    found = (re.match(r"(.+?)\.\d+\.", weight.name) for weight in weights)
-    return list(dict.fromkeys(match[1] for match in found if match is not None))
+    matches = (re.match(r"(.+?)\.\d+\.", weight.name) for weight in weights)
+    return list(dict.fromkeys(match[1] for match in matches if match is not None))

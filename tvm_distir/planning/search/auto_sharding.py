@@ -167,7 +167,7 @@ def labeller_of(
     fixed: Plan | None = None,
 ) -> PlanLabeller:
     """Return the solver of a module; arguments as for :func:`auto_shard`."""
-    known = System.required(system)
+    resolved = System.required(system)
     plan = on_stages(mod, fixed or Plan(_specs(mesh)))
     with gc_paused():
         annotated = lift_branches(AnnotateSharding(plan)(mod))
@@ -179,7 +179,7 @@ def labeller_of(
                 place="auto_shard",
                 remedy="Split the model into stages, and shard each automatically.",
             )
-    return PlanLabeller(annotated, known, plan)
+    return PlanLabeller(annotated, resolved, plan)
 
 
 def _specs(mesh: MeshLike) -> tuple[MeshSpec, ...]:

@@ -130,17 +130,17 @@ class Candidate:
     @property
     def words(self) -> tuple[str, ...]:
         """Return the numbers of the choice as texts."""
-        said = [f"{STAGES}={self.stages}"] if self.stages > 1 else []
+        parts = [f"{STAGES}={self.stages}"] if self.stages > 1 else []
         if self.ranks:
-            said += ["|".join("*".join(f"{name}={n}" for name, n in axes) for axes in self.ranks)]
+            parts += ["|".join("*".join(f"{name}={n}" for name, n in axes) for axes in self.ranks)]
         else:
-            said += [f"{name}={size}" for name, size in self.axes]
-        said += [f"cuts={'/'.join(self.cuts)}"] if self.cuts else []
+            parts += [f"{name}={size}" for name, size in self.axes]
+        parts += [f"cuts={'/'.join(self.cuts)}"] if self.cuts else []
         if self.schedule is not None:
-            said += [f"micro_batches={self.micro_batches}"]
+            parts += [f"micro_batches={self.micro_batches}"]
         if self.chunks > 1:
-            said += [f"chunks={self.chunks}"]
-        return (*said, *([f"recompute={self.recompute}"] if self.recompute != "none" else []))
+            parts += [f"chunks={self.chunks}"]
+        return (*parts, *([f"recompute={self.recompute}"] if self.recompute != "none" else []))
 
     @property
     def devices(self) -> int:
@@ -327,10 +327,10 @@ def kept_rules(keep: Plan | None, mesh: MeshSpec) -> Plan:
     rules: list[PlanRule] = []
     for rule in keep.rules:
         names = keep.mesh(rule.mesh).axis_names
-        said = dict(zip(names, rule.placement, strict=True))
+        label_of = dict(zip(names, rule.placement, strict=True))
         moving = tuple(
             mesh.axis_names.index(names[a]) for a in rule.moving if names[a] in mesh.axes
         )
-        placement = tuple(said.get(name) for name in mesh.axis_names)
+        placement = tuple(label_of.get(name) for name in mesh.axis_names)
         rules.append(replace(rule, placement=placement, mesh=mesh.name, moving=moving))
     return Plan((mesh,), tuple(rules))

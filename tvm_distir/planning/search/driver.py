@@ -113,12 +113,12 @@ def search(
         DIST0151 where the plan to compare with is for another number of devices, and for numbers
         of micro-batches of a step that cannot be divided.
     """
-    known = System.required(system)
-    check_products(Profile.known(known.kernels), known)
-    source = Source(model, batch, train, known)
-    limit = known.memory_capacity_bytes if memory_bytes is None else memory_bytes
+    resolved = System.required(system)
+    check_products(Profile.resolve(resolved.kernels), resolved)
+    source = Source(model, batch, train, resolved)
+    limit = resolved.memory_capacity_bytes if memory_bytes is None else memory_bytes
     rules = constraints or Constraints()
-    enumeration = Enumeration(rules, devices, known, source.batch, stages=train is not None)
+    enumeration = Enumeration(rules, devices, resolved, source.batch, stages=train is not None)
     if rules.counts and (train is None or source.batch is None):
         raise UsageError(
             "DIST0151",
@@ -127,7 +127,7 @@ def search(
             remedy="Pass train= (--train) and a model of any batch, or remove them.",
         )
     in_stages = enumeration.in_stages
-    trials = Trials(source, known, limit, gap, rules, margin, in_stages=in_stages)
+    trials = Trials(source, resolved, limit, gap, rules, margin, in_stages=in_stages)
     with gc_paused(), Workers(jobs, executor) as workers:
         search_run = _Search(trials, enumeration, top, folder, workers)
         baseline = None
@@ -137,14 +137,14 @@ def search(
         result = search_run.run(time_limit_s, on_progress or (lambda *_: None))
         workers.drop()
         if compare is not None and not result.interrupted:
-            name, what = compare
-            if not isinstance(what, Plan):
-                baseline = trials.compared(name, what, enumeration.meshes())
+            name, comparison = compare
+            if not isinstance(comparison, Plan):
+                baseline = trials.compared(name, comparison, enumeration.meshes())
             result = _with_baseline(result, baseline, top)
         best = next((plan.row for plan in result.plans if plan.row is not result.baseline), None)
         if why and best is not None and not result.interrupted:
             result = replace(result, why=trials.why(best.candidate))
-        price = known.device.price_per_hour
+        price = resolved.device.price_per_hour
         return result if price is None else replace(result, price_per_s_usd=price * devices / 3600)
 
 

@@ -61,8 +61,8 @@ class Folder:
         elif resume:
             raise self._other(f"contains no search: {ROWS} is missing", "Remove --resume.")
 
-    def _other(self, what: str, remedy: str) -> UsageError:
-        return UsageError("DIST0151", f"{self.path} {what}", place="-o", remedy=remedy)
+    def _other(self, problem: str, remedy: str) -> UsageError:
+        return UsageError("DIST0151", f"{self.path} {problem}", place="-o", remedy=remedy)
 
     def _read(self, rows: Path, resume: bool) -> None:
         """Take the rows of a search before.
@@ -144,19 +144,19 @@ class Folder:
         self._begin()
         record = OutputRecord(self.path)
         old = record.matching(_WRITTEN)
-        written = [self.path / SETTINGS]
+        files = [self.path / SETTINGS]
         text = json.dumps({"settings": self.settings, **result.to_dict()}, indent=1) + "\n"
-        self._write(written[0], text)
+        self._write(files[0], text)
         for number, plan in enumerate(result.plans, 1):
-            written.append(self.path / f"{number}.plan.json")
-            plan.plan.save(written[-1])
-        names = [path.name for path in written]
-        gone = [name for name in old if name not in names]
-        for name in gone:
+            files.append(self.path / f"{number}.plan.json")
+            plan.plan.save(files[-1])
+        names = [path.name for path in files]
+        removed = [name for name in old if name not in names]
+        for name in removed:
             (self.path / name).unlink()
-        record.forget(gone)
+        record.forget(removed)
         record.add(names)
-        return written
+        return files
 
     def _plan(self, candidate: Candidate) -> Path:
         digest = hashlib.sha256(candidate.key.encode()).hexdigest()[:12]

@@ -68,7 +68,7 @@ class LayerTables:
 
     def __init__(self, source: Source, system: System) -> None:
         self.source, self.system = source, system
-        self._known: dict[tuple[object, ...], Layers | None] = {}
+        self._cache: dict[tuple[object, ...], Layers | None] = {}
         self._functions: dict[tuple[object, ...], list[str]] = {}
         self.ends = _ends(source.forward(1))
         """Names of the values of ``main`` that the layers give."""
@@ -96,9 +96,9 @@ class LayerTables:
         axes = tuple(mesh.items()) or ((BATCH, 1),)
         cuts = tuple(self.ends[:-1]) if at_layers else ()
         key = (axes, rows, candidate.recompute, cuts)
-        if key not in self._known:
-            self._known[key] = self._made(dict(axes), batch // rows, candidate.recompute, cuts)
-        table = self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._made(dict(axes), batch // rows, candidate.recompute, cuts)
+        table = self._cache[key]
         if table is None or rows == most:
             return table
         times, stashes = [tuple([x * most // rows for x in column]) for column in table[:2]]
@@ -135,16 +135,16 @@ def _stage_bytes(labelled: ShardedCandidate, entry: str) -> tuple[int, int, int,
     notes = training_notes(g.fn, "states")
     states = {str(name) for names in notes.values() for name in names}
     weights = set(training_notes(g.fn, "updated")) - states
-    held, sums, weight_bytes = 0, 0, 0
+    stored_bytes, sums, weight_bytes = 0, 0, 0
     for k, name in zip(g.params, param_names(g.fn), strict=True):
         v = g.nodes[k].results[0]
         if name in weights:
             size = _local_bytes(labelled, inst, v)
-            held += size
+            stored_bytes += size
             sums += size // g.values[v].item_bytes * SUM_ITEM_BYTES
         elif name in states:
             weight_bytes += _local_bytes(labelled, inst, v)
-    return stash_bytes(labelled, entry), held, sums, weight_bytes
+    return stash_bytes(labelled, entry), stored_bytes, sums, weight_bytes
 
 
 def _local_bytes(labelled: ShardedCandidate, inst: Instance, v: int) -> int:

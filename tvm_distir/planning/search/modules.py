@@ -43,10 +43,10 @@ class Source:
         if not callable(model):
             check_module(model, "td.search")
         self._make = None if isinstance(model, ir.IRModule) else model
-        self._known: dict[Any, ir.IRModule] = {}
+        self._cache: dict[Any, ir.IRModule] = {}
         self.batch: int | None = None
         if isinstance(model, ir.IRModule):
-            self._known[None] = self._studied(model)
+            self._cache[None] = self._studied(model)
             if batch is not None:
                 raise UsageError(
                     "DIST0151",
@@ -66,16 +66,16 @@ class Source:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without modules that can be made again, for workers."""
-        modules = {None: self._known[None]} if self.batch is None else {}
-        return {**self.__dict__, "_known": modules}
+        modules = {None: self._cache[None]} if self.batch is None else {}
+        return {**self.__dict__, "_cache": modules}
 
     def forward(self, micro_batches: int) -> ir.IRModule:
         """Return the model with the samples of a micro-batch."""
         key = None if self.batch is None else self.batch // micro_batches
-        if key not in self._known:
+        if key not in self._cache:
             assert self._make is not None and key is not None
-            self._known[key] = self._studied(self._make(key))
-        return self._known[key]
+            self._cache[key] = self._studied(self._make(key))
+        return self._cache[key]
 
     def _studied(self, model: ir.IRModule) -> ir.IRModule:
         """Return a model with its attention as the kernels of the system want it."""
@@ -87,18 +87,18 @@ class Source:
         if self.train is None:
             return model
         key = (schedule, recompute if isinstance(recompute, str) else tuple(recompute.items()))
-        if key not in self._known:
-            self._known[key] = train_step(
+        if key not in self._cache:
+            self._cache[key] = train_step(
                 model, schedule=schedule, recompute=recompute, system=self.system, **self.train
             )
-        return self._known[key]
+        return self._cache[key]
 
     @property
     def samples(self) -> int:
         """Return the samples of a full step, as the first data input has them; else 1."""
         if self.batch is not None:
             return self.batch
-        main = self._known[None]["main"]
+        main = self._cache[None]["main"]
         positions = data_positions(main)
         shape = main.params[positions[0]].ty.shape if positions else None
         return int(shape[0]) if shape is not None and len(shape) else 1

@@ -92,10 +92,11 @@ class Queue:
                 alone_s = work.least_s(self._clock, 1, 1, candidate.micro_batches)
                 self._wait(candidate, alone_s / enumeration.devices, outlook)
         if not self._waiting:
-            said = " and ".join(contradiction(enumeration))
+            reason = " and ".join(contradiction(enumeration))
             raise InfeasibleError(
                 "DIST0802",
-                f"no mesh of {enumeration.devices} devices is possible: {said} exclude all of them",
+                f"no mesh of {enumeration.devices} devices is possible: "
+                f"{reason} exclude all of them",
                 place="search",
                 remedy="Remove one of these constraints.",
             )
@@ -163,12 +164,12 @@ class Queue:
         if expected.peak_bytes <= self.trials.limit:
             return None
         self._add_smaller(queued.candidate, queued.least_s, expected.peak_bytes)
-        kept = f"its layers store about {expected.peak_bytes / 2**30:.2f} GiB"
+        reason = f"its layers store about {expected.peak_bytes / 2**30:.2f} GiB"
         return CandidateRow(
             queued.candidate,
             ESTIMATE,
             queued.least_s,
-            why=kept,
+            why=reason,
             likely_s=queued.likely_s,
             needs_bytes=expected.peak_bytes,
         )
@@ -196,7 +197,7 @@ def _lasting(work: StepKernels, system: System) -> StepKernels:
 
     Where kernels are fused, values need not be stored; the arithmetic of products remains.
     """
-    if not Profile.known(system.kernels).rules:
+    if not Profile.resolve(system.kernels).rules:
         return work
     lasting = StepKernels(Counter(), Counter())
     for all_kernels, products in zip(work, lasting, strict=True):

@@ -146,13 +146,13 @@ class FoundPlan:
         Programs with the same times of all work and communication, to the picosecond, and the same
         memory, to the byte, that divide everything into equally many parts, are taken to be.
         """
-        here, there = self.row, other.row
+        source, target = self.row, other.row
         numbers = [
             (row.time_s, row.peak_bytes, row.compute_s, row.exposed_comm_s, row.parts, row.why)
-            for row in (here, there)
+            for row in (source, target)
         ]
-        choices = [replace(row.candidate, axes=()) for row in (here, there)]
-        return bool(here.parts) and numbers[0] == numbers[1] and choices[0] == choices[1]
+        choices = [replace(row.candidate, axes=()) for row in (source, target)]
+        return bool(source.parts) and numbers[0] == numbers[1] and choices[0] == choices[1]
 
     @property
     def time_s(self) -> float:

@@ -40,16 +40,16 @@ def partition_stages(
     """
     low, high = max(times), sum(times)
     at = _sums(times)
-    held = [_sums(row) for row in needs]
-    if _maximal_parts(at, high, parts, held, room) is None:
+    prefix_sums = [_sums(row) for row in needs]
+    if _maximal_parts(at, high, parts, prefix_sums, room) is None:
         return None
     while low < high:
         most = (low + high) // 2
-        if _maximal_parts(at, most, parts, held, room) is None:
+        if _maximal_parts(at, most, parts, prefix_sums, room) is None:
             low = most + 1
         else:
             high = most
-    return _maximal_parts(at, low, parts, held, room)
+    return _maximal_parts(at, low, parts, prefix_sums, room)
 
 
 def _sums(row: Sequence[int]) -> list[int]:
@@ -57,17 +57,17 @@ def _sums(row: Sequence[int]) -> list[int]:
 
 
 def _maximal_parts(
-    at: Sequence[int], most: int, parts: int, held: Sequence[Sequence[int]], room: int
+    at: Sequence[int], most: int, parts: int, prefix_sums: Sequence[Sequence[int]], room: int
 ) -> list[range] | None:
     """Return maximal parts within a limit; None where they do not reach the end.
 
-    ``at`` and ``held`` have the sums over all items before each item.
+    ``at`` and ``prefix_sums`` have the sums over all items before each item.
     """
     ranges, begin, count = [], 0, len(at) - 1
     for part in range(parts):
         end = bisect_right(at, at[begin] + most) - 1
-        if held:
-            end = min(end, bisect_right(held[part], held[part][begin] + room) - 1)
+        if prefix_sums:
+            end = min(end, bisect_right(prefix_sums[part], prefix_sums[part][begin] + room) - 1)
         ranges.append(range(begin, end))
         begin = end
     return ranges if begin == count else None
@@ -115,23 +115,23 @@ def shared_out(
     """
     count = len(times[0])
     spans = [np.subtract.outer(at, at).T for at in map(np.array, map(_sums, times))]
-    held = [[np.subtract.outer(at, at).T <= room for at in map(np.array, map(_sums, row))]
+    prefix_sums = [[np.subtract.outer(at, at).T <= room for at in map(np.array, map(_sums, row))]
             for row in needs]  # fmt: skip
     later = np.triu(np.ones((count + 1, count + 1), bool), 1)
-    taken = sorted({int(x) for span in spans for x in span[later]})
-    find = _Finder(spans, [[fits & later for fits in row] for row in held], sizes, devices)
-    least, _ = find.within(taken[-1])
+    costs = sorted({int(x) for span in spans for x in span[later]})
+    find = _Finder(spans, [[fits & later for fits in row] for row in prefix_sums], sizes, devices)
+    least, _ = find.within(costs[-1])
     if least is None:
         return None
-    low, high = 0, len(taken) - 1
+    low, high = 0, len(costs) - 1
     while low < high:
         middle = (low + high) // 2
-        if find.within(taken[middle])[0] is None:
+        if find.within(costs[middle])[0] is None:
             low = middle + 1
         else:
             high = middle
     best: tuple[int, list[StageAssignment]] | None = None
-    for most in taken[low:]:
+    for most in costs[low:]:
         if best is not None and (micro_batches - 1) * most + least >= best[0]:
             break
         total, shares = find.within(most)

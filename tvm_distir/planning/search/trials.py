@@ -272,7 +272,7 @@ class Trials:
         """
         policy = self.constraints.recompute[0]
         best: FoundPlan | None = None
-        refusals, took = [], False
+        refusals, is_compared = [], False
         for mesh in meshes:
             try:
                 schedule = make.schedule(mesh) if isinstance(make, StrategyMaker) else None
@@ -284,13 +284,13 @@ class Trials:
             except DistIRError as error:
                 refusals.append(error)
                 continue
-            took = True
+            is_compared = True
             count = 1 if schedule is None else schedule.micro_batches
             candidate = Candidate(tuple(mesh.items()), micro_batches=count, recompute=policy)
             row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
             if row.state == SOLVED and (best is None or result.time_s < best.time_s):
                 best = FoundPlan(row, candidate.completed(plan), result)
-        if refusals and not took:
+        if refusals and not is_compared:
             raise refusals[0]
         return best
 

@@ -217,17 +217,17 @@ def speculative(target: Surface, draft: Surface, acceptance: float, plain: StepT
     transformers via speculative decoding", eq. 1).
     """
     if not 0 <= acceptance <= 1:
-        what = f"a share of accepted tokens of {acceptance:g} is impossible"
-        raise workload_fault(what, "acceptance", "Give a share from 0 to 1.")
+        problem = f"a share of accepted tokens of {acceptance:g} is impossible"
+        raise workload_fault(problem, "acceptance", "Give a share from 0 to 1.")
     count = target.new - 1
     pairs = [x.ravel() for x in np.meshgrid(plain.batches, plain.contexts, indexing="ij")]
-    spent = target.decode_ps(*pairs) + count * draft.decode_ps(*pairs)
+    duration = target.decode_ps(*pairs) + count * draft.decode_ps(*pairs)
     gain = (
         float(target.new)
         if acceptance == 1
         else ((1 - acceptance ** (count + 1)) / (1 - acceptance))
     )
-    return replace(plain, decode_ps=spent.reshape(plain.decode_ps.shape), gain=gain)
+    return replace(plain, decode_ps=duration.reshape(plain.decode_ps.shape), gain=gain)
 
 
 @dataclass(frozen=True)
@@ -272,8 +272,8 @@ class Replicas:
     def __post_init__(self) -> None:
         """Refuse an unknown router (SimulationError DIST0761)."""
         if self.router not in ROUTERS:
-            what = f'unknown router "{self.router}"'
-            raise workload_fault(what, "router", nearest(self.router, ROUTERS))
+            problem = f'unknown router "{self.router}"'
+            raise workload_fault(problem, "router", nearest(self.router, ROUTERS))
 
 
 def serve_requests(

@@ -175,12 +175,12 @@ def summarize(
             low, high = begin + (last - begin) * 0.3, begin + (last - begin) * 0.9
         inside = (known.arrival >= low) & (known.arrival <= high)
     some = known.some(inside)
-    kept = np.ones(some.arrival.size, bool)
+    within = np.ones(some.arrival.size, bool)
     for values, most in (
         (some.ttft, levels.ttft_s), (some.tpot, levels.tpot_s), (some.e2e, levels.e2e_s)
     ):  # fmt: skip
         if most is not None:
-            kept &= values <= most
+            within &= values <= most
     span = max(high - low, 1e-12)
     totals = np.zeros(3)
     peak = 0
@@ -201,7 +201,7 @@ def summarize(
         queue=Latency.of(some.queue),
         output_tokens_per_s=float(some.output.sum()) / span,
         requests_per_s=some.arrival.size / span,
-        goodput_per_s=float(kept.sum()) / span,
+        goodput_per_s=float(within.sum()) / span,
         decoding=float(decoding),
         utilization=float(busy) / len(served),
         used_pages=float(used) / len(served),

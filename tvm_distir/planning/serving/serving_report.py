@@ -183,24 +183,24 @@ def serve_analyze(
         DIST0760 for a plan whose steps cannot be predicted, DIST0761 for a workload, scheduler,
         router or acceptance that is invalid, and for requests that the caches do not hold.
     """
-    known = System.required(system)
-    known = with_weights(known, weights)
+    resolved = System.required(system)
+    resolved = with_weights(resolved, weights)
     work = Workload.parse(workload) if isinstance(workload, str) else workload
     options = SchedulerOptions.parse(scheduler) if isinstance(scheduler, str) else scheduler
-    wanted = levels or ServiceLevels()
-    served = ServedModel(model, strategy, mesh, known, kv_dtype)
+    requested = levels or ServiceLevels()
+    served = ServedModel(model, strategy, mesh, resolved, kv_dtype)
     engine = ServingEngine.of(served, options)
     if draft_tokens:
         engine = engine.with_speculation(Speculation(draft, draft_tokens, acceptance))
     filler = None
     if prefill_mesh is not None:
         filler = ServingEngine.of(
-            ServedModel(model, strategy, prefill_mesh, known, kv_dtype), options
+            ServedModel(model, strategy, prefill_mesh, resolved, kv_dtype), options
         )
     deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0, router)
-    summary, parts = run_deployment(deployment, work, wanted, count, request_overhead_us * 1e-6)
+    summary, parts = run_deployment(deployment, work, requested, count, request_overhead_us * 1e-6)
     text = workload if isinstance(workload, str) else repr(workload)
-    return replace(report_of(deployment, work, text, wanted, summary), served=parts)
+    return replace(report_of(deployment, work, text, requested, summary), served=parts)
 
 
 def report_of(

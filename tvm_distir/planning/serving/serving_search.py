@@ -192,14 +192,14 @@ def search_serving(
     UsageError
         DIST0152 for an unknown type of weights.
     """
-    known = System.required(system)
+    resolved = System.required(system)
     work = Workload.parse(workload) if isinstance(workload, str) else workload
     if work.kind == TRACE:
-        what = "a trace has its own rate, and the search varies the rate of requests"
-        raise workload_fault(what, work.path, "Give poisson:1 with in= and out=.")
+        problem = "a trace has its own rate, and the search varies the rate of requests"
+        raise workload_fault(problem, work.path, "Give poisson:1 with in= and out=.")
     options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
-    search = _Search(model, devices, known, work, levels, options, bounds, router)
-    systems = [with_weights(known, kind) for kind in weights]
+    search = _Search(model, devices, resolved, work, levels, options, bounds, router)
+    systems = [with_weights(resolved, kind) for kind in weights]
     for quantized, kv_dtype in itertools.product(systems, kv_dtypes):
         search.engines(quantized, kv_dtype, speculation)
     search.rate(apart)
@@ -349,7 +349,7 @@ class _Search:
         self, deployment: ServingSetup, bound: float
     ) -> tuple[float, ServiceSummary | None]:
         """Return the highest rate that keeps the levels, and its summary."""
-        low, high, kept = 0.0, bound, None
+        low, high, best = 0.0, bound, None
         for _ in range(_STEPS):
             rate = (low + high) / 2
             try:
@@ -359,8 +359,8 @@ class _Search:
             if summary.broken(self.levels) or summary.requests_per_s < 0.9 * rate:
                 high = rate
             else:
-                low, kept = rate, summary
-        return low, kept
+                low, best = rate, summary
+        return low, best
 
     def front(self) -> None:
         """Compute the front of closed loops, by plans of a replica."""

@@ -376,7 +376,7 @@ class Surface:
         programs = [samples.program(*size) for size in sizes]
         template = ProgramTemplate.of(programs, symbols.T.tolist(), extra)
         system, numbers = self.served.system, template.numbers
-        blocking = Profile.known(system.kernels).blocking
+        blocking = Profile.resolve(system.kernels).blocking
         batch = FlatBatch(programs[0], system, numbers, template.which, blocking)
         return _Kind(template, batch, experts)
 
@@ -421,8 +421,8 @@ class Surface:
             tokens = first if prefill else first // self.served.pools * new
             rows.append(slots_of(config, tokens) if config.capacity_factor else tokens)
             rows += [
-                active_experts(held, config.experts, config.top_k, pools * tokens)
-                for held, pools in experts
+                active_experts(local, config.experts, config.top_k, pools * tokens)
+                for local, pools in experts
             ]
         return np.array(rows, np.int64)
 
@@ -432,7 +432,7 @@ class _Samples:
 
     def __init__(self, surface: Surface, prefill: bool) -> None:
         self.served, self.prefill, self.new = surface.served, prefill, surface.new
-        self.profile = Profile.known(self.served.system.kernels)
+        self.profile = Profile.resolve(self.served.system.kernels)
         self._known: dict[tuple[int, int], tuple[Study, Program, str]] = {}
 
     def _sizes(self, first: int) -> tuple[int, int]:
@@ -466,7 +466,7 @@ class _Samples:
             for op in fn.ops
             if op.op == EXPERT_MATMUL_OP
         }
-        return tuple(sorted({(held, -(-rows // slots)) for held, rows, _ in shapes}))
+        return tuple(sorted({(local, -(-rows // slots)) for local, rows, _ in shapes}))
 
     def skeleton(self, first: int, before: int) -> str:
         """Return the digest of all of a program but its numbers."""
@@ -488,14 +488,14 @@ def _memory(
     weights = sum(v.bytes for v in params if not v.name.endswith("_cache"))
     peak = study.result.peak_memory_bytes
     page = study.source.mod["main"].params[3].ty.shape[2]
-    held = batch * -(-(past + seq) // int(page)) * int(page)
-    return batch * seq, weights, caches / held, max(0, peak - weights - caches)
+    cached_tokens = batch * -(-(past + seq) // int(page)) * int(page)
+    return batch * seq, weights, caches / cached_tokens, max(0, peak - weights - caches)
 
 
-def _unpredicted(served: ServedModel, what: str) -> SimulationError:
+def _unpredicted(served: ServedModel, problem: str) -> SimulationError:
     return SimulationError(
         "DIST0760",
-        what,
+        problem,
         place=f"{served.model} ({served.strategy})",
         remedy="Use megatron, data_parallel or expert_parallel.",
     )
@@ -509,6 +509,6 @@ def mixed_ps(
     All tokens go through the products of the model together, and attention is added: the step that
     fills a cache with all of them, and what the caches of the others add to a step that decodes.
     """
-    some, held, new = (np.asarray(x, np.int64) for x in (batch, context, tokens))
-    added = surface.decode_ps(some, held) - surface.decode_ps(some, np.zeros_like(held))
-    return surface.prefill_ps(some + new, np.zeros_like(held)) + added
+    some, past, new = (np.asarray(x, np.int64) for x in (batch, context, tokens))
+    added = surface.decode_ps(some, past) - surface.decode_ps(some, np.zeros_like(past))
+    return surface.prefill_ps(some + new, np.zeros_like(past)) + added

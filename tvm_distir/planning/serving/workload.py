@@ -30,9 +30,9 @@ POISSON, BURST, CLOSED, TRACE = "poisson", "burst", "closed", "trace"
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 
 
-def workload_fault(what: str, place: str, remedy: str) -> SimulationError:
+def workload_fault(problem: str, place: str, remedy: str) -> SimulationError:
     """Return the error of an invalid workload, scheduler or level."""
-    return SimulationError("DIST0761", what, place=place, remedy=remedy)
+    return SimulationError("DIST0761", problem, place=place, remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ class Lengths:
         if kind == "uniform":
             low, high = (_whole(part, text) for part in rest.partition("-")[::2])
             if not 1 <= low <= high:
-                what = f"lengths from {low} to {high} are impossible"
-                raise workload_fault(what, text, "Give uniform:LOW-HIGH with 1 <= LOW <= HIGH.")
+                problem = f"lengths from {low} to {high} are impossible"
+                raise workload_fault(problem, text, "Give uniform:LOW-HIGH with 1 <= LOW <= HIGH.")
             return Lengths(kind, low, high)
         if kind == "lognormal":
             median, sigma = (_positive(part, text) for part in rest.partition(":")[::2])

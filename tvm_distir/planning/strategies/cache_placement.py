@@ -73,12 +73,15 @@ def check_positions(cache: Parameter, mesh: MeshSpec, axis: str) -> None:
     _check(cache, POSITIONS_DIM, mesh, axis, "positions of a page", "Choose another page=.")
 
 
-def _check(cache: Parameter, dim: int, mesh: MeshSpec, axis: str, what: str, remedy: str) -> None:
+def _check(
+    cache: Parameter, dim: int, mesh: MeshSpec, axis: str, subject: str, remedy: str
+) -> None:
     size, count = (cache.shape or (0,) * _CACHE_NDIM)[dim], mesh.axes[axis]
     if isinstance(size, int) and size % count:
         raise PlanError(
             "DIST0234",
-            f'the {size} {what} of the cache are not divisible by the mesh axis "{axis}" ({count})',
+            f"the {size} {subject} of the cache are not divisible by the mesh axis "
+            f'"{axis}" ({count})',
             place=cache.place,
             remedy=remedy,
         )

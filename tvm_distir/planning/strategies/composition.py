@@ -86,27 +86,27 @@ def compose(
     """
     check_module(mod, "td.strategy.compose")
     spec, mod = as_mesh_spec(mesh), open_tuples(fold_shapes(mod))
-    wanted: list[StrategySpec] = []
+    chosen_specs: list[StrategySpec] = []
     for item in [specs] if isinstance(specs, str) else specs:
-        wanted.extend(parse(item) if isinstance(item, str) else [checked(item)])
-    if not wanted:
+        chosen_specs.extend(parse(item) if isinstance(item, str) else [checked(item)])
+    if not chosen_specs:
         raise PlanError(
             "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
         )
     stages: Plan | None = None
-    asked = schedule_of(wanted, spec.axes)
-    if asked is not None:
-        axis = next(str(o.options.get("axis", AXIS)) for o in wanted if o.name == PIPELINE)
-        stages = on_stages(mod, spec, asked, axis)
-        wanted = [spec for spec in wanted if spec.name != PIPELINE]
-        if not wanted:
+    schedule_spec = schedule_of(chosen_specs, spec.axes)
+    if schedule_spec is not None:
+        axis = next(str(o.options.get("axis", AXIS)) for o in chosen_specs if o.name == PIPELINE)
+        stages = on_stages(mod, spec, schedule_spec, axis)
+        chosen_specs = [spec for spec in chosen_specs if spec.name != PIPELINE]
+        if not chosen_specs:
             return stages
         (spec,) = stages.meshes
-    apart = next((spec for spec in wanted if spec.name == LOCAL_LAYERS), None)
-    if apart is not None and (stages is not None or len(wanted) > 1):
-        return _compose_branches(mod, spec, wanted, apart, stages, system)
-    spec = mesh_of(mod, spec, wanted)
-    merged = merge(_plans(mod, spec, wanted, System.known(system)))
+    apart = next((spec for spec in chosen_specs if spec.name == LOCAL_LAYERS), None)
+    if apart is not None and (stages is not None or len(chosen_specs) > 1):
+        return _compose_branches(mod, spec, chosen_specs, apart, stages, system)
+    spec = mesh_of(mod, spec, chosen_specs)
+    merged = merge(_plans(mod, spec, chosen_specs, System.resolve(system)))
     updated = new_names(mod) if merged.complete else ()
     rules = tuple(_close_rule(rule, updated) for rule in merged.rules)
     schedule = None if stages is None else stages.schedule
@@ -116,13 +116,13 @@ def compose(
 def _compose_branches(
     mod: ir.IRModule,
     mesh: MeshSpec,
-    wanted: Sequence[StrategySpec],
+    specs: Sequence[StrategySpec],
     apart: StrategySpec,
     stages: Plan | None,
     system: System | str | None,
 ) -> Plan:
     """Compose a strategy for separate meshes of branches with strategies for each of these."""
-    if stages is not None or sum(spec.name == LOCAL_LAYERS for spec in wanted) > 1:
+    if stages is not None or sum(spec.name == LOCAL_LAYERS for spec in specs) > 1:
         other = LOCAL_LAYERS if stages is None else PIPELINE
         raise PlanError(
             "DIST0232",
@@ -134,7 +134,7 @@ def _compose_branches(
     branches = info.function(mod, mesh, **apart.options)
     axis = str(apart.options.get("axis", info.options["axis"].default))
     rest = {name: size for name, size in mesh.axes.items() if name != axis}
-    others = [spec for spec in wanted if spec is not apart]
+    others = [spec for spec in specs if spec is not apart]
     if not rest:
         raise PlanError(
             "DIST0232",
@@ -146,7 +146,7 @@ def _compose_branches(
 
 
 def _plans(
-    mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec], system: System | None
+    mod: ir.IRModule, mesh: MeshSpec, specs: Sequence[StrategySpec], system: System | None
 ) -> list[tuple[str, Plan]]:
     """Make the plans, in order; strategies that look at the others' plans come last.
 
@@ -155,7 +155,7 @@ def _plans(
     plans: dict[int, tuple[str, Plan]] = {}
     faults = faults_of_plan("strategy")
     for looks in (None, BEFORE, OTHERS):
-        for i, spec in enumerate(wanted):
+        for i, spec in enumerate(specs):
             info = find_strategy(spec.name)
             if info.looks_at != looks:
                 continue
@@ -207,7 +207,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     name, first = plans[0]
     rules: dict[tuple[Any, ...], PlanRule] = {}
     owners: dict[tuple[Any, ...], list[str]] = {}
-    said: dict[tuple[Any, ...], list[PlanRule]] = {}
+    rules_of: dict[tuple[Any, ...], list[PlanRule]] = {}
     conflicts: dict[tuple[int, str, str], PlanError] = {}
     for title, plan in plans:
         if plan.meshes != first.meshes:
@@ -221,7 +221,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
             axes = len(rule.placement)
             old = rules.setdefault(target, rule)
             filled = owners.setdefault(target, [""] * axes)
-            before: OpenLabels = old.placement if target in said else (None,) * axes
+            before: OpenLabels = old.placement if target in rules_of else (None,) * axes
             labels = list(before)
             for axis, label in enumerate(rule.placement):
                 if label is None:
@@ -233,8 +233,8 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                     continue
                 labels[axis] = label
                 filled[axis] = filled[axis] or title
-            said.setdefault(target, []).append(rule)
-            stationary, moving = _stationary(said[target])
+            rules_of.setdefault(target, []).append(rule)
+            stationary, moving = _stationary(rules_of[target])
             merged = (tuple(labels), stationary, moving, old.segments or rule.segments)
             if merged != (old.placement, old.stationary, old.moving, old.segments):
                 rules[target] = replace(
@@ -268,7 +268,7 @@ def _stationary(rules: Sequence[PlanRule]) -> tuple[bool, tuple[int, ...]]:
         return any(rule.stationary for rule in rules), ()
     if not any(cuts.values()):
         return False, ()
-    return True, tuple(sorted(axis for axis, held in cuts.items() if not held))
+    return True, tuple(sorted(axis for axis, is_stationary in cuts.items() if not is_stationary))
 
 
 def _conflict(

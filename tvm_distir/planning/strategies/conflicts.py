@@ -43,10 +43,10 @@ def resolve_conflicts(plan: Plan, other: Plan) -> Plan:
     cuts = {target_of(rule): rule.placement for rule in other.rules}
     rules = []
     for rule in plan.rules:
-        wanted = cuts.get(target_of(rule), (None,) * len(rule.placement))
+        target_labels = cuts.get(target_of(rule), (None,) * len(rule.placement))
         labels = tuple(
             None if label == R and cut is not None and cut >= 0 else label
-            for label, cut in zip(rule.placement, wanted, strict=True)
+            for label, cut in zip(rule.placement, target_labels, strict=True)
         )
         rules.append(placed(rule, labels))
     return replace(plan, rules=tuple(rules))

@@ -177,8 +177,8 @@ class Consumers:
             return where, bound, dims
         other = WeightConsumer("other", _op_name(value), None, None, where, bound, value, var, dims)
         if _op_name(value) == "relax.call_tir" and tensor_type(bound.ty) is not None:
-            made = self._made_dims(var, bound, value, dims)
-            return other if made is None else (where, bound, made)
+            new_dims = self._made_dims(var, bound, value, dims)
+            return other if new_dims is None else (where, bound, new_dims)
         if position < 0 or not isinstance(value, ir.Call):
             return other
         if isinstance(value.op, ir.GlobalVar):
@@ -215,12 +215,12 @@ class Consumers:
             rule = rule_of(call, self.mod, bound.ty)
         except PropagationError:  # distributing the module reports it
             return None
-        made: dict[int, int] = {}
+        new_dims: dict[int, int] = {}
         for factor in rule.factors:
             source, target = factor.ins[operands[0]], factor.outs[0]
             if source is not None and target is not None:
-                made[target] = dims[source]
-        return tuple(made[d] for d in range(len(dims))) if len(made) == len(dims) else None
+                new_dims[target] = dims[source]
+        return tuple(new_dims[d] for d in range(len(dims))) if len(new_dims) == len(dims) else None
 
     def split_into(self, function: str, result: Any, width: int) -> int | None:
         """Return into how many heads a projection's result is reshaped; None when it is not known.

@@ -50,7 +50,7 @@ class FusedSegments:
 def fused_segments(weight: KnownWeight, consumers: Consumers) -> FusedSegments | None:
     """Return the segments of a fused weight, or of its bias; None where they are not known."""
     shape = weight.parameter.shape or ()
-    found: set[FusedSegments] = set()
+    collected: set[FusedSegments] = set()
     for use in weight.uses:
         dim = len(shape) - 1 if weight.is_bias else use.kept
         if dim is None or tensor_type(use.result.ty) is None:
@@ -61,8 +61,8 @@ def fused_segments(weight: KnownWeight, consumers: Consumers) -> FusedSegments |
         segments = _taken_apart(use.function, use.result, width, consumers)
         if segments is None:
             return None
-        found.add(segments)
-    return found.pop() if len(found) == 1 else None
+        collected.add(segments)
+    return collected.pop() if len(collected) == 1 else None
 
 
 def _taken_apart(

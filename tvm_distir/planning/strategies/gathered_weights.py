@@ -97,13 +97,13 @@ def _products(fn: relax.Function, positions: Collection[int], batch: int) -> Ite
 
 def _updates(mod: ir.IRModule, calls: CallSites) -> set[Any]:
     """Return the functions that compute new weights."""
-    updated, found = new_names(mod), set()
+    updated, rules = new_names(mod), set()
     for fn in calls.functions.values():
         bindings = [b for block in fn.body.blocks for b in block.bindings]
-        made = {b.var: callee_of(b.value) for b in bindings if callee_of(b.value) is not None}
+        callees = {b.var: callee_of(b.value) for b in bindings if callee_of(b.value) is not None}
         for binding in bindings:
             value = binding.value
             source = value.tuple_value if type(value) is relax.TupleGetItem else binding.var
-            if source in made and str(binding.var.name) in updated:
-                found.add(made[source])
-    return found
+            if source in callees and str(binding.var.name) in updated:
+                rules.add(callees[source])
+    return rules

@@ -26,9 +26,9 @@ COPIES = "_copies"
 """Ends the name of the axis along which heads of keys and values are repeated."""
 
 
-def mesh_of(mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]) -> MeshSpec:
+def mesh_of(mod: ir.IRModule, mesh: MeshSpec, specs: Sequence[StrategySpec]) -> MeshSpec:
     """Return the mesh as several strategies have it, which must all have the same."""
-    for spec in wanted:
+    for spec in specs:
         if spec.name == MEGATRON:
             axis = str(spec.options.get("axis", find_strategy(MEGATRON).options["axis"].default))
             if mesh.axes.get(axis, 1) > 1:

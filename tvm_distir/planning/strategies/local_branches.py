@@ -125,10 +125,10 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
         DIST0232 where these place what the first does not name: on which mesh that is follows by
         propagation only.
     """
-    wanted = {(rule.kind, rule.function, rule.name): rule for rule in others.rules}
+    other_rules = {(rule.kind, rule.function, rule.name): rule for rule in others.rules}
     rules = []
     for rule in branches.rules:
-        like = wanted.pop((rule.kind, rule.function, rule.name), None)
+        like = other_rules.pop((rule.kind, rule.function, rule.name), None)
         if like is not None:
             rule = replace(
                 rule, placement=like.placement, stationary=like.stationary, moving=like.moving
@@ -142,7 +142,7 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
     }
     for _, fn, _ in entries(mod):
         weights |= _product_meshes(fn, homes)
-    for rule in wanted.values():
+    for rule in other_rules.values():
         home = weights.get(rule.name) if rule.kind == "value" else None
         if home is not None:
             rules.append(replace(rule, mesh=home))
@@ -285,8 +285,8 @@ class _Placing:
         callee = str(call.op.name_hint)
         number = sum(str(b.value.op.name_hint) == callee for b in calls[:index])
         for i, arg in enumerate(call.args):
-            known = g.env.get(handle(arg), ())
-            kind = g.nodes[g.producer[known[0]][0]].kind if len(known) == 1 else ""
+            cached = g.env.get(handle(arg), ())
+            kind = g.nodes[g.producer[cached[0]][0]].kind if len(cached) == 1 else ""
             if kind in ("op", "call") and tensor_type(arg.ty) is not None:
                 self._rules.append(
                     PlanRule(

@@ -289,9 +289,9 @@ def _check_width(weight: KnownWeight, dim: int, count: int, axis: str) -> None:
 def _check_heads(weight: KnownWeight, count: int, axis: str, consumers: Consumers) -> None:
     if weight.role not in ("query", "key_value"):
         return
-    what = "the number of heads" if weight.role == "query" else "the number of key/value heads"
+    problem = "the number of heads" if weight.role == "query" else "the number of key/value heads"
     for heads in heads_of(weight, consumers):
-        _refuse_heads(weight, heads, count, axis, what)
+        _refuse_heads(weight, heads, count, axis, problem)
 
 
 def _check_fused(weight: KnownWeight, count: int, axis: str, consumers: Consumers) -> None:
@@ -303,12 +303,12 @@ def _check_fused(weight: KnownWeight, count: int, axis: str, consumers: Consumer
                 _refuse_heads(weight, heads, count, axis, "the number of heads")
 
 
-def _refuse_heads(weight: KnownWeight, heads: int, count: int, axis: str, what: str) -> None:
+def _refuse_heads(weight: KnownWeight, heads: int, count: int, axis: str, problem: str) -> None:
     fitting = [n for n in range(1, heads + 1) if heads % n == 0]
     check_divisible(
         heads,
         count,
-        what,
+        problem,
         axis,
         f"{weight.parameter.place} (megatron)",
         f'Give "{axis}" a size that divides {heads}: {", ".join(map(str, fitting))}.',

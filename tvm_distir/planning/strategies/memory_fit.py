@@ -67,15 +67,15 @@ def fitted(
     InfeasibleError
         DIST0803 where no choice stays within the bound, by the estimate or by the measure.
     """
-    auto, known = read_recompute(recompute), System.known(system)
-    if not isinstance(auto, Auto) or not (auto.memory_gib or known):
+    auto, resolved = read_recompute(recompute), System.resolve(system)
+    if not isinstance(auto, Auto) or not (auto.memory_gib or resolved):
         step = make(recompute)
         return step, planned(step)
-    bound = int(auto.memory_gib * GIB) or (known.memory_capacity_bytes if known else 0)
+    bound = int(auto.memory_gib * GIB) or (resolved.memory_capacity_bytes if resolved else 0)
     peaks: list[int] = []
-    for said in _attempts(auto, bound, peaks):
+    for attempt in _attempts(auto, bound, peaks):
         try:
-            step = make(said)
+            step = make(attempt)
         except InfeasibleError:
             if not peaks:
                 raise
@@ -84,8 +84,8 @@ def fitted(
         if measure_peak is not None:
             peaks.append(measure_peak(step, plan))
         else:
-            program = export(distribute(step, plan, system=known))
-            peaks.append(simulate(program, known or REFERENCE_SYSTEM).peak_memory_bytes)
+            program = export(distribute(step, plan, system=resolved))
+            peaks.append(simulate(program, resolved or REFERENCE_SYSTEM).peak_memory_bytes)
         if peaks[-1] <= bound:
             return step, plan
     least = min(peaks)

@@ -178,7 +178,7 @@ def same_size(first: Any, second: Any) -> bool:
 
 
 def check_divisible(
-    size: Any, count: int, what: str, axis: str, place: str, remedy: str | None = None
+    size: Any, count: int, subject: str, axis: str, place: str, remedy: str | None = None
 ) -> None:
     """Refuse a known size that ``count`` does not divide (PlanError DIST0234)."""
     if not isinstance(size, int) or size % count == 0:
@@ -188,7 +188,7 @@ def check_divisible(
     choices = f"{down} or {up}" if down else str(up)
     raise PlanError(
         "DIST0234",
-        f'{what} {size} is not divisible by the mesh axis "{axis}" ({count}): '
+        f'{subject} {size} is not divisible by the mesh axis "{axis}" ({count}): '
         f"{size} = {quotient} x {count} + {rest}",
         place=place,
         remedy=remedy or f"Change it to {choices}, or choose an axis size that divides {size}.",

@@ -59,7 +59,7 @@ def avoid_occupied(
     explorer: PlacementSearch,
     trial: CandidatePlacement,
     weights: Weights,
-    taken: Mapping[tuple[str, int, int], int],
+    occupied: Mapping[tuple[str, int, int], int],
     most_bytes: int,
 ) -> CandidatePlacement:
     """Move weights off dims that are used up, to where the fewest bytes move.
@@ -80,7 +80,7 @@ def avoid_occupied(
     """
 
     def used_up(name: str, i: int, label: int) -> bool:
-        parts = taken.get((name, i, label), 1) * explorer.ranks
+        parts = occupied.get((name, i, label), 1) * explorer.ranks
         size = (weights[name][i].shape or ())[label] if label >= 0 else parts
         return parts > explorer.ranks and not (isinstance(size, int) and size % parts == 0)
 

@@ -64,13 +64,13 @@ def branches_of(module: PlacedModule, g: Graph, results: Sequence[int], percent:
     work = _work(module, g)
     past = _past(g)
     values = [g.result_values[i] for i in results]
-    wanted = sorted({g.producer[v][0] for v in values if v >= 0})
+    producers = sorted({g.producer[v][0] for v in values if v >= 0})
     counted = 0
-    for k in wanted:
+    for k in producers:
         counted |= past[k]
     least = max(sum(work[n] for n in _members(counted)) * percent // 100, 1)
     joins = []
-    for operands, ends in (*((row, False) for row in _joins(g, counted)), (wanted, True)):
+    for operands, ends in (*((row, False) for row in _joins(g, counted)), (producers, True)):
         branches = []
         for k in operands:
             nodes = past[k]

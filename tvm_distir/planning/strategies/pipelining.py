@@ -81,8 +81,10 @@ def pipeline(
         DIST0233 the step has no stages, or others; DIST0236 the schedule is wrong.
     """
     spec = as_mesh_spec(mesh)
-    wanted = _schedule(spec.axes, axis, stages, micro_batches, schedule, chunks, stash, offload)
-    return on_stages(mod, spec, wanted, axis)
+    target_schedule = _schedule(
+        spec.axes, axis, stages, micro_batches, schedule, chunks, stash, offload
+    )
+    return on_stages(mod, spec, target_schedule, axis)
 
 
 def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -> Schedule | None:
@@ -129,12 +131,12 @@ def in_micro_batches(specs: Sequence[StrategySpec], count: int) -> list[Strategy
     return result
 
 
-def check_micro_batches(count: int, other: int, what: str) -> None:
+def check_micro_batches(count: int, other: int, subject: str) -> None:
     """Refuse (UsageError DIST0151) two different numbers of micro-batches."""
     if count != other:
         raise UsageError(
             "DIST0151",
-            f"{count} micro-batches are given, and the {what} has {other}",
+            f"{count} micro-batches are given, and the {subject} has {other}",
             place="micro_batches",
             remedy="Remove either of them.",
         )
@@ -180,7 +182,7 @@ def _stages(text: str, count: int) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> Plan:
+def on_stages(mod: ir.IRModule, mesh: MeshSpec, target_schedule: Schedule, axis: str) -> Plan:
     """Return a plan without rules that has the mesh of a stage and the schedule."""
     pipeline = Pipeline.of(mod)
     if pipeline is None:
@@ -192,19 +194,19 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> 
         )
     schedule = pipeline.schedule
     if (schedule.stages, schedule.micro_batches, schedule.chunks) != (
-        wanted.stages,
-        wanted.micro_batches,
-        wanted.chunks,
+        target_schedule.stages,
+        target_schedule.micro_batches,
+        target_schedule.chunks,
     ):
         raise PlanError(
             "DIST0233",
             f"the step has {schedule.stages} stages, {schedule.micro_batches} micro-batches and "
-            f"{schedule.chunks} chunks, the strategy requires {wanted.stages}, "
-            f"{wanted.micro_batches} and {wanted.chunks}",
+            f"{schedule.chunks} chunks, the strategy requires {target_schedule.stages}, "
+            f"{target_schedule.micro_batches} and {target_schedule.chunks}",
             place=f'strategy "{PIPELINE}"',
             remedy="Create the step with the schedule that the strategy requires.",
         )
-    if wanted.stash and not schedule.stash:
+    if target_schedule.stash and not schedule.stash:
         raise PlanError(
             "DIST0233",
             "the step sums gradients over all micro-batches, the strategy requires stash",
@@ -215,7 +217,7 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> 
     chosen = (
         schedule
         if schedule.kind == "custom"
-        else replace(wanted, cuts=schedule.cuts, stash=schedule.stash)
+        else replace(target_schedule, cuts=schedule.cuts, stash=schedule.stash)
     )
     return Plan((stage,), schedule=replace(chosen, devices=devices))
 

@@ -87,8 +87,8 @@ def cut_inputs(
         seeds[name] = {flat[position]: dim for position in cut}
         for parameter in parameters:
             label = dim if parameter.position in cut else R
-            held = parameter.position not in data
-            rules.append(parameter_rule(parameter, mesh, number, label, stationary=held))
+            is_weight = parameter.position not in data
+            rules.append(parameter_rule(parameter, mesh, number, label, stationary=is_weight))
     faults.raise_all()
     return seeds, rules
 

@@ -46,12 +46,12 @@ class PlaceValues:
         self._names = {str(gv.name_hint) for gv in mod.functions}
         self._public = {name: rule_name for name, _, rule_name in entries(mod)}
         self._mesh, self._number = mesh, mesh.axis_number(axis)
-        self._found: dict[tuple[Any, ...], PlanRule] = {}
+        self._rules: dict[tuple[Any, ...], PlanRule] = {}
 
     @property
     def rules(self) -> tuple[PlanRule, ...]:
         """Return the rules so far."""
-        return tuple(self._found.values())
+        return tuple(self._rules.values())
 
     def put(self, tied: TiedDims, node: int, dim: int, stationary: bool = False) -> None:
         """Shard the result of a node along a dim; for each target the last call counts.
@@ -69,7 +69,7 @@ class PlaceValues:
         cut = one_axis(self._mesh, self._number, dim)
         function = self._public.get(g.name, g.name)
         rule = PlanRule("value", title, cut, self._mesh.name, stationary, function)
-        self._found[function, title] = rule
+        self._rules[function, title] = rule
 
     def rows(self, tied: TiedDims, value: int) -> None:
         """Cut a value along its sequence, where it has such a dim and an op gives it."""
@@ -83,22 +83,22 @@ class PlaceValues:
     def arguments(self, tied: TiedDims) -> None:
         """Cut the arguments of calls that are floats along their sequence."""
         g = tied.graph
-        asked: dict[tuple[str, int], set[int]] = {}
+        requests: dict[tuple[str, int], set[int]] = {}
         for binding in g.bindings:
             call = binding.value
             if not (isinstance(call, ir.Call) and isinstance(call.op, ir.GlobalVar)):
                 continue
             for i, arg in enumerate(call.args):
                 tensor = tensor_type(arg.ty)
-                known = g.env.get(handle(arg), ())
-                if tensor is None or len(known) != 1 or "float" not in str(tensor.dtype):
+                cached = g.env.get(handle(arg), ())
+                if tensor is None or len(cached) != 1 or "float" not in str(tensor.dtype):
                     continue
-                dims = tied.dims(known[0])
+                dims = tied.dims(cached[0])
                 key = (str(call.op.name_hint), i)
                 named = isinstance(arg, ir.Var) and self._free(g.name, str(arg.name))
-                fits = len(dims) == 1 and tied.follows[known[0]] and named
-                asked.setdefault(key, set()).add(dims[0] if fits else -1)
-        for (callee, i), asked_dims in asked.items():
+                fits = len(dims) == 1 and tied.follows[cached[0]] and named
+                requests.setdefault(key, set()).add(dims[0] if fits else -1)
+        for (callee, i), asked_dims in requests.items():
             if (
                 g.name in self._names
                 and callee in self._names
@@ -108,7 +108,7 @@ class PlaceValues:
                 function = self._public.get(g.name, g.name)
                 cut = one_axis(self._mesh, self._number, next(iter(asked_dims)))
                 rule = PlanRule("call", callee, cut, self._mesh.name, function=function, arg=i)
-                self._found[function, callee, i] = rule
+                self._rules[function, callee, i] = rule
 
 
 def _name_of_result(tied: TiedDims, node: int) -> str:

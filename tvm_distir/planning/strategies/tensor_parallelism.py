@@ -146,8 +146,8 @@ def tensor_parallel(
         for parameter in entry_parameters:
             i = flat.get(parameter.position)
             label = R if i is None else labels[name][i]
-            held = i is not None and i not in stored.get(name, ())
-            rules.append(parameter_rule(parameter, spec, number, label, stationary=held))
+            is_stored = i is not None and i not in stored.get(name, ())
+            rules.append(parameter_rule(parameter, spec, number, label, stationary=is_stored))
     named = {name: rule_name for name, _, rule_name in entries(mod)}
     for pin in pins:
         placement = one_axis(spec, number, pin.label)
@@ -169,11 +169,11 @@ def _standing(
     mod: ir.IRModule, pins: Sequence[PlacementConstraint]
 ) -> tuple[PlacementConstraint, ...]:
     """Return the values to be pinned that the module has too, not only its lifted branches."""
-    asked = {pin.function for pin in pins}
+    functions = {pin.function for pin in pins}
     names = {
         str(gv.name_hint): {str(b.var.name) for b in all_bindings(fn.body)}
         for gv, fn in relax_functions(mod)
-        if str(gv.name_hint) in asked
+        if str(gv.name_hint) in functions
     }
     return tuple(pin for pin in pins if pin.variable in names.get(pin.function, ()))
 

@@ -155,18 +155,18 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
     meshes, ranks = pipeline.schedule.meshes, pipeline.schedule.rank_of
     count = len(stages)
     beside = [(i, j) for i in range(count) for j in (i - 1, i + 1) if 0 <= j < count]
-    for here, there in beside:
-        if meshes and meshes[ranks[here]] != meshes[ranks[there]]:
+    for source, target in beside:
+        if meshes and meshes[ranks[source]] != meshes[ranks[target]]:
             continue
-        maker, reader = mod[stages[here].function], mod[stages[there].function]
-        kind = ACTIVATION if here < there else GRADIENT
-        names = dict(zip(stages[there].params, param_names(reader), strict=True))
-        find = _Finder.of(rules, stages[there].function)
+        maker, reader = mod[stages[source].function], mod[stages[target].function]
+        kind = ACTIVATION if source < target else GRADIENT
+        names = dict(zip(stages[target].params, param_names(reader), strict=True))
+        find = _Finder.of(rules, stages[target].function)
         values = maker.attrs[ROLE_ATTR]["values"]
-        for what, value in zip(stages[here].results, values, strict=True):
-            rule = find(names[what]) if what.startswith(f"{kind}:") else None
+        for slot, value in zip(stages[source].results, values, strict=True):
+            rule = find(names[slot]) if slot.startswith(f"{kind}:") else None
             if rule is not None:
-                key = (stages[here].function, str(value))
+                key = (stages[source].function, str(value))
                 rules_of[key] = PlanRule(
                     "value", key[1], rule.placement, rule.mesh, function=key[0]
                 )

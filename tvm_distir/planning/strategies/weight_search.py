@@ -66,9 +66,9 @@ class Bounds:
 
     def excess(self, cost: DeviceCost) -> float:
         """Return the ratio by which a device cost exceeds the bounds; 0 within them."""
-        held = cost.param_bytes / max(self.param_bytes, 1)
+        memory_share = cost.param_bytes / max(self.param_bytes, 1)
         worked = cost.flops / max(self.flops, 1)
-        return max(held - 1, 0) + max(worked - 1, 0)
+        return max(memory_share - 1, 0) + max(worked - 1, 0)
 
     def order(self, explorer: PlacementSearch, trial: CandidatePlacement) -> tuple[float, int]:
         """Return the sort key of a trial: the excess over the bounds, then the bytes sent."""
@@ -213,13 +213,13 @@ def search(
         ranked.append((order, len(ranked), trial))
         return excess
 
-    def attempt(held: float, worked: float, launch: int = explorer.costs.launch) -> bool:
+    def attempt(memory_share: float, worked: float, launch: int = explorer.costs.launch) -> bool:
         unit = explorer.costs.wire * alone.wire_bytes
         costs = replace(
             explorer.costs,
             memory=1,
             launch=launch,
-            hold=max(1, int(held * unit / max(alone.param_bytes, 1))),
+            hold=max(1, int(memory_share * unit / max(alone.param_bytes, 1))),
             flop=max(1, int(worked * unit / max(alone.flops, 1))),
         )
         tried = explorer.best(costs, parts)
@@ -230,18 +230,18 @@ def search(
             known[labels, tried.pins] = note(tried)
         return min(known[labels], known.get((labels, tried.pins), math.inf)) == 0
 
-    held, worked = start
-    first = attempt(held, worked)
+    memory_share, worked = start
+    first = attempt(memory_share, worked)
     if not first:
-        held = worked = min(start)
-    scale = (_lowest if first else _least)(lambda x: attempt(held * x, worked * x))
-    held, worked = held * scale, worked * scale
+        memory_share = worked = min(start)
+    scale = (_lowest if first else _least)(lambda x: attempt(memory_share * x, worked * x))
+    memory_share, worked = memory_share * scale, worked * scale
     for factors in LOPSIDED:
-        attempt(held * factors[0], worked * factors[1])
-    held *= _lowest(lambda x: attempt(held * x, worked))
-    worked *= _lowest(lambda x: attempt(held, worked * x))
-    attempt(held, worked, max(LAUNCH, explorer.costs.launch))
-    return min(ranked, key=lambda item: item[:2])[2], (held, worked)
+        attempt(memory_share * factors[0], worked * factors[1])
+    memory_share *= _lowest(lambda x: attempt(memory_share * x, worked))
+    worked *= _lowest(lambda x: attempt(memory_share, worked * x))
+    attempt(memory_share, worked, max(LAUNCH, explorer.costs.launch))
+    return min(ranked, key=lambda item: item[:2])[2], (memory_share, worked)
 
 
 def _least(holds: Callable[[float], bool]) -> float:

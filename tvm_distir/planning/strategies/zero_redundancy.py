@@ -175,13 +175,13 @@ def _dims(
     others: Plan | None,
 ) -> dict[int, int]:
     """Return the dim along which each weight is sharded, R where there is none."""
-    taken = occupied_dims(others, {name: weights}, without=axis)
+    occupied = occupied_dims(others, {name: weights}, without=axis)
     ranks = mesh.axes[axis]
 
     def rank(position: int, dim: int) -> tuple[bool, bool, int] | None:
         """Return the rank of a dim (lower is better), None where it cannot be sharded."""
         size = (weights[position].shape or ())[dim]
-        cut = taken.get((name, position, dim), 1)
+        cut = occupied.get((name, position, dim), 1)
         if not isinstance(size, int):
             return None
         even = size % (ranks * cut) == 0
@@ -198,14 +198,14 @@ def _dims(
 
 def _nothing(name: str, stage: int, strategy: str) -> PlanError:
     if stage == 3:
-        what, remedy = (
+        problem, remedy = (
             "no weight has a dim large enough for all devices of the axis",
             "Use fewer devices.",
         )
     else:
-        what = f"there are no optimizer states{' and no gradients' if stage == 2 else ''}"
+        problem = f"there are no optimizer states{' and no gradients' if stage == 2 else ''}"
         remedy = 'Use a training step (--train --optimizer adam), or use "zero:stage=3".'
-    return PlanError("DIST0233", what, place=f"{name} ({strategy})", remedy=remedy)
+    return PlanError("DIST0233", problem, place=f"{name} ({strategy})", remedy=remedy)
 
 
 __all__ = ["stored_in_parts", "zero"]

@@ -23,19 +23,21 @@ _DOWNSTREAM = (
 """Folders that do not change what is exported."""
 
 
-def kept_program(what: object, make: Callable[[], Program], folder: Path | None = None) -> Program:
+def kept_program(
+    subject: object, make: Callable[[], Program], folder: Path | None = None
+) -> Program:
     """Return the program that ``make`` gives, read from disk where it was made before.
 
     Parameters
     ----------
-    what : object
+    subject : object
         An object whose ``repr`` identifies all that the program depends on, except for the sources
         of the package.
     make : callable
     folder : Path, optional
         None: :data:`CACHE`.
     """
-    key = hashlib.sha256(repr((sources_digest(_DOWNSTREAM), what)).encode())
+    key = hashlib.sha256(repr((sources_digest(_DOWNSTREAM), subject)).encode())
     path = (folder or CACHE) / "programs" / f"{key.hexdigest()[:32]}.json.gz"
     file = CacheFile(path)
     program = file.read(lambda data: Program.from_json(gzip.decompress(data).decode()))

@@ -157,6 +157,6 @@ class Configuration:
         return {**result, GLOBAL_BATCH: self.global_batch, "devices": self.devices}
 
 
-def refused(what: str, remedy: str, place: str = "configuration") -> SimulationError:
+def refused(problem: str, remedy: str, place: str = "configuration") -> SimulationError:
     """Return the error of an invalid configuration."""
-    return SimulationError("DIST0751", what, place=place, remedy=remedy)
+    return SimulationError("DIST0751", problem, place=place, remedy=remedy)

@@ -128,12 +128,12 @@ def read_table(path: str | Path, keys: Collection[str], micro_batches: int = 1) 
     names = [ALIASES.get(cell.strip(), cell.strip()) for cell in lines[0][1]]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice or not all(names):
-        what = f"the column {twice[0]!r} occurs twice" if twice else "a column has no name"
-        raise wrong(f"{path}:{lines[0][0]}", what, "Give each column a unique name.")
+        problem = f"the column {twice[0]!r} occurs twice" if twice else "a column has no name"
+        raise wrong(f"{path}:{lines[0][0]}", problem, "Give each column a unique name.")
     for number, row in lines[1:]:
         if len(row) != len(names):
-            what = f"it has {len(row)} values for {len(names)} columns"
-            raise wrong(f"{path}:{number}", what, "Give each column a value.")
+            problem = f"it has {len(row)} values for {len(names)} columns"
+            raise wrong(f"{path}:{number}", problem, "Give each column a value.")
     columns = zip(*(row for _, row in lines[1:]), strict=True)
     cells = {name: list(map(str.strip, c)) for name, c in zip(names, columns, strict=True)}
     places = [f"{path}:{number}" for number, _ in lines[1:]]
@@ -160,14 +160,14 @@ def record_table(records: object, keys: Collection[str], micro_batches: int = 1)
         under two names, or a value is invalid.
     """
     if isinstance(records, str) or not isinstance(records, Sequence) or not records:
-        what = f"no configurations are given, but {shortened(repr(records))}"
-        raise wrong("rows", what, "Give a path, values by column, or a list of mappings.")
+        problem = f"no configurations are given, but {shortened(repr(records))}"
+        raise wrong("rows", problem, "Give a path, values by column, or a list of mappings.")
     places = [f"rows[{number}]" for number in range(len(records))]
     cells: dict[str, list[str]] = {}
     for number, (place, record) in enumerate(zip(places, records, strict=True)):
         if not isinstance(record, Mapping):
-            what = f"it is no mapping of values by column, but {shortened(repr(record))}"
-            raise wrong(place, what, 'Give {"tp": 2, "dp": 4, ...}.')
+            problem = f"it is no mapping of values by column, but {shortened(repr(record))}"
+            raise wrong(place, problem, 'Give {"tp": 2, "dp": 4, ...}.')
         names = [ALIASES.get(str(name), str(name)) for name in record]
         for name, value in zip(names, record.values(), strict=True):
             if names.count(name) > 1:
@@ -288,11 +288,11 @@ def _divide(table: Table, samples: Ints) -> None:
     counts = np.where(specified, np.maximum(samples // each, 1), numbers["micro_batches"])
     differs = (numbers["micro_batches"] != 1) & (counts != numbers["micro_batches"])
     for row in np.flatnonzero(differs).tolist():
-        what = f"global_batch results in {counts[row]} micro-batches, micro_batches is"
-        table.faults.setdefault(row, f"{what} {numbers['micro_batches'][row]}")
+        problem = f"global_batch results in {counts[row]} micro-batches, micro_batches is"
+        table.faults.setdefault(row, f"{problem} {numbers['micro_batches'][row]}")
     numbers["micro_batches"] = counts
 
 
-def wrong(place: str, what: str, remedy: str) -> SimulationError:
+def wrong(place: str, problem: str, remedy: str) -> SimulationError:
     """Return an error about a table."""
-    return SimulationError("DIST0750", what, place=place, remedy=remedy)
+    return SimulationError("DIST0750", problem, place=place, remedy=remedy)

@@ -63,8 +63,8 @@ class CsvOutput:
             self._write(self.beside, json.dumps(self.settings, indent=1) + "\n")
             self._write(self.path, csv_text([self.header]))
 
-    def _other(self, what: str, remedy: str) -> UsageError:
-        return UsageError("DIST0151", f"{self.path} {what}", place="-o", remedy=remedy)
+    def _other(self, problem: str, remedy: str) -> UsageError:
+        return UsageError("DIST0151", f"{self.path} {problem}", place="-o", remedy=remedy)
 
     def _read(self) -> None:
         try:

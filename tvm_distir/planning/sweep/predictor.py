@@ -56,7 +56,7 @@ class Predictor:
     ) -> None:
         self.table, self.symbols, self.structure = table, symbols, structure
         self.system = system
-        self.blocking = Profile.known(system.kernels).blocking
+        self.blocking = Profile.resolve(system.kernels).blocking
 
     def predict(self, rows: Ints) -> Iterator[Predicted]:
         """Predict rows; those whose numbers are not integers, or too large, are left out."""

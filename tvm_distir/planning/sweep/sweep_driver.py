@@ -123,10 +123,10 @@ def sweep(
     """
     for option, word, words in (("cuts", cuts, CUTS), ("decide", decide, DECIDE)):
         if word not in words:
-            what = f'"{word}" is not one of {", ".join(words)}'
-            raise UsageError("DIST0152", what, place=option, remedy=nearest(word, words))
-    known = System.required(system)
-    check_products(Profile.known(known.kernels), known)
+            problem = f'"{word}" is not one of {", ".join(words)}'
+            raise UsageError("DIST0152", problem, place=option, remedy=nearest(word, words))
+    resolved = System.required(system)
+    check_products(Profile.resolve(resolved.kernels), resolved)
     check_model_given(model)
     if serves(model) and train is not None:
         raise UsageError(
@@ -135,7 +135,7 @@ def sweep(
         )  # fmt: skip
     folder = None if cache is None else Path(cache)
     kind = ServingPipeline if serves(model) else ProgramPipeline
-    pipeline = kind(model, known, train, tensor, cuts, decide, dims or {}, folder)
+    pipeline = kind(model, resolved, train, tensor, cuts, decide, dims or {}, folder)
     with gc_paused(), Workers(jobs, executor) as workers:
         if isinstance(rows, Mapping):
             axes = {name: [str(value) for value in values] for name, values in rows.items()}
@@ -177,7 +177,7 @@ class _Sweep:
         self.outcomes: list[tuple[Any, ...] | None] = [None] * table.size
         self.progress = Progress(table.size)
         self.structures = structures
-        self._known: dict[Configuration, RowOutcome] = {}
+        self._cache: dict[Configuration, RowOutcome] = {}
         self._refused: Refusals | PlanRefusals | None = None
         self._unwritten: list[int] = []
         self._written_s = time.monotonic()
@@ -285,10 +285,10 @@ class _Sweep:
         if why is not None:
             return RowOutcome(why)
         configuration = self.table.row(row)
-        if configuration not in self._known:
+        if configuration not in self._cache:
             following = (self.table.row(other) for other in later if self._is_unknown(other))
-            self._known[configuration] = self.lookahead.get(configuration, following)
-        outcome = self._known[configuration]
+            self._cache[configuration] = self.lookahead.get(configuration, following)
+        outcome = self._cache[configuration]
         if self._refused is not None and outcome.status != OK:
             self._refused.learn(row, outcome.status)
         return outcome
@@ -296,7 +296,7 @@ class _Sweep:
     def _is_unknown(self, row: int) -> bool:
         """Return whether the outcome of a row is not known from another row."""
         refused = self._refused is not None and self._refused.known(row) is not None
-        return not refused and self.table.row(row) not in self._known
+        return not refused and self.table.row(row) not in self._cache
 
     def _done(self, row: int, outcome: RowOutcome) -> None:
         self.outcomes[row] = outcome.cells(self.pipeline.system.memory_capacity_bytes)

@@ -67,7 +67,7 @@ class Symbols:
                     symbols[f"{name}/{axis}"] = -(-column // parts)
                     hints[f"{name}%{axis}"] = rest.astype(np.int64)
                     uneven[f"{name}%{axis}"] = column, parts
-        for rule in Profile.known(pipeline.system.kernels).rules:
+        for rule in Profile.resolve(pipeline.system.kernels).rules:
             if rule.batch_multiple > 1 and _HEADS in sizes:
                 count = numbers["micro_batch"] * sizes[_HEADS] // numbers["tp"]
                 hints[f"multiple of {rule.batch_multiple}"] = count % rule.batch_multiple

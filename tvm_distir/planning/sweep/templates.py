@@ -91,7 +91,7 @@ class Difference:
     def error(self) -> SimulationError:
         """Return the error of too large a difference."""
         result = self.whole
-        told = (
+        problem = (
             result.status
             if result.status != OK
             else f"{result.time_s} s, {result.peak_bytes} bytes"
@@ -99,7 +99,7 @@ class Difference:
         return SimulationError(
             "DIST0753",
             f"its template predicts {self.time_s} s and {self.peak_bytes} bytes, the full pipeline "
-            f"{told}",
+            f"{problem}",
             place=f"row {self.row + 1}",
             remedy="Report it, or run every row through the pipeline with --row-by-row.",
         )
@@ -110,7 +110,7 @@ class Refusals:
 
     def __init__(self, symbols: Symbols) -> None:
         self.symbols = symbols
-        self._known: dict[Hashable, str] = {}
+        self._cache: dict[Hashable, str] = {}
 
     def _key(self, row: int) -> Hashable:
         culprits = self.symbols.culprits(row)
@@ -118,13 +118,13 @@ class Refusals:
 
     def known(self, row: int) -> str | None:
         """Return why a row is impossible, where an equal row was."""
-        return self._known.get(self._key(row))
+        return self._cache.get(self._key(row))
 
     def learn(self, row: int, why: str) -> None:
         """Note why a row is impossible."""
         key = self._key(row)
         if key is not None:
-            self._known[key] = why
+            self._cache[key] = why
 
 
 class StructureSweep:
@@ -206,7 +206,7 @@ Learned = tuple[list[RowGroup], list[tuple[int, str]]]
 
 def learn(pipeline: ProgramPipeline, task: LearningTask) -> Learned:
     """Partition the rows of a task into structures."""
-    profile = Profile.known(pipeline.system.kernels)
+    profile = Profile.resolve(pipeline.system.kernels)
     refusals: list[tuple[int, str]] = []
 
     def sample(row: int) -> Program | None:

@@ -91,10 +91,10 @@ class CacheFile:
             with open(self.path.with_name(f".{self.path.name}.lock"), "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 try:
-                    there = self._decoded(decode)
+                    stored = self._decoded(decode)
                 except _FAULTS:
-                    there = None
-                write_whole(self.path, merge(there))
+                    stored = None
+                write_whole(self.path, merge(stored))
         except OSError as error:
             self._warn("cannot be written, and nothing is cached", error)
 
@@ -104,8 +104,8 @@ class CacheFile:
             raise OSError(fault)
         return decode(self.path.read_bytes())
 
-    def _warn(self, what: str, error: BaseException) -> None:
+    def _warn(self, problem: str, error: BaseException) -> None:
         if not self._warned:
             self._warned = True
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            warnings.warn(f"the cache file {self.path} {what}: {why}", stacklevel=4)
+            warnings.warn(f"the cache file {self.path} {problem}: {why}", stacklevel=4)

@@ -33,7 +33,7 @@ def file_fault(path: str | Path) -> str | None:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         return getattr(error, "strerror", None) or str(error)
-    return next((what for is_kind, what in _KINDS if is_kind(mode)), None)
+    return next((kind_title for is_kind, kind_title in _KINDS if is_kind(mode)), None)
 
 
 def read_text(path: str | Path, refuse: Refuse, remedy: str = "Check the path.") -> str:

@@ -50,9 +50,9 @@ class InvalidValue(ValueError):
         The error that the function raised instead.
     """
 
-    def __init__(self, what: str, remedy: str, error: DistIRError | None = None) -> None:
-        super().__init__(what)
-        self.what, self.remedy, self.error = what, remedy, error
+    def __init__(self, problem: str, remedy: str, error: DistIRError | None = None) -> None:
+        super().__init__(problem)
+        self.what, self.remedy, self.error = problem, remedy, error
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def check_version(
         raise (other or refuse)(at, "a key is missing", remedy)
     version = data["schema_version"]
     if isinstance(version, bool) or version not in supported:
-        what = f"the schema version is {shown(version)}"
-        raise (other or refuse)(at, what, f"Use schema version {versions}.")
+        problem = f"the schema version is {shown(version)}"
+        raise (other or refuse)(at, problem, f"Use schema version {versions}.")
     return {key: value for key, value in data.items() if key != "schema_version"}
 
 
@@ -155,9 +155,9 @@ def _describe(entry: Any, remedy: str) -> tuple[str, str]:
     if isinstance(context.get("error"), InvalidValue):
         return context["error"].what, context["error"].remedy
     if kind in ("literal_error", "union_tag_invalid"):
-        known = re.findall("'([^']*)'", context.get("expected_tags") or context["expected"])
+        cached = re.findall("'([^']*)'", context.get("expected_tags") or context["expected"])
         value = context.get("tag", value)
-        return f"{shown(value)} is not an allowed value", nearest(str(value), known)
+        return f"{shown(value)} is not an allowed value", nearest(str(value), cached)
     if message.startswith(_SHOULD):
         expected = message.removeprefix(_SHOULD)
         return f"{shown(value)} is not {expected}", f"Give a value that is {expected}."

@@ -112,9 +112,11 @@ class OutputRecord:
         self.write({name: self._digest(name) for name in names})
 
     def _there(self, patterns: Iterable[str]) -> list[str]:
-        there = sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
-        wanted = tuple(patterns)
-        return [name for name in there if any(fnmatch.fnmatchcase(name, glob) for glob in wanted)]
+        names = sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
+        pattern_list = tuple(patterns)
+        return [
+            name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in pattern_list)
+        ]
 
     def _digest(self, name: str) -> str:
         return digest_file(self.folder / name)[1]

@@ -13,12 +13,12 @@ class _Gathering(AbstractContextManager[None]):
     """A context manager that collects errors, ten times faster than a generator."""
 
     def __init__(self, errors: list[DistIRError]) -> None:
-        self._found = errors
+        self._errors = errors
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if not isinstance(error, DistIRError) or isinstance(error, InternalError):
             return False
-        self._found.append(error)
+        self._errors.append(error)
         return True
 
 
@@ -44,19 +44,19 @@ class Faults:
     def __init__(self, place: str, common: DistIRError) -> None:
         self._place = place
         self._common = common
-        self._found: list[DistIRError] = []
+        self._errors: list[DistIRError] = []
 
     def __bool__(self) -> bool:
         """Return whether there is a fault."""
-        return bool(self._found)
+        return bool(self._errors)
 
     def gathered(self) -> AbstractContextManager[None]:
         """Collect an error raised inside as a fault, unless it is an internal error."""
-        return _Gathering(self._found)
+        return _Gathering(self._errors)
 
     def add(self, error: DistIRError) -> None:
         """Add a fault that was not raised."""
-        self._found.append(error)
+        self._errors.append(error)
 
     def raise_all(self) -> None:
         """Raise the only fault as it is, or several as the ``violations`` of a single error.
@@ -66,13 +66,13 @@ class Faults:
         DistIRError
             Of the class and code of the faults, where they share them.
         """
-        if not self._found:
+        if not self._errors:
             return
-        if len(self._found) == 1:
-            raise self._found[0]
-        violations: list[Violation] = [v for error in self._found for v in error.violations]
-        kinds = {(type(error), error.code) for error in self._found}
-        first = self._found[0] if len(kinds) == 1 else self._common
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        violations: list[Violation] = [v for error in self._errors for v in error.violations]
+        kinds = {(type(error), error.code) for error in self._errors}
+        first = self._errors[0] if len(kinds) == 1 else self._common
         remedies = {violation.remedy for violation in violations}
         raise type(first)(
             first.code,
@@ -80,4 +80,4 @@ class Faults:
             place=self._place,
             remedy=remedies.pop() if len(remedies) == 1 else "Correct each of them.",
             violations=violations,
-        ) from self._found[0]
+        ) from self._errors[0]

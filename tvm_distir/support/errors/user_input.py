@@ -67,11 +67,11 @@ def shortened(value: object, most: int = 60) -> str:
 _UNUSUAL = re.compile(r"[^ -~]")
 
 
-def printable(text: str, kept: str = "") -> str:
-    """Return a text without terminal control characters, except for those in ``kept``."""
+def printable(text: str, allowed: str = "") -> str:
+    """Return a text without terminal control characters, except for those in ``allowed``."""
 
     def shown(match: re.Match[str]) -> str:
         char = match.group()
-        return char if char.isprintable() or char in kept else f"\\x{ord(char):02x}"
+        return char if char.isprintable() or char in allowed else f"\\x{ord(char):02x}"
 
     return _UNUSUAL.sub(shown, text)

@@ -82,12 +82,12 @@ def check_nodes() -> None:
             raise _missing(f'no function "{name}", which creates nodes')
 
 
-def _missing(what: str) -> DependencyError:
+def _missing(problem: str) -> DependencyError:
     from tvm_distir.support.versions import REMEDY
 
     return DependencyError(
         "DIST0115",
-        f"this TVM has {what}; the native library accesses it",
+        f"this TVM has {problem}; the native library accesses it",
         place="native library",
         remedy=f"Install the versions that the plugin supports: {REMEDY}.",
     )

@@ -25,25 +25,25 @@ def _sentence(text: str) -> str:
     return re.split(r"(?<=[\w)\"'])\. (?=[A-Z])|\.$", plain, maxsplit=1)[0].rstrip(":")
 
 
-def summary(thing: Any) -> str:
+def summary(target: Any) -> str:
     """Return the first sentence of the docstring; empty where there is none."""
-    paragraph = (inspect.getdoc(thing) or "").strip().partition("\n\n")[0]
+    paragraph = (inspect.getdoc(target) or "").strip().partition("\n\n")[0]
     return _sentence(paragraph)
 
 
-def parameter_help(thing: Callable[..., Any] | type) -> dict[str, str]:
+def parameter_help(target: Callable[..., Any] | type) -> dict[str, str]:
     """Return the first sentence on each parameter (of a dataclass: each attribute), by its name."""
-    parts = _SECTION.split(inspect.getdoc(thing) or "")
+    parts = _SECTION.split(inspect.getdoc(target) or "")
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     result: dict[str, str] = {}
     for title in ("Parameters", "Attributes"):
         names: list[str] = []
-        said: list[str] = []
+        lines: list[str] = []
         for line in [*sections.get(title, "").splitlines(), "end"]:
             if line and not line[0].isspace():
-                result.update({name: _sentence(" ".join(said)) for name in names})
+                result.update({name: _sentence(" ".join(lines)) for name in names})
                 names = [name.strip() for name in line.partition(" : ")[0].split(",")]
-                said = []
+                lines = []
             else:
-                said.append(line)
+                lines.append(line)
     return result

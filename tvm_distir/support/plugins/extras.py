@@ -10,18 +10,18 @@ from typing import Any
 from tvm_distir.support.errors.tree import DependencyError
 
 
-def missing_extra(what: str, place: str, extra: str) -> DependencyError:
+def missing_extra(problem: str, place: str, extra: str) -> DependencyError:
     """Return the error DIST0111 for an optional dependency that is not installed.
 
     Parameters
     ----------
-    what, place : str
+    problem, place : str
         What is missing, and what requires it.
     extra : str
         The extra of this package that installs it.
     """
     remedy = f'Install the extra: pip install "tvm_distir[{extra}]".'
-    return DependencyError("DIST0111", what, place=place, remedy=remedy)
+    return DependencyError("DIST0111", problem, place=place, remedy=remedy)
 
 
 def optional_module(name: str, place: str, extra: str) -> Any:

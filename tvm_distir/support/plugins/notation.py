@@ -141,10 +141,10 @@ class _Reader:
             return Token(re.sub(r"\\(.)", r"\1", match["quoted"], flags=re.DOTALL), quoted=True)
         return Token(self.word("a value"))
 
-    def word(self, wanted: str) -> str:
+    def word(self, expected: str) -> str:
         match = _TOKEN.match(self.text, self.at)
         if match is None or match["word"] is None:
-            self.fail(wanted)
+            self.fail(expected)
         self.at = match.end()
         return str(match["word"])
 
@@ -159,12 +159,12 @@ class _Reader:
         if not self.take(mark):
             self.fail(f'"{mark}"')
 
-    def fail(self, wanted: str, what: str = "") -> NoReturn:
+    def fail(self, expected: str, problem: str = "") -> NoReturn:
         rest = self.text[self.at :].strip()
         excerpt = f'"{rest[:40]}"' if rest else "the end"
         raise UsageError(
             "DIST0152",
-            what or f"{wanted} is expected, not {excerpt}",
+            problem or f"{expected} is expected, not {excerpt}",
             place=self.place,
             remedy="Write name{option=value,...}, with commas between several.",
         )

@@ -73,7 +73,7 @@ def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> d
     without : collection of str
         Parameters that are no options.
     """
-    said = parameter_help(function)
+    help_texts = parameter_help(function)
     options = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in without:
@@ -81,7 +81,7 @@ def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> d
         default = parameter.default
         kind = kind_of(_annotation(function, parameter))
         if kind is not None:
-            help_text = said.get(parameter.name, "")
+            help_text = help_texts.get(parameter.name, "")
             options[parameter.name] = Option(parameter.name, kind, default, help_text)
     return options
 

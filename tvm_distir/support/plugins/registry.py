@@ -47,11 +47,11 @@ class Offer:
         except Exception as error:  # whatever the package's own code raises at import
             raise self.fault(f"it cannot be loaded: {type(error).__name__}: {error}") from error
 
-    def fault(self, what: str) -> DependencyError:
+    def fault(self, problem: str) -> DependencyError:
         """Return the error of a faulty entry point."""
         return DependencyError(
             "DIST0114",
-            what,
+            problem,
             place=f"{self.package}, entry point {self.name} = {self.target}",
             remedy="Repair this package, or uninstall it.",
         )

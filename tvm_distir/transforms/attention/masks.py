@@ -81,16 +81,16 @@ class MaskReader:
         of_call: Callable[[Any], Fact | None],
     ) -> None:
         self._values, self._of_param, self._of_call = values, of_param, of_call
-        self._known: dict[Any, Fact | None] = {}
+        self._cache: dict[Any, Fact | None] = {}
 
     def of(self, expr: Any) -> Fact | None:
         """Return what is known of an expression."""
         if not isinstance(expr, ir.Var):
             return self._read(expr)
-        if expr not in self._known:
+        if expr not in self._cache:
             value = self._values.get(expr)
-            self._known[expr] = self._of_param(expr) if value is None else self._read(value)
-        return self._known[expr]
+            self._cache[expr] = self._of_param(expr) if value is None else self._read(value)
+        return self._cache[expr]
 
     def added(self, expr: Any) -> Band | None:
         """Return the mask of an addend, zero where a key is seen and low elsewhere."""

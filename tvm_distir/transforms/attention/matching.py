@@ -72,10 +72,10 @@ class Matcher:
         if rank not in _HEADS_FIRST or int(call.attrs.axis) % rank != rank - 1:
             raise Unmatched("its operand has not the form (batch, heads, queries, keys)")
         result = self._mixed(var)
-        found = Match(None, None, self._values[result].args[1], result)
-        self._scores(call.args[0], found)
-        self._check(found, rank)
-        return found
+        parts = Match(None, None, self._values[result].args[1], result)
+        self._scores(call.args[0], parts)
+        self._check(parts, rank)
+        return parts
 
     def _single(self, var: Any) -> Any:
         readers = self._readers.get(var, ())
@@ -96,7 +96,7 @@ class Matcher:
             raise Unmatched(f"its weights are read by {name or 'what is no op'}, not by a product")
         return reader
 
-    def _scores(self, expr: Any, found: Match) -> None:
+    def _scores(self, expr: Any, match: Match) -> None:
         """Follow the scores back to the product of queries and keys."""
         while True:
             value: Any = self._values.get(expr)
@@ -106,15 +106,15 @@ class Matcher:
             elif name in ("multiply", "divide") and self._number(value.args[1]) is not None:
                 number = self._number(value.args[1])
                 assert number is not None
-                found.scale *= number if name == "multiply" else 1 / number
+                match.scale *= number if name == "multiply" else 1 / number
                 expr = value.args[0]
             elif name == "where":
-                expr = self._where(value, found)
+                expr = self._where(value, match)
             elif name == "add":
-                expr = self._added(value, found)
+                expr = self._added(value, match)
             elif name == "matmul":
-                found.q = self._unscaled(value.args[0], found)
-                found.k = self._untransposed(self._unscaled(value.args[1], found))
+                match.q = self._unscaled(value.args[0], match)
+                match.k = self._untransposed(self._unscaled(value.args[1], match))
                 return
             else:
                 raise Unmatched(f"its scores come from {name or 'a parameter'}")
@@ -130,7 +130,7 @@ class Matcher:
             return None
         return float(np.asarray(value.value.numpy(), "float64").reshape(()))
 
-    def _where(self, value: Any, found: Match) -> Any:
+    def _where(self, value: Any, match: Match) -> Any:
         mask, first, other = value.args
         for scores, low, positive in ((first, other, True), (other, first, False)):
             if not self._masks.is_low(low):
@@ -139,13 +139,13 @@ class Matcher:
             band = fact if isinstance(fact, Band) else None
             band = band if positive or band is None else band.negated()
             if band is not None:
-                found.band = found.band.common(band)
+                match.band = match.band.common(band)
             else:
-                found.masks.append((mask, positive))
+                match.masks.append((mask, positive))
             return scores
         raise Unmatched("its scores are chosen by a mask without a low number")
 
-    def _added(self, value: Any, found: Match) -> Any:
+    def _added(self, value: Any, match: Match) -> Any:
         """Return the scores of a sum of scores and a bias."""
         shape = known_shape(value.ty)
         sides = [x for x in value.args if self._leads_to_product(x) and known_shape(x.ty) == shape]
@@ -154,11 +154,11 @@ class Matcher:
         bias = next(x for x in value.args if not x.same_as(sides[0]))
         band = self._masks.added(bias)
         if band is not None:
-            found.band = found.band.common(band)
-        elif found.scale != 1.0:
+            match.band = match.band.common(band)
+        elif match.scale != 1.0:
             raise Unmatched("its scores are scaled behind the bias")
         else:
-            found.biases.append(bias)
+            match.biases.append(bias)
         return sides[0]
 
     def _leads_to_product(self, expr: Any) -> bool:
@@ -168,13 +168,13 @@ class Matcher:
             value = self._values.get(value.args[place])
         return op_name(value) == "matmul"
 
-    def _unscaled(self, expr: Any, found: Match) -> Any:
+    def _unscaled(self, expr: Any, match: Match) -> Any:
         """Return an operand of the first product without the scale it is multiplied by."""
         value: Any = self._values.get(expr)
         if op_name(value) in ("multiply", "divide"):
             number = self._number(value.args[1])
             if number is not None:
-                found.scale *= number if op_name(value) == "multiply" else 1 / number
+                match.scale *= number if op_name(value) == "multiply" else 1 / number
                 return value.args[0]
         return expr
 
@@ -189,13 +189,13 @@ class Matcher:
         return expr, order
 
     @staticmethod
-    def _check(found: Match, rank: int) -> None:
-        for side in (found.q, found.v):
+    def _check(match: Match, rank: int) -> None:
+        for side in (match.q, match.v):
             if len(known_shape(side.ty) or ()) != rank:
                 raise Unmatched("its products have operands of other ranks")
-        if len(known_shape(found.k[0].ty) or ()) != rank:
+        if len(known_shape(match.k[0].ty) or ()) != rank:
             raise Unmatched("its products have operands of other ranks")
-        if found.band.above is not None and found.band.below is None:
+        if match.band.above is not None and match.band.below is None:
             raise Unmatched("its mask hides keys in front only")
-        if found.band.above is not None and found.band.above >= (found.band.below or 0):
+        if match.band.above is not None and match.band.above >= (match.band.below or 0):
             raise Unmatched("its mask hides all keys")

@@ -66,9 +66,9 @@ class _Normalizer:
             blocks.append(self._writer.block())
         if not self._changes:
             return self._fn
-        written, result = let_out(blocks, substitute(self._fn.body.body, self._alias))
-        written, _ = pruned(written, result)
-        return with_body(self._fn, self._fn.params, written, result, bool(self._fn.is_pure))
+        blocks_out, result = let_out(blocks, substitute(self._fn.body.body, self._alias))
+        blocks_out, _ = pruned(blocks_out, result)
+        return with_body(self._fn, self._fn.params, blocks_out, result, bool(self._fn.is_pure))
 
     def _bind(self, binding: Any) -> None:
         if isinstance(binding, relax.MatchCast):

@@ -84,8 +84,8 @@ def FuseAttention() -> Rewrite:
             new[gv] = new[gv] if fused.same_as(fn) else fused
         if all(fn.same_as(mod[gv]) for gv, fn in new.items()):
             return mod
-        written = ir.IRModule(new, attrs=mod.attrs, global_infos=mod.global_infos)
-        return removed(written, Readings())
+        result = ir.IRModule(new, attrs=mod.attrs, global_infos=mod.global_infos)
+        return removed(result, Readings())
 
     return fuse_attention
 
@@ -125,8 +125,8 @@ class _Facts:
                 if var not in numbers or not is_private(fn):
                     return None
                 calls = self._calls.get(name, ())
-                given = {self.reader(caller).of(c.args[numbers[var]]) for caller, c in calls}
-                return given.pop() if len(given) == 1 else None
+                states = {self.reader(caller).of(c.args[numbers[var]]) for caller, c in calls}
+                return states.pop() if len(states) == 1 else None
 
             self._readers[name] = MaskReader(self._values[name], of_param, self._of_call)
         return self._readers[name]
@@ -171,8 +171,8 @@ class _Fuser:
                 elif binding.var not in direct or not self._replace(binding.var, binding.value):
                     self._writer.bindings.append(binding)
             blocks.append(self._writer.block())
-        written, result = let_out(blocks, self._fn.body.body)
-        return with_body(self._fn, self._fn.params, written, result, bool(self._fn.is_pure))
+        blocks_out, result = let_out(blocks, self._fn.body.body)
+        return with_body(self._fn, self._fn.params, blocks_out, result, bool(self._fn.is_pure))
 
     def _matches(self) -> dict[Any, tuple[str, Match]]:
         """Return the attention that replaces a value: the product, or what turns it back."""

@@ -35,7 +35,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
     def __init__(self, callees: dict[str, Any]) -> None:
         super().__init__()
         self.callees = callees
-        self.taken: set[str] = set()
+        self.used_names: set[str] = set()
         self.numbers: dict[str, int] = {}
         self.renaming = False
         self.in_dataflow = False
@@ -48,7 +48,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         if not any(_callee_of(binding, self.callees) for binding in all_bindings(fn.body)):
             return fn
         bound = [binding.var for binding in all_bindings(fn.body)]
-        self.taken = {plain_name(str(var.name)) for var in [*fn.params, *bound]}
+        self.used_names = {plain_name(str(var.name)) for var in [*fn.params, *bound]}
         self.builder_.begin_scope(fn.params)
         body = self.visit_expr(fn.body)
         self.builder_.end_scope()
@@ -97,14 +97,14 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
     def _fresh(self, name: str) -> str:
         """Return the name, or the name with the first free number appended."""
         plain = plain_name(name)
-        if plain not in self.taken:
-            self.taken.add(plain)
+        if plain not in self.used_names:
+            self.used_names.add(plain)
             return name
         number = self.numbers.get(plain, 0) + 1
-        while f"{plain}_{number}" in self.taken:
+        while f"{plain}_{number}" in self.used_names:
             number += 1
         self.numbers[plain] = number
-        self.taken.add(f"{plain}_{number}")
+        self.used_names.add(f"{plain}_{number}")
         return f"{name}_{number}"
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
@@ -199,10 +199,10 @@ def _has_branches(fn: relax.Function) -> bool:
     )
 
 
-def _is_at_least(actual: Any, wanted: Any) -> bool:
+def _is_at_least(actual: Any, required: Any) -> bool:
     """Return whether a type is at least as precise as another."""
     return bool(
-        relax.analysis.type_base_check(wanted, actual) == relax.analysis.BaseCheckResult.PASS
+        relax.analysis.type_base_check(required, actual) == relax.analysis.BaseCheckResult.PASS
     )
 
 
@@ -212,9 +212,9 @@ def _match_sizes(param: Any, arg: Any, sizes: dict[Any, Any]) -> None:
         for field, other in zip(param.fields, arg.fields):
             _match_sizes(field, other, sizes)
         return
-    wanted, actual = _dims(param), _dims(arg)
-    if len(wanted) == len(actual):
-        for field, other in zip(wanted, actual):
+    declared, actual = _dims(param), _dims(arg)
+    if len(declared) == len(actual):
+        for field, other in zip(declared, actual):
             if isinstance(field, tirx.Var) and field not in sizes:
                 sizes[field] = other
 

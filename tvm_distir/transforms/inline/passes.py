@@ -86,12 +86,12 @@ def _choose(functions: dict[str, Any], names: Sequence[str] | None) -> list[str]
     )
     for name in names or ():
         if name not in private:
-            what = "is public" if name in functions else "does not exist"
+            problem = "is public" if name in functions else "does not exist"
             if branch_of(functions.get(name)) is not None:
-                what = "is a branch of an If"
+                problem = "is a branch of an If"
             raise PlanError(
                 "DIST0225",
-                f'the function "{name}" to inline {what}',
+                f'the function "{name}" to inline {problem}',
                 place="module",
                 remedy=nearest(name, private),
             )

@@ -71,10 +71,10 @@ class BindingCosts:
 
     def transfer(self, kind: str, call: ir.Call, var: Any, devices: Collection[int]) -> int:
         """Return the communication time of a transfer between two meshes."""
-        here, there = (call.attrs[key] for key in ("device_mesh", "peer_mesh"))
-        key = (mesh_key(here), mesh_key(there))
+        source, target = (call.attrs[key] for key in ("device_mesh", "peer_mesh"))
+        key = (mesh_key(source), mesh_key(target))
         if key not in self._layouts:
-            sides = ([int(d) for d in mesh_devices(mesh).ravel()] for mesh in (here, there))
+            sides = ([int(d) for d in mesh_devices(mesh).ravel()] for mesh in (source, target))
             self._layouts[key] = self.clock.transfer_layout(*sides)
         elements = decode_transfer(call).crossing_elements(kind == "send", devices)
         crossing = size_bytes((elements,), element_type(var.ty))

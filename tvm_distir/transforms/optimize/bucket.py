@@ -155,12 +155,12 @@ class _Buckets(Editor):
 
     def _laid_out_weights(self, weights: Mapping[str, Collection[int]]) -> set[Any]:
         """Return the parameters that are weights, and local layout changes of them."""
-        known = {self.fn.params[n] for n in weights.get(self.name, ())}
+        cached = {self.fn.params[n] for n in weights.get(self.name, ())}
         for rows in self.scan.blocks:
             for _, var, value, _ in rows:
-                if laid_out(value, known):
-                    known.add(var)
-        return known
+                if laid_out(value, cached):
+                    cached.add(var)
+        return cached
 
 
 def _key(var: Any, value: ir.Call, kind: str) -> Key:
@@ -246,7 +246,7 @@ class _Emission:
     def __init__(self, writer: BlockWriter, buckets: Mapping[Any, Bucket]) -> None:
         self.writer, self.buckets = writer, buckets
         self.values: dict[Any, Any] = {}
-        self.held: dict[Any, set[int]] = {}
+        self.members_of: dict[Any, set[int]] = {}
         self.waiting: dict[int, list[int]] = {}
         self.left: dict[int, set[int]] = {}
 
@@ -257,7 +257,7 @@ class _Emission:
             bucket = self.buckets.get(var)
             if bucket is not None:
                 self.values[var] = value
-                self.held[var] = {number[id(bucket)]}
+                self.members_of[var] = {number[id(bucket)]}
                 if bucket.members[-1].same_as(var):
                     members = [(member, self.values[member]) for member in bucket.members]
                     one_for_all(self.writer, members)
@@ -265,25 +265,25 @@ class _Emission:
                 continue
             deps: set[int] = set()
             for used in variables(value):
-                deps |= self.held.get(used, set())
+                deps |= self.members_of.get(used, set())
             if not deps:
                 self.writer.bindings.append(binding)
                 continue
-            self.held[var] = deps
+            self.members_of[var] = deps
             self.left[position] = set(deps)
             for dep in deps:
                 self.waiting.setdefault(dep, []).append(position)
 
     def _let_go(self, number: int, bucket: Bucket, rows: list[Any]) -> None:
         for member in bucket.members:
-            del self.held[member]
+            del self.members_of[member]
         for position in self.waiting.pop(number, []):
             self.left[position].discard(number)
             binding, var = rows[position][:2]
             if self.left[position]:
-                self.held[var] = self.left[position]
+                self.members_of[var] = self.left[position]
             else:
-                del self.held[var]
+                del self.members_of[var]
                 self.writer.bindings.append(binding)
 
 

@@ -97,12 +97,13 @@ def ScheduleCollectives(
     -------
     pass : tvm.transform.Pass
     """
-    known = System.known(system)
+    resolved = System.resolve(system)
     kinds = tuple(start_name(kind) for kind in COLLECTIVES)
 
     def schedule(mod: ir.IRModule) -> ir.IRModule:
         step = FunctionStep(
-            _Schedule, kinds, system=known, limit_bytes=memory_limit_bytes, more_bytes=ahead_bytes,
+            _Schedule, kinds, system=resolved, limit_bytes=memory_limit_bytes,
+            more_bytes=ahead_bytes,
             choice=None if activations else OverlapChoice(mod),
         )  # fmt: skip
         return stepped(mod, [step], 5)

@@ -71,14 +71,14 @@ def _defer(mod: ir.IRModule) -> ir.IRModule:
         phase = fn.attrs is not None and PHASE_ATTR in fn.attrs
         if phase or not is_private(fn) or gv in calls.barred or not _read_by_fields(calls, gv):
             continue
-        found = _deferrable(gv, fn, {f.gv: f for f in deferred.values()})
-        if found is not None:
-            deferred[gv] = found
+        deferrable = _deferrable(gv, fn, {f.gv: f for f in deferred.values()})
+        if deferrable is not None:
+            deferred[gv] = deferrable
     if not deferred:
         return mod
-    for gv, found in deferred.items():
+    for gv, deferrable in deferred.items():
         del functions[gv]
-        functions[found.gv] = found.fn
+        functions[deferrable.gv] = deferrable.fn
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
@@ -153,8 +153,8 @@ def _deferrable(
             moved = _layout_after(binding, bindings)
             if moved is not None:
                 groups.append((binding.value.args[0], moved))
-    made = {b.var for _, moved in groups for b in moved}
-    fields = {n: field for n, field in enumerate(result.fields) if field in made}
+    moved_vars = {b.var for _, moved in groups for b in moved}
+    fields = {n: field for n, field in enumerate(result.fields) if field in moved_vars}
     if not fields:
         return None
     kept_places = [n for n in range(len(result.fields)) if n not in fields]
@@ -165,7 +165,7 @@ def _deferrable(
             [
                 make_binding(outputs.get(b.var, b.var), substitute(b.value, outputs))
                 for b in block.bindings
-                if b.var not in made
+                if b.var not in moved_vars
             ]
         )
         for block in fn.body.blocks
@@ -179,7 +179,7 @@ def _deferrable(
         new,
         {old: place for place, old in enumerate(kept_places)},
         tuple(outputs),
-        tuple(b for b in bindings if b.var in made),
+        tuple(b for b in bindings if b.var in moved_vars),
         fields,
     )
 
@@ -195,11 +195,11 @@ def _flying(bindings: Sequence[Any], known: Mapping[Any, DeferredResults]) -> se
     calls: dict[Any, int] = {}
     for binding in bindings:
         value = binding.value
-        found = known.get(callee_of(value))
+        results = known.get(callee_of(value))
         if started_op(value) in REDUCTIONS:
             flying.add(binding.var)
-        elif found is not None:
-            calls[binding.var] = len(found.kept)
+        elif results is not None:
+            calls[binding.var] = len(results.kept)
         elif type(value) is relax.TupleGetItem and value.tuple_value in calls:
             if int(value.index) >= calls[value.tuple_value]:
                 flying.add(binding.var)
@@ -285,16 +285,16 @@ class _Caller:
 
     def _binding(self, binding: Any) -> None:
         var, value = binding.var, binding.value
-        found = self.deferred.get(callee_of(value))
-        if found is not None:
+        results = self.deferred.get(callee_of(value))
+        if results is not None:
             self._wait_before(value)
-            call = make_call(found.gv, value.args, value.attrs, [], found.fn.ret_ty)
-            new = make_var(str(var.name), found.fn.ret_ty, type(var) is relax.DataflowVar)
+            call = make_call(results.gv, value.args, value.attrs, [], results.fn.ret_ty)
+            new = make_var(str(var.name), results.fn.ret_ty, type(var) is relax.DataflowVar)
             self.written.append(make_binding(new, call))
             self._wait_for([pending for pending in self.pending if not pending.unseen])
             items = self.items.get(var, {})
-            unseen = {item for n in found.fields for item in items.get(n, ())}
-            self.calls[var] = _Pending(found, new, items, unseen)
+            unseen = {item for n in results.fields for item in items.get(n, ())}
+            self.calls[var] = _Pending(results, new, items, unseen)
             self.pending.append(self.calls[var])
         elif type(value) is relax.TupleGetItem and value.tuple_value in self.calls:
             pending, field = self.calls[value.tuple_value], int(value.index)
@@ -324,15 +324,15 @@ class _Caller:
 
     def _wait(self, pending: _Pending) -> None:
         """Write the waits for the reductions of a call, and the layout of their results."""
-        found, env = pending.found, dict[Any, Any]()
-        for place, started in enumerate(found.started, len(found.kept)):
+        results, env = pending.found, dict[Any, Any]()
+        for place, started in enumerate(results.started, len(results.kept)):
             env[started] = make_var(str(started.name), started.ty, self.hidden)
             item = relax.TupleGetItem(pending.call, place)
             self.written.append(make_binding(env[started], typed(item, started.ty)))
         named: dict[Any, list[Any]] = {}
-        for place, var in found.fields.items():
+        for place, var in results.fields.items():
             named.setdefault(var, []).extend(pending.items.get(place, ()))
-        for binding in found.layout:
+        for binding in results.layout:
             names = named.get(binding.var, [])
             fresh = [] if names else [make_var(str(binding.var.name), binding.var.ty, self.hidden)]
             env[binding.var], *others = names or fresh

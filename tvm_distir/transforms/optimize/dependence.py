@@ -122,15 +122,15 @@ class _Sizes:
 
     def __init__(self, reading: FunctionView) -> None:
         self.reading = reading
-        self._known: dict[int, int] = {}
+        self._cache: dict[int, int] = {}
 
     def of(self, number: int) -> int:
         """Return the bytes of a variable on a single device."""
         kind = self.reading.types[number]
-        if kind not in self._known:
+        if kind not in self._cache:
             types = flat_types(self.reading.variables[number].ty)
-            self._known[kind] = sum(map(local_bytes, types))
-        return self._known[kind]
+            self._cache[kind] = sum(map(local_bytes, types))
+        return self._cache[kind]
 
 
 def _may_meet(value: Any, kind: str | None) -> bool:

@@ -202,8 +202,8 @@ class Editor:
 
     def unfinished(self, expr: Any) -> frozenset[int]:
         """Return the mesh axes along which an operand of a call is a partial sum."""
-        known = self._origin.get(expr, expr) if isinstance(expr, ir.Var) else expr
-        return frozenset().union(*self._partial.of(known))
+        cached = self._origin.get(expr, expr) if isinstance(expr, ir.Var) else expr
+        return frozenset().union(*self._partial.of(cached))
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
         """Return the value to bind ``var`` to, or a variable that replaces it.
@@ -241,19 +241,19 @@ class Editor:
         fn, blocks = self.fn, []
         for block, rows in zip(fn.body.blocks, self.scan.blocks, strict=True):
             self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
-            written, watched, stale = self.writer.bindings, self.watched, self._stale
+            new_bindings, watched, stale = self.writer.bindings, self.watched, self._stale
             for row in rows:
                 if row[3] is not None or row[1] in watched or row[1] in stale:
                     self._binding(*row)
                 else:
-                    written.append(row[0])
+                    new_bindings.append(row[0])
             blocks.append(self.writer)
         if not self._changed:
             return fn
         result = substitute(fn.body.body, self._env)
-        written, result = let_out([writer.block() for writer in blocks], result)
-        written, _ = pruned(written, result)
-        return with_body(fn, fn.params, written, result, bool(fn.is_pure))
+        new_bindings, result = let_out([writer.block() for writer in blocks], result)
+        new_bindings, _ = pruned(new_bindings, result)
+        return with_body(fn, fn.params, new_bindings, result, bool(fn.is_pure))
 
     def _binding(self, binding: Any, var: Any, old: Any, kind: str | None) -> None:
         if var in self._stale:

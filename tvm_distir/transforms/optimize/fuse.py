@@ -178,9 +178,9 @@ def received_elements(
     low, high = bounds_of(shape, labels, sizes)
     has = {device: (low[i], high[i]) for i, device in enumerate(devices)}
     (sizes, devices), labels = dst
-    wanted = bounds_of(shape, labels, sizes)
+    bounds = bounds_of(shape, labels, sizes)
     counts = []
-    for device, start, stop in zip(devices, *wanted):
+    for device, start, stop in zip(devices, *bounds):
         local = 0
         if device in has:
             first, last = has[device]
@@ -206,25 +206,25 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
         None where no device of the two meshes would send or receive less.
     """
     axes, attrs = call_axes(reduction), send.attrs
-    here, there = mesh_key(attrs["device_mesh"]), mesh_key(attrs["peer_mesh"])
+    source, target = mesh_key(attrs["device_mesh"]), mesh_key(attrs["peer_mesh"])
     shape = tuple(int(n) for n in attrs["shape"])
     labels, peer = (parse_placement(str(attrs[k])) for k in ("placement", "peer_placement"))
-    count = math.prod(here[0][a] for a in axes)
+    count = math.prod(source[0][a] for a in axes)
     dtype = element_type(reduction.ty)
 
     def price(kind: str, scattered: Labels) -> tuple[int, int]:
         """Return the most elements that a device moves, and the total."""
-        part = size_bytes(tuple(local_shape(shape, scattered, here[0])), dtype)
+        part = size_bytes(tuple(local_shape(shape, scattered, source[0])), dtype)
         reduced = wire_bytes(kind, part, count)
         moved = [
             size_bytes((n,), dtype)
-            for n in received_elements(shape, (here, scattered), (there, peer))
+            for n in received_elements(shape, (source, scattered), (target, peer))
         ]
-        return reduced + max(moved), reduced * len(here[1]) + sum(moved)
+        return reduced + max(moved), reduced * len(source[1]) + sum(moved)
 
     best, chosen = price("all_reduce", labels), None
     for dim in sorted(range(len(shape)), key=lambda d: d not in peer):
-        scattered_labels = _scattered_labels(shape, labels, here[0], axes, dim)
+        scattered_labels = _scattered_labels(shape, labels, source[0], axes, dim)
         if scattered_labels is None:
             continue
         cost = price("reduce_scatter", scattered_labels)

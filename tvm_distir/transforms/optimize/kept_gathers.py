@@ -94,18 +94,18 @@ class KeptGathers:
         for member in members:
             self._take(member, member.name in forward)
         self._root = union_find(self._count, self._joined)
-        self._kept = self._chosen()
+        self._chosen_gathers = self._chosen()
 
     def of(self, var: Any) -> list[GatheredValue | None]:
         """Return how each tensor of a variable is gathered from its saved form, or None."""
-        return [self._kept.get(self._root[slot]) for slot in self._slot[var]]
+        return [self._chosen_gathers.get(self._root[slot]) for slot in self._slot[var]]
 
     def of_result(self, name: str) -> list[GatheredValue | None]:
         """Return the same for the result of a function."""
-        return [self._kept.get(self._root[slot]) for slot in self._results[name]]
+        return [self._chosen_gathers.get(self._root[slot]) for slot in self._results[name]]
 
     def __bool__(self) -> bool:
-        return bool(self._kept)
+        return bool(self._chosen_gathers)
 
     def _new(self, ty: Any) -> range:
         first, self._count = self._count, self._count + len(flat_types(ty))
@@ -182,8 +182,8 @@ class KeptGathers:
             return self._slots(expr.tuple_value)[first : first + sizes[expr.index]]
         return [-1] * len(flat_types(expr.ty))
 
-    def _join(self, slots: Sequence[int], taken: Sequence[int]) -> None:
-        for slot, other in zip(slots, taken, strict=True):
+    def _join(self, slots: Sequence[int], occupied: Sequence[int]) -> None:
+        for slot, other in zip(slots, occupied, strict=True):
             if slot < 0:
                 self._barred.add(other)
             else:
@@ -193,15 +193,15 @@ class KeptGathers:
         """Return, per class that is saved before its gather, how the gathered value is computed."""
         root = self._root
         barred = {root[slot] for slot in self._barred}
-        wanted = {root[slot] for slot in self._read_late} - barred
+        roots = {root[slot] for slot in self._read_late} - barred
         result: dict[int, GatheredValue] = {}
         for var, gathered in self.gathered.items():
             (slot,) = self._slot[var]
             previous = result.setdefault(root[slot], gathered)
             if previous.way != gathered.way:
-                wanted.discard(root[slot])
+                roots.discard(root[slot])
         return {
-            number: first_gathered for number, first_gathered in result.items() if number in wanted
+            number: first_gathered for number, first_gathered in result.items() if number in roots
         }
 
 

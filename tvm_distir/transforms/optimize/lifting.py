@@ -133,12 +133,12 @@ class GatherPrologue:
 
     def _needed(self, out: Iterable[Any]) -> list[int]:
         """Return the numbers of some starts and of all bindings that they read."""
-        wanted, numbers = set(out), list[int]()
+        needed, numbers = set(out), list[int]()
         for number in range(len(self.bindings) - 1, -1, -1):
             binding = self.bindings[number]
-            if binding.var in wanted:
+            if binding.var in needed:
                 numbers.append(number)
-                wanted.update(variables(binding.value))
+                needed.update(variables(binding.value))
         return numbers[::-1]
 
     def _spent_ps(self, out: Collection[Any]) -> int:
@@ -248,4 +248,4 @@ def in_flight(fn: relax.Function, flying: Mapping[str, Iterable[int]]) -> relax.
     if fn.attrs and IN_FLIGHT_ATTR in fn.attrs:
         noted.update(fn.attrs[IN_FLIGHT_ATTR].items())
     noted.update(flying)
-    return fn.with_attr(IN_FLIGHT_ATTR, {what: list(map(int, n)) for what, n in noted.items()})
+    return fn.with_attr(IN_FLIGHT_ATTR, {topic: list(map(int, n)) for topic, n in noted.items()})

@@ -157,8 +157,8 @@ class _Gathers(Editor):
 class _Slices(Editor):
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
         super().__init__(mod, name, fn, scan)
-        self.wanted = self._wanted()
-        self.watched.update(self.wanted)
+        self.slices = self._wanted()
+        self.watched.update(self.slices)
         self.shards: dict[Any, Any] = {}
 
     def _wanted(self) -> dict[Any, tuple[tuple[int, ...], int]]:
@@ -187,7 +187,7 @@ class _Slices(Editor):
         """Compute an op read only by a slice on shards, so that the full value has no reader."""
         if kind == "local_slice":
             return self.shards.get(value.args[0], value)
-        cut = self._cut(var, value, *self.wanted[var]) if var in self.wanted else None
+        cut = self._cut(var, value, *self.slices[var]) if var in self.slices else None
         if cut is not None:
             shards = {e: self.shards[e] for e in cut.operands if e in self.shards}
             shard = on_shards(self, var, value, cut, shards)

@@ -119,10 +119,10 @@ class ChangedCalls:
         self,
         fn: relax.Function,
         name: str,
-        kept: Mapping[str, KeptParts],
+        parts: Mapping[str, KeptParts],
         renamed: Mapping[Any, Any],
     ) -> None:
-        self.fn, self.name, self.kept = fn, name, kept
+        self.fn, self.name, self.kept = fn, name, parts
         self.env: dict[Any, Any] = dict(renamed)
         self.fields: dict[Any, tuple[int, ...]] = {}
 

@@ -62,20 +62,20 @@ class OverlapChoice:
             Its bindings, in order.
         """
         positions = self.weights.get(name, set())
-        given = set(params) if name in self.private else set[Any]()
+        known_early = set(params) if name in self.private else set[Any]()
         known = {param for number, param in enumerate(params) if number in positions}
         chosen: set[Any] = set()
         for _, var, value, _ in rows:
             kind = started_op(value)
             if kind is None:
-                for available in (known, given):
+                for available in (known, known_early):
                     item = type(value) is relax.TupleGetItem and value.tuple_value in available
                     if item or laid_out(value, available):
                         available.add(var)
             elif not self.axes.isdisjoint(call_axes(value)):
                 if kind not in _OF_WEIGHTS_ONLY or value.args[0] in known:
                     chosen.add(var)
-            elif kind == "all_gather" and value.args[0] in given:
+            elif kind == "all_gather" and value.args[0] in known_early:
                 chosen.add(var)
         return chosen
 

@@ -92,10 +92,10 @@ class _Prefetch:
         if not parts:
             return self.mod
         old_functions = dict(self.mod.functions.items())
-        taken = {str(gv.name_hint) for gv in old_functions}
+        used_names = {str(gv.name_hint) for gv in old_functions}
         named: dict[Any, SplitPrefetch] = {}
         for gv, lifted in parts.items():
-            gathers = ir.GlobalVar(_free_name(f"{gv.name_hint}_gathers", taken))
+            gathers = ir.GlobalVar(_free_name(f"{gv.name_hint}_gathers", used_names))
             rest = retyped(gv, type_of(lifted.rest))
             named[gv] = SplitPrefetch(lifted, retyped(gathers, type_of(lifted.gathers)), rest)
         callers = {caller for gv in parts for caller, _ in self.calls.of[gv]}
@@ -223,10 +223,10 @@ class _Caller:
         return relax.VarBinding(binding.var, new)
 
 
-def _free_name(name: str, taken: set[str]) -> str:
+def _free_name(name: str, used_names: set[str]) -> str:
     unique, number = name, 0
-    while unique in taken:
+    while unique in used_names:
         number += 1
         unique = f"{name}{number}"
-    taken.add(unique)
+    used_names.add(unique)
     return unique

@@ -108,7 +108,7 @@ class _Regathering:
         self, fn: relax.Function, gathers: KeptGathers, renamed: Mapping[Any, Any]
     ) -> None:
         self.fn, self.gathers, self.renamed = fn, gathers, renamed
-        self.kept: dict[Any, Any] = {}
+        self.gathered_values: dict[Any, Any] = {}
         self._again: dict[Any, Any] = {}
         self._builder = relax.BlockBuilder()
 
@@ -122,9 +122,9 @@ class _Regathering:
             for binding in block.bindings:
                 self._write(writer, binding)
             blocks.append(writer.block())
-        if not self.kept:
+        if not self.gathered_values:
             return fn
-        blocks, result = let_out(blocks, substitute(fn.body.body, self.kept))
+        blocks, result = let_out(blocks, substitute(fn.body.body, self.gathered_values))
         blocks, _ = pruned(blocks, result)
         return with_body(fn, params, blocks, result, bool(fn.is_pure))
 
@@ -134,8 +134,8 @@ class _Regathering:
         if not any(leaves):
             return var
         dataflow = isinstance(var, relax.DataflowVar)
-        self.kept[var] = make_var(str(var.name), _type(var.ty, iter(leaves)), dataflow)
-        return self.kept[var]
+        self.gathered_values[var] = make_var(str(var.name), _type(var.ty, iter(leaves)), dataflow)
+        return self.gathered_values[var]
 
     def _write(self, writer: BlockWriter, binding: Any) -> None:
         var, value = binding.var, binding.value
@@ -143,13 +143,13 @@ class _Regathering:
         if gathered is not None:
             writer.bindings.append(binding)
             if any(self.gathers.of(var)):
-                self.kept[var] = gathered.source
-        elif isinstance(value, ir.Var) and value in self.kept:
-            self.kept[var] = self.kept[value]
+                self.gathered_values[var] = gathered.source
+        elif isinstance(value, ir.Var) and value in self.gathered_values:
+            self.gathered_values[var] = self.gathered_values[value]
         elif isinstance(value, relax.Tuple | relax.TupleGetItem) or _callee(value):
-            held = self._held(var)
-            new = self._handed_on(value, held.ty)
-            writer.bindings.append(binding) if new is value else writer.bind(held, new)
+            gathered_value = self._held(var)
+            new = self._handed_on(value, gathered_value.ty)
+            writer.bindings.append(binding) if new is value else writer.bind(gathered_value, new)
         else:
             env = {v: self._gathered(writer, v) for v in self._computed(var, value)}
             writer.bindings.append(binding) if not env else writer.bind(var, substitute(value, env))
@@ -157,14 +157,16 @@ class _Regathering:
     def _handed_on(self, value: Any, ty: Any) -> Any:
         """Rewrite a tuple, a field of a tuple, or a call of a function, of saved values."""
         if isinstance(value, relax.Tuple):
-            return substitute(value, self.kept)
+            return substitute(value, self.gathered_values)
         if isinstance(value, relax.TupleGetItem):
-            whole = self.kept.get(value.tuple_value)
+            whole = self.gathered_values.get(value.tuple_value)
             return value if whole is None else typed(relax.TupleGetItem(whole, value.index), ty)
         callee = self.renamed.get(value.op)
         if callee is None:
             return value
-        return rebuild(value, callee, [substitute(arg, self.kept) for arg in value.args], ty)
+        return rebuild(
+            value, callee, [substitute(arg, self.gathered_values) for arg in value.args], ty
+        )
 
     def _computed(self, var: Any, value: Any) -> list[Any]:
         """Return the operands of a value that must be gathered for it."""
@@ -172,12 +174,12 @@ class _Regathering:
         return [
             v
             for v in variables(value)
-            if v in self.kept and (late or v not in self.gathers.gathered)
+            if v in self.gathered_values and (late or v not in self.gathers.gathered)
         ]
 
     def _gathered(self, writer: BlockWriter, var: Any) -> Any:
         """Return the gathered variable, computed once per function."""
-        shard = self.kept[var]
+        shard = self.gathered_values[var]
         if shard not in self._again:
             (way,) = self.gathers.of(var)
             value = shard

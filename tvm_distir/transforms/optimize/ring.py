@@ -114,9 +114,9 @@ class _Ring(Editor):
             self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
             _Order(self, rows, regions).run()
             blocks.append(self.writer.block())
-        written, result = let_out(blocks, fn.body.body)
-        written, _ = pruned(written, result)
-        return with_body(fn, fn.params, written, result, bool(fn.is_pure))
+        new_blocks, result = let_out(blocks, fn.body.body)
+        new_blocks, _ = pruned(new_blocks, result)
+        return with_body(fn, fn.params, new_blocks, result, bool(fn.is_pure))
 
 
 class _Order:

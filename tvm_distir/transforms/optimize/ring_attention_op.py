@@ -59,7 +59,7 @@ class AttentionAsProducts(Editor):
     ) -> None:
         super().__init__(mod, name, fn, scan)
         self._axes = axes
-        self._found = {v for v, value in scan.values.items() if op_name(value) in ATTENTION}
+        self._attention = {v for v, value in scan.values.items() if op_name(value) in ATTENTION}
         fused = {v for v, value in scan.values.items() if _is_fused(value)}
         self._fused: dict[Any, Any] = dict.fromkeys(fused)
         self._fields = {
@@ -67,7 +67,7 @@ class AttentionAsProducts(Editor):
             for v, value in scan.values.items()
             if isinstance(value, relax.TupleGetItem) and value.tuple_value in fused
         }
-        self.watched.update(self._found | fused | self._fields)
+        self.watched.update(self._attention | fused | self._fields)
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
         """Replace an attention op."""
@@ -76,7 +76,7 @@ class AttentionAsProducts(Editor):
         if var in self._fields:
             fields = self._fused[value.tuple_value]
             return value if fields is None else fields.fields[int(value.index)]
-        if var not in self._found or value.attrs.causal_mask is not None:
+        if var not in self._attention or value.attrs.causal_mask is not None:
             return value
         keys, values = (match_ring_gather(x, self.scan.values, self._axes) for x in value.args[1:3])
         if keys is None or values is None or (keys.dim, values.dim) != (1, 1):

@@ -135,9 +135,9 @@ class RingBlock:
         """Rewrite a call on the block, with other operands over the keys sliced to it."""
         args = list(node.value.args)
         for i, dim in enumerate(node.walks):
-            known = env.get(args[i]) if isinstance(args[i], ir.Var) else None
-            if known is not None:
-                args[i] = known
+            cached = env.get(args[i]) if isinstance(args[i], ir.Var) else None
+            if cached is not None:
+                args[i] = cached
             elif dim is not None:
                 block = relax.op.take(args[i], self._places(), axis=dim, mode="clip")
                 args[i] = self._emit(block, "block")

@@ -45,7 +45,7 @@ class RingPhase:
         self._needed = self._closure()
         self._roots = {v: region.roots[v] for v in self._used}
         self._sum: dict[Any, Any] = {}
-        self._own: dict[Any, Any] = {}
+        self._block_of: dict[Any, Any] = {}
         self._moving: dict[Any, Any] = {}
         self._running: Stats = {}
         self._scores: dict[Any, list[Any]] = {n.var: [] for n in self._softmaxes}
@@ -92,33 +92,33 @@ class RingPhase:
             inner = {n.var for n in path} | {node.online}
             for member in (*path, node):
                 waiting.extend(v for v in variables(member.value) if v not in inner)
-        wanted: set[Any] = set()
+        needed: set[Any] = set()
         while waiting:
             var = waiting.pop()
-            known = region.nodes.get(var)
-            if var in wanted or (known is None and var not in region.sources):
+            cached = region.nodes.get(var)
+            if var in needed or (cached is None and var not in region.sources):
                 continue
-            if known is not None and known.dim is None:
+            if cached is not None and cached.dim is None:
                 continue
-            wanted.add(var)
-            if known is not None:
+            needed.add(var)
+            if cached is not None:
                 softmax = region.softmaxes.get(var)
-                waiting.extend(variables(known.value) if softmax is None else [softmax.scores])
-        self._used = {v for v in region.sources if v in wanted}
-        return {v: n for v, n in region.nodes.items() if v in wanted}
+                waiting.extend(variables(cached.value) if softmax is None else [softmax.scores])
+        self._used = {v for v in region.sources if v in needed}
+        return {v: n for v, n in region.nodes.items() if v in needed}
 
     def run(self) -> dict[Any, Any]:
         """Write the blocks; return the values of the outputs in their types."""
         region = self._region
-        held = {root: root for root, _ in self._roots.values()}
+        blocks = {root: root for root, _ in self._roots.values()}
         self._me = self._emit(ops.axis_index(region.mesh, region.axis), "rank")
         for step in range(region.count):
             last = step + 1 == region.count
-            following = {} if last else {root: self._handed_on(x) for root, x in held.items()}
-            self._step(step, held)
+            following = {} if last else {root: self._handed_on(x) for root, x in blocks.items()}
+            self._step(step, blocks)
             for var, moving in self._moving.items():
                 self._moving[var] = self._handed_on(moving)
-            held = following
+            blocks = following
         return self._finished()
 
     def _handed_on(self, block: Any) -> Any:
@@ -126,12 +126,12 @@ class RingPhase:
         moved = ops.collective_permute(block, self._region.mesh, self._region.axis, 1, wrap=True)
         return self._emit(moved, f"{block.name}_handed_on")
 
-    def _step(self, step: int, held: Mapping[Any, Any]) -> None:
+    def _step(self, step: int, blocks: Mapping[Any, Any]) -> None:
         """Add the contribution of a key block."""
         env: dict[Any, Any] = {}
         walker = RingBlock(self._region, self._emit, self._me, step, env, self._stats)
         for source, (root, views) in self._roots.items():
-            value = held[root]
+            value = blocks[root]
             for view in views:
                 value = self._emit(rebuild(view, view.op, [value, *view.args[1:]], None), "block")
             env[source] = value
@@ -152,7 +152,7 @@ class RingPhase:
         for node in self._scatters:
             value = walker.own_keys(node)
             if not step:
-                self._own[node.var] = value
+                self._block_of[node.var] = value
                 continue
             before = self._moving.get(node.var)
             if before is not None:
@@ -194,7 +194,7 @@ class RingPhase:
                 value = self._emit(relax.op.divide(value, total), f"{node.var.name}_wide")
             result[node.var] = value
         for node in self._scatters:
-            value = self._own[node.var]
+            value = self._block_of[node.var]
             if node.var in self._moving:
                 home = self._moving[node.var]
                 value = self._emit(relax.op.add(value, home), f"{node.var.name}_home")

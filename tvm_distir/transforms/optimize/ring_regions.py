@@ -176,8 +176,8 @@ class RegionFinder:
 
     def _scatters(self, call: ir.Call, dim: int) -> bool:
         axes = call_axes(call)
-        known = self._axes.get(str(call.attrs["device_mesh"]), ())
-        good = len(axes) == 1 and axes[0] in known and str(call.attrs["op"]) == "sum"
+        cached = self._axes.get(str(call.attrs["device_mesh"]), ())
+        good = len(axes) == 1 and axes[0] in cached and str(call.attrs["op"]) == "sum"
         return good and int(call.attrs["dim"]) == dim
 
     def _pads(self, var: Any) -> bool:

@@ -90,11 +90,11 @@ class _Cancel(Editor):
     def _undone(self, value: ir.Call) -> tuple[list[ir.Call], Any]:
         """Return the moves between two collectives that cancel, with the moved collective."""
         axes, dim = axes_dim(value)
-        wanted, at = INVERSES[str(dist_op_name(value))], value.args[0]
+        inverse, at = INVERSES[str(dist_op_name(value))], value.args[0]
         between: list[ir.Call] = []
         while True:
             source: Any = self.known.get(at)
-            if dist_op_name(source) == wanted and axes_dim(source) == (axes, dim):
+            if dist_op_name(source) == inverse and axes_dim(source) == (axes, dim):
                 return between[::-1], source.args[0]
             # Moves along other axes and dims commute with it; read elsewhere they would stay.
             if dist_op_name(source) not in INVERSES or self.readers[at] != 1:
@@ -114,9 +114,9 @@ def _rewrite_operand(call: ir.Call, x: Any) -> ir.Call:
 
 
 def _is_way_back(second: ir.Call, first: ir.Call) -> bool:
-    there = (call_axes(first), int(first.attrs["gather_dim"]), int(first.attrs["split_dim"]))
+    forward_axes = (call_axes(first), int(first.attrs["gather_dim"]), int(first.attrs["split_dim"]))
     back = (call_axes(second), int(second.attrs["split_dim"]), int(second.attrs["gather_dim"]))
-    return there == back
+    return forward_axes == back
 
 
 SHARE = FunctionStep(_Share)

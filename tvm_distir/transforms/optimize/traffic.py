@@ -183,9 +183,9 @@ def _more_expensive(first: Traffic, other: Traffic) -> Traffic:
 def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[TrafficKind]:
     op = collective_op(value)
     if op == "send":
-        here, there = (value.attrs[key] for key in ("device_mesh", "peer_mesh"))
-        pair = f"{mesh_index(mod, here)}->{mesh_index(mod, there)}"
-        yield TrafficKind(op, pair, math.prod(mesh_shape(there)))
+        source, target = (value.attrs[key] for key in ("device_mesh", "peer_mesh"))
+        pair = f"{mesh_index(mod, source)}->{mesh_index(mod, target)}"
+        yield TrafficKind(op, pair, math.prod(mesh_shape(target)))
     elif op in COLLECTIVES:
         mesh, axes = value.attrs["device_mesh"], call_axes(value)
         size = math.prod(mesh_shape(mesh)[a] for a in axes)

@@ -154,7 +154,7 @@ def _unite_branches(
 def without_dead(member: Member, readings: Readings) -> Member:
     """Return a function without its unread bindings, which may read fields of results."""
     fn, reading = member.fn, member.reading
-    taken = _fields_taken(reading)
+    fields_read = _fields_taken(reading)
     live, pure = set(reading.result), dict[int, bool]()
     live_numbers, first, uses = list[int](), reading.params, reading.uses
     for number in range(len(reading.bindings) - 1, -1, -1):
@@ -165,7 +165,7 @@ def without_dead(member: Member, readings: Readings) -> Member:
             if pure[like]:
                 continue
         live_numbers.append(number)
-        live.update((taken[number],) if number in taken else uses[number])
+        live.update((fields_read[number],) if number in fields_read else uses[number])
     if len(live_numbers) == len(reading.bindings):
         return member
     stays, blocks, number = set(live_numbers), [], -1
@@ -173,9 +173,9 @@ def without_dead(member: Member, readings: Readings) -> Member:
         bindings = []
         for _ in range(len(block.bindings)):
             number += 1
-            if number in taken and number in stays:
+            if number in fields_read and number in stays:
                 var = reading.variables[reading.params + number]
-                bindings.append(make_binding(var, reading.variables[taken[number]]))
+                bindings.append(make_binding(var, reading.variables[fields_read[number]]))
             elif number in stays:
                 bindings.append(reading.bindings[number])
         if bindings:

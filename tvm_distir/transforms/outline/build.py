@@ -41,7 +41,11 @@ class Outlined:
 
 
 def build(
-    sequence: Sequence, repeat: Repeat, names: Mapping[Any, str], notes: Notes, taken: NameAllocator
+    sequence: Sequence,
+    repeat: Repeat,
+    names: Mapping[Any, str],
+    notes: Notes,
+    allocator: NameAllocator,
 ) -> Outlined | None:
     """Build the function of a repeat.
 
@@ -58,7 +62,7 @@ def build(
         The model's names of the parameters.
     notes : mapping
         Attributes of the function that is outlined from.
-    taken : NameAllocator
+    allocator : NameAllocator
         Names of functions.
 
     Returns
@@ -86,7 +90,7 @@ def build(
         function = relax.utils.copy_with_new_vars(function)
     weights = [[names[v] for v in column] for column in classes if all(v in names for v in column)]
     differing = [numbers for numbers in weights if len(set(numbers)) > 1]
-    name = taken.fresh(function_name(differing, bound, _convolves(sequence, repeat)))
+    name = allocator.fresh(function_name(differing, bound, _convolves(sequence, repeat)))
     arguments = [[classes[c][i] for c in order] for i in range(len(repeat.starts))]
     return Outlined(repeat, name, function, arguments)
 

@@ -90,12 +90,12 @@ class _Chooser:
         ]
         heapq.heapify(waiting)
         repeats_of: dict[int, list[Repeat]] = {}
-        taken = np.zeros(len(self.symbols), bool)
+        covered = np.zeros(len(self.symbols), bool)
         disturbed = False
         while waiting:
             _, known, number = heapq.heappop(waiting)
             run = runs[number]
-            if taken[run.start : run.stop].any():
+            if covered[run.start : run.stop].any():
                 disturbed = True
                 continue
             if not known:
@@ -104,17 +104,17 @@ class _Chooser:
                     heapq.heappush(waiting, (-saved(repeats_of[number]), True, number))
                 continue
             for repeat in repeats_of[number]:
-                if any(taken[s : s + repeat.length].any() for s in repeat.starts):
+                if any(covered[s : s + repeat.length].any() for s in repeat.starts):
                     disturbed = True
                     continue
-                self._take(repeat, taken)
-        return disturbed and bool(taken.any())
+                self._take(repeat, covered)
+        return disturbed and bool(covered.any())
 
-    def _take(self, repeat: Repeat, taken: np.typing.NDArray[np.bool_]) -> None:
+    def _take(self, repeat: Repeat, covered: np.typing.NDArray[np.bool_]) -> None:
         self.chosen.append(repeat)
         for start in repeat.starts:
             stop = start + repeat.length
-            taken[start:stop] = True
+            covered[start:stop] = True
             self.symbols[start:stop] = np.arange(self.next_symbol, self.next_symbol + repeat.length)
             self.next_symbol += repeat.length
 

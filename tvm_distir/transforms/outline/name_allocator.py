@@ -19,8 +19,8 @@ _SEPARATORS = "._/: "
 class NameAllocator:
     """Allocator of unique names."""
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self.taken = {plain_name(name) for name in taken}
+    def __init__(self, used_names: Iterable[str] = ()) -> None:
+        self.used_names = {plain_name(name) for name in used_names}
         self.numbers: dict[str, int] = {}
 
     def fresh(self, wish: str) -> str:
@@ -30,11 +30,11 @@ class NameAllocator:
         plain = plain_name(wish)
         number = self.numbers.get(plain, 0)
         name = wish if not number else f"{wish}_{number}"
-        while plain_name(name) in self.taken:
+        while plain_name(name) in self.used_names:
             number += 1
             name = f"{wish}_{number}"
         self.numbers[plain] = number
-        self.taken.add(plain_name(name))
+        self.used_names.add(plain_name(name))
         return name
 
 

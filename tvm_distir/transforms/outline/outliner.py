@@ -117,13 +117,13 @@ def outline_module(
 ) -> ir.IRModule:
     """Apply the pass to a copy of the module."""
     chosen = _choose(mod, functions)
-    taken = NameAllocator(str(gv.name_hint) for gv in mod.functions)
+    names = NameAllocator(str(gv.name_hint) for gv in mod.functions)
     outlined: dict[Any, Any] = {}
     private: dict[Any, Any] = {}
     for gv, fn in mod.functions.items():
         outlined[gv] = fn
         if str(gv.name_hint) in chosen:
-            outlined[gv], new = _outline(fn, min_repeats, min_bindings, taken)
+            outlined[gv], new = _outline(fn, min_repeats, min_bindings, names)
             private.update(new)
     if not private:
         return mod
@@ -159,7 +159,7 @@ def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
 
 
 def _outline(
-    fn: relax.Function, min_repeats: int, min_bindings: int, taken: NameAllocator
+    fn: relax.Function, min_repeats: int, min_bindings: int, allocator: NameAllocator
 ) -> tuple[Any, dict[Any, Any]]:
     """Return a function with its repeats outlined, and the private functions by GlobalVar."""
     if not isinstance(fn.body, relax.SeqExpr):
@@ -170,7 +170,7 @@ def _outline(
     starts: dict[int, tuple[Outlined, Any, int]] = {}
     private: dict[Any, Any] = {}
     for repeat in repeats:
-        outlined = build(sequence, repeat, names, notes, taken)
+        outlined = build(sequence, repeat, names, notes, allocator)
         if outlined is None:
             continue
         gv = ir.GlobalVar(outlined.name)

@@ -134,7 +134,7 @@ class _Reader:
     """Builder of a Sequence, binding by binding."""
 
     def __init__(self, fn: relax.Function) -> None:
-        self.made = Sequence()
+        self.sequence = Sequence()
         self.numbering = Numbering()
         self.symbols: list[int] = []
         self.starts = [0]
@@ -157,7 +157,7 @@ class _Reader:
 
     def finish(self, result: Any) -> Sequence:
         """Record the result of the function and fill the arrays."""
-        sequence = self.made
+        sequence = self.sequence
         count = len(sequence.bindings)
         self.reads += [
             (sequence.position[v], count) for v in variables(result) if v in sequence.position
@@ -178,31 +178,31 @@ class _Reader:
             key = self._key(binding, dataflow, leaves)
         except _Fixed:
             key, leaves = None, []
-            reader = len(self.made.bindings)
+            reader = len(self.sequence.bindings)
             for var in variables(binding.value):
-                if var in self.made.position:
-                    self.reads.append((self.made.position[var], reader))
+                if var in self.sequence.position:
+                    self.reads.append((self.sequence.position[var], reader))
         self._close(binding, dataflow, key, tuple(leaves))
 
     def _close(
         self, binding: Any, dataflow: bool, key: Hashable | None, leaves: tuple[Any, ...]
     ) -> None:
         """Append a single element, which is unique if it has no key."""
-        here = len(self.made.bindings)
+        here = len(self.sequence.bindings)
         self.symbols.append(self.numbering.of_key(("alone", here) if key is None else key))
         for leaf in leaves:
             at = NOWHERE
             if isinstance(leaf, ir.Var):
-                at = self.made.position.get(leaf, NOWHERE)
+                at = self.sequence.position.get(leaf, NOWHERE)
             self.producers.append(at)
             if at != NOWHERE:
                 self.reads.append((at, here))
         self.starts.append(len(self.producers))
-        self.made.leaves.append(leaves)
-        self.made.bindings.append(binding)
-        self.made.dataflow.append(dataflow)
+        self.sequence.leaves.append(leaves)
+        self.sequence.bindings.append(binding)
+        self.sequence.dataflow.append(dataflow)
         if binding is not None:
-            self.made.position[binding.var] = here
+            self.sequence.position[binding.var] = here
 
     def _key(self, binding: Any, dataflow: bool, leaves: list[Any]) -> Hashable:
         if not isinstance(binding, relax.VarBinding):
@@ -234,7 +234,7 @@ class _Reader:
             return ("item", int(expr.index), self._operand(expr.tuple_value, leaves))
         if isinstance(expr, relax.If | relax.Function | relax.SeqExpr | ir.Call):
             raise _Fixed
-        if isinstance(expr, ir.Var) and (expr in self.params or expr in self.made.position):
+        if isinstance(expr, ir.Var) and (expr in self.params or expr in self.sequence.position):
             raise _Fixed  # a number computed at run time, of which types may speak
         return ("node", self.numbering.of(expr))
 

@@ -136,7 +136,7 @@ def train_step(
         DIST0236 the schedule is wrong.
     """
     check_module(mod, "td.train_step")
-    stages = Schedule.known(schedule)
+    stages = Schedule.resolve(schedule)
     recipe = recipe_of(
         loss,
         optimizer,
@@ -151,7 +151,7 @@ def train_step(
         system=system,
     )
     mod = with_log_sum_exp(mod)
-    mod, original = with_streams(without_statistics(mod), given=stages is not None), mod
+    mod, original = with_streams(without_statistics(mod), as_input=stages is not None), mod
     functions = NamedFunctions(mod)
     main = functions.of.get("main")
     if not isinstance(main, relax.Function):

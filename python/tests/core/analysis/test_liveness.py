@@ -27,8 +27,8 @@ def test_random_functions_agree_with_a_search_through_all_steps(seed: int) -> No
         later = [buffer for read in reads[step:] for buffer in read]
         alive = [n for n in range(step + 1) if n == step or n in later or n in results]
         expected.append(sum(sizes[n] for n in alive))
-    found = live_bytes(range(steps), [last[n] for n in range(steps)], sizes, steps)
-    assert found.tolist() == expected
+    result = live_bytes(range(steps), [last[n] for n in range(steps)], sizes, steps)
+    assert result.tolist() == expected
 
 
 def test_results_are_read_after_all_steps() -> None:

@@ -79,7 +79,7 @@ def test_a_curve_of_a_packages_algorithm_is_taken_where_it_is_fastest(package: P
         before = usual.collective_time_s("all_reduce", size, range(8))
         assert expected < before
         assert more.collective_time_s("all_reduce", size, range(8)) == pytest.approx(expected)
-        gathers = [one.collective_time_s("all_gather", size, range(8)) for one in (usual, more)]
+        gathers = [each.collective_time_s("all_gather", size, range(8)) for each in (usual, more)]
         assert gathers[0] == gathers[1]
 
 

@@ -87,12 +87,12 @@ def test_the_form_adds_powers() -> None:
         sustained = {"value": factor, "source": "here"}
         system = system_of(parse_device({**data, "constants": {"sustained": sustained}}, "x"))
         rate = system.rate("matmul", "bfloat16")
-        spent = rate.spent_s(30e-6 * 50e12, 40e-6 * 250e9)
+        duration = rate.spent_s(30e-6 * 50e12, 40e-6 * 250e9)
         whole_us = 7 + (arithmetic_us**2 + 40**2) ** 0.5
-        assert spent.whole * 1e6 == pytest.approx(whole_us, rel=1e-12)
+        assert duration.whole * 1e6 == pytest.approx(whole_us, rel=1e-12)
         alone = system.rate("matmul", "bfloat16", sustained=False)
         assert alone.spent_s(30e-6 * 50e12, 40e-6 * 250e9).whole * 1e6 == pytest.approx(57)
-        assert (spent.bound >= 0) == (arithmetic_us > 40)
+        assert (duration.bound >= 0) == (arithmetic_us > 40)
     assert rate.spent_s(0.0, 0.0).whole == 7e-6
     assert system.roofline(0, 10**12, "matmul", "bfloat16").bound_by == "memory"
     assert system.roofline(0, 10, "matmul", "bfloat16").bound_by == "launch"

@@ -129,12 +129,12 @@ def test_no_kernel_of_a_table_is_faster_than_the_device(name: str) -> None:
 def test_products_of_experts_take_their_shares_of_the_time_of_all(tokens: int) -> None:
     """Two thirds of it gate and up, as one product; no less than the floors of the device."""
     system = System.load("h200-serving")
-    held, hidden, inner, top_k, experts = 32, 4096, 1536, 8, 128
-    rows = round(work_rows(tokens, held, top_k, experts))
-    found = tokens_of(np.array([[rows, held, hidden, inner, top_k, experts]], float))[0]
-    assert found == pytest.approx(tokens, rel=0.3)
+    stored, hidden, inner, top_k, experts = 32, 4096, 1536, 8, 128
+    rows = round(work_rows(tokens, stored, top_k, experts))
+    result = tokens_of(np.array([[rows, stored, hidden, inner, top_k, experts]], float))[0]
+    assert result == pytest.approx(tokens, rel=0.3)
     flops, moved = expert_work(
-        np.array([[rows, held, hidden, inner, top_k, experts]], float), 1 + 4 / 128**2
+        np.array([[rows, stored, hidden, inner, top_k, experts]], float), 1 + 4 / 128**2
     )
     peak = system.peak_flops_per_s("float8_block")
     least = max(flops[0] / peak, moved[0] / system.memory_bandwidth_bytes_per_s)
@@ -142,13 +142,13 @@ def test_products_of_experts_take_their_shares_of_the_time_of_all(tokens: int) -
     times = {
         part: system.spent_s(
             part * slots, part * moved[0] / 3, "matmul", "float8_block",
-            KernelSizes("float8_block", (rows, held, *dims, top_k, experts), EXPERTS),
+            KernelSizes("float8_block", (rows, stored, *dims, top_k, experts), EXPERTS),
         )[0].whole
         for part, dims in ((2, (hidden, inner)), (1, (inner, hidden)))
     }  # fmt: skip
     assert times[2] == pytest.approx(2 * times[1], rel=1e-12)
     assert times[1] + times[2] >= least
-    key = KernelSizes("bfloat16", (rows, held, inner, hidden, top_k, experts), EXPERTS)
+    key = KernelSizes("bfloat16", (rows, stored, inner, hidden, top_k, experts), EXPERTS)
     wide, narrow = (
         system.spent_s(slots, bits * moved[0] / 24, "matmul", "bfloat16", key)[0].whole
         for bits in (16, 4)

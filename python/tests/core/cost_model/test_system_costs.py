@@ -63,11 +63,11 @@ def work(flops, in_bytes, out_bytes, kernel_class="matmul"):
     ],
 )
 def test_roofline(flops, moved, dtype, expected_us, bound_by):
-    found = SYSTEM.roofline(flops, moved, "matmul", dtype)
-    assert found.time_s == pytest.approx(expected_us * US, rel=1e-12)
-    assert found.bound_by == bound_by
-    one = work(flops, (moved // 2, moved // 4), (moved - moved // 2 - moved // 4,))
-    assert SYSTEM.compute_time_s(one, dtype) == found.time_s
+    result = SYSTEM.roofline(flops, moved, "matmul", dtype)
+    assert result.time_s == pytest.approx(expected_us * US, rel=1e-12)
+    assert result.bound_by == bound_by
+    single = work(flops, (moved // 2, moved // 4), (moved - moved // 2 - moved // 4,))
+    assert SYSTEM.compute_time_s(single, dtype) == result.time_s
 
 
 def test_vector_kernels_run_at_the_vector_peak():
@@ -168,16 +168,16 @@ def test_measured_all_reduces_on_a100():
     system = System.load("dgx-a100")
     rows = list(csv.DictReader(table.splitlines()))
     for row in rows:
-        found = system.collective_time_s("all_reduce", int(row["bytes"]), range(int(row["n"])))
-        assert found == pytest.approx(float(row["us"]) * US, rel=0.2)
+        result = system.collective_time_s("all_reduce", int(row["bytes"]), range(int(row["n"])))
+        assert result == pytest.approx(float(row["us"]) * US, rel=0.2)
 
 
 def test_a100_gemm_is_near_its_peak():
     """4096^3 in float16: 2 * 4096^3 / 312 TFLOP/s = 0.44 ms at the peak."""
     system = System.load("dgx-a100")
     size = 4096 * 4096 * 2
-    took = system.compute_time_s(work(2 * 4096**3, (size, size), (size,)), "float16")
-    assert 0.44e-3 < took < 0.6e-3
+    elapsed = system.compute_time_s(work(2 * 4096**3, (size, size), (size,)), "float16")
+    assert 0.44e-3 < elapsed < 0.6e-3
 
 
 def test_layouts_of_many_groups_are_those_of_each():
@@ -186,7 +186,7 @@ def test_layouts_of_many_groups_are_those_of_each():
         size, count, per_node = rng.randint(1, 8), rng.randint(1, 40), rng.choice([1, 2, 4, 8])
         ids = rng.sample(range(400), size * count)
         groups = [ids[k : k + size] for k in range(0, len(ids), size)]
-        found = layout_of(groups, per_node)
+        result = layout_of(groups, per_node)
         each = tuple(spread(group, per_node) for group in groups)
-        assert (found.spreads, found.kinds) == (each, frozenset(each))
-        assert found.sharing == nic_sharing(groups, per_node)
+        assert (result.spreads, result.kinds) == (each, frozenset(each))
+        assert result.sharing == nic_sharing(groups, per_node)

@@ -72,7 +72,7 @@ def test_a_system_reads_back_as_it_was_written(name: str) -> None:
     assert again.constants == system.constants
     ranks = range(2 * system.intra_node.devices_per_node)
     for kind in ("all_reduce", "all_gather", "all_to_all"):
-        times = [one.collective_time_s(kind, 10**7, ranks) for one in (system, again)]
+        times = [each.collective_time_s(kind, 10**7, ranks) for each in (system, again)]
         assert times[1] == pytest.approx(times[0])
 
 
@@ -82,8 +82,8 @@ def test_a_data_sheet_alone_makes_a_system_that_says_what_it_assumes() -> None:
     assert {"intra_node.curves", "constants.hop_us", "kernels.matmul.default"} <= assumed
     assert "device.memory_bandwidth_GBps" not in assumed
     wire = 2 * 3 / 4 * 10**9
-    took = system.collective_time_s("all_reduce", 10**9, range(4))
-    assert wire / 150e9 < took < 2 * wire / 150e9
+    elapsed = system.collective_time_s("all_reduce", 10**9, range(4))
+    assert wire / 150e9 < elapsed < 2 * wire / 150e9
 
 
 def test_the_price_and_power_of_the_system_replace_those_of_the_device() -> None:

@@ -58,17 +58,17 @@ def test_no_kernel_is_faster_than_its_arithmetic_or_its_traffic(system: System, 
         for more in (2, 1.001):
             assert (rate.spent_s(flops * more, moved).whole >= whole).all()
             assert (rate.spent_s(flops, moved * more).whole >= whole).all()
-    one = system.roofline(int(flops[0]), int(moved[0]), kind, DTYPES[-1])
-    assert one.time_s == pytest.approx(whole[0], rel=1e-12)
+    single = system.roofline(int(flops[0]), int(moved[0]), kind, DTYPES[-1])
+    assert single.time_s == pytest.approx(whole[0], rel=1e-12)
 
 
 def test_a_product_of_one_row_takes_as_long_as_its_weights() -> None:
     """(1, 8192) by (8192, 28672) in bfloat16 on an H100, whose memory gives 3,350 GB/s."""
     moved = 2 * (8192 + 8192 * 28672 + 28672)
     system = System.load("dgx-h100-megatron")
-    one = system.roofline(2 * 8192 * 28672, moved, "matmul", "bfloat16")
-    assert one.time_s > moved / 3350e9 > 140e-6
-    assert one.bound_by == "memory"
+    single = system.roofline(2 * 8192 * 28672, moved, "matmul", "bfloat16")
+    assert single.time_s > moved / 3350e9 > 140e-6
+    assert single.bound_by == "memory"
 
 
 def groups(system: System, rng: random.Random) -> list[int]:
@@ -101,7 +101,7 @@ def test_no_collective_is_faster_than_its_links(system: System) -> None:
     near_rate = LINE_GBPS[near.name] * 1e9
     for _ in range(400):
         ids = groups(system, rng)
-        members = sum(one < per_node for one in ids)
+        members = sum(each < per_node for each in ids)
         payload = int(2 ** rng.uniform(0, 34))
         kind = rng.choice([*COLLECTIVES, *(TRANSFERS if len(ids) == 2 else ())])
         time_s = system.collective_time_s(kind, payload, ids)
@@ -115,8 +115,8 @@ def test_no_collective_is_faster_than_its_links(system: System) -> None:
         adapters = far.nics_per_node * far.bandwidth_per_nic_GBps * 1e9
         least = crossing_bytes(kind, payload, len(ids), members) / adapters
         if kind in ("collective_permute", *TRANSFERS):  # a device drives its own adapters only
-            own = -(-far.nics_per_node // per_node) * far.bandwidth_per_nic_GBps * 1e9
-            least = max(least, payload / own)
+            local = -(-far.nics_per_node // per_node) * far.bandwidth_per_nic_GBps * 1e9
+            least = max(least, payload / local)
         assert time_s >= least * (1 - 1e-9), (kind, payload, ids)
         sharing = rng.randint(1, per_node)
         assert system.collective_time_s(kind, payload, ids, sharing) >= time_s
@@ -154,7 +154,7 @@ def test_equal_work_takes_equally_long(system: System) -> None:
         payload = rng.randint(0, 10**9)
         time_s = system.collective_time_s(kind, payload, ids)
         nodes = range(40) if system.outer_tiers else rng.sample(range(1000), 40)
-        renamed = [per_node * nodes[one // per_node] + one % per_node for one in ids]
+        renamed = [per_node * nodes[each // per_node] + each % per_node for each in ids]
         rng.shuffle(renamed)
         assert system.collective_time_s(kind, payload, renamed) == time_s
         where = next(iter(system.layout([renamed]).kinds))

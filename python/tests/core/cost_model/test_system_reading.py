@@ -34,7 +34,7 @@ def test_every_number_has_a_source(name):
     def keys(value, path):
         if not isinstance(value, dict):
             return [path] if isinstance(value, (int, float)) else []
-        return [leaf for key, one in value.items() for leaf in keys(one, [*path, key])]
+        return [leaf for key, single in value.items() for leaf in keys(single, [*path, key])]
 
     sources = data.pop("sources")
     data.pop("schema_version")

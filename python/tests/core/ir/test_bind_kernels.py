@@ -69,11 +69,11 @@ def called(mod: Any) -> list[str]:
 def test_kernels_have_the_sizes_of_their_calls_and_equal_ones_are_shared() -> None:
     bound = td.bind_dims(cache(), {"past": 3, "seq": 5})
     relax.analysis.well_formed(bound)
-    found = kernels(bound)
-    assert sorted(found) == ["doubled", "doubled_1", "joined", "scaled"]
-    assert found["joined"] == [(3, 8), (5, 8), (8, 8)]
-    assert found["scaled"] == [(8, 8), (8, 8)]  # its number is in the kernel
-    assert found["doubled"] == [(5, 8)] * 2 and found["doubled_1"] == [(3, 8)] * 2
+    result = kernels(bound)
+    assert sorted(result) == ["doubled", "doubled_1", "joined", "scaled"]
+    assert result["joined"] == [(3, 8), (5, 8), (8, 8)]
+    assert result["scaled"] == [(8, 8), (8, 8)]  # its number is in the kernel
+    assert result["doubled"] == [(5, 8)] * 2 and result["doubled_1"] == [(3, 8)] * 2
     assert called(bound)[:3] == ["doubled", "doubled", "doubled_1"]
 
 
@@ -112,10 +112,10 @@ def one_call(op: str, public: bool = False) -> Any:
             gv, operands = builder.call_te(scaled, params[2], PAST).args
             ty = params[2].ty
             if op == "call_tir_with_grad":
-                made = relax.op.call_tir_with_grad(gv, operands, ty, te_grad_name="nobody")
+                created = relax.op.call_tir_with_grad(gv, operands, ty, te_grad_name="nobody")
             else:
-                made = relax.op.call_tir(gv, operands, ty)
-            out = builder.emit_output(builder.emit(made))
+                created = relax.op.call_tir(gv, operands, ty)
+            out = builder.emit_output(builder.emit(created))
         builder.emit_func_output(out)
     mod = builder.get()
     if public:
@@ -157,10 +157,10 @@ def test_a_kernel_in_place_has_no_parameter_for_its_result() -> None:
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         with builder.dataflow():
-            own = builder.emit(relax.op.add(x, x))
+            local = builder.emit(relax.op.add(x, x))
             gv = builder.add_func(doubled_in_place, "twice")
-            made = relax.op.call_tir_inplace(gv, [own], [0], [x.ty])
-            out = builder.emit_output(builder.emit(made))
+            created = relax.op.call_tir_inplace(gv, [local], [0], [x.ty])
+            out = builder.emit_output(builder.emit(created))
         builder.emit_func_output(out)
     bound = td.bind_dims(builder.get(), {"past": 3})
     assert kernels(bound) == {"twice": [(3, 8)]}
@@ -247,8 +247,8 @@ def test_sizes_that_contradict_behind_a_call() -> None:
     gv = builder.add_func(inner, "inner")
     x, y = (relax.Var(n, relax.TensorType((d, 8), "float32")) for n, d in (("x", PAST), ("y", SEQ)))
     with builder.function("main", [x, y]):
-        given = builder.emit(relax.Call(gv, [x]))
-        builder.emit_func_output(builder.emit(relax.op.add(given, y)))
+        inputs = builder.emit(relax.Call(gv, [x]))
+        builder.emit_func_output(builder.emit(relax.op.add(inputs, y)))
     td.bind_dims(builder.get(), {"past": 3, "seq": 3})
     with pytest.raises(ModelError, match=r"DIST0313 main/\w+ \(add\): sizes contradict .*: add: "):
         td.bind_dims(builder.get(), {"past": 3, "seq": 5})

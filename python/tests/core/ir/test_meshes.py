@@ -146,4 +146,4 @@ def test_shards_of_all_devices_at_once_are_those_of_each(seed):
     labels = tuple(int(x) for x in rng.integers(-2, len(shape), size=len(sizes)))
     bounds = bounds_of(shape, labels, sizes)
     each = [shard_slices(shape, labels, sizes, coords) for coords in np.ndindex(*sizes)]
-    assert bounds.transpose(1, 2, 0).tolist() == [[list(x) for x in one] for one in each]
+    assert bounds.transpose(1, 2, 0).tolist() == [[list(x) for x in item] for item in each]

@@ -181,8 +181,8 @@ def test_every_op_prints_and_parses_back():
     mod.update_global_info("mesh", [MESH, OTHER])
     relax.analysis.well_formed(mod)
     text = mod.script(show_meta=True)
-    own = [name for name, make in ops.CONSTRUCTORS.items() if make.__module__ == ops.__name__]
-    assert len(own) == 11
-    assert all(f"R.dist.{name}(" in text for name in own)
+    local = [name for name, make in ops.CONSTRUCTORS.items() if make.__module__ == ops.__name__]
+    assert len(local) == 11
+    assert all(f"R.dist.{name}(" in text for name in local)
     assert tvm_ffi.structural_equal(tvm.script.from_source(text), mod)
     assert [int(n) for n in mod["local"].ret_ty.shape] == [6, 18]

@@ -39,8 +39,8 @@ def _module(case: Case) -> tuple[list[tuple[str, tuple[int, ...], str]], ir.IRMo
         specs.append((f"x{i}", shape, str(v.ty.dtype)))
 
     def make(*params: relax.Var) -> ir.Call:
-        given = iter(params)
-        args = [fresh(a, given) for a in case.call.args]
+        inputs = iter(params)
+        args = [fresh(a, inputs) for a in case.call.args]
         return ir.Call(case.call.op, args, case.call.attrs, case.call.ty_args)
 
     return specs, *lowering.whole_module(specs, make)
@@ -60,13 +60,13 @@ def check_lowered(case: Case, only_inside: bool = False) -> tuple[int, list[str]
         Only the factors that the op alone cannot show.
     """
     rule, inputs = case.rule(), case.inputs(0)
-    wanted = [f for f in rule.factors if exchanges(f) or not only_inside]
-    if not wanted:
+    targets = [f for f in rule.factors if exchanges(f) or not only_inside]
+    if not targets:
         return 0, []
     specs, whole, call = _module(case)
     expected = lowering.reference(whole, inputs)
     ran, wrong = 0, []
-    for number, factor in enumerate(wanted):
+    for number, factor in enumerate(targets):
         for count in counts_of(factor)[:1] if not only_inside else counts_of(factor):
             ran += 1
             try:

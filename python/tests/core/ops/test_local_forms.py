@@ -90,8 +90,8 @@ def test_a_reduced_dim_is_uneven_only_where_the_padding_is_spoken_of(own_rules):
     call = normal(op.sum(var(4, 7), axis=1))
     register_sharding_rule("relax.sum", override=True, local=SAME_OP)(write)
     assert [f.uneven for f in rule_of(call).factors] == [False]
-    said = Padding(Reduced.ZEROS)
-    register_sharding_rule("relax.sum", override=True, local=SAME_OP, padding=said)(write)
+    message = Padding(Reduced.ZEROS)
+    register_sharding_rule("relax.sum", override=True, local=SAME_OP, padding=message)(write)
     assert [f.uneven for f in rule_of(call).factors] == [True]
 
 

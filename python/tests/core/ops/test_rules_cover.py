@@ -61,8 +61,8 @@ def test_the_table_is_aligned():
 
 def test_ops_of_models_can_be_cut():
     offered = {c.op for c in TABLE if c.rule().factors}
-    wanted = {f"relax.{name}" for name in OF_MODELS.split()}
-    assert sorted(wanted - offered) == ["relax.arange"]
+    expected = {f"relax.{name}" for name in OF_MODELS.split()}
+    assert sorted(expected - offered) == ["relax.arange"]
     assert "relax.arange" in WHOLE
 
 

@@ -203,7 +203,7 @@ def test_derived_factors(name):
 
 def test_derived_factors_hold_when_run():
     failures = prove([case for case, _, _ in CASES.values()]).failures
-    assert {name: found for name, found in failures.items() if found} == {}
+    assert {name: result for name, result in failures.items() if result} == {}
 
 
 def test_blocks_of_a_wrapped_dim_are_multiples_of_its_period():
@@ -243,8 +243,8 @@ def test_derived_and_hand_written_rules_agree():
         call = relax.BlockBuilder().normalize(call)
         hand, derived = rule_of(call), derive_call(call, call_shape(call))
         assert hand.source == "hand" and derived.source == "derived"
-        own = [f for f in hand.factors if f.kind != "halo"]
-        assert {(describe_factor(f), f.size) for f in own} == {
+        local = [f for f in hand.factors if f.kind != "halo"]
+        assert {(describe_factor(f), f.size) for f in local} == {
             (describe_factor(f), f.size) for f in derived.factors
         }, str(call.op.name)
 

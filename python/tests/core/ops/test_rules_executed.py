@@ -126,7 +126,7 @@ def test_planted_faults_are_caught():
     rules = [_planted(c, change) for c, change in planted]
     assert all(r.factors for r in rules)
     failures = prove(cases, rules).failures
-    assert [name for name, found in failures.items() if not found] == []
+    assert [name for name, result in failures.items() if not result] == []
 
 
 def test_planted_linear_groups_are_caught():
@@ -139,7 +139,7 @@ def test_planted_linear_groups_are_caught():
     groups = [((0,),), ((0,),), ((0, 1),), ((0,),)]
     rules = [dataclasses.replace(c.rule(), linear=g) for c, g in zip(cases, groups)]
     failures = prove(cases, rules).failures
-    assert [name for name, found in failures.items() if not found] == []
+    assert [name for name, result in failures.items() if not result] == []
 
 
 UNREAD = "grad.nll_loss_backward"
@@ -160,7 +160,7 @@ def test_any_two_swapped_factors_are_caught():
         rules.append(dataclasses.replace(rule, factors=(swapped,), linear=()))
     assert len(cases) >= 8
     failures = prove(cases, rules).failures
-    assert [name for name, found in failures.items() if not found] == []
+    assert [name for name, result in failures.items() if not result] == []
 
 
 def test_padding_that_is_read_is_caught():
@@ -175,7 +175,7 @@ def test_padding_that_is_read_is_caught():
         along = Factor(5, (0,), (0,), uneven=True)
         rules.append(dataclasses.replace(c.rule(), factors=(along,), linear=()))
     failures = prove(claims, rules).failures
-    assert [name for name, found in failures.items() if not found] == []
+    assert [name for name, result in failures.items() if not result] == []
 
 
 def test_a_linear_group_for_every_nonlinear_op_is_caught():
@@ -189,4 +189,4 @@ def test_a_linear_group_for_every_nonlinear_op_is_caught():
         rules.append(dataclasses.replace(c.rule(), factors=(), linear=((0,),)))
     assert len(cases) >= 60
     failures = prove(cases, rules).failures
-    assert [name for name, found in failures.items() if not found] == []
+    assert [name for name, result in failures.items() if not result] == []

@@ -98,15 +98,15 @@ def test_a_missing_placement_is_found(monkeypatch):
     """What a rule leaves out, though the op's own results show it to be right."""
     case = Case("matmul", op.matmul(var(4, 6), var(6, 8)))
     assert missing([case]) == []
-    said = registry._known["relax.matmul"]
+    message = registry._known["relax.matmul"]
 
     def without_rows(call):
-        draft = said.write(call)
+        draft = message.write(call)
         draft._factors = [f for f in draft._factors if f.ins != (0, None)]
         return draft
 
     monkeypatch.setitem(
-        registry._known, "relax.matmul", dataclasses.replace(said, write=without_rows)
+        registry._known, "relax.matmul", dataclasses.replace(message, write=without_rows)
     )
     monkeypatch.setattr(registry, "_generation", registry._generation + 1)
     assert [str(m) for m in missing([case])] == ["matmul: S(0), R -> S(0)"]
@@ -115,14 +115,14 @@ def test_a_missing_placement_is_found(monkeypatch):
 def test_a_missing_reduction_is_found(monkeypatch):
     case = Case("sum", op.sum(var(4, 6), axis=1))
     assert missing([case]) == []
-    said = registry._known["relax.sum"]
+    message = registry._known["relax.sum"]
 
     def kept(call):
-        draft = said.write(call)
+        draft = message.write(call)
         draft._factors = [f for f in draft._factors if not f.reduces]
         return draft
 
-    monkeypatch.setitem(registry._known, "relax.sum", dataclasses.replace(said, write=kept))
+    monkeypatch.setitem(registry._known, "relax.sum", dataclasses.replace(message, write=kept))
     monkeypatch.setattr(registry, "_generation", registry._generation + 1)
     assert [str(m) for m in missing([case])] == ["sum: S(1) -> P(sum)"]
 
@@ -134,10 +134,10 @@ def test_blocks_that_a_kernel_refuses_are_no_placements():
 
 def test_collectives_mean_what_the_architecture_says():
     """Three devices that hold [1, 2], [3, 4] and [5, 6]."""
-    held = [np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([5.0, 6.0])]
+    stored = [np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([5.0, 6.0])]
 
     def lists(kind, **attrs):
-        return [x.tolist() for x in meaning(kind, attrs, held, 3)]
+        return [x.tolist() for x in meaning(kind, attrs, stored, 3)]
 
     assert lists("all_reduce", op="sum") == [[9, 12]] * 3
     assert lists("all_reduce", op="max") == [[5, 6]] * 3

@@ -196,15 +196,15 @@ def two_mesh_plan(*rules):
 
 def levels(mod, plan):
     """The module at the levels 3, 4 and 5, each checked, printed and parsed back."""
-    found = [PropagateSharding()(AnnotateSharding(plan)(mod))]
-    found.append(OptimizeCollectives()(LegalizeRedistribute()(found[0])))
-    found.append(LowerDistIR()(found[1]))
-    for number, one in enumerate(found, 3):
-        check_level(one, number)
-        tvm.relax.analysis.well_formed(one)
-        again = tvm.script.from_source(one.script(show_meta=True))
-        tvm.ir.assert_structural_equal(again, one)
-    return found
+    matches = [PropagateSharding()(AnnotateSharding(plan)(mod))]
+    matches.append(OptimizeCollectives()(LegalizeRedistribute()(matches[0])))
+    matches.append(LowerDistIR()(matches[1]))
+    for number, single in enumerate(matches, 3):
+        check_level(single, number)
+        tvm.relax.analysis.well_formed(single)
+        again = tvm.script.from_source(single.script(show_meta=True))
+        tvm.ir.assert_structural_equal(again, single)
+    return matches
 
 
 def every_way(mod, seed=0):

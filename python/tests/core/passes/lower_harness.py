@@ -141,8 +141,8 @@ def lower(mod, check_legalized=True):
     """Legalize and lower, checking form, round trip and that the input stays as it is."""
     for level, step in ((4, LegalizeRedistribute()), (5, LowerDistIR())):
         before = tvm_ffi.structural_hash(mod)
-        mod, given = step(mod), mod
-        assert tvm_ffi.structural_hash(given) == before
+        mod, inputs = step(mod), mod
+        assert tvm_ffi.structural_hash(inputs) == before
         if check_legalized or "dist.io" in mod.script():
             check_module(mod)
         check_level(mod, level)
@@ -180,14 +180,14 @@ def without_wraps(mod):
             continue
         env, blocks = {}, []
         for block in fn.body.blocks:
-            kept = []
+            remaining = []
             for binding in block.bindings:
                 value = substitute(binding.value, env)
                 if dist_op_name(value) == "partial":
                     env[binding.var] = value.args[0]
                 else:
-                    kept.append(relax.VarBinding(binding.var, value))
-            blocks.append(type(block)(kept))
+                    remaining.append(relax.VarBinding(binding.var, value))
+            blocks.append(type(block)(remaining))
         result = substitute(fn.body.body, env)
         functions[gv] = with_body(fn, fn.params, blocks, result, bool(fn.is_pure))
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

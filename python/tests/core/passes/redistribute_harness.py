@@ -95,7 +95,7 @@ def shards_of(whole, labels, mesh, op, rng):
     count = math.prod(mesh[a] for a in partial)
     terms = terms_of(whole, count, op, rng) if count > 1 else [whole]
     size = local_shape(whole.shape, labels, mesh)
-    found = []
+    matches = []
     coords = itertools.product(*(range(n) for n in mesh))
     for c, box in zip(coords, shard_bounds(whole.shape, labels, mesh)):
         number = 0
@@ -106,8 +106,8 @@ def shards_of(whole, labels, mesh, op, rng):
             full = np.full(size, 1 if whole.dtype == np.bool_ else 77).astype(whole.dtype)
             full[tuple(slice(0, n) for n in part.shape)] = part
             part = full
-        found.append(np.ascontiguousarray(part))
-    return found
+        matches.append(np.ascontiguousarray(part))
+    return matches
 
 
 def pieces(x, dim, parts):
@@ -120,12 +120,12 @@ def pieces(x, dim, parts):
     return [piece for block in blocks for piece in pieces(block, dim, parts[1:])]
 
 
-def together(found, dim, parts, size):
+def together(result, dim, parts, size):
     """Undo :func:`pieces` for a dim of so many elements."""
     if not parts:
-        return found[0]
-    per, block = len(found) // parts[0], -(-size // parts[0])
-    groups = [found[i * per : (i + 1) * per] for i in range(parts[0])]
+        return result[0]
+    per, block = len(result) // parts[0], -(-size // parts[0])
+    groups = [result[i * per : (i + 1) * per] for i in range(parts[0])]
     x = np.concatenate([together(g, dim, parts[1:], block) for g in groups], dim)
     return x[tuple(slice(0, size if d == dim else n) for d, n in enumerate(x.shape))]
 
@@ -196,8 +196,8 @@ def difference(case, steps):
         labels = step.after
     if labels != case.after:
         return f"{case.text()}: ends in {labels}"
-    kept = "sum" if case.before.count(P) == 0 else case.op
-    rows = finished([parts[d] for d in case.devices], labels, case.mesh, kept)
+    remaining = "sum" if case.before.count(P) == 0 else case.op
+    rows = finished([parts[d] for d in case.devices], labels, case.mesh, remaining)
     for device, got, box in zip(case.devices, rows, shard_bounds(case.shape, labels, case.mesh)):
         want = whole[box]
         got = got[tuple(slice(0, n) for n in want.shape)]

@@ -68,9 +68,9 @@ class Search:
         members = [self.coords.index(m) for m in itertools.product(*ranges)]
         return members, members.index(self.coords.index(coord))
 
-    def same(self, labels, found):
+    def same(self, labels, result):
         """Whether all devices hold their shards; what lies beyond the end may be anything."""
-        for want, got in zip(self.held[labels], found):
+        for want, got in zip(self.held[labels], result):
             got = got[tuple(slice(0, n) for n in want.shape)]
             if got.shape != want.shape or not np.array_equal(got[want >= 0], want[want >= 0]):
                 return False
@@ -146,9 +146,9 @@ class Search:
         """Terms that the worst-off device lacks of its new shard, of ``count`` per element."""
         worst = 0
         for have, want in zip(self.held[before], self.held[after]):
-            wanted = set(want[want >= 0].tolist())
-            own = wanted & set(have[have >= 0].tolist())
-            worst = max(worst, count * len(wanted) - len(own))
+            expected = set(want[want >= 0].tolist())
+            local = expected & set(have[have >= 0].tolist())
+            worst = max(worst, count * len(expected) - len(local))
         return worst
 
     def cheapest(self, before, after, bound, price, itemsize):

@@ -84,13 +84,13 @@ def faults(cases, engines=ENGINES):
     rng = np.random.default_rng(len(cases))
     inputs = [h.draw(c.shape, c.dtype, rng) for c in cases]
     local = lowered(module_of(cases))
-    found = []
+    matches = []
     for name in engines:
         results = engine(name).run(local, inputs)
         for case, x, y in zip(cases, inputs, results):
             if x.dtype != y.dtype or not np.array_equal(x, y):
-                found.append(f"{name}: {case.text()}")
-    return found
+                matches.append(f"{name}: {case.text()}")
+    return matches
 
 
 def pairs_of_meshes(count):
@@ -126,12 +126,12 @@ def transfer_faults(src, dst, engines=ENGINES):
     names = [[f"a{i}" for i in range(len(mesh))] for mesh, _ in (src, dst)]
     local = lowered(mod.with_attr("mesh_axes", names))
     inputs = [h.draw(shape, "float32", rng) for shape, _, _ in cases]
-    found = []
+    matches = []
     for name in engines:
         for case, x, y in zip(cases, inputs, engine(name).run(local, inputs), strict=True):
             if not np.array_equal(x, y):
-                found.append(f"{name}: {case} from {src} to {dst}")
-    return found
+                matches.append(f"{name}: {case} from {src} to {dst}")
+    return matches
 
 
 def check_transfers(count):

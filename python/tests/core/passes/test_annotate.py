@@ -137,15 +137,15 @@ def test_the_forum_plan_gives_the_forum_annotations() -> None:
 
 def _annotations(mod: ir.IRModule, name: str = "main") -> list[tuple[str, int, str, str]]:
     """(annotated, mesh, placement, bound to) of each annotation of a function."""
-    found = []
+    matches = []
     for block in mod[name].body.blocks:
         for b in block.bindings:
             call = b.value
             if isinstance(call, ir.Call) and call.op == ir.Op.get("relax.dist.annotate_sharding"):
                 mesh = mesh_index(mod, call.attrs.device_mesh)
                 placement = placement_text(labels_of(call.attrs.placement))
-                found.append((str(call.args[0].name), mesh, placement, str(b.var.name)))
-    return found
+                matches.append((str(call.args[0].name), mesh, placement, str(b.var.name)))
+    return matches
 
 
 @mutator
@@ -158,8 +158,8 @@ class InPlace(PyExprMutator):  # type: ignore[misc]
         self.count = 0
 
     def annotation(self, value: Any) -> Any:
-        found = meshes(self.module)
-        mesh = found[self.count % len(found)]
+        result = meshes(self.module)
+        mesh = result[self.count % len(result)]
         self.count += 1
         return relax.op.distributed.annotate_sharding(
             value, mesh, relax.distributed.Placement.from_text("R")
@@ -342,8 +342,8 @@ def test_an_entry_of_another_name_several_entries_and_private_functions_by_name(
     assert _annotations(both, "prefill") == [("x", 0, "S[0]", "x_placed")]
     assert _annotations(both, "inner") == []
     ir.assert_structural_equal(both["inner"], Entries["inner"])
-    one = annotated(Entries, plan_of({**rule, "function": "decode"}, a=2))
-    assert _annotations(one, "prefill") == []
+    single = annotated(Entries, plan_of({**rule, "function": "decode"}, a=2))
+    assert _annotations(single, "prefill") == []
     inside = annotated(Entries, plan_of({**rule, "function": "inner"}, a=2))
     assert _annotations(inside, "inner") and not _annotations(inside, "decode")
 
@@ -493,8 +493,8 @@ def test_all_rules_that_do_not_fit_are_told_at_once() -> None:
     with pytest.raises(PlanError) as info:
         AnnotateSharding(Plan.from_dict(data))(Forum)
     assert info.value.code == "DIST0228" and info.value.what == "6 faults"
-    found = [(v.code, v.place) for v in info.value.violations]
-    assert found == [
+    matches = [(v.code, v.place) for v in info.value.violations]
+    assert matches == [
         ("DIST0205", "main/x"),
         ("DIST0226", "main/A"),
         ("DIST0226", "main/B"),

@@ -45,22 +45,22 @@ def placements(mod, mesh, rng, count):
     """Some placements of the tensors of ``main``, each axis on another dim."""
     tensors = {str(p.name): len(p.ty.shape) for p in mod["main"].params if len(p.ty.shape)}
     for _ in range(count):
-        found = {}
+        matches = {}
         for name, ndim in tensors.items():
             dims = [int(d) for d in rng.permutation(ndim + 1)[: len(mesh)]]
-            found[name] = ", ".join("R" if d == ndim else f"S[{d}]" for d in dims)
-        yield found
+            matches[name] = ", ".join("R" if d == ndim else f"S[{d}]" for d in dims)
+        yield matches
 
 
 def ifs(mod):
     """All ``If`` of a module."""
-    found = []
+    matches = []
     for fn in mod.functions.values():
         if isinstance(fn, relax.Function):
             relax.analysis.post_order_visit(
-                fn, lambda e: found.append(e) if isinstance(e, relax.If) else None
+                fn, lambda e: matches.append(e) if isinstance(e, relax.If) else None
             )
-    return found
+    return matches
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -77,8 +77,8 @@ def test_every_branch_equals_one_device(name):
             for values, inputs in every_way(mod):
                 want = reference.run(inputs)
                 got = VirtualEngine().run(local, inputs)
-                for one, other in zip(got, want, strict=True):
-                    assert np.array_equal(one, other), (mesh, chosen, values)
+                for left, other in zip(got, want, strict=True):
+                    assert np.array_equal(left, other), (mesh, chosen, values)
 
 
 @pytest.mark.parametrize("name", ["nested", "private", "computed"])
@@ -109,7 +109,7 @@ def main({C}, {X}, {W}):
     for (value,), inputs in every_way(mod):
         engine = VirtualEngine()
         engine.run(local, inputs)
-        counts[value] = sum(one.count for one in engine.collectives)
+        counts[value] = sum(each.count for each in engine.collectives)
     assert counts == {True: 1, False: 0}
     assert not any("R.dist" in line for line in str(local["main"]).splitlines() if "mesh" in line)
 
@@ -174,13 +174,13 @@ def test_annotations_inside_branches_count():
         rule = {"value": "b", "placement": "S[1], ?", "stationary": stationary}
         plan = plan_of({"a": 2, "b": 2}, x="R, S[0]", b=rule)
         placed, *_ = levels(mod, plan)
-        found = {
+        matches = {
             labels_of(b.var.ty.placement)[0]
             for block in placed["main_y_else"].body.blocks
             for b in block.bindings
             if str(b.var.name).startswith("b")
         }
-        assert 1 in found
+        assert 1 in matches
         for _, inputs in every_way(mod):
             assert td.verify(mod, plan, exact=True, inputs=inputs).equal
 

@@ -44,11 +44,11 @@ def main({C}, {X}, {W}, {V}):
 
 def ifs(mod, entry):
     """The ``If`` of one function."""
-    found = []
+    matches = []
     relax.analysis.post_order_visit(
-        mod[entry], lambda e: found.append(e) if isinstance(e, relax.If) else None
+        mod[entry], lambda e: matches.append(e) if isinstance(e, relax.If) else None
     )
-    return found
+    return matches
 
 
 def equal(mod, chosen, local):

@@ -68,8 +68,8 @@ def test_no_sequence_of_collectives_is_cheaper(mesh, shape, bound):
     """All pairs of placements, partial ones included, within and without much memory."""
     search, plans = Search(shape, mesh), Planner(memory_bound=bound)
     for before, after in itertools.permutations(search.states, 2):
-        found = plans.plan(shape, before, after, mesh)
-        assert found.cost == search.cheapest(before, after, bound, by_bytes, 4), (before, after)
+        result = plans.plan(shape, before, after, mesh)
+        assert result.cost == search.cheapest(before, after, bound, by_bytes, 4), (before, after)
 
 
 def test_no_sequence_is_faster_on_a_system():
@@ -154,11 +154,11 @@ def test_no_shard_on_the_way_is_larger_than_the_ends(mesh):
     words = h.placements(2, len(mesh), True)
     pairs = list(itertools.product(words, words))
     for before, after in pairs[:: max(1, len(pairs) // 300)]:
-        found = plans.plan(shape, before, after, mesh)
+        result = plans.plan(shape, before, after, mesh)
         ends = [math.prod(local_shape(shape, x, mesh)) for x in (before, after)]
-        way = [math.prod(local_shape(shape, s.after, mesh)) for s in found.steps]
+        way = [math.prod(local_shape(shape, s.after, mesh)) for s in result.steps]
         assert max([*way, *ends]) == max(ends)
-        assert found.peak_bytes == 4 * max(ends)
+        assert result.peak_bytes == 4 * max(ends)
 
 
 def test_more_memory_makes_some_plans_cheaper_and_none_dearer():
@@ -198,34 +198,34 @@ def test_a_slow_network_between_nodes_changes_the_plan():
     far = replace(system.inter_node, bandwidth_per_nic_GBps=0.1, nics_per_node=1)
     slow = replace(system, inter_node=far)
     shape, mesh, ends = (4096, 4096), (2, 8), ((0, 0), (R, R))
-    (one,) = Planner().plan(shape, *ends, mesh).steps
-    assert one.axes == (0, 1)
+    (single,) = Planner().plan(shape, *ends, mesh).steps
+    assert single.axes == (0, 1)
     steps = Planner(slow).plan(shape, *ends, mesh).steps
     assert len(steps) > 1 or steps[0].axes != (0, 1)
 
 
 def test_each_transition_is_planned_once(monkeypatch):
-    made = []
+    created = []
 
     class Counted(planner.PathSearch):
         def __init__(self, *args):
-            made.append(args)
+            created.append(args)
             super().__init__(*args)
 
     monkeypatch.setattr(planner, "PathSearch", Counted)
     plans = Planner()
     first = plans.plan((8, 8), (0,), (1,), (2,))
     assert plans.plan([8, 8], [0], [1], [2]) is first
-    assert len(made) == 1
+    assert len(created) == 1
     plans.plan((8, 8), (0,), (1,), (2,), "float16")
     plans.plan((8, 8), (0,), (1,), (2,), devices=(1, 0))
-    assert len(made) == 3
+    assert len(created) == 3
 
 
 def test_plans_do_not_depend_on_what_was_planned_before():
     cases = [c for i, c in enumerate(h.all_cases([(2, 2, 2)], [h.UNEVEN])) if i % 97 == 0]
-    one, other = Planner(), Planner()
-    forward = [one.plan(*h.request(c)) for c in cases]
+    first, other = Planner(), Planner()
+    forward = [first.plan(*h.request(c)) for c in cases]
     backward = [other.plan(*h.request(c)) for c in reversed(cases)]
     assert forward == backward[::-1]
 

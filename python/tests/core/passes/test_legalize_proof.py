@@ -29,17 +29,17 @@ def test_a_tile_too_much_is_found(monkeypatch):
     plain = tiles.transfer_tiles
 
     def twice(*args):
-        found = plain(*args)
-        return (*found, found[0])
+        result = plain(*args)
+        return (*result, result[0])
 
     monkeypatch.setattr(transfers, "transfer_tiles", twice)
     count, wrong = transfers.prove(1999)
     assert len(wrong) == count > 15
 
     def from_another(shape, src, dst):
-        found = plain(shape, src, dst)
+        result = plain(shape, src, dst)
         others = {d: next((e for e in src[1] if e != d), d) for d in src[1]}
-        return tuple(replace(t, src=others[t.src]) for t in found)
+        return tuple(replace(t, src=others[t.src]) for t in result)
 
     monkeypatch.setattr(transfers, "transfer_tiles", from_another)
     assert transfers.prove(999)[1]

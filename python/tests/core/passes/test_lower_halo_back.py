@@ -248,8 +248,8 @@ def test_a_gradient_reads_the_rows_that_its_forward_op_fetched():
             square = relax.VarBinding(
                 bindings[1].value.args[0], builder.lookup_binding(bindings[1].value.args[0])
             )
-            found = reverse(builder, [bindings[0], square, bindings[1]], loss, params)
-            out = builder.emit_output(relax.Tuple([loss, *found]))
+            result = reverse(builder, [bindings[0], square, bindings[1]], loss, params)
+            out = builder.emit_output(relax.Tuple([loss, *result]))
         builder.emit_func_output(out)
     mod = builder.get()
     plan = td.Plan.from_dict(
@@ -338,13 +338,13 @@ def test_plans_of_all_small_windows():
 
 def check(plan, window, short, long, ranks):
     """Walk the local op's rows as the op does; count the contributions."""
-    out, found = -(-long // ranks), 0
+    out, result = -(-long // ranks), 0
     for o in range(long):
-        rank, own = divmod(o, out)
+        rank, local = divmod(o, out)
         rows = terms(plan.fetch, rank, ranks, short)
         shift = (rank * plan.fetch.drift + plan.fetch.phase) % plan.fetch.per if plan.ragged else 0
-        place = plan.front + own + shift
-        assert own + shift < plan.count
+        place = plan.front + local + shift
+        assert local + shift < plan.count
         got = [
             (rows[i], k)
             for i in range(plan.fetch.span)
@@ -358,5 +358,5 @@ def check(plan, window, short, long, ranks):
             if i * window.stride - window.before + k * window.dilation == o
         ]
         assert got == want
-        found += len(got)
-    return found
+        result += len(got)
+    return result

@@ -420,10 +420,11 @@ def test_like_calls_keep_their_operands_constants_and_attributes():
     mod = parse(ALIKE)
     local = lower(mod)
     x, y = draw((8, 4), (8, 4))
-    one = x - y
-    mixed = one * -one
+    single = x - y
+    mixed = single * -single
     expected = [
-        one, -one, one * one, mixed, (one * one).sum(1), (one * one).sum(0), x + 2, y + 5,
+        single, -single, single * single, mixed, (single * single).sum(1), (single * single).sum(0),
+        x + 2, y + 5,
         mixed[:, :2], mixed[:, 2:],
     ]  # fmt: skip
     for got, want in zip(h.VirtualEngine().run(local, [x, y]), expected, strict=True):

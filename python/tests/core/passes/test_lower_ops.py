@@ -196,8 +196,8 @@ def test_a_shard_that_is_not_the_placements_is_an_error(monkeypatch):
     _, call = h.whole_module(specs, make)
     factor = h.rule_for(call).factors[0]
     mod = h.distributed(specs, call, h.mesh_of(2), [factor])
-    said = dataclasses.replace(registry._known["relax.broadcast_to"], local=SAME_OP)
-    monkeypatch.setitem(registry._known, "relax.broadcast_to", said)
+    message = dataclasses.replace(registry._known["relax.broadcast_to"], local=SAME_OP)
+    monkeypatch.setitem(registry._known, "relax.broadcast_to", message)
     registry.note_change()
     with pytest.raises(LoweringError) as caught:
         h.lower(mod)

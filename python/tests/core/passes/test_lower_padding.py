@@ -127,13 +127,13 @@ def test_integer_division_in_the_padding():
 
 def test_indices_in_the_padding():
     """Computed indices point outside the table where the batch is padded."""
-    one = 'R.dist.const(9, R.DTensor((), "int32", "mesh[0]", "R"))'
+    single = 'R.dist.const(9, R.DTensor((), "int32", "mesh[0]", "R"))'
     mod = module(
         [f"t: {D((10, 2), 'R')}", f"i: {D((6,), 'S[0]', 'int32')}"],
         [
-            f"j = R.subtract({one}, i)",
-            f"k = R.multiply(j, {one})",
-            f"m = R.floor_divide(k, {one})",
+            f"j = R.subtract({single}, i)",
+            f"k = R.multiply(j, {single})",
+            f"m = R.floor_divide(k, {single})",
             f"d: {D((6, 2), 'S[0]')} = R.take(t, m, axis=0)",
         ],
         "d",

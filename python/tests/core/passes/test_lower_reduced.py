@@ -171,8 +171,8 @@ def test_what_is_sent(name):
     factor = next(f for f in h.rule_for(call).factors if f.kind == "stat")
     mod = h.distributed([s[:1] for s in specs], call, h.mesh_of(2), [factor], gather=False)
     program = td.export(LowerDistIR()(LegalizeRedistribute()(mod)))
-    found = {}
-    for one in program.functions["main"].ops:
-        if one.kind == "collective":
-            found.setdefault(one.collective, []).append(one.payload_bytes // 4)
-    assert found == SENT[name]
+    matches = {}
+    for function in program.functions["main"].ops:
+        if function.kind == "collective":
+            matches.setdefault(function.collective, []).append(function.payload_bytes // 4)
+    assert matches == SENT[name]

@@ -54,15 +54,15 @@ def draw(*shape, seed=5):
 @pytest.fixture
 def visits(monkeypatch):
     """Names of the variables whose bindings are looked at one by one."""
-    found = []
+    matches = []
     visit = Bindings.visit
 
     def counted(self, var, value, like=-1):
-        found.append(str(var.name))
+        matches.append(str(var.name))
         visit(self, var, value, like)
 
     monkeypatch.setattr(Bindings, "visit", counted)
-    return found
+    return matches
 
 
 @pytest.fixture(autouse=True)
@@ -173,9 +173,9 @@ def test_constants_keep_their_data():
 def test_a_rule_that_is_registered_counts_at_once(visits, monkeypatch):
     lower(module(PLAIN, BODY, "out"))
     monkeypatch.setattr(registry, "_known", dict(registry._known))
-    said = registration_of("relax.exp")
-    register_sharding_rule("relax.exp", local=SAME_OP, padding=said.padding, override=True)(
-        said.write
+    message = registration_of("relax.exp")
+    register_sharding_rule("relax.exp", local=SAME_OP, padding=message.padding, override=True)(
+        message.write
     )
     lower(module(PLAIN, BODY, "out"))
     assert len(visits) == 8

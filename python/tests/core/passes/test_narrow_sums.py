@@ -86,10 +86,10 @@ def statistic(op: str, dtype: str, size: int) -> Any:
         with builder.dataflow():
             if op == "rms_norm":
                 ones = relax.const(np.ones(size, np_dtype(dtype)), dtype)
-                made = relax.op.nn.rms_norm(x, ones, [-1], 0.0)
+                created = relax.op.nn.rms_norm(x, ones, [-1], 0.0)
             else:
-                made = getattr(relax.op.nn, op)(x, -1)
-            out = builder.emit_output(made)
+                created = getattr(relax.op.nn, op)(x, -1)
+            out = builder.emit_output(created)
         builder.emit_func_output(out)
     return builder.get()
 

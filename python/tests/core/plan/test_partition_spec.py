@@ -65,8 +65,8 @@ def test_devices_hold_what_jax_gives_them(spec: td.P, _: str) -> None:
     labels = plan.rules[0].closed_labels
     indices = jax.sharding.NamedSharding(mesh, theirs).devices_indices_map((16, 24))
     for coordinates in itertools.product(range(2), range(4)):
-        held = indices[mesh.devices[coordinates]]
-        expected = [cut.indices(size)[:2] for cut, size in zip(held, (16, 24), strict=True)]
+        stored = indices[mesh.devices[coordinates]]
+        expected = [cut.indices(size)[:2] for cut, size in zip(stored, (16, 24), strict=True)]
         assert shard_slices((16, 24), labels, (2, 4), coordinates) == expected
 
 

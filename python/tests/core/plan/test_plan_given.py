@@ -60,10 +60,10 @@ def test_a_dict_a_path_and_a_plan_are_the_same(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(PLAN))
     mod = from_tvmscript(TEXT)
-    wanted = td.distribute(mod, td.Plan.from_dict(PLAN))
-    for given in (PLAN, path, str(path)):
-        assert tvm_ffi.structural_equal(td.distribute(mod, given), wanted)
-        assert td.verify(mod, given).equal
+    expected = td.distribute(mod, td.Plan.from_dict(PLAN))
+    for inputs in (PLAN, path, str(path)):
+        assert tvm_ffi.structural_equal(td.distribute(mod, inputs), expected)
+        assert td.verify(mod, inputs).equal
 
 
 def test_an_annotated_module_needs_no_plan(
@@ -105,23 +105,23 @@ def test_a_name_counts_more_than_a_pattern_in_any_order() -> None:
     general = {"param": "*_weight", "placement": "R, R"}
     special = {"param": "up_weight", "placement": "R, S[1]"}
     for rules in ((general, special), (special, general)):
-        found = resolve(plan(*rules), mod)["main"].params
-        assert (found[1].placement, found[2].placement) == ((-1, 1), (-1, -1))
+        result = resolve(plan(*rules), mod)["main"].params
+        assert (result[1].placement, result[2].placement) == ((-1, 1), (-1, -1))
 
 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_rule_for_everything_counts_least(last: bool) -> None:
     """Wherever it stands, a pattern that means fewer wins."""
     rules = [{"param": "*", "placement": "R, R"}, {"param": "up_*", "placement": "R, S[1]"}]
-    found = resolve(plan(*rules[:: -1 if last else 1]), from_tvmscript(TEXT))["main"].params
-    assert (found[1].placement, found[2].placement) == ((-1, 1), (-1, -1))
+    result = resolve(plan(*rules[:: -1 if last else 1]), from_tvmscript(TEXT))["main"].params
+    assert (result[1].placement, result[2].placement) == ((-1, 1), (-1, -1))
 
 
 def test_rules_that_fill_different_axes_are_one() -> None:
     first = {"param": "up_*", "placement": "?, S[1]"}
     second = {"param": "*_weight", "placement": "R, ?"}
-    found = resolve(plan(first, second), from_tvmscript(TEXT))["main"].params
-    assert found[1].placement == (-1, 1) and found[2].placement == (-1, None)
+    result = resolve(plan(first, second), from_tvmscript(TEXT))["main"].params
+    assert result[1].placement == (-1, 1) and result[2].placement == (-1, None)
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,12 @@ def test_labels_say_how_many_rules_they_leave(rules: Any) -> None:
 
 def test_rules_that_go_are_counted_no_longer() -> None:
     plan = Plan.from_dict(CONTRACT)
-    for own, wanted in ((3, 2), (2, 1), (1, 1)):
-        left = dataclasses.replace(plan, labels={**LABELS, "rules": own}).without_functions(
+    for local, expected in ((3, 2), (2, 1), (1, 1)):
+        left = dataclasses.replace(plan, labels={**LABELS, "rules": local}).without_functions(
             {"layer"}
         )
         assert left.labels is not None and len(left.rules) == 2
-        assert left.labels["rules"] == wanted
+        assert left.labels["rules"] == expected
 
 
 def _changed(change: str) -> dict[str, Any]:
@@ -260,9 +260,9 @@ def test_all_faults_of_a_plan_are_told_at_once() -> None:
     )
     with pytest.raises(PlanError) as info:
         Plan.from_dict(data, "p.json")
-    found = [(v.code, v.place) for v in info.value.violations]
+    matches = [(v.code, v.place) for v in info.value.violations]
     assert info.value.code == "DIST0228" and info.value.place == "p.json"
-    assert found == [
+    assert matches == [
         ("DIST0204", 'p.json/rules/0 (param "*.q_proj.weight")'),
         ("DIST0221", "p.json/rules/1/args"),
         ("DIST0206", 'p.json/rules/2 (value "lv19")'),
@@ -278,9 +278,9 @@ def test_faults_of_several_meshes_are_told_at_once() -> None:
     with pytest.raises(PlanError) as info:
         Plan.from_dict(_stages("m['stage0']['axes'] = {}; m['stage1'] = {}; r[0]['placement']='x'"))
     assert [v.code for v in info.value.violations] == ["DIST0201", "DIST0221", "DIST0203"]
-    with pytest.raises(MeshError) as one:
+    with pytest.raises(MeshError) as single:
         Plan.from_dict(_stages("m['stage0']['axes'] = {}"))
-    assert (one.value.code, len(one.value.violations)) == ("DIST0201", 1)
+    assert (single.value.code, len(single.value.violations)) == ("DIST0201", 1)
 
 
 def test_a_plan_made_in_python_tells_all_its_faults() -> None:
@@ -317,8 +317,8 @@ def test_axes_that_cut_nothing() -> None:
     ]
     axes = {"dp": 2, "tp": 4, "one": 1}
     plan = Plan((MeshSpec("a", axes), MeshSpec("b", axes, start=8)), tuple(rules))
-    found = [(mesh.name, axis) for mesh, axis in plan.unused_axes()]
-    assert found == [("a", "tp"), ("b", "dp"), ("b", "tp")]
+    matches = [(mesh.name, axis) for mesh, axis in plan.unused_axes()]
+    assert matches == [("a", "tp"), ("b", "dp"), ("b", "tp")]
 
 
 def test_faults_of_all_kinds_are_told_at_once(tmp_path: Path) -> None:

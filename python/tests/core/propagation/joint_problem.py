@@ -104,8 +104,8 @@ class Joint:
         for k, node in enumerate(g.nodes):
             if node.kind == "call":
                 kid = inst.kids[k]
-                made = self._expand(kid, [at[v] if v >= 0 else -1 for v in node.operands])
-                at.update(zip(node.results, made))
+                created = self._expand(kid, [at[v] if v >= 0 else -1 for v in node.operands])
+                at.update(zip(node.results, created))
                 continue
             operands = list(node.operands)
             inner = node.kind in ("param", "ret") and not g.public
@@ -130,10 +130,10 @@ class Joint:
     def _make(self, inst: Instance, k: int, number: int, result: int, v: int) -> int:
         g = inst.graph
         reach = self.assignment.reach[g.key]
-        held = [(False, False)] * len(self.axes)
+        stored = [(False, False)] * len(self.axes)
         if g.nodes[k].kind != "ret":
-            held = [hold_on(g, reach, axis, a, k) for a, axis in enumerate(self.axes)]
-        self.values.append(Value(number, result, g.values[v].size_bytes if v >= 0 else 0, held))
+            stored = [hold_on(g, reach, axis, a, k) for a, axis in enumerate(self.axes)]
+        self.values.append(Value(number, result, g.values[v].size_bytes if v >= 0 else 0, stored))
         return len(self.values) - 1
 
     def _add(self, inst: Instance, k: int, inner: bool) -> int:
@@ -208,10 +208,10 @@ class Joint:
         """Cheapest way along axis ``a`` to hold all of ``needs`` of a value made as ``labels``."""
         if needs <= {labels[a]}:
             return 0
-        pinned, held = value.held[a]
+        pinned, stored = value.held[a]
         size = self.local_bytes(value.size_bytes, labels, a)
         size *= self.prices.costs.move if pinned else 1
-        return int(self.prices.conversions.supply(labels[a], needs, size, self.ranks[a], held)[0])
+        return int(self.prices.conversions.supply(labels[a], needs, size, self.ranks[a], stored)[0])
 
     def _wanted_count(self, value: Value) -> set[int]:
         return {x for a in range(len(self.axes)) for x in self.wanted(value, a)}
@@ -242,8 +242,8 @@ class Joint:
 
     def decided(self) -> list[int] | None:
         """The decision as an assignment; None where it is not one of the joint problem."""
-        found = [node.decided for node in self.nodes]
-        return None if -1 in found else found
+        matches = [node.decided for node in self.nodes]
+        return None if -1 in matches else matches
 
     def assignments(self) -> Iterator[tuple[int, ...]]:
         """All assignments, for the tiniest problems."""

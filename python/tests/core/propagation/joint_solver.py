@@ -85,11 +85,11 @@ class _Program:
 
     def conversions(self, value: Value, a: int) -> None:
         """Sets of forms held along an axis; the set holds every form that is wanted."""
-        joint, wanted = self.joint, self.joint.wanted(value, a)
+        joint, expected = self.joint, self.joint.wanted(value, a)
         sets = [
             frozenset(s)
-            for n in range(1, len(wanted) + 1)
-            for s in itertools.combinations(wanted, n)
+            for n in range(1, len(expected) + 1)
+            for s in itertools.combinations(expected, n)
         ]
         classes: dict[tuple[int, int], list[int]] = {}
         shown: dict[tuple[int, int], list[int]] = {}
@@ -108,7 +108,7 @@ class _Program:
             self.rows.append((row, 0.0, 0.0))
         for k, places in value.uses:
             combinations = joint.nodes[k].combinations
-            for label in wanted:
+            for label in expected:
                 row = {
                     self.at[k] + i: 1.0
                     for i, c in enumerate(combinations)
@@ -149,10 +149,10 @@ class _Program:
         status = solver.getInfo().primal_solution_status
         if status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None, False
-        found = solver.getSolution().col_value
+        result = solver.getSolution().col_value
         picked = []
         for node, first in zip(self.joint.nodes, self.at):
-            picked.append(int(np.argmax(found[first : first + len(node.costs)])))
+            picked.append(int(np.argmax(result[first : first + len(node.costs)])))
         return picked, solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
 
 
@@ -191,8 +191,8 @@ def module_of(seed: int) -> Any | None:
 
 def gaps(first: int, count: int, limit_s: float = TIME_LIMIT_S) -> Iterator[Gap]:
     """``count`` gaps of the seeds from ``first`` on that give small, feasible problems."""
-    seed, found = first, 0
-    while found < count:
+    seed, result = first, 0
+    while result < count:
         mod = module_of(seed)
         if mod is not None:
             try:
@@ -200,6 +200,6 @@ def gaps(first: int, count: int, limit_s: float = TIME_LIMIT_S) -> Iterator[Gap]
             except (TooLarge, DistIRError):  # too large to solve, or a refused plan
                 seed += 1
                 continue
-            found += 1
+            result += 1
             yield gap
         seed += 1

@@ -53,15 +53,15 @@ def distribute(mod, rules, **mesh):
 
 def moves(mod):
     """(from, to) placement texts of every redistribute, function by function."""
-    found = []
+    matches = []
     for _, fn in sorted((str(g.name_hint), f) for g, f in mod.functions.items()):
         for block in fn.body.blocks:
             for b in block.bindings:
                 if isinstance(b.value, tvm.ir.Call) and "redistribute" in str(b.value.op):
-                    found.append(
+                    matches.append(
                         (labels_of(b.value.args[0].ty.placement), labels_of(b.var.ty.placement))
                     )
-    return found
+    return matches
 
 
 def placement(mod, param, fn="main"):

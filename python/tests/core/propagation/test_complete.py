@@ -64,7 +64,7 @@ def test_a_completed_plan_computes_what_the_model_does(name, train, system):
     placed = td.distribute(mod, plan, system=system)
     result = verify(mod, plan, dist=placed, engine="threads")
     assert result.equal
-    assert sum(one.count for one in result.collectives) > 0
+    assert sum(each.count for each in result.collectives) > 0
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -83,7 +83,7 @@ def test_norms_between_megatrons_blocks_are_cut():
     """
     mod = td.zoo.gpt(size="tiny", layers=2)
     rules, plan = _plans(mod)
-    before, after = (str(td.distribute(mod, one, system=QUICK)) for one in (rules, plan))
+    before, after = (str(td.distribute(mod, each, system=QUICK)) for each in (rules, plan))
     assert before.count("R.dist.all_reduce(") > 0
     assert "R.dist.reduce_scatter(" not in before
     assert after.count("R.dist.all_reduce(") == 0
@@ -109,8 +109,8 @@ def test_the_rules_hold():
     mod = td.zoo.llama(size="tiny", layers=2)
     rules, plan = _plans(mod)
     decided = [
-        propagate(AnnotateSharding(one)(mod), complete=one.complete).entries["main"]
-        for one in (rules, plan)
+        propagate(AnnotateSharding(each)(mod), complete=each.complete).entries["main"]
+        for each in (rules, plan)
     ]
     forms = [
         [inst.choice[a][k].gives for a in (0, 1) for k in inst.graph.params] for inst in decided

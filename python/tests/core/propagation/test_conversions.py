@@ -39,11 +39,11 @@ def all_trees(have, needs):
         if not set(needs) <= {have, *extra}:
             continue
         for order in itertools.permutations(extra):
-            held, steps = [have], []
+            stored, steps = [have], []
             choices = []
             for form in order:
-                choices.append((tuple(held), form))
-                held.append(form)
+                choices.append((tuple(stored), form))
+                stored.append(form)
             for sources in itertools.product(*[h for h, _ in choices]):
                 steps = [(s, f) for s, (_, f) in zip(sources, choices)]
                 yield steps
@@ -54,17 +54,17 @@ def all_trees(have, needs):
 def test_supply_is_the_cheapest_tree(have, needs):
     """Against all trees of conversions over the forms involved."""
     c = Conversions(Costs())
-    found, steps = c.supply(have, frozenset(needs), BYTES, RANKS)
+    result, steps = c.supply(have, frozenset(needs), BYTES, RANKS)
     best = min(sum(c.cost(s, f, BYTES, RANKS) for s, f in tree) for tree in all_trees(have, needs))
-    assert found == best
-    assert found == sum(c.cost(s, f, BYTES, RANKS) for s, f in steps)
+    assert result == best
+    assert result == sum(c.cost(s, f, BYTES, RANKS) for s, f in steps)
 
 
 def test_a_held_value_is_not_communicated():
     """A stationary value may be sliced, never gathered."""
     c = Conversions(Costs())
-    assert c.cost(0, R, BYTES, RANKS, held=True) == INFINITE
-    assert c.cost(R, 0, BYTES, RANKS, held=True) < INFINITE
+    assert c.cost(0, R, BYTES, RANKS, stationary=True) == INFINITE
+    assert c.cost(R, 0, BYTES, RANKS, stationary=True) < INFINITE
 
 
 def test_a_reduction_wanted_whole_is_complete_at_once():

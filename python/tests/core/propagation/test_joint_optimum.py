@@ -29,9 +29,9 @@ def test_decisions_are_the_joint_optimum(gaps):
 def test_axes_that_are_too_many_are_labelled_in_turn(gaps, monkeypatch):
     """What is found so is allowed, no better than the optimum, and equal to it in most."""
     monkeypatch.setattr(strategies, "MOST_STRATEGIES", 1)
-    found = list(joint_solver.gaps(0, 30))
-    assert [gap.best for gap in found] == [gap.best for gap in gaps]
-    assert 25 <= sum(gap.decided == gap.best for gap in found) < 30
+    result = list(joint_solver.gaps(0, 30))
+    assert [gap.best for gap in result] == [gap.best for gap in gaps]
+    assert 25 <= sum(gap.decided == gap.best for gap in result) < 30
 
 
 @pytest.mark.parametrize("seed", [170, 376, 405, 505, 636])
@@ -86,13 +86,13 @@ def test_the_joint_price_is_the_price_of_the_decision():
     """Work and conversions as the propagator prices a decision, plus what is held."""
     checked = 0
     for _, solver, joint in _problems():
-        held = sum(
+        stored = sum(
             node.costs[i]
             for node, i in zip(joint.nodes, joint.decided())
             if node.combinations[i][0][1] and not node.combinations[i][0][0]
         )
         price = solver.price(solver.run()).total
-        assert joint.price(joint.decided()) == price + held
+        assert joint.price(joint.decided()) == price + stored
         checked += 1
         if checked == 25:
             return

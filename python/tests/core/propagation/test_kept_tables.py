@@ -49,13 +49,13 @@ def test_decisions_do_not_depend_on_what_was_decided_before(monkeypatch):
 
 def test_nobody_shares_tables():
     mod = annotated(1, 4, 0)
-    one, two = Propagator(mod, Costs()), Propagator(mod, Costs())
-    tables = one.assignment.prices
+    single, two = Propagator(mod, Costs()), Propagator(mod, Costs())
+    tables = single.assignment.prices
     assert two.assignment.prices is not tables
-    one.close()
+    single.close()
     three = Propagator(mod, Costs())
     assert three.assignment.prices is tables
-    one.close()
+    single.close()
     assert not kept._kept
 
 
@@ -117,4 +117,4 @@ def test_nothing_of_a_propagation_stays():
     mod = annotated(1, 4, 1)
     transform.PropagateSharding()(mod)
     gc.collect()
-    assert not [one for one in gc.get_objects() if type(one) is PlacedValues]
+    assert not [each for each in gc.get_objects() if type(each) is PlacedValues]

@@ -64,10 +64,10 @@ def kept(mod, memory_bytes=None):
 def test_the_peak_is_that_of_the_liveness_of_the_chain(nested):
     """All weights whole, the rows of x and of two neighbouring results in quarters."""
     rows = ROWS // RANKS * WIDE * F32
-    found = kept(chain(nested))
-    assert found.param_bytes == WEIGHTS + rows
+    result = kept(chain(nested))
+    assert result.param_bytes == WEIGHTS + rows
     # in a private function the argument is the caller's, and lives as long as the call
-    assert found.peak_bytes == found.param_bytes + (3 if nested else 2) * rows
+    assert result.peak_bytes == result.param_bytes + (3 if nested else 2) * rows
 
 
 @pytest.mark.parametrize("nested", [False, True])

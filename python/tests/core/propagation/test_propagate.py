@@ -77,14 +77,14 @@ def test_sequence_parallelism_from_one_annotation(nested):
     rule = {"value": "add", "function": "main", "placement": "S[0], S[1]"}
     mod = zoo.gpt(nested=nested, **SMALL)
     out = distribute(mod, megatron([rule]), dp=2, tp=4)
-    found = moves(out)
-    gathers = [m for m in found if m == ((0, 1), (0, -1))]
-    scatters = [m for m in found if m == ((0, -1), (0, 1))]
+    result = moves(out)
+    gathers = [m for m in result if m == ((0, 1), (0, -1))]
+    scatters = [m for m in result if m == ((0, -1), (0, 1))]
     # per layer two of each (once in the text of a nested layer); the embedding is scattered
     # too, and the head's input gathered
     expected = 3 if nested else 5
     assert (len(gathers), len(scatters)) == (expected, expected)
-    assert [m for m in found if m not in (gathers[0], scatters[0])] == [((-1, -1), (-1, 0))]
+    assert [m for m in result if m not in (gathers[0], scatters[0])] == [((-1, -1), (-1, 0))]
     names = sorted(str(g.name_hint) for g in out.functions)
     assert names == (["layer", "main"] if nested else ["main"])
 

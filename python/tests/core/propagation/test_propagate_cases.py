@@ -40,8 +40,8 @@ def test_tensors_made_from_nothing():
     out = distribute(build([x], body), [{"param": "x", "placement": "S[0]"}], a=2)
     assert labels_of(out["main"].ret_ty.placement) == (0,)
     lowered = LowerDistIR()(LegalizeRedistribute()(out))
-    (found,) = td.run(lowered, [np.zeros((8, 4), F32)], engine="virtual")
-    assert np.array_equal(found, np.tile(np.arange(4) + 1, (8, 1)))
+    (result,) = td.run(lowered, [np.zeros((8, 4), F32)], engine="virtual")
+    assert np.array_equal(result, np.tile(np.arange(4) + 1, (8, 1)))
 
 
 def test_bfloat16_float_ops_parse_back():
@@ -115,9 +115,9 @@ def test_clone_or_redistribute(clone_bytes, functions):
     lowered = LowerDistIR()(LegalizeRedistribute()(out))
     rng = np.random.default_rng(0)
     a, b, v = (rng.integers(-2, 3, (64, 64)).astype(F32) for _ in range(3))
-    found = td.run(lowered, [a, b, v], engine="virtual")
-    assert np.array_equal(found[0], np.maximum(a @ v, 0))
-    assert np.array_equal(found[1], np.maximum(b @ v, 0))
+    result = td.run(lowered, [a, b, v], engine="virtual")
+    assert np.array_equal(result[0], np.maximum(a @ v, 0))
+    assert np.array_equal(result[1], np.maximum(b @ v, 0))
 
 
 def mlp_training_step(batch):
@@ -155,8 +155,8 @@ def test_zero3_emerges_from_storage_placements():
     rules = [{"param": n, "placement": "S[0]"} for n in ("x", "t")]
     rules += [{"param": f"w{i}", "placement": "S[0]", "stationary": False} for i in range(4)]
     out = distribute(mlp_training_step(65536), rules, dp=8)
-    found = collectives(out)
-    assert found == {"all_gather": 4, "reduce_scatter": 4, "all_reduce": 1, "all_to_all": 0}
+    result = collectives(out)
+    assert result == {"all_gather": 4, "reduce_scatter": 4, "all_reduce": 1, "all_to_all": 0}
     gradients = out["main"].ret_ty.fields[1].fields
     assert [labels_of(g.placement) for g in gradients] == [(0,)] * 4
 
@@ -165,8 +165,8 @@ def test_data_parallel_training_reduces_each_gradient_once():
     """Replicated stationary weights: one all-reduce per weight gradient and one for the loss."""
     rules = [{"param": n, "placement": "S[0]"} for n in ("x", "t")]
     rules += [{"param": f"w{i}", "placement": "R", "stationary": True} for i in range(4)]
-    found = collectives(distribute(mlp_training_step(65536), rules, dp=8))
-    assert found == {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 5, "all_to_all": 0}
+    result = collectives(distribute(mlp_training_step(65536), rules, dp=8))
+    assert result == {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 5, "all_to_all": 0}
 
 
 def test_an_op_runs_on_the_latest_mesh_of_its_operands():
@@ -232,9 +232,9 @@ class Module:
     lowered = LowerDistIR()(LegalizeRedistribute()(out))
     rng = np.random.default_rng(0)
     x, y = (rng.integers(-2, 3, (4, 4)).astype(F32) for _ in range(2))
-    found = td.run(lowered, [x, y], engine="virtual")
-    assert np.array_equal(found[0], np.maximum(x, 0))
-    assert np.allclose(found[1], np.exp(y), rtol=1e-6)
+    result = td.run(lowered, [x, y], engine="virtual")
+    assert np.array_equal(result[0], np.maximum(x, 0))
+    assert np.allclose(result[1], np.exp(y), rtol=1e-6)
 
 
 def test_outputs_that_their_block_reads_parse_back():
@@ -296,5 +296,5 @@ def test_squeeze_keeps_a_dim_cut_down_to_one():
     out = distribute(mod, [{"param": "x", "placement": "S[0]"}], a=2)
     lowered = LowerDistIR()(LegalizeRedistribute()(out))
     value = np.arange(12, dtype=F32).reshape(2, 1, 6)
-    (found,) = td.run(lowered, [value], engine="virtual")
-    assert np.array_equal(found, value.reshape(2, 6))
+    (result,) = td.run(lowered, [value], engine="virtual")
+    assert np.array_equal(result, value.reshape(2, 6))

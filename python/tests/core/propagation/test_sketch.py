@@ -53,7 +53,7 @@ def test_filled_sketches_decide_alike(name: str, parts: int) -> None:
     sketching = WeightSearch(mod, axis, Costs())
     plain = WeightSearch(mod, axis, Costs(), sketching=False)
     for seed in range(6):
-        found = sketching.decide(weights, prices(seed), parts=parts)
-        wanted = plain.decide(weights, prices(seed), parts=parts)
-        assert found.cost == wanted.cost > 0
-        assert choices(found) == choices(wanted)
+        result = sketching.decide(weights, prices(seed), parts=parts)
+        expected = plain.decide(weights, prices(seed), parts=parts)
+        assert result.cost == expected.cost > 0
+        assert choices(result) == choices(expected)

@@ -85,9 +85,9 @@ def test_a_summary_keeps_the_minimum_for_every_boundary(seed):
 def test_equal_tables_are_kept_once():
     """A table and the same table shifted by a constant have one number."""
     tables = Tables()
-    one, low = tables.intern(np.array([[3, 5], [4, 9]], dtype=np.int64))
+    single, low = tables.intern(np.array([[3, 5], [4, 9]], dtype=np.int64))
     two, high = tables.intern(np.array([[103, 105], [104, 109]], dtype=np.int64))
-    assert one == two
+    assert single == two
     assert (low, high) == (3, 103)
     assert tables.count == 1
 

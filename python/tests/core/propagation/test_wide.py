@@ -50,10 +50,10 @@ def test_wide_problems_reach_the_optimum(seed, limit, triples):
     """With limits that elimination exceeds early, late and never."""
     tables, problem = dense_problem(seed, triples=triples)
     best = min(tables.evaluate(problem, values)[0] for values in assignments(problem))
-    found = minimise(tables, problem, limit, "test")
-    assert found.feasible
-    assert tables.evaluate(problem, found.values)[0] == best
-    assert found.gap <= 1
+    result = minimise(tables, problem, limit, "test")
+    assert result.feasible
+    assert tables.evaluate(problem, result.values)[0] == best
+    assert result.gap <= 1
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -62,13 +62,13 @@ def test_the_integer_program_reaches_the_optimum(seed, monkeypatch):
     monkeypatch.setattr(exact, "ROUNDS", 1)
     tables, problem = dense_problem(seed)
     best = min(tables.evaluate(problem, values)[0] for values in assignments(problem))
-    asked = []
+    requests = []
     real = exact.integer_optimum
-    monkeypatch.setattr(exact, "integer_optimum", lambda *a: asked.append(1) or real(*a))
-    found = minimise(tables, problem, 4, "test")
-    assert asked
-    assert tables.evaluate(problem, found.values)[0] == best
-    assert found.gap <= 1
+    monkeypatch.setattr(exact, "integer_optimum", lambda *a: requests.append(1) or real(*a))
+    result = minimise(tables, problem, 4, "test")
+    assert requests
+    assert tables.evaluate(problem, result.values)[0] == best
+    assert result.gap <= 1
 
 
 def test_what_cannot_be_is_told():
@@ -116,10 +116,10 @@ def test_bounds_hold_from_any_messages(seed):
     first = tables.dual(problem, 1000)
     messages = first.messages()
     first.round()
-    for given in (first.messages(), rng.integers(-(1 << 40), 1 << 40, size=len(messages))):
-        given[0] = int(rng.integers(0, 30))
+    for inputs in (first.messages(), rng.integers(-(1 << 40), 1 << 40, size=len(messages))):
+        inputs[0] = int(rng.integers(0, 30))
         dual, before = tables.dual(problem, 1000), 0
-        dual.resume(given)
+        dual.resume(inputs)
         for _ in range(20):
             bound, best = dual.round()
             assert before <= bound <= least <= best
@@ -134,9 +134,9 @@ def test_messages_that_promise_nothing_are_let_go():
     table, _ = tables.intern(np.array([[0, 3], [5, 7]]))
     problem = Problem([2] * count, {(v, v + 1): table for v in range(count - 1)})
     dual = tables.dual(problem, 1 << 56)
-    given = dual.messages()
-    given[2::2] = 1 << 62
-    dual.resume(given)
+    inputs = dual.messages()
+    inputs[2::2] = 1 << 62
+    dual.resume(inputs)
     assert dual.round() == (0, 0)
 
 
@@ -162,9 +162,9 @@ def test_what_was_found_hastens_and_does_not_mislead(limit, rounds, monkeypatch)
         mine = Problem(problem.domains, factors)
         best = min(tables.evaluate(mine, values)[0] for values in assignments(mine))
         for _ in range(2):
-            found = minimise(tables, mine, limit, "test", starts)
-            assert tables.evaluate(mine, found.values)[0] == best
-            assert found.gap <= 1
+            result = minimise(tables, mine, limit, "test", starts)
+            assert tables.evaluate(mine, result.values)[0] == best
+            assert result.gap <= 1
 
 
 def test_the_optimum_among_some_states():
@@ -214,13 +214,13 @@ def dense_module(count=6):
     ws = [relax.Var(f"w{i}", relax.TensorType((16, 16), "float32")) for i in range(count)]
     with bb.function("main", [x, *ws]):
         with bb.dataflow():
-            made = [x]
+            created = [x]
             for w in ws:
-                total = made[0]
-                for value in made[1:]:
+                total = created[0]
+                for value in created[1:]:
                     total = bb.emit(R_.add(total, value))
-                made.append(bb.emit(R_.nn.relu(bb.emit(R_.matmul(total, w)))))
-            out = bb.emit_output(made[-1])
+                created.append(bb.emit(R_.nn.relu(bb.emit(R_.matmul(total, w)))))
+            out = bb.emit_output(created[-1])
         bb.emit_func_output(out)
     return bb.get()
 
@@ -241,10 +241,10 @@ def test_propagation_through_the_integer_program_costs_the_same(monkeypatch):
     monkeypatch.setattr(solver, "TABLE_LIMIT", 4)
     monkeypatch.setattr(exact, "ROUNDS", 1)
     monkeypatch.setattr(exact, "integer_optimum", lambda *a: calls.append(1) or real(*a))
-    found = propagate(annotated())
+    result = propagate(annotated())
     assert calls
-    assert found.bound <= plain.cost <= found.cost
-    assert found.cost - plain.cost <= 1e-6 * plain.cost
+    assert result.bound <= plain.cost <= result.cost
+    assert result.cost - plain.cost <= 1e-6 * plain.cost
 
 
 SOLVING = """

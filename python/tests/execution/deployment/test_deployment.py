@@ -76,13 +76,13 @@ def test_no_shard_is_written_twice(model):
     """Replicas share a file's entry: the folder holds each weight once (plus padding)."""
     folder, _, _, weights = model
     loaded = td.load(folder)
-    held = sum(
+    contents = sum(
         a.dtype.itemsize * int(np.prod(a.shape))
         for f in folder.glob("*.safetensors")
         for a in td.open_weights(f).values()
     )
     whole = sum(w.nbytes for w in weights.values())
-    assert whole <= held < 1.05 * whole
+    assert whole <= contents < 1.05 * whole
     for rank in (0, 3):
         read = {id(w.parts[rank]) for w in loaded.stored.values()}
         assert len(read) == len(weights)

@@ -59,8 +59,8 @@ def test_every_box_is_the_slice(tmp_path, form, shape):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_types(tmp_path, dtype):
     array = values((4, 6), dtype)
-    (found,) = td.open_weights(saved(tmp_path, "safetensors", {"w": array})).values()
-    assert same_bits(found.read(((1, 3), (2, 6))), array[1:3, 2:6])
+    (result,) = td.open_weights(saved(tmp_path, "safetensors", {"w": array})).values()
+    assert same_bits(result.read(((1, 3), (2, 6))), array[1:3, 2:6])
 
 
 def test_files_agree_with_the_package_safetensors(tmp_path):

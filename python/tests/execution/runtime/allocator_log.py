@@ -51,17 +51,17 @@ def logged(call, skipped: int) -> list[int]:
         call()
         LOG.log_end(str(path).encode())
         rows = [line.split() for line in path.read_text().splitlines()]
-    mine, found, seen = {}, [], 0
+    mine, result, seen = {}, [], 0
     for thread, place, size in rows:
         if size != "0":
             mine.pop(place, None)  # another thread's now
             if int(thread) == threads[0]:
                 seen += 1
                 mine[place] = int(size) if seen > skipped else 0
-                found.append(mine[place])
+                result.append(mine[place])
         elif place in mine:
-            found.append(-mine.pop(place))
-    return [size for size in found if size]
+            result.append(-mine.pop(place))
+    return [size for size in result if size]
 
 
 def measure(name: str, mesh: str, strategy: str, train: str) -> dict[str, list[int]]:
@@ -80,7 +80,7 @@ def measure(name: str, mesh: str, strategy: str, train: str) -> dict[str, list[i
     run()
     storage = plan_storage(local)
     program = LoweredProgram(local)
-    entry = next(one for one in program.entries if 0 in one.ranks)
+    entry = next(each for each in program.entries if 0 in each.ranks)
     inputs = len(program.mod[entry.function].params)
     return {"log": logged(run, inputs), "plan": storage.walk(entry.function).sizes}
 

@@ -119,7 +119,7 @@ def arrival(
 
 
 def there_and_back(
-    shape: Sequence[int] = (4, 4), here: str = "S[0]", there: str = "R, S[1]"
+    shape: Sequence[int] = (4, 4), here: str = "S[0]", present: str = "R, S[1]"
 ) -> ir.IRModule:
     """``(4 x, 3 x)`` of ``x``: sent to a larger mesh, which keeps ``3 x`` and sends it back."""
     first = tvm_distir.device_mesh({"dp": 2})
@@ -127,16 +127,16 @@ def there_and_back(
     build = Level5(first, second)
 
     def stage0(bb: Any, x: Any) -> Any:
-        bb.emit(ops.send(x, first, second, here, there, shape=shape, tag=0))
-        back = arrival(bb, (first, second), (here, there), shape, tag=1)
+        bb.emit(ops.send(x, first, second, here, present, shape=shape, tag=0))
+        back = arrival(bb, (first, second), (here, present), shape, tag=1)
         return bb.emit(relax.op.add(back, x))
 
     def stage1(bb: Any) -> Any:
-        got = arrival(bb, (second, first), (there, here), shape, tag=0)
+        got = arrival(bb, (second, first), (present, here), shape, tag=0)
         y = bb.emit(relax.op.multiply(got, relax.const(3.0)))
-        bb.emit(ops.send(y, second, first, there, here, shape=shape, tag=1))
+        bb.emit(ops.send(y, second, first, present, here, shape=shape, tag=1))
         return y
 
     build.entry([("x", shape, "float32", here)], [("y", shape, "float32", here)], stage0, 0, False)
-    build.entry([], [("z", shape, "float32", there)], stage1, 1, False, [], [1])
+    build.entry([], [("z", shape, "float32", present)], stage1, 1, False, [], [1])
     return build.get()

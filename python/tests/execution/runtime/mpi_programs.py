@@ -42,13 +42,13 @@ def draw(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
 def groups_of(size: int) -> list[tuple[tuple[int, ...], ...]]:
     """Groups of a mesh of axes of 2, over every set of axes; and groups out of order."""
     ids = np.arange(size).reshape([2] * (size.bit_length() - 1))
-    found = []
+    matches = []
     for count in range(1, ids.ndim + 1):
         for axes in itertools.combinations(range(ids.ndim), count):
             rest = [a for a in range(ids.ndim) if a not in axes]
             table = ids.transpose(rest + list(axes)).reshape(-1, 2**count)
-            found.append(tuple(tuple(int(r) for r in row) for row in table))
-    return [*found, (tuple(reversed(range(size))),)]
+            matches.append(tuple(tuple(int(r) for r in row) for row in table))
+    return [*matches, (tuple(reversed(range(size))),)]
 
 
 def calls(groups: tuple[tuple[int, ...], ...]) -> list[Collective]:
@@ -193,8 +193,8 @@ def run_module(case: str) -> None:
     want = td.run(mod, inputs, engine="virtual")
     engine = MpiEngine(60)
     rank = mpi_world.world(60).rank
-    for given in (inputs, inputs if rank == 0 else None):
-        got = engine.run(mod, given)
+    for passed in (inputs, inputs if rank == 0 else None):
+        got = engine.run(mod, passed)
         assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
     parts = engine.run(mod, inputs, "sharded")
     assert all(set(p.parts) <= {rank} for p in parts)

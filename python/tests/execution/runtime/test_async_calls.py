@@ -89,7 +89,7 @@ def test_no_storage_in_flight_is_handed_out_or_freed(overlapped):
     with tvm.target.Target("llvm"):
         passes = [getattr(relax.transform, name)() for name in PLANNING]
         planned = tvm.transform.Sequential(passes)(module)
-    pairs = made = 0
+    pairs = created = 0
     for fn in planned.functions.values():
         if not isinstance(fn, relax.Function):
             continue
@@ -98,19 +98,19 @@ def test_no_storage_in_flight_is_handed_out_or_freed(overlapped):
             name, value = called(binding), binding.value
             if name.endswith("alloc_tensor"):
                 storage[binding.var] = value.args[0]
-                taken = [s for _, s in flying.values() if s is not None]
-                assert not any(s.same_as(value.args[0]) for s in taken), binding
+                used = [s for _, s in flying.values() if s is not None]
+                assert not any(s.same_as(value.args[0]) for s in used), binding
             elif name.endswith(("kill_tensor", "kill_object", "kill_storage")):
-                held = [v for pair in flying.values() for v in pair if v is not None]
-                assert not any(v.same_as(value.args[0]) for v in held), binding
+                stored = [v for pair in flying.values() for v in pair if v is not None]
+                assert not any(v.same_as(value.args[0]) for v in stored), binding
             elif name.endswith("_start") and int(value.args[-2].value) == 0:
                 flying[value.args[-1]] = (value.args[0], storage.get(value.args[0]))
-                pairs, made = pairs + 1, made + (value.args[0] in storage)
+                pairs, created = pairs + 1, created + (value.args[0] in storage)
             elif name == "tvm_distir.ccl.done":
                 flying.pop(value.args[0], None)
         assert not flying
     assert pairs > 10
-    assert made > 5
+    assert created > 5
 
 
 def test_collectives_in_flight_give_the_same_bits(overlapped):
@@ -159,12 +159,12 @@ def packed_arguments(call, x):
     """What compiled code gives the start of a collective, but the result."""
     args, size = dict(call.args), len(call.groups[0])
     ranks = tvm_ffi.Shape([rank for group in call.groups for rank in group])
-    given = [tvm.runtime.tensor(x), ranks, size]
+    inputs = [tvm.runtime.tensor(x), ranks, size]
     if call.name == "exchange":
         (mesh, _, before), (_, _, after) = args["src"], args["dst"]
-        return [*given, *map(tvm_ffi.Shape, (args["shape"], mesh, before, after))]
+        return [*inputs, *map(tvm_ffi.Shape, (args["shape"], mesh, before, after))]
     values = {"wrap": 0, **args}
-    return [*given, *(OPS.index(values[k]) if k == "op" else values[k] for k in ARGS[call.name])]
+    return [*inputs, *(OPS.index(values[k]) if k == "op" else values[k] for k in ARGS[call.name])]
 
 
 @pytest.mark.parametrize("kind", ["native", "python"])
@@ -180,10 +180,10 @@ def test_every_kind_completes_in_any_order(kind, columns):
             for number, call in enumerate(calls):
                 x = operand(rank, number, columns)
                 want = apply(call, [x] * 2)[0]
-                given = packed_arguments(call, x)
+                inputs = packed_arguments(call, x)
                 outs.append(tvm.runtime.empty(want.shape, "float32"))
-                table[call.name + "_start"](*given, 1, outs[-1])
-                given[0].copyfrom(np.full_like(x, np.nan))  # its memory is used again
+                table[call.name + "_start"](*inputs, 1, outs[-1])
+                inputs[0].copyfrom(np.full_like(x, np.nan))  # its memory is used again
             between = Collective("exchange", GROUPS, CALLS[-1].args)
             result = fabric.exchange(rank, between, operand(rank, 6, 6000))
             for out in reversed(outs):
@@ -223,10 +223,10 @@ def test_ranks_that_start_different_collectives_are_told(kind):
         table["all_reduce_start"](*packed_arguments(call, np.ones(3, "float32")), 1, out)
         table["done"](out)
 
-    said = fails(kind, body)
-    assert "DIST0611" in said
-    assert "op=max" in said
-    assert "op=sum" in said
+    message = fails(kind, body)
+    assert "DIST0611" in message
+    assert "op=max" in message
+    assert "op=sum" in message
 
 
 @pytest.mark.parametrize("kind", ["native", "python"])
@@ -237,18 +237,18 @@ def test_a_rank_that_never_starts_its_collective_ends_the_wait(kind, fault):
 
     def body(rank, table):
         out = tvm.runtime.empty((3,), "float32")
-        given = packed_arguments(call, np.ones(3, "float32"))
+        inputs = packed_arguments(call, np.ones(3, "float32"))
         if rank == 0:
-            table["all_reduce_start"](*given, 0, out)
+            table["all_reduce_start"](*inputs, 0, out)
             table["done"](out)
         elif fault == "raises":
             raise ValueError("boom")
         elif fault == "blocks":
-            table["all_reduce"](*given, out)
+            table["all_reduce"](*inputs, out)
 
-    said = fails(kind, body)
+    message = fails(kind, body)
     expected = {"raises": "boom", "ends": "DIST0610", "blocks": "DIST061[03]"}
-    assert re.search(expected[fault], said), said
+    assert re.search(expected[fault], message), message
 
 
 def collectives_in_order(events):

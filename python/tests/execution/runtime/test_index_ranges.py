@@ -102,8 +102,8 @@ def test_indices_that_count_from_the_end(value, allowed):
 def test_modes_that_allow_all_indices(mode):
     mod = module(lambda builder, t, ids: relax.op.take(t, ids, axis=0, mode=mode), *TYPES)
     ids = with_id(11)
-    found = td.run(distributed(mod, ("p0", "S[0]")), [TABLE, ids])[0]
-    np.testing.assert_array_equal(found, np.take(TABLE, ids, axis=0, mode=mode))
+    result = td.run(distributed(mod, ("p0", "S[0]")), [TABLE, ids])[0]
+    np.testing.assert_array_equal(result, np.take(TABLE, ids, axis=0, mode=mode))
 
 
 def test_ignored_targets_are_allowed_and_others_are_not():
@@ -115,8 +115,8 @@ def test_ignored_targets_are_allowed_and_others_are_not():
     dist = distributed(mod, ("p0", "S[0]"))
     logits = TABLE.reshape(4, 8)
     targets = np.array([1, -100, 7, 0])
-    wanted = -sum(logits[row, target] for row, target in enumerate(targets) if target >= 0)
-    np.testing.assert_array_equal(td.run(dist, [logits, targets])[0], wanted)
+    expected = -sum(logits[row, target] for row, target in enumerate(targets) if target >= 0)
+    np.testing.assert_array_equal(td.run(dist, [logits, targets])[0], expected)
     targets[0] = 8
     with pytest.raises(EngineError) as caught:
         td.run(dist, [logits, targets])
@@ -152,10 +152,10 @@ def test_computed_indices_leave_no_buffer(name):
     ids = np.array([[0], [2], [5]])
     write = COMPUTED[name]
     mod = module(write, TYPES[0], ((3, 1), "int64"))
-    found = Reference(mod).run([TABLE, ids])[0]
-    kept = name == "scatter_elements"  # nothing is written
-    np.testing.assert_array_equal(found, TABLE if kept else np.zeros_like(found))
-    np.testing.assert_array_equal(td.run(distributed(mod, ("p0", "S[0]")), [TABLE, ids])[0], found)
+    result = Reference(mod).run([TABLE, ids])[0]
+    remaining = name == "scatter_elements"  # nothing is written
+    np.testing.assert_array_equal(result, TABLE if remaining else np.zeros_like(result))
+    np.testing.assert_array_equal(td.run(distributed(mod, ("p0", "S[0]")), [TABLE, ids])[0], result)
 
 
 def test_what_is_chosen_by_a_condition_may_hold_anything():
@@ -165,8 +165,8 @@ def test_what_is_chosen_by_a_condition_may_hold_anything():
         return relax.op.take(table, near, axis=0)
 
     ids = with_id(-100)
-    found = td.run(distributed(module(write, *TYPES), ("p0", "S[0]")), [TABLE, ids])[0]
-    np.testing.assert_array_equal(found, TABLE[np.maximum(ids, 0)])
+    result = td.run(distributed(module(write, *TYPES), ("p0", "S[0]")), [TABLE, ids])[0]
+    np.testing.assert_array_equal(result, TABLE[np.maximum(ids, 0)])
 
 
 def test_no_warning_of_tvm_is_shown(capfd):

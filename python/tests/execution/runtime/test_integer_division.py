@@ -44,10 +44,10 @@ def module(dtype: str, shape: tuple[int, ...] = (5, 8), kernels: bool = False) -
                             shape, lambda *i: KERNELS[name](x(*i), y(*i).astype(dtype)), name
                         )
 
-                    made = builder.call_te(compute, a, b, primfunc_name_hint=f"my_{name}")
+                    created = builder.call_te(compute, a, b, primfunc_name_hint=f"my_{name}")
                 else:
-                    made = getattr(relax.op, name)(a, b)
-                results.append(builder.emit(made))
+                    created = getattr(relax.op, name)(a, b)
+                results.append(builder.emit(created))
             out = builder.emit_output(relax.Tuple(results))
         builder.emit_func_output(out)
     return builder.get()
@@ -83,8 +83,8 @@ def expected(a: Any, b: Any) -> list[Any]:
 def in_child(function: Any, *arguments: Any) -> Any:
     """Call a function in a process of its own: a signal ends that one."""
     context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(False)
-    child = context.Process(target=lambda: there.send(function(*arguments)))
+    here, present = context.Pipe(False)
+    child = context.Process(target=lambda: present.send(function(*arguments)))
     child.start()
     child.join(120)
     assert child.exitcode == 0, f"the process ended with {child.exitcode}"
@@ -96,8 +96,8 @@ def in_child(function: Any, *arguments: Any) -> Any:
 def test_every_pair_has_a_result_on_one_device(dtype: str, kernels: bool) -> None:
     values = operands(dtype)
     mod = module(dtype, kernels=kernels)
-    found = in_child(lambda: Reference(mod).run(values))
-    for name, got, want in zip(OPS, found, expected(*values), strict=True):
+    result = in_child(lambda: Reference(mod).run(values))
+    for name, got, want in zip(OPS, result, expected(*values), strict=True):
         np.testing.assert_array_equal(got, want, err_msg=name)
 
 
@@ -113,10 +113,10 @@ def test_zeros_that_a_user_gives_and_those_of_the_padding(engine: str, kernels: 
     values = operands("int32")
     program = td.distribute(module("int32", kernels=kernels), plan("S[0]"))
     if engine == "processes":  # which has workers of its own, and a server that forks them
-        found = td.run(program, values, engine=engine)
+        result = td.run(program, values, engine=engine)
     else:
-        found = in_child(lambda: td.run(program, values, engine=engine))
-    for name, got, want in zip(OPS, found, expected(*values), strict=True):
+        result = in_child(lambda: td.run(program, values, engine=engine))
+    for name, got, want in zip(OPS, result, expected(*values), strict=True):
         np.testing.assert_array_equal(got, want, err_msg=name)
 
 
@@ -124,8 +124,8 @@ def test_xla_agrees() -> None:
     pytest.importorskip("jax", reason="the engine xla needs JAX")
     values = operands("int32", (5, 8))
     program = td.distribute(module("int32"), plan("S[1]"))
-    found = td.run(program, values, engine="xla")
-    for name, got, want in zip(OPS, found, expected(*values), strict=True):
+    result = td.run(program, values, engine="xla")
+    for name, got, want in zip(OPS, result, expected(*values), strict=True):
         np.testing.assert_array_equal(got, want, err_msg=name)
 
 
@@ -146,16 +146,16 @@ def viewed(kind: str) -> tvm.IRModule:
             wide = builder.emit(relax.op.reshape(wide, [1, 8]))
             wide = builder.emit(relax.op.broadcast_to(wide, [4, 8]))
             if kind == "private":
-                made: Any = relax.Call(rest, [a, wide])
+                created: Any = relax.Call(rest, [a, wide])
             elif kind == "kernel":
-                made = builder.call_te(
+                created = builder.call_te(
                     lambda x, y: te.compute((4, 8), lambda i, j: x[i, j] // (y[i, j] * 2), "half"),
                     a,
                     wide,
                 )
             else:
-                made = relax.op.floor_divide(a, wide)
-            out = builder.emit_output(made)
+                created = relax.op.floor_divide(a, wide)
+            out = builder.emit_output(created)
         builder.emit_func_output(out)
     return builder.get()
 

@@ -58,9 +58,9 @@ def test_results_are_those_of_the_engine(strategy: str, mesh: dict[str, int], tr
     function = td.to_jax(dist)
     results = function(*inputs)
     assert len(results) == len(expected)
-    for got, wanted, sharding in zip(results, expected, function.out_shardings):
+    for got, reference, sharding in zip(results, expected, function.out_shardings):
         assert got.sharding.is_equivalent_to(sharding, got.ndim)
-        assert np.allclose(got, wanted, rtol=1e-4, atol=1e-4)
+        assert np.allclose(got, reference, rtol=1e-4, atol=1e-4)
 
 
 @needs_devices

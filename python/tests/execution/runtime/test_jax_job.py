@@ -60,10 +60,12 @@ def test_every_process_has_the_results(name: str, job: list[dict[str, Any]]) -> 
     dist, inputs = jax_job_member.program(name)
     expected = td.run(dist, inputs, engine="virtual")
     for results in job:
-        for i, wanted in enumerate(expected):
+        for i, reference in enumerate(expected):
             got = results[f"{name}.{i}"]
-            assert got.dtype == wanted.dtype
-            assert np.allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max(initial=1))
+            assert got.dtype == reference.dtype
+            assert np.allclose(
+                got, reference, rtol=1e-4, atol=1e-4 * np.abs(reference).max(initial=1)
+            )
 
 
 def test_each_process_holds_its_parts(job: list[dict[str, Any]]) -> None:
@@ -73,8 +75,8 @@ def test_each_process_holds_its_parts(job: list[dict[str, Any]]) -> None:
     assert parts == [["part.0", "part.1"], ["part.2", "part.3"]]
     for results, names in zip(job, parts):
         for name in names:
-            wanted = expected.parts[int(name.removeprefix("part."))]
-            assert np.allclose(results[name], wanted, atol=1e-4)
+            reference = expected.parts[int(name.removeprefix("part."))]
+            assert np.allclose(results[name], reference, atol=1e-4)
 
 
 def test_faults_are_named(job: list[dict[str, Any]]) -> None:

@@ -45,8 +45,8 @@ def package(install: Callable[[str, str, str], Path]) -> Path:
 
 
 def test_an_engine_of_a_package_is_made_by_name(package: Path) -> None:
-    made = engine("mine")
-    assert isinstance(made, VirtualEngine) and made.name == "mine"
+    created = engine("mine")
+    assert isinstance(created, VirtualEngine) and created.name == "mine"
     assert engine("virtual").name == "virtual", "names of this package win"
 
 

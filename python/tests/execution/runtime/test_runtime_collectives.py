@@ -122,12 +122,12 @@ def test_every_destination_element_is_written_exactly_once(shape):
     for src, dst in itertools.product(sides(), repeat=2):
         if uneven_twice(shape, src) or uneven_twice(shape, dst):
             continue
-        held = local_arrays(whole, src)
+        stored = local_arrays(whole, src)
         want = local_arrays(whole, dst)
         got = {r: np.zeros_like(v) for r, v in want.items()}
         writes = {r: np.zeros(v.shape, int) for r, v in want.items()}
         for tile in transfer_tiles(shape, src, dst):
-            got[tile.dst][tile.dst_slices()] = held[tile.src][tile.src_slices()]
+            got[tile.dst][tile.dst_slices()] = stored[tile.src][tile.src_slices()]
             writes[tile.dst][tile.dst_slices()] += 1
         for rank, array in want.items():
             assert np.array_equal(got[rank], array)
@@ -141,13 +141,13 @@ def test_the_most_that_a_device_sends_and_receives_is_that_of_its_tiles(shape):
         if uneven_twice(shape, src) or uneven_twice(shape, dst):
             continue
         moved = Transfer(0, shape, src, dst)
-        for sends, own in itertools.product((True, False), ((), (1, 2, 5))):
+        for sends, local in itertools.product((True, False), ((), (1, 2, 5))):
             sums = collections.Counter()
             for tile in transfer_tiles(shape, src, dst):
                 rank = tile.src if sends else tile.dst
-                if tile.src != tile.dst and (not own or rank in own):
+                if tile.src != tile.dst and (not local or rank in local):
                     sums[rank] += tile.elements
-            assert moved.crossing_elements(sends, own) == max(sums.values(), default=0)
+            assert moved.crossing_elements(sends, local) == max(sums.values(), default=0)
 
 
 def uneven_twice(shape, side):

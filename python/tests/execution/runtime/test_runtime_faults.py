@@ -71,12 +71,12 @@ def test_a_row_of_the_table_is_a_process_with_an_exit_code():
 
 def test_memory_of_another_job_is_not_left_behind():
     folder = tempfile.mkdtemp(prefix="tvm_distir_test_", dir="/dev/shm")
-    held, left = (Path(folder) / name for name in ("held", "left"))
-    names = {f"{Path(folder).name}/{one.name}" for one in (held, left)}
+    stored, left = (Path(folder) / name for name in ("held", "left"))
+    names = {f"{Path(folder).name}/{each.name}" for each in (stored, left)}
     try:
-        for one in (held, left):
-            one.write_bytes(bytes(4096))
-        with held.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        for each in (stored, left):
+            each.write_bytes(bytes(4096))
+        with stored.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
             assert table._in_use(names) == {f"{Path(folder).name}/held"}
         assert not table._in_use(names)
     finally:

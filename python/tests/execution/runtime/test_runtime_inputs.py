@@ -58,12 +58,12 @@ class Counted:
 
 def parts(array, boxes, size):
     """Local arrays of boxes, padded with zeros."""
-    found = {}
+    matches = {}
     for rank, box in boxes.items():
-        found[rank] = np.zeros(size, array.dtype)
+        matches[rank] = np.zeros(size, array.dtype)
         part = array[tuple(slice(a, b) for a, b in box)]
-        found[rank][tuple(slice(0, n) for n in part.shape)] = part
-    return found
+        matches[rank][tuple(slice(0, n) for n in part.shape)] = part
+    return matches
 
 
 X_BOXES = {
@@ -179,13 +179,13 @@ def test_parts_that_cannot_be_joined():
 def test_all_that_does_not_fit_is_told_at_once(inputs, told):
     with pytest.raises(EngineError) as caught:
         td.run(module(), inputs, engine="virtual")
-    found = caught.value
-    assert (found.code, found.place, found.what) == ("DIST0602", "inputs", f"{len(told)} faults")
-    assert all(v.code == "DIST0602" and v.remedy for v in found.violations)
-    for one, (place, what) in zip(found.violations, told, strict=True):
-        assert one.place == place
-        assert one.what.startswith(what)
-        assert str(one) in str(found)
+    result = caught.value
+    assert (result.code, result.place, result.what) == ("DIST0602", "inputs", f"{len(told)} faults")
+    assert all(v.code == "DIST0602" and v.remedy for v in result.violations)
+    for each, (place, label) in zip(result.violations, told, strict=True):
+        assert each.place == place
+        assert each.what.startswith(label)
+        assert str(each) in str(result)
 
 
 def test_what_is_no_array_is_refused():

@@ -44,17 +44,17 @@ def start(count, *words, expect=0, timeout_s=120):
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
     )
-    said = done.stdout + done.stderr
-    assert (done.returncode == 0) == (expect == 0), said
-    return said
+    message = done.stdout + done.stderr
+    assert (done.returncode == 0) == (expect == 0), message
+    return message
 
 
 @needs_mpi
 @pytest.mark.parametrize("count", [4, 8])
 def test_every_collective_gives_the_bits_of_the_reference(count):
-    said = start(count, "collectives")
-    assert all(f"rank {rank}: " in said for rank in range(count)), said
-    assert said.count(" right") == count
+    message = start(count, "collectives")
+    assert all(f"rank {rank}: " in message for rank in range(count)), message
+    assert message.count(" right") == count
 
 
 @needs_mpi
@@ -71,21 +71,21 @@ def test_the_same_program_as_every_process(case, count):
 
 @needs_mpi
 def test_a_job_can_be_used_again_after_a_failure():
-    said = start(4, "recovers")
-    assert said.count("DIST0602") == 4
-    assert said.count(": right") == 4
+    message = start(4, "recovers")
+    assert message.count("DIST0602") == 4
+    assert message.count(": right") == 4
 
 
 @needs_mpi
 def test_processes_that_run_different_modules_are_told():
-    said = start(4, "other_module", expect=1)
-    assert "DIST0631 engine mpi: process 1 has another program" in said
+    message = start(4, "other_module", expect=1)
+    assert "DIST0631 engine mpi: process 1 has another program" in message
 
 
 @needs_mpi
 def test_too_few_processes():
-    said = start(2, "run_module", "one_mesh", expect=1)
-    assert "DIST0632 engine mpi: the job has 2 processes, the program requires 4" in said
+    message = start(2, "run_module", "one_mesh", expect=1)
+    assert "DIST0632 engine mpi: the job has 2 processes, the program requires 4" in message
 
 
 @needs_mpi

@@ -56,11 +56,11 @@ def mapped(pids: list[int]) -> set[str]:
     return set().union(*(mapped_segments(Path(f"/proc/{pid}/maps")) for pid in pids))
 
 
-def told(said: str) -> set[str]:
+def told(messages: str) -> set[str]:
     """The shared memory that the processes of a job printed."""
-    found = set(SEGMENT.findall(said))
-    assert found, said
-    return found
+    result = set(SEGMENT.findall(messages))
+    assert result, messages
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -74,19 +74,19 @@ def own_folder(monkeypatch, tmp_path_factory):
 @pytest.mark.parametrize("kind", sorted(SAYS))
 def test_every_rank_ends_with_the_cause(kind):
     begin_s = time.monotonic()
-    said = start(4, "fault", kind, expect=1)
-    assert SAYS[kind] in said
-    assert kind != "absent" or " for rank 2 " in said
+    message = start(4, "fault", kind, expect=1)
+    assert SAYS[kind] in message
+    assert kind != "absent" or " for rank 2 " in message
     assert time.monotonic() - begin_s < 40
-    assert nothing_stays(told(said))
+    assert nothing_stays(told(message))
 
 
 @pytest.mark.parametrize("kind", ["killed", "exits"])
 def test_a_process_that_dies_ends_the_job(kind):
     begin_s = time.monotonic()
-    said = start(4, "fault", kind, expect=1)
+    message = start(4, "fault", kind, expect=1)
     assert time.monotonic() - begin_s < 40
-    assert nothing_stays(told(said))
+    assert nothing_stays(told(message))
 
 
 def slow_case():
@@ -218,8 +218,8 @@ def test_an_interrupted_run_leaves_nothing():
     workers = Started.processes(SimpleNamespace(before=set()))
     segments = mapped(workers)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert "KeyboardInterrupt" in said
+    _, message = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in message
     assert nothing_stays(segments)
     for _ in range(250):  # a killed process takes a moment to end
         if not any(lives(pid) for pid in workers):

@@ -104,12 +104,12 @@ def test_programs_of_one_hash_keep_their_own_libraries(monkeypatch):
 def test_a_program_is_compiled_for_every_target_that_it_runs_on():
     """A run takes no library that a run within another ``with target:`` had made."""
     program = LoweredProgram(there_and_back())
-    entry, made = program.entries[0], {}
+    entry, created = program.entries[0], {}
     for level in (0, 1, 0):
         with tvm.target.Target({"kind": "llvm", "opt-level": level}):
-            made.setdefault(level, []).append(LIBRARIES.path(program, entry))
-    assert made[0][0] == made[0][1] != made[1][0]
-    assert made[0][0].read_bytes() != made[1][0].read_bytes()
+            created.setdefault(level, []).append(LIBRARIES.path(program, entry))
+    assert created[0][0] == created[0][1] != created[1][0]
+    assert created[0][0].read_bytes() != created[1][0].read_bytes()
 
 
 def test_workers_stay_for_the_next_run():
@@ -154,26 +154,26 @@ def test_memory_places_arrays():
     assert [p.offset % 64 for p in places] == [0, 0, 0]
     file = make_file(layout.size_bytes)
     try:
-        one, private = Memory(file, layout.size_bytes), Memory(file, layout.size_bytes, True)
-        one.array(places[0])[:] = 7
+        single, private = Memory(file, layout.size_bytes), Memory(file, layout.size_bytes, True)
+        single.array(places[0])[:] = 7
         assert private.tensor(places[0]).numpy().tolist() == [7, 7, 7]
         private.array(places[0])[:] = 1
-        assert one.array(places[0]).tolist() == [7, 7, 7]
-        assert one.array(places[2]).shape == ()
+        assert single.array(places[0]).tolist() == [7, 7, 7]
+        assert single.array(places[2]).shape == ()
     finally:
         os.close(file)
 
 
 def children(mark):
     """Processes that carry the mark in their environment."""
-    found = set()
+    result = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (folder / "environ").read_bytes():
-                found.add(int(folder.name))
+                result.add(int(folder.name))
         except OSError:
             continue
-    return found
+    return result
 
 
 @pytest.mark.parametrize("how", ["killed", "ends"])

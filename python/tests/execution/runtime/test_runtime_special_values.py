@@ -46,8 +46,8 @@ def module(names):
     x = relax.Var("x", relax.TensorType(list(ROWS.shape), "float32"))
     with builder.function("main", [x], {"num_input": 1}):
         with builder.dataflow():
-            found = [builder.emit(CASES[name][0](x)) for name in names]
-            result = builder.emit_output(relax.Tuple(found))
+            matches = [builder.emit(CASES[name][0](x)) for name in names]
+            result = builder.emit_output(relax.Tuple(matches))
         builder.emit_func_output(result)
     return builder.finalize()
 
@@ -56,9 +56,9 @@ def check(names, placement, engine):
     """The cases on shards, which ``stationary`` keeps from being moved first."""
     rules = [{"param": "x", "placement": placement, "stationary": True}]
     plan = td.Plan.from_dict({"schema_version": 1, "mesh": {"tp": 4}, "rules": rules})
-    found = td.run(td.distribute(module(names), plan), [ROWS], engine=engine)
-    for name, one in zip(names, found, strict=True):
-        np.testing.assert_array_equal(one, CASES[name][1], err_msg=name)
+    result = td.run(td.distribute(module(names), plan), [ROWS], engine=engine)
+    for name, single in zip(names, result, strict=True):
+        np.testing.assert_array_equal(single, CASES[name][1], err_msg=name)
 
 
 @pytest.mark.parametrize("engine", ["virtual", "threads", "processes", "xla"])

@@ -41,7 +41,7 @@ def _healthy() -> tuple[ir.IRModule, list[Any], list[Any]]:
     return programs, values, list(td.run(programs, values, engine="threads"))
 
 
-def _broken(programs: ir.IRModule, entry: str, what: str) -> ir.IRModule:
+def _broken(programs: ir.IRModule, entry: str, label: str) -> ir.IRModule:
     """The programs, one of which hands what arrives third to a function that ends it."""
     fn = programs[entry]
     bindings, arrived = [], 0
@@ -50,7 +50,9 @@ def _broken(programs: ir.IRModule, entry: str, what: str) -> ir.IRModule:
         if "R.dist.recv" in str(binding.value):
             arrived += 1
             if arrived == 3:
-                call = relax.op.call_dps_packed(PREFIX + what, [binding.var], out_ty=binding.var.ty)
+                call = relax.op.call_dps_packed(
+                    PREFIX + label, [binding.var], out_ty=binding.var.ty
+                )
                 call = relax.BlockBuilder().normalize(call)
                 bindings.append(relax.VarBinding(relax.Var("acted", binding.var.ty), call))
     functions = dict(programs.functions.items())
@@ -83,23 +85,23 @@ def _engine(name: str, timeout_s: float) -> Any:
 )
 def test_a_rank_that_ends_between_two_units(engine: str, what: str, says: str) -> None:
     """As the table of faults says; the next run has the results of the first."""
-    programs, values, wanted = _healthy()
+    programs, values, expected = _healthy()
     broken = _broken(programs, "main_mesh1", what)
     start_s = time.monotonic()
-    with pytest.raises(EngineError) as found:
+    with pytest.raises(EngineError) as result:
         td.run(broken, values, engine=_engine(engine, 1.0 if what == "sleep" else 60.0))
-    assert re.search(says, str(found.value), re.DOTALL), str(found.value)
+    assert re.search(says, str(result.value), re.DOTALL), str(result.value)
     assert time.monotonic() - start_s < 60.0
-    for one, other in zip(td.run(programs, values, engine=engine), wanted, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for left, other in zip(td.run(programs, values, engine=engine), expected, strict=True):
+        np.testing.assert_array_equal(left, other)
 
 
 @pytest.mark.parametrize("engine", ["processes", MPI])
 @pytest.mark.parametrize("model", ["dropouts", "norms"])
 def test_masks_and_statistics_between_processes(model: str, engine: str) -> None:
     """Streams of random numbers and running statistics are those of one device."""
-    made = tower(4, 4, rate=0.25) if model == "dropouts" else normed_tower(4, 8)
+    created = tower(4, 4, rate=0.25) if model == "dropouts" else normed_tower(4, 8)
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2}
-    step = td.train_step(made, loss="mse", schedule=schedule)
+    step = td.train_step(created, loss="mse", schedule=schedule)
     plan = make_plan(step, "pipeline:micro_batches=2+data_parallel", {"pp": 2, "dp": 2})
     assert td.verify(step, plan, engine=engine).equal

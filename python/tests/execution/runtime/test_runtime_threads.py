@@ -79,9 +79,9 @@ def test_reductions(op, dtype):
     def body(bb, x):
         full = bb.emit(ops.all_reduce(x, mesh, [1], op))
         part = bb.emit(ops.reduce_scatter(x, mesh, 1, 1, op))
-        kept = bb.emit(ops.partial(x, mesh, [0], op))
-        again = bb.emit(ops.all_reduce(kept, mesh, [0], op))
-        return [full, part, kept, again]
+        remaining = bb.emit(ops.partial(x, mesh, [0], op))
+        again = bb.emit(ops.all_reduce(remaining, mesh, [0], op))
+        return [full, part, remaining, again]
 
     whole, half, quarter = "S[0], R", "S[0], S[1]", "S[0], S[0]"
     build.entry(

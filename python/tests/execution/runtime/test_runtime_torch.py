@@ -38,40 +38,40 @@ def start(count, *words, expect=0):
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=environment, check=False
     )
-    said = done.stdout + done.stderr
-    assert (done.returncode == 0) == (expect == 0), said
-    return said
+    message = done.stdout + done.stderr
+    assert (done.returncode == 0) == (expect == 0), message
+    return message
 
 
 @pytest.mark.parametrize(("reduce", "check"), [("ordered", "check"), ("library", "")])
 def test_every_collective_gives_the_bits_of_the_reference(reduce, check):
-    said = start(4, "collectives", reduce, check)
-    assert said.count(" right") == 4, said
+    message = start(4, "collectives", reduce, check)
+    assert message.count(" right") == 4, message
 
 
 def test_programs_of_all_processes_give_the_bits_of_virtual():
     names = ["two_meshes", "moe", "train_step", "pipeline"]
-    said = start(4, "modules", *names)
-    assert said.count(" right") == 4 * len(names), said
-    most = [int(n) for n in re.findall(r"train_step right, (\d+) in flight", said)]
+    message = start(4, "modules", *names)
+    assert message.count(" right") == 4 * len(names), message
+    most = [int(n) for n in re.findall(r"train_step right, (\d+) in flight", message)]
     assert len(most) == 4
-    assert min(most) > 1, said
+    assert min(most) > 1, message
 
 
 def test_a_job_can_be_used_again_after_a_failure():
-    said = start(4, "recovers")
-    assert said.count("DIST0602") == 4, said
-    assert said.count(": right") == 4
+    message = start(4, "recovers")
+    assert message.count("DIST0602") == 4, message
+    assert message.count(": right") == 4
 
 
 def test_processes_that_run_different_modules_are_told():
-    said = start(4, "other_module", expect=1)
-    assert "DIST0631 engine torch: process 1 has another program" in said
+    message = start(4, "other_module", expect=1)
+    assert "DIST0631 engine torch: process 1 has another program" in message
 
 
 def test_too_few_processes():
-    said = start(2, "modules", "one_mesh", expect=1)
-    assert "DIST0632 engine torch: the job has 2 processes, the program requires 4" in said
+    message = start(2, "modules", "one_mesh", expect=1)
+    assert "DIST0632 engine torch: the job has 2 processes, the program requires 4" in message
 
 
 def test_from_a_plain_process_it_starts_its_workers():

@@ -225,12 +225,12 @@ def test_meshes_that_wait_for_each_other_are_named():
     first, second = td.device_mesh({"dp": 2}), td.device_mesh({"dp": 2}, start=2)
     build = Level5(first, second)
 
-    def waits(here, there, tag):
+    def waits(here, present, tag):
         def body(bb, x):
             how = {"placement": "R", "peer_placement": "R", "shape": (4,), "tag": tag}
-            got = bb.emit(ops.recv(device_mesh=here, peer_mesh=there, dtype="float32", **how))
+            got = bb.emit(ops.recv(device_mesh=here, peer_mesh=present, dtype="float32", **how))
             how["tag"] = 3 - tag
-            bb.emit(ops.send(got, here, there, "R", "R", shape=(4,), tag=3 - tag))
+            bb.emit(ops.send(got, here, present, "R", "R", shape=(4,), tag=3 - tag))
             return bb.emit(relax.op.add(got, x))
 
         return body

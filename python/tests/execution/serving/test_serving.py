@@ -48,9 +48,9 @@ def serve(count, *words, expect=0, engine="torch"):
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=environment, check=False
     )
-    said = done.stdout + done.stderr
-    assert (done.returncode == 0) == (expect == 0), said
-    return said
+    message = done.stdout + done.stderr
+    assert (done.returncode == 0) == (expect == 0), message
+    return message
 
 
 def deploy(folder, mod, values, name):
@@ -85,15 +85,15 @@ def served(tmp_path_factory):
 @needs_mpi
 def test_losses_and_checkpoints_of_a_job_of_mpi(served):
     folder, losses = served
-    kept, out, trace = folder / "kept-mpi", folder / "y-mpi.npz", folder / "steps.json"
+    remaining, out, trace = folder / "kept-mpi", folder / "y-mpi.npz", folder / "steps.json"
     words = ["--steps", folder / "steps.npz", "--timeout-s", "60", "-o", out]
-    more = ["--checkpoints", kept, "--every", "5", "--trace", trace]
-    said = serve(4, folder / "four", *words, *more, engine="mpi")
-    assert f"4 processes, {STEPS} steps" in said
+    more = ["--checkpoints", remaining, "--every", "5", "--trace", trace]
+    message = serve(4, folder / "four", *words, *more, engine="mpi")
+    assert f"4 processes, {STEPS} steps" in message
     whole = np.load(out)["output0"]
     np.testing.assert_allclose(whole, losses, rtol=1e-4)
-    assert sorted(p.name for p in kept.iterdir()) == [f"step-{n:08d}" for n in (5, 10, 12)]
-    serve(4, folder / "four", *words, "--resume", kept / "step-00000005", engine="mpi")
+    assert sorted(p.name for p in remaining.iterdir()) == [f"step-{n:08d}" for n in (5, 10, 12)]
+    serve(4, folder / "four", *words, "--resume", remaining / "step-00000005", engine="mpi")
     np.testing.assert_array_equal(np.load(out)["output0"], whole[5:])
     events = json.loads(trace.read_text())["traceEvents"]
     steps = [e for e in events if e["ph"] == "X" and e["name"] == "all_gather" and e["pid"] == 3]
@@ -106,8 +106,8 @@ def test_refusals_of_a_job_of_mpi(served, capsys):
     from tvm_distir.interface.command.app import main
 
     folder, _ = served
-    said = serve(2, folder / "four", "--steps", folder / "steps.npz", expect=1, engine="mpi")
-    assert "DIST0632 engine mpi: the job has 2 processes, the program requires 4" in said
+    message = serve(2, folder / "four", "--steps", folder / "steps.npz", expect=1, engine="mpi")
+    assert "DIST0632 engine mpi: the job has 2 processes, the program requires 4" in message
     for words, code in (
         (["--engine", "mpi"], "DIST0633 engine mpi: no launcher"),
         (["--engine", "mpi", "--check"], "DIST0151 --check"),
@@ -123,14 +123,14 @@ def test_losses_equal_one_device_and_resumed_runs_go_on(served):
     folder, losses = served
     mod = training_step()
     deploy(folder, mod, draw_inputs(mod, seed=1), "two")
-    kept, out = folder / "kept", folder / "y.npz"
+    remaining, out = folder / "kept", folder / "y.npz"
     words = ["--steps", folder / "steps.npz", "--timeout-s", "60", "-o", out]
-    said = serve(4, folder / "four", *words, "--checkpoints", kept, "--every", "5")
-    assert f"4 processes, {STEPS} steps" in said
+    message = serve(4, folder / "four", *words, "--checkpoints", remaining, "--every", "5")
+    assert f"4 processes, {STEPS} steps" in message
     whole = np.load(out)["output0"]
     np.testing.assert_allclose(whole, losses, rtol=1e-4)
-    assert sorted(p.name for p in kept.iterdir()) == [f"step-{n:08d}" for n in (5, 10, 12)]
-    middle = kept / "step-00000005"
+    assert sorted(p.name for p in remaining.iterdir()) == [f"step-{n:08d}" for n in (5, 10, 12)]
+    middle = remaining / "step-00000005"
     serve(4, folder / "four", *words, "--resume", middle)
     np.testing.assert_array_equal(np.load(out)["output0"], whole[5:])
     serve(2, folder / "two", *words, "--resume", middle)
@@ -140,8 +140,8 @@ def test_losses_equal_one_device_and_resumed_runs_go_on(served):
 def test_a_job_of_another_size_is_refused(served):
     pytest.importorskip("torch.distributed")
     folder, _ = served
-    said = serve(2, folder / "four", "--steps", folder / "steps.npz", expect=1)
-    assert "DIST0632 engine torch: the job has 2 processes, the program requires 4" in said
+    message = serve(2, folder / "four", "--steps", folder / "steps.npz", expect=1)
+    assert "DIST0632 engine torch: the job has 2 processes, the program requires 4" in message
 
 
 def test_without_a_launcher(tmp_path, monkeypatch, capsys):

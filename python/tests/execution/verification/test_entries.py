@@ -38,8 +38,8 @@ def _attention(builder, name, tokens):
             joined = []
             for index, rows in enumerate((k, v)):
                 old = builder.emit(relax.TupleGetItem(caches, index))
-                kept = R.strided_slice(old, [1], [tokens], [PLACES])
-                joined.append(builder.emit(R.concat([kept, rows], axis=1)))
+                remaining = R.strided_slice(old, [1], [tokens], [PLACES])
+                joined.append(builder.emit(R.concat([remaining, rows], axis=1)))
             q, keys, values = (R.permute_dims(t, [0, 2, 1, 3]) for t in (q, *joined))
             scores = R.nn.softmax(R.matmul(q, R.permute_dims(keys, [0, 1, 3, 2])))
             mixed = R.permute_dims(R.matmul(scores, values), [0, 2, 1, 3])
@@ -92,25 +92,25 @@ def test_inputs_of_tuples_are_given_nested_or_by_name(mod, form):
     drawn = td.verification.draw_inputs(keep_entry(mod, "decode"))
     x, keys, values, *weights = drawn
     names = ["x", "cache_0", "cache_1", "q", "k", "v", "o"]
-    given = [x, (keys, values), *weights] if form == "nested" else dict(zip(names, drawn))
+    passed = [x, (keys, values), *weights] if form == "nested" else dict(zip(names, drawn))
     plan = td.Plan.from_dict({**PLAN, "rules": rules("decode")})
-    assert td.verify(mod, plan, entry="decode", inputs=given).equal
+    assert td.verify(mod, plan, entry="decode", inputs=passed).equal
 
 
 def test_the_command_takes_one_entry(script, tmp_path, capsys):
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps(PLAN), encoding="utf-8")
-    asked = [str(script), "--plan", str(plan), "--entry", "decode", "--json"]
-    assert main(["verify", *asked, "--engine", "virtual"]) == 0
+    requests = [str(script), "--plan", str(plan), "--entry", "decode", "--json"]
+    assert main(["verify", *requests, "--engine", "virtual"]) == 0
     assert json.loads(capsys.readouterr().out)["equal"]
-    assert main(["analyze", *asked, "--system", "dgx-a100"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [c["kind"] for c in told["collectives"]] == ["all_reduce"]
+    assert main(["analyze", *requests, "--system", "dgx-a100"]) == 0
+    reported = json.loads(capsys.readouterr().out)
+    assert [c["kind"] for c in reported["collectives"]] == ["all_reduce"]
 
 
 @pytest.mark.parametrize("entry", [[], ["--entry", "decod"]])
 def test_the_command_says_which_entries_there_are(script, capsys, entry):
-    asked = [str(script), *entry, "--strategy", "tensor_parallel", "--mesh", "tp=2"]
-    assert main(["verify", *asked, "--engine", "virtual"]) == (2 if entry else 1)
-    told = capsys.readouterr().err
-    assert "DIST0341" in told and "decode, prefill" in told
+    requests = [str(script), *entry, "--strategy", "tensor_parallel", "--mesh", "tp=2"]
+    assert main(["verify", *requests, "--engine", "virtual"]) == (2 if entry else 1)
+    reported = capsys.readouterr().err
+    assert "DIST0341" in reported and "decode, prefill" in reported

@@ -50,12 +50,12 @@ def case():
 @pytest.mark.parametrize("form", ["nested", "flat", "named"])
 def test_every_tensor_of_a_tuple_is_taken(case, engine, form):
     local, (x, a, b, c, y), expected = case
-    given = {
+    inputs = {
         "nested": [x, (a, (b, c)), y],
         "flat": [x, a, b, c, y],
         "named": {"y": y, "pack_1_1": c, "pack_1_0": b, "pack_0": a, "x": x},
     }[form]
-    got = td.run(local, given, engine=engine)
+    got = td.run(local, inputs, engine=engine)
     assert [np.array_equal(u, v) for u, v in zip(got, expected, strict=True)] == [True] * 3
 
 

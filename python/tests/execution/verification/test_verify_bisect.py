@@ -68,14 +68,14 @@ COLUMNS_THEN_ROWS = [
 ]
 
 
-def plant(monkeypatch, wanted, change, skip=0):
+def plant(monkeypatch, expected, change, skip=0):
     """Change what the lowering writes for some kinds of collectives, after the first ``skip``."""
     write = moves.collective
     seen = []
 
     def collective(writer, kind, attrs, x, want, name):
         result = write(writer, kind, attrs, x, want, name)
-        if kind not in wanted.split() or result is x:
+        if kind not in expected.split() or result is x:
             return result
         seen.append(kind)
         return change(writer, writer.builder.normalize(result), x) if len(seen) > skip else result

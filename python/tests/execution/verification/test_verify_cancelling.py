@@ -59,4 +59,4 @@ def test_what_is_wrong_differs_all_the_same():
         got = [np.zeros(6, "float32"), np.full((2, 3), wrong, "float32")]
         reports = compare_outputs(got, ref, "float32", False, None, None)
         judged = with_terms(reports, mod, values, got, ref)
-        assert [one.equal for one in judged] == [True, False]
+        assert [each.equal for each in judged] == [True, False]

@@ -98,8 +98,8 @@ CLAIM = ExpectedCollective("all_gather", "tp", 4, (3, 3), (96, 96))
     ],
 )
 def test_differences(claims, ran, text):
-    found = differences(claims, ran)
-    assert (found == ()) if text is None else (text in "; ".join(found))
+    result = differences(claims, ran)
+    assert (result == ()) if text is None else (text in "; ".join(result))
 
 
 def _reducing(times):

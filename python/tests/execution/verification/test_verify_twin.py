@@ -64,12 +64,12 @@ PLAN = td.Plan.from_dict(
 def test_a_right_distribution_is_equal_by_both_tests(dtype):
     report = verify(chain(dtype), PLAN)
     assert report.equal
-    (one,), (twin,) = report.outputs, report.twin
-    assert one.dtype == dtype
-    assert 0 < one.rms_diff <= one.rms_allowed
-    assert one.max_abs_diff <= one.atol
+    (single,), (twin,) = report.outputs, report.twin
+    assert single.dtype == dtype
+    assert 0 < single.rms_diff <= single.rms_allowed
+    assert single.max_abs_diff <= single.atol
     assert twin.dtype == "float32"
-    assert twin.max_abs_diff <= twin.atol < 1e-3 * one.atol
+    assert twin.max_abs_diff <= twin.atol < 1e-3 * single.atol
     assert report.to_dict()["twin"][0]["equal"] is True
 
 
@@ -126,7 +126,7 @@ def test_what_16_bits_alone_spoil_is_found(monkeypatch):
 
     _plant(monkeypatch, coarse)
     report = verify(chain("bfloat16"), PLAN, locate=False)
-    assert all(one.equal for one in report.twin)
+    assert all(each.equal for each in report.twin)
     assert not report.equal
 
 
@@ -229,7 +229,7 @@ def _passes(rng: np.random.Generator, size: int, factor: float) -> bool:
 
     ref = drawn()
     others = [drawn() for _ in range(4)]
-    (error,) = own_errors(([one], [truth]) for one in (ref, *others))
+    (error,) = own_errors(([each], [truth]) for each in (ref, *others))
     return judge([drawn(factor)], [ref], [truth], [error])[0].equal
 
 

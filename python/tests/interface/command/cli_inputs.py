@@ -173,25 +173,25 @@ def write_inputs(folder: Path) -> None:
 
 def _write_faulty(folder: Path) -> None:
     """ONNX files that break one rule each, and names that a terminal would obey."""
-    found = {name: onnx_mlp() for name in FAULTY}
-    found["opset999"].opset_import[0].version = 999
-    found["opset0"].opset_import[0].version = 0
-    twice = found["twice"].graph
+    matches = {name: onnx_mlp() for name in FAULTY}
+    matches["opset999"].opset_import[0].version = 999
+    matches["opset0"].opset_import[0].version = 0
+    twice = matches["twice"].graph
     twice.node[1].output[0] = twice.output[0].name = "h"
-    found["twice_input"].graph.input.append(found["twice_input"].graph.input[0])
-    over = found["over_weight"].graph.node
+    matches["twice_input"].graph.input.append(matches["twice_input"].graph.input[0])
+    over = matches["over_weight"].graph.node
     over[0].output[0] = over[1].input[0] = "w"
-    found["twice_weight"].graph.initializer.append(found["twice_weight"].graph.initializer[0])
-    found["no_giver"].graph.node[1].input[0] = "nope"
-    found["no_output"].graph.output[0].name = "nope"
-    del found["no_node"].graph.node[:]
-    found["identity"].graph.output[0].CopyFrom(found["identity"].graph.input[0])
-    del found["identity"].graph.node[:]
-    external = found["no_data"].graph.initializer[0]
+    matches["twice_weight"].graph.initializer.append(matches["twice_weight"].graph.initializer[0])
+    matches["no_giver"].graph.node[1].input[0] = "nope"
+    matches["no_output"].graph.output[0].name = "nope"
+    del matches["no_node"].graph.node[:]
+    matches["identity"].graph.output[0].CopyFrom(matches["identity"].graph.input[0])
+    del matches["identity"].graph.node[:]
+    external = matches["no_data"].graph.initializer[0]
     external_data_helper.set_external_data(external, "missing.bin")
     external.ClearField("raw_data")
     external.data_location = TensorProto.EXTERNAL
-    for name, model in found.items():
+    for name, model in matches.items():
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
     rude = onnx_mlp(f"Frob{RUDE}nicate", "com.example")
     rude.graph.node[1].name = f"node{RUDE}"

@@ -20,11 +20,11 @@ DIGITS = "9" * 5000
 
 def graph(nodes, weights=(), outputs=("y",), inputs=("x",), opset=17):
     """An ONNX file of nodes ``(op, inputs, outputs)``."""
-    made = [helper.make_node(op, list(ins), list(outs), **kw) for op, ins, outs, *rest in nodes
+    created = [helper.make_node(op, list(ins), list(outs), **kw) for op, ins, outs, *rest in nodes
             for kw in [rest[0] if rest else {}]]  # fmt: skip
     value = helper.make_tensor_value_info
     proto = helper.make_graph(
-        made,
+        created,
         "g",
         [value(name, TensorProto.FLOAT, [4, 8]) for name in inputs],
         [value(name, TensorProto.FLOAT, None) for name in outputs],
@@ -41,11 +41,11 @@ def tensor(name, dims, raw, kind=TensorProto.FLOAT):
 
 def external(location):
     """The shape of a reshape, kept in another file."""
-    held = numpy_helper.from_array(np.array([8, 4]), "s")
-    onnx.external_data_helper.set_external_data(held, location)
-    held.ClearField("raw_data")
-    held.data_location = TensorProto.EXTERNAL
-    return graph([("Reshape", "xs", "y")], [held])
+    stored = numpy_helper.from_array(np.array([8, 4]), "s")
+    onnx.external_data_helper.set_external_data(stored, location)
+    stored.ClearField("raw_data")
+    stored.data_location = TensorProto.EXTERNAL
+    return graph([("Reshape", "xs", "y")], [stored])
 
 
 def nested(depth):
@@ -190,11 +190,11 @@ BYTECODE = {
 
 def zipped(files, method=zipfile.ZIP_STORED):
     """A zip archive."""
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w", method, compresslevel=1) as archive:
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w", method, compresslevel=1) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
-    return held.getvalue()
+    return stored.getvalue()
 
 
 BOMB = b"\0" * (256 * MIB)

@@ -40,14 +40,14 @@ def test_a_layer_keeps_what_the_formula_says(
     size: str, sequence: bool, policy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hidden, heads = SIZES[size]
-    found = []
+    matches = []
     for layers in (FEW, MORE):
         model = f"zoo:gpt?size=tiny,hidden={hidden},heads={heads},layers={layers},seq={SEQ}"
         model += f",positions={SEQ},vocab=51200,batch=1,dtype=float16,dropout=0.1"
         plan = ["--strategy", f"megatron:sequence={int(sequence)}", "--mesh", f"tp={TP}"]
-        given = ["--train", "--recompute", policy, "--system", "dgx-a100", "--advice", "bounds"]
-        assert main(["analyze", model, *plan, *given, "--json"]) == 0
+        inputs = ["--train", "--recompute", policy, "--system", "dgx-a100", "--advice", "bounds"]
+        assert main(["analyze", model, *plan, *inputs, "--json"]) == 0
         (memory,) = json.loads(capsys.readouterr().out)["memory"]
-        found.append(memory["most"]["stashes"])
-    kept = (found[1] - found[0]) / (MORE - FEW) / (SEQ * hidden)
-    assert kept == pytest.approx(formula(policy, sequence, hidden, heads), rel=0.02)
+        matches.append(memory["most"]["stashes"])
+    remaining = (matches[1] - matches[0]) / (MORE - FEW) / (SEQ * hidden)
+    assert remaining == pytest.approx(formula(policy, sequence, hidden, heads), rel=0.02)

@@ -26,15 +26,15 @@ def analysed(words, capsys, code=0):
 
 
 def test_gains_are_those_of_the_changed_command(capsys):
-    found = analysed(TWO, capsys)
-    trials = [trial for one in found["advice"] for trial in one["gains"]]
+    result = analysed(TWO, capsys)
+    trials = [trial for each in result["advice"] for trial in each["gains"]]
     data = next(t for t in trials if t["change"] == "--strategy data_parallel --mesh dp=2")
     again = analysed([*MLP, *data["change"].split(), "--advice", "bounds"], capsys)
     assert data["time_s"] == again["time_s"] and data["fits"]
-    assert data["gain"] == pytest.approx(found["time_s"] / again["time_s"])
+    assert data["gain"] == pytest.approx(result["time_s"] / again["time_s"])
     assert data["peak_memory_bytes"] == again["peak_memory_bytes"]
     assert all(t["gain"] >= 1.02 for t in trials)
-    without = [trial for one in found["advice"] for trial in one["others"]]
+    without = [trial for each in result["advice"] for trial in each["others"]]
     assert without and all(t["gain"] < 1.02 for t in without)
 
 
@@ -43,11 +43,11 @@ MEMORY = ["analyze", "zoo:gpt?size=tiny", "--system", "dgx-a100", "--strategy", 
 
 
 def test_kernels_that_are_advised_are_an_option(capsys):
-    found = analysed(MEMORY, capsys)
-    trials = [t for one in found["advice"] for t in (*one["gains"], *one["others"])]
+    result = analysed(MEMORY, capsys)
+    trials = [t for each in result["advice"] for t in (*each["gains"], *each["others"])]
     (kernels,) = (t for t in trials if "kernels" in t["change"])
     again = analysed([*MEMORY, *kernels["change"].split(), "--advice", "bounds"], capsys)
-    assert kernels["time_s"] == again["time_s"] < found["time_s"]
+    assert kernels["time_s"] == again["time_s"] < result["time_s"]
     assert main([*MEMORY, "--kernels", "nope"]) == 2
     assert "DIST0701 --kernels" in capsys.readouterr().err
 
@@ -55,8 +55,8 @@ def test_kernels_that_are_advised_are_an_option(capsys):
 @pytest.mark.parametrize("given", [TWO, MEMORY])
 def test_options_that_are_advised_are_there(given, capsys):
     """Every option in the words of a change is one of the command."""
-    found = analysed([*given, "--advice", "full"], capsys)
-    changes = [t["change"] for one in found["advice"] for t in (*one["gains"], *one["others"])]
+    result = analysed([*given, "--advice", "full"], capsys)
+    changes = [t["change"] for each in result["advice"] for t in (*each["gains"], *each["others"])]
     assert main(["analyze", "--help"]) == 0
     there = capsys.readouterr().out
     assert changes
@@ -66,15 +66,15 @@ def test_options_that_are_advised_are_there(given, capsys):
 
 
 def test_more_samples_per_step_are_told_as_throughput(capsys):
-    found = analysed([*MEMORY, "--advice", "full"], capsys)
-    gains = [t for one in found["advice"] for t in one["gains"] if t["samples"] == 2]
+    result = analysed([*MEMORY, "--advice", "full"], capsys)
+    gains = [t for each in result["advice"] for t in each["gains"] if t["samples"] == 2]
     assert gains
     assert main([*MEMORY, "--advice", "full"]) == 0
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     number = r"([\d.]+)([kM]?)"
     scale = {"": 1.0, "k": 1e3, "M": 1e6}
     for trial in gains:
-        line = next(t for t in said.splitlines() if t.strip().startswith(trial["change"] + ":"))
+        line = next(t for t in message.splitlines() if t.strip().startswith(trial["change"] + ":"))
         pattern = rf"throughput {number} -> {number} samples/s; 2x samples per step: "
         before, unit, after, other = re.search(pattern, line).groups()
         ratio = float(after) * scale[other] / (float(before) * scale[unit])
@@ -83,22 +83,22 @@ def test_more_samples_per_step_are_told_as_throughput(capsys):
 
 def test_text_says_what_was_tried(capsys):
     assert main(TWO) == 0
-    said = capsys.readouterr().out
-    assert "--strategy data_parallel --mesh dp=2: predicted speedup " in said
-    assert "(bound: communication fully overlapped)" in said
-    assert "Tried without gain: --system with twice the link bandwidth" in said
+    message = capsys.readouterr().out
+    assert "--strategy data_parallel --mesh dp=2: predicted speedup " in message
+    assert "(bound: communication fully overlapped)" in message
+    assert "Tried without gain: --system with twice the link bandwidth" in message
 
 
 def test_bounds_alone(capsys):
-    found = analysed([*TWO, "--advice", "bounds"], capsys)
-    assert all(one["formula"] and not one["gains"] + one["others"] for one in found["advice"])
+    result = analysed([*TWO, "--advice", "bounds"], capsys)
+    assert all(each["formula"] and not each["gains"] + each["others"] for each in result["advice"])
 
 
 def test_quick_leaves_some_to_full(capsys):
     quick, full = (analysed([*TWO, "--advice", how], capsys) for how in ("quick", "full"))
     counts = [
-        [sum(len(one[key]) for one in found["advice"]) for key in ("gains", "others", "untried")]
-        for found in (quick, full)
+        [sum(len(each[key]) for each in result["advice"]) for key in ("gains", "others", "untried")]
+        for result in (quick, full)
     ]
     assert counts[0][2] > 0 == counts[1][2]
     assert sum(counts[0]) >= sum(counts[1])  # what is refused is no advice
@@ -111,26 +111,26 @@ def test_what_makes_a_step_fit_is_simulated(tmp_path, capsys):
     path = tmp_path / "small.json"
     path.write_text(json.dumps(small))
     words = "--train --optimizer adam --strategy data_parallel --mesh dp=4".split()
-    given = ["analyze", "zoo:mlp?layers=2", *words, "--system", str(path)]
-    assert main([*given, "--json"]) == 3
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    (fit,) = (one for one in found["advice"] if one["part"] == "fit")
+    inputs = ["analyze", "zoo:mlp?layers=2", *words, "--system", str(path)]
+    assert main([*inputs, "--json"]) == 3
+    message = capsys.readouterr()
+    result = json.loads(message.out)
+    (fit,) = (each for each in result["advice"] if each["part"] == "fit")
     (gain,) = fit["gains"]
     assert gain["change"].startswith("--strategy zero:stage=") and gain["fits"]
     assert all(trial["fits"] is False for trial in fit["others"])
-    assert f"[{gain['change']} makes it fit: " in said.err
+    assert f"[{gain['change']} makes it fit: " in message.err
 
 
 def test_more_micro_batches_of_a_fixed_batch_are_more_samples(tmp_path, capsys):
     path = str(tmp_path / "mlp.py")
     assert main(["convert", "zoo:mlp?layers=4", path]) == 0
     stages = ["--strategy", "pipeline:micro_batches=2", "--mesh", "pp=2", "--advice", "full"]
-    found = analysed(["analyze", path, "--system", "dgx-a100", "--train", *stages], capsys)
-    trials = [t for one in found["advice"] for t in (*one["gains"], *one["others"])]
+    result = analysed(["analyze", path, "--system", "dgx-a100", "--train", *stages], capsys)
+    trials = [t for each in result["advice"] for t in (*each["gains"], *each["others"])]
     (more,) = (t for t in trials if t["change"] == "--strategy pipeline:micro_batches=4")
     assert more["samples"] == 2 and more["gain"] > 1  # each is a batch as the file has it
-    assert more["gain"] == pytest.approx(2 * found["time_s"] / more["time_s"])
+    assert more["gain"] == pytest.approx(2 * result["time_s"] / more["time_s"])
 
 
 def test_no_way_of_judging(capsys):
@@ -145,6 +145,6 @@ def test_no_mesh_is_advised_that_the_batch_forbids(batch, advised):
         batch=batch, meshes=[None], parameters=[tokens], spent_s={"compute": 1.0}, fits=True,
         pipeline=None,
     )  # fmt: skip
-    given = argparse.Namespace(strategy="data_parallel+megatron", recompute=None, train=False)
-    changes = changes_of(given, {"dp": 2, "tp": 2}, analysis)
+    inputs = argparse.Namespace(strategy="data_parallel+megatron", recompute=None, train=False)
+    changes = changes_of(inputs, {"dp": 2, "tp": 2}, analysis)
     assert [change.words for change in changes] == advised

@@ -61,12 +61,12 @@ def test_analyze_gives_the_contract(work: Path, capsys: pytest.CaptureFixture[st
         # x: 4x16, a: 16x16, b: 16x16 of float32.
         assert device["param_bytes"] in (4 * (16 * 16 * 2), 4 * (16 * 16 * 2 + 4 * 16))
         assert device["peak_memory_bytes"] >= device["param_bytes"]
-    (one,) = data["collectives"]
+    (single,) = data["collectives"]
     result = 4 * 4 * 16
-    assert one["kind"] == "all_reduce" and one["mesh_axis"] == "tp"
-    assert (one["group_size"], one["count"]) == (2, 2)
-    assert one["bytes_per_device"] == 2 * result
-    assert one["wire_bytes_per_device"] == 2 * wire_bytes("all_reduce", result, 2)
+    assert single["kind"] == "all_reduce" and single["mesh_axis"] == "tp"
+    assert (single["group_size"], single["count"]) == (2, 2)
+    assert single["bytes_per_device"] == 2 * result
+    assert single["wire_bytes_per_device"] == 2 * wire_bytes("all_reduce", result, 2)
     assert set(data["timings_s"]) >= {*STAGES, "export", "simulate"}
     assert all(took_s >= 0 for took_s in data["timings_s"].values())
 
@@ -148,8 +148,8 @@ def test_a_difference_exits_70(
     right = VirtualEngine.run_local
 
     def broken(self: VirtualEngine, program: Any, local: Any) -> Any:
-        found = right(self, program, local)
-        return {rank: [value + 1 for value in results] for rank, results in found.items()}
+        result = right(self, program, local)
+        return {rank: [value + 1 for value in results] for rank, results in result.items()}
 
     monkeypatch.setattr(VirtualEngine, "run_local", broken)
     words = ["verify", "mlp.py", "--plan", "plan.json", "--engine", "virtual", "--json"]
@@ -205,10 +205,12 @@ def test_an_axis_that_cuts_nothing_is_told(work: Path, capsys: pytest.CaptureFix
     mesh = ["--mesh", "dp=2,tp=4,one=1", "--system", "dgx-a100", "--json", "--report", "r.html"]
     code = main(["analyze", "mlp.py", "--strategy", "data_parallel", *mesh])
     out, err = capsys.readouterr()
-    said = 'the mesh axis "tp" of "mesh0" shards nothing: the 4 devices along it do redundant work'
-    assert code == 0 and f"warning: {said}\n" in err and '"dp"' not in err and '"one"' not in err
-    assert json.loads(out)["warnings"][0] == said
-    assert f"Warning: {said}." in html.unescape((work / "r.html").read_text(encoding="utf-8"))
+    message = (
+        'the mesh axis "tp" of "mesh0" shards nothing: the 4 devices along it do redundant work'
+    )
+    assert code == 0 and f"warning: {message}\n" in err and '"dp"' not in err and '"one"' not in err
+    assert json.loads(out)["warnings"][0] == message
+    assert f"Warning: {message}." in html.unescape((work / "r.html").read_text(encoding="utf-8"))
     others = json_of(["analyze", "mlp.py", *PLAN], capsys)["warnings"]
     assert all("shards nothing" not in other for other in others)
 
@@ -219,10 +221,10 @@ def test_a_missing_extra_is_told_before_any_work(
     """The model is looked for, and not read."""
     empty = work / "empty.onnx"
     empty.write_bytes(b"")
-    found = importlib.util.find_spec
+    result = importlib.util.find_spec
 
     def without_mpi(name: str, package: str | None = None) -> object:
-        return None if name == "mpi4py" else found(name, package)
+        return None if name == "mpi4py" else result(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_mpi)
     plan = ["--strategy", "data_parallel", "--mesh", "dp=2"]
@@ -250,9 +252,9 @@ def test_process_results_on_stdout(work: Path) -> None:
     done = process(["analyze", "mlp.py", *PLAN, "--json", "--report", "r.html"], work)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["time_s"] > 0
-    told = done.stderr.splitlines()
-    assert told[-1] == f"wrote {work / 'r.html'}"
-    assert all(line.startswith("warning: a single device is as fast") for line in told[:-1])
+    reported = done.stderr.splitlines()
+    assert reported[-1] == f"wrote {work / 'r.html'}"
+    assert all(line.startswith("warning: a single device is as fast") for line in reported[:-1])
 
 
 def test_process_messages_on_stderr(work: Path) -> None:

@@ -31,8 +31,8 @@ def convert(*words):
     assert main(["convert", *words]) == 0
 
 
-def same(one, other):
-    return tvm_ffi.structural_equal(load_model(one).mod, load_model(other).mod)
+def same(first, other):
+    return tvm_ffi.structural_equal(load_model(first).mod, load_model(other).mod)
 
 
 @pytest.mark.parametrize("model", ["mlp.py", "mlp.onnx", "zoo:gpt?size=tiny,layers=1"])
@@ -76,11 +76,11 @@ def test_training_steps_and_strategies(work):
 def test_json_is_a_model(work, capsys):
     convert("mlp.py", "m.json")
     words = [*PLAN, "--system", "dgx-a100", "--json"]
-    found = []
+    matches = []
     for model in ("mlp.py", "m.json"):
         assert main(["analyze", model, *words]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    assert found[0]["devices"] == found[1]["devices"]
+        matches.append(json.loads(capsys.readouterr().out))
+    assert matches[0]["devices"] == matches[1]["devices"]
 
 
 @pytest.mark.parametrize(

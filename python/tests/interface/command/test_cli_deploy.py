@@ -38,9 +38,9 @@ def test_deploy_then_run(tmp_path, model, capsys):
     folder = str(tmp_path / "deployed")
     words = ["deploy", MODEL, *PLACES, "--weights", str(tmp_path / "weights.npz"), "-o", folder]
     assert main([*words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [item["name"] for item in told["inputs"]] == [first]
-    assert "main.so" in told["files"]
+    reported = json.loads(capsys.readouterr().out)
+    assert [item["name"] for item in reported["inputs"]] == [first]
+    assert "main.so" in reported["files"]
 
     dist = td.distribute(mod, strategy.make_plan(mod, "megatron", {"tp": 2}))
     want = td.run(dist, values, engine="virtual")
@@ -49,15 +49,15 @@ def test_deploy_then_run(tmp_path, model, capsys):
         words = ["run", folder, "--inputs", str(tmp_path / "inputs.npz"), "-o", str(out)]
         assert main([*words, "--engine", "virtual"]) == 0
         assert "output0: float32[2, 4, 32]" in capsys.readouterr().out
-        found = td.open_weights(out)["output0"]
-        assert np.array_equal(found.read(tuple((0, n) for n in found.shape)), want[0])
+        result = td.open_weights(out)["output0"]
+        assert np.array_equal(result.read(tuple((0, n) for n in result.shape)), want[0])
 
 
 def test_text(tmp_path, capsys):
     assert main(["deploy", MODEL, *PLACES, "-o", str(tmp_path / "d")]) == 0
-    said = capsys.readouterr().out
-    assert "1 meshes, 2 devices" in said
-    assert "input input_ids: int" in said
+    message = capsys.readouterr().out
+    assert "1 meshes, 2 devices" in message
+    assert "input input_ids: int" in message
 
 
 def _fails(*_, **__):

@@ -63,11 +63,13 @@ def test_explain_says_which_sizes_it_lacks(capsys: pytest.CaptureFixture[str]) -
     assert "per device: bytes unknown" in out and "1,024" not in out
     assert "Alternative placements" not in out and "int64" not in out
     assert main(shlex.split(f"explain m.py y {PLACES} --dim batch=4,seq=6 --json")) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["size_bytes"], told["bytes_per_device"]) == (768, 384) and told["alternatives"]
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["size_bytes"], reported["bytes_per_device"]) == (768, 384) and reported[
+        "alternatives"
+    ]
     assert main(shlex.split(f"explain m.py y {PLACES} --json")) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["open_dims"] == ["batch", "seq"] and told["price"] is None
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["open_dims"] == ["batch", "seq"] and reported["price"] is None
 
 
 def test_opt_binds_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,8 +53,8 @@ def test_text_says_everything(work: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_json_is_the_explanation(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", *MLP, "main/y", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    made = explain(from_tvmscript(work / "mlp.py"), "main/y", plan=Plan.load("plan.json"))
-    assert data == json.loads(json.dumps(made.to_dict()))
+    created = explain(from_tvmscript(work / "mlp.py"), "main/y", plan=Plan.load("plan.json"))
+    assert data == json.loads(json.dumps(created.to_dict()))
     assert data["schema_version"] == 1 and data["name"] == "main/y"
     assert {x["axis"] for x in data["alternatives"]} == {"dp", "tp"}
 

@@ -23,5 +23,5 @@ ALL = ["--strategy", "tensor_parallel", "--system", "dgx-a100"]
 )
 def test_fewer_devices_that_are_as_fast_are_told(model, mesh, more, told, capsys):
     assert main(["analyze", model, "--mesh", mesh, *ALL, *more]) == 0
-    said = capsys.readouterr().err
-    assert ("warning: a single device is as fast as these 8: 0.157 ms" in said) is told
+    message = capsys.readouterr().err
+    assert ("warning: a single device is as fast as these 8: 0.157 ms" in message) is told

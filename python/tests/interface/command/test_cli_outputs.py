@@ -28,16 +28,16 @@ def left(folder: Path) -> list[str]:
 
 def test_files_are_written_on_commit_only(tmp_path: Path) -> None:
     outputs = Outputs()
-    one = outputs.promise(str(tmp_path / "a.txt"), "--one")
+    single = outputs.promise(str(tmp_path / "a.txt"), "--one")
     folder = outputs.promise_folder(str(tmp_path / "out"), "-o")
     assert folder is not None
-    outputs.add(one, "text\n")
+    outputs.add(single, "text\n")
     outputs.add(folder / "b.bin", b"\x00\xff")
     outputs.add(folder / "c.txt", lambda path: Path(path).write_text("from a function"))
     assert left(tmp_path) == []
-    written = outputs.commit()
+    output = outputs.commit()
     assert left(tmp_path) == ["a.txt", "out", f"out/{RECORD}", "out/b.bin", "out/c.txt"]
-    assert [p.name for p in written] == ["a.txt", "b.bin", "c.txt"]
+    assert [p.name for p in output] == ["a.txt", "b.bin", "c.txt"]
     assert (tmp_path / "a.txt").read_text() == "text\n"
     assert (folder / "b.bin").read_bytes() == b"\x00\xff"
     assert (folder / "c.txt").read_text() == "from a function"
@@ -75,16 +75,16 @@ def test_a_full_disk_is_a_usage_error_and_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_modes_are_those_of_ordinary_files(tmp_path: Path) -> None:
-    kept = tmp_path / "kept.txt"
-    kept.write_text("x")
-    kept.chmod(0o600)
+    remaining = tmp_path / "kept.txt"
+    remaining.write_text("x")
+    remaining.chmod(0o600)
     outputs = Outputs()
-    outputs.add(outputs.promise(str(kept), "--one"), "y")
+    outputs.add(outputs.promise(str(remaining), "--one"), "y")
     outputs.add(outputs.promise(str(tmp_path / "new.txt"), "--two"), "z")
     outputs.commit()
     plain = tmp_path / "plain.txt"
     plain.write_text("")
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert stat.S_IMODE(remaining.stat().st_mode) == 0o600
     assert (tmp_path / "new.txt").stat().st_mode == plain.stat().st_mode
 
 
@@ -167,7 +167,7 @@ def test_what_a_folder_gets_stands_in_lines(tmp_path: Path) -> None:
     for file in folder.iterdir():
         longest = max(map(len, file.read_text(encoding="utf-8").splitlines()))
         assert longest < 4000, (file.name, longest)
-    found = td.from_tvmscript(folder / "1-global.py")
-    tvm.ir.assert_structural_equal(found, td.from_onnx(path))
+    result = td.from_tvmscript(folder / "1-global.py")
+    tvm.ir.assert_structural_equal(result, td.from_onnx(path))
     assert len((folder / "program.json").read_text().splitlines()) > 10
     assert main(["simulate", str(folder / "program.json"), "--system", "dgx-a100"]) == 0

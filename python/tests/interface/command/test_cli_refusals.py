@@ -94,7 +94,7 @@ def test_control_characters_of_names_are_shown(
 ) -> None:
     assert main(shlex.split(command)) == 1
     err = capsys.readouterr().err
-    assert SHOWN in err and printable(err, kept="\n") == err
+    assert SHOWN in err and printable(err, allowed="\n") == err
 
 
 def test_what_a_terminal_gets(

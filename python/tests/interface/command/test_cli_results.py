@@ -41,8 +41,8 @@ def test_plans_strategies_and_results(work, capsys):
     rows = json.loads(run(["compare", *both], capsys))["results"]
     assert [row["name"] for row in rows] == ["plan.json", "data_parallel", "before", "out"]
     assert rows[1]["mesh"] == "dp=4" and rows[0]["ratio"] == rows[3]["ratio"] == 1.0
-    for one, again in ((rows[0], rows[3]), (rows[1], rows[2])):
-        assert {**one, "name": ""} == {**again, "name": ""}
+    for each, again in ((rows[0], rows[3]), (rows[1], rows[2])):
+        assert {**each, "name": ""} == {**again, "name": ""}
     text = run(["compare", "before.json", "out"], capsys)
     assert "mlp.py on dgx-a100" in text and "bound by" in text
 
@@ -52,9 +52,9 @@ def test_results_of_simulate(work):
         td.export(td.distribute(td.from_tvmscript("mlp.py"), "plan.json")).to_json()
     )
     results = [td.simulate(program, name) for name in ("dgx-a100", "dgx-h100")]
-    found = td.compare(*results, names=["a", "v"])
-    assert [one.time_s for one in found.outcomes] == [one.time_s for one in results]
-    assert found.outcomes[0].mesh == "4 devices" and found.outcomes[0].system == "dgx-a100"
+    result = td.compare(*results, names=["a", "v"])
+    assert [each.time_s for each in result.outcomes] == [each.time_s for each in results]
+    assert result.outcomes[0].mesh == "4 devices" and result.outcomes[0].system == "dgx-a100"
 
 
 @pytest.mark.parametrize(

@@ -81,10 +81,10 @@ def test_a_step_of_training_with_what_it_is_compared_with(
     assert "lower bound of the step time: " in text
     plan = ["--plan", str(folder / "1.plan.json")]
     assert main(["analyze", MODEL, *plan, *train, "--system", "dgx-a100", "--json"]) == 0
-    found = json.loads((folder / "search.json").read_text())["plans"][0]
+    result = json.loads((folder / "search.json").read_text())["plans"][0]
     analysis = json.loads(capsys.readouterr().out)
-    assert analysis["time_s"] == found["time_s"]
-    assert analysis["pipeline"]["ranks"] == found["stages"] == 2
+    assert analysis["time_s"] == result["time_s"]
+    assert analysis["pipeline"]["ranks"] == result["stages"] == 2
 
 
 def test_an_interrupt_keeps_what_was_found(
@@ -92,11 +92,11 @@ def test_an_interrupt_keeps_what_was_found(
 ) -> None:
     make, calls = trials.labeller_of, []
 
-    def interrupted(*given: Any, **more: Any) -> Any:
-        calls.append(given)
+    def interrupted(*inputs: Any, **more: Any) -> Any:
+        calls.append(inputs)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return make(*given, **more)
+        return make(*inputs, **more)
 
     monkeypatch.setattr(trials, "labeller_of", interrupted)
     folder = tmp_path / "found"

@@ -36,9 +36,9 @@ def test_compare_gives_each_system_what_analyze_does(capsys: pytest.CaptureFixtu
     assert [row["system"] for row in rows] == names
     assert [row["name"] for row in rows] == [f"data_parallel on {name}" for name in names]
     for name, row in zip(names, rows, strict=True):
-        one = json.loads(run(["analyze", MODEL, *WAY, "--system", name, "--json"], capsys))
-        assert row["time_s"] == one["time_s"]
-        assert row["figures"]["mfu"] == one["throughput"]["mfu"]
+        single = json.loads(run(["analyze", MODEL, *WAY, "--system", name, "--json"], capsys))
+        assert row["time_s"] == single["time_s"]
+        assert row["figures"]["mfu"] == single["throughput"]["mfu"]
     text = run(["compare", MODEL, *WAY, *systems], capsys)
     assert "tokens/s per device" in text and "MFU" in text
 
@@ -68,12 +68,12 @@ def test_masters_are_kept_by_default_on_systems_that_describe_trainers(
         words = ["analyze", MODEL, *WAY, *TRAIN, "--advice", "bounds", "--json", *options]
         return int(json.loads(run(words, capsys))["peak_memory_bytes"])
 
-    kept = peak_bytes("--system", "h100", "--master")
+    remaining = peak_bytes("--system", "h100", "--master")
     without = peak_bytes("--system", "h100", "--no-master")
-    assert kept > without
-    assert peak_bytes("--system", "h100") == kept
+    assert remaining > without
+    assert peak_bytes("--system", "h100") == remaining
     by_hand = {"strategy": "data_parallel", "mesh": {"dp": 2}, "train": {"optimizer": "adam"}}
-    assert td.analyze(MODEL, system="h100", **by_hand).peak_memory_bytes == kept
+    assert td.analyze(MODEL, system="h100", **by_hand).peak_memory_bytes == remaining
     plain = [peak_bytes("--system", "dgx-h100", *more) for more in ((), ("--no-master",))]
     assert plain[0] == plain[1]
 
@@ -92,11 +92,11 @@ def test_the_head_of_an_answer_states_rate_cost_and_basis(
     )  # fmt: skip
     words = ["analyze", MODEL, *WAY, "--system", str(path), "--advice", "bounds"]
     data = json.loads(run([*words, "--json"], capsys))
-    given, time_s = data["throughput"], data["time_s"]
-    assert given["cost_per_hour_usd"] == 6.0
-    assert math.isclose(given["cost_per_step_usd"], 6.0 * time_s / 3600)
-    assert math.isclose(given["energy_per_step_kWh"], 2 * 500 * time_s / 3.6e6)
-    assert math.isclose(given["tokens_per_s"], given["tokens"] / time_s)
+    inputs, time_s = data["throughput"], data["time_s"]
+    assert inputs["cost_per_hour_usd"] == 6.0
+    assert math.isclose(inputs["cost_per_step_usd"], 6.0 * time_s / 3600)
+    assert math.isclose(inputs["energy_per_step_kWh"], 2 * 500 * time_s / 3.6e6)
+    assert math.isclose(inputs["tokens_per_s"], inputs["tokens"] / time_s)
     assumed = [number["name"] for number in data["basis"]["numbers"] if number["assumed"]]
     assert assumed == data["basis"]["assumed"] != []
     head = run(words, capsys).splitlines()[:7]
@@ -110,8 +110,8 @@ def test_an_image_model_has_samples_and_no_tokens() -> None:
     result = td.analyze(
         "zoo:resnet?size=tiny", strategy="data_parallel", mesh={"dp": 2}, system="h100"
     )
-    given = result.to_dict()["throughput"]
-    assert given["tokens_per_s"] is None and given["samples_per_s"] > 0
+    inputs = result.to_dict()["throughput"]
+    assert inputs["tokens_per_s"] is None and inputs["samples_per_s"] > 0
     assert "samples/s" in result.summary
 
 

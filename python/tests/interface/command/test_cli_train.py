@@ -37,11 +37,11 @@ def test_a_step_does_three_times_the_work(capsys: pytest.CaptureFixture[str]) ->
     plain = analyzed(["--train"], capsys, LARGER)
     adam = analyzed(["--train", "--optimizer", "adam:rate=0.01"], capsys, LARGER)
     assert plain["unmodelled_ops"] == adam["unmodelled_ops"] == []
-    one, three, states = (d["devices"][0] for d in (forward, plain, adam))
-    assert 2.8 < three["flops"] / one["flops"] < 3.3
+    single, three, states = (d["devices"][0] for d in (forward, plain, adam))
+    assert 2.8 < three["flops"] / single["flops"] < 3.3
     # Scalars of the formulae are constants, which count too.
-    assert three["param_bytes"] == pytest.approx(one["param_bytes"], rel=0.02)
-    assert states["param_bytes"] == pytest.approx(3 * one["param_bytes"], rel=0.02)
+    assert three["param_bytes"] == pytest.approx(single["param_bytes"], rel=0.02)
+    assert states["param_bytes"] == pytest.approx(3 * single["param_bytes"], rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_what_is_chosen_stands_in_the_plan(
 ) -> None:
     """Weights and activations count half; the edited plan makes the step that it says."""
     layers = "zoo:gpt?size=tiny,layers=4,hidden=32,heads=2,vocab=64,seq=64,batch=16,positions=64"
-    kept = analyzed(["--train", "--recompute", "none"], capsys, layers)["devices"][0]
+    remaining = analyzed(["--train", "--recompute", "none"], capsys, layers)["devices"][0]
     bound = "auto:memory_gib=0.006,activations=2,weights=2"
     got = analyzed(["--train", "--recompute", bound, "-o", str(tmp_path)], capsys, layers)[
         "devices"
     ][0]
-    assert got["peak_memory_bytes"] < kept["peak_memory_bytes"]
+    assert got["peak_memory_bytes"] < remaining["peak_memory_bytes"]
     path = tmp_path / "plan.json"
     data = json.loads(path.read_text(encoding="utf-8"))
     assert "none" in data["recompute"]["layer"] and data["recompute"]["layer"] != "none"
@@ -127,13 +127,13 @@ def test_the_report_names_every_option(
     """What it calls the command for the same analysis gives the same analysis."""
     monkeypatch.chdir(tmp_path)
     options = ["--train", "--loss", "mse", "--optimizer", "adam:rate=0.01", "--batch", "8"]
-    told = analyzed([*options, "--report", "r.html"], capsys)
+    reported = analyzed([*options, "--report", "r.html"], capsys)
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     (command,) = set(re.findall(r"tvm-distir analyze [^<\n]*", html.unescape(page)))
     words = shlex.split(command)
     assert main([*words[1:], "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert {**again, "timings_s": 0} == {**told, "timings_s": 0}
+    assert {**again, "timings_s": 0} == {**reported, "timings_s": 0}
     assert words[0] == "tvm-distir" and set(options) <= set(words)
 
 

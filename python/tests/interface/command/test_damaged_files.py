@@ -39,10 +39,10 @@ def test_it_is_refused(file, name, data, tmp_path, monkeypatch, capfd):
         words = words[: 6 if file == "plan.json" else 8]
     (folder / file).write_bytes(content(data))
     before = sorted(folder.rglob("*")), (folder / file).stat().st_size
-    started, held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started, stored = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     code = main(words)
     took_s = time.process_time() - started
-    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held)
+    grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - stored)
     out, err = capfd.readouterr()
     lines = [line for line in err.splitlines() if line.startswith("DIST")]
     assert (code, len(lines), out) == (1, 1, ""), err

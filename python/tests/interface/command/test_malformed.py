@@ -203,12 +203,12 @@ def content(folder: Path) -> dict[str, str]:
 def with_outputs(command: str) -> list[str]:
     """Ask for every output that the command does not name itself."""
     words = shlex.split(command)
-    wanted = {
+    expected = {
         "analyze": {"--report": "r.html", "--trace": "t.json", "-o": "out"},
         "simulate": {"--trace": "t.json"},
         "opt": {"-o": "out.py"},
     }.get(words[0] if words else "", {})
-    for option, path in wanted.items():
+    for option, path in expected.items():
         if option not in words:
             words += [option, path]
     return words

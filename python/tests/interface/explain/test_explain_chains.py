@@ -265,14 +265,14 @@ def test_what_cannot_be_sharded_is_said():
 
 def placements(mod):
     """Placement text of every variable of a distributed module, as its types say."""
-    found = {}
+    matches = {}
     for gv, fn in mod.functions.items():
         every = [*fn.params, *[b.var for block in fn.body.blocks for b in block.bindings]]
-        row = found.setdefault(str(gv.name_hint), {})
+        row = matches.setdefault(str(gv.name_hint), {})
         for var in every:
             if tensor_type(var.ty) is not None:
                 row.setdefault(str(var.name), placement_text(labels_of(var.ty.placement)))
-    return found
+    return matches
 
 
 @pytest.mark.parametrize("specs", ["data_parallel+megatron", "megatron"])
@@ -282,9 +282,9 @@ def test_every_placement_of_a_model_is_the_one_written(specs):
     mesh = {"dp": 2, "tp": 2} if "+" in specs else {"tp": 4}
     annotated = AnnotateSharding(compose(mod, mesh, parse(specs)))(mod)
     distributed = PropagateSharding()(annotated)
-    written = placements(distributed)
+    output = placements(distributed)
     seen = 0
-    for name, row in written.items():
+    for name, row in output.items():
         for variable in list(row)[:: 4 if name == "main" else 2]:
             if variable.endswith("_placed") or f"{name}/{variable}" == "layer/gv":
                 continue
@@ -294,8 +294,8 @@ def test_every_placement_of_a_model_is_the_one_written(specs):
                 sharded = reason.label.startswith("S")
                 assert not sharded or reason.annotation, (name, variable)
                 assert reason.reason != "tied"
-                for one, two in zip(reason.steps, reason.steps[1:]):
-                    assert (one.target, one.target_dim) == (two.source, two.source_dim)
+                for left, two in zip(reason.steps, reason.steps[1:]):
+                    assert (left.target, left.target_dim) == (two.source, two.source_dim)
                 if reason.steps:
                     assert reason.steps[0].source == reason.annotation
                     assert reason.steps[-1].target.partition("/")[0] == name
@@ -405,10 +405,10 @@ def test_a_plan_may_be_given():
     mod = zoo.gpt(size="tiny", layers=1)
     plan = compose(mod, {"tp": 2}, parse("megatron"))
     assert isinstance(plan, Plan)
-    given = explain(mod, "logits", plan=plan)
-    assert given == explain(AnnotateSharding(plan)(mod), "logits")
-    data = json.loads(json.dumps(given.to_dict()))
-    assert data["schema_version"] == 1 and data["placement"] == given.placement
+    inputs = explain(mod, "logits", plan=plan)
+    assert inputs == explain(AnnotateSharding(plan)(mod), "logits")
+    data = json.loads(json.dumps(inputs.to_dict()))
+    assert data["schema_version"] == 1 and data["placement"] == inputs.placement
     assert [a["axis"] for a in data["axes"]] == ["tp"]
 
 

@@ -59,11 +59,11 @@ def held(whole, sizes, ids, labels):
 
 def numbers(text):
     """Ids of ``0-3, 7``."""
-    found = []
+    matches = []
     for word in text.split(", "):
         first, _, last = word.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        matches += range(int(first), int(last or first) + 1)
+    return matches
 
 
 def bounds(text):

@@ -115,8 +115,8 @@ def test_prices_of_a_known_conflict():
     e = explain(module(), "block/h")
     assert e.placement == "S[1]"
     (gathered,) = [x for x in e.alternatives if x.label == "R"]
-    (one,) = [c for c in gathered.collectives if c.kind == "all_gather"]
-    assert one.count == 2 and one.wire_bytes == 2 * (64 * 512 * 4) * 3 // 4
+    (single,) = [c for c in gathered.collectives if c.kind == "all_gather"]
+    assert single.count == 2 and single.wire_bytes == 2 * (64 * 512 * 4) * 3 // 4
     assert gathered.price > 0 and gathered.cost > gathered.price  # annotated values count double
 
 
@@ -189,8 +189,8 @@ def test_collectives_that_appear_are_those_of_the_ir(label):
     by_hand = LegalizeRedistribute()(PropagateSharding()(module(o=label)))
     then, _ = count_collectives(by_hand)
     changes = {kind: then[kind] - now[kind] for kind in {*now, *then}}
-    found = {(c.kind, c.axis): c.count for c in other.collectives}
-    assert {k: n for k, n in found.items() if n} == {k: n for k, n in changes.items() if n}
+    matches = {(c.kind, c.axis): c.count for c in other.collectives}
+    assert {k: n for k, n in matches.items() if n} == {k: n for k, n in changes.items() if n}
 
 
 def test_work_is_split_over_the_devices():
@@ -212,15 +212,15 @@ def test_work_is_split_over_the_devices():
 
 
 def test_thirty_two_layers_say_the_same_as_two():
-    found = []
+    matches = []
     for layers in (2, 32):
         mod = zoo.gpt(size="tiny", layers=layers)
         annotated = AnnotateSharding(compose(mod, {"tp": 2}, parse("megatron")))(mod)
         e = explain(annotated, "layer/matmul4")
         assert e.axes[0].annotation == "main/h.0.mlp.up_proj.bias"
         (gathered,) = [x for x in e.alternatives if x.label == "R"]
-        found.append((e.placement, e.axes[0].steps, gathered.wire_bytes / layers))
-    assert found[0] == found[1]
+        matches.append((e.placement, e.axes[0].steps, gathered.wire_bytes / layers))
+    assert matches[0] == matches[1]
 
 
 def test_a_weight_that_lies_whole_is_held_whole():

@@ -24,13 +24,13 @@ GIB = 2**30
 
 def events(layers: int) -> tuple[ReportEvent, ...]:
     """Per layer a matmul of 3 ms, an add of 1 ms and an all-reduce of 1 ms."""
-    made = []
+    created = []
     for i in range(layers):
         at_s, scope = i * 5e-3, f"main/layer[{i}]"
-        made.append(ReportEvent(f"mm{i}", "matmul", "compute", at_s, 3e-3, scope, "6 GFLOP"))
-        made.append(ReportEvent(f"add{i}", "add", "compute", at_s + 3e-3, 1e-3, scope))
-        made.append(ReportEvent(f"ar{i}", "all_reduce", "comm", at_s + 4e-3, 1e-3, scope))
-    return tuple(made)
+        created.append(ReportEvent(f"mm{i}", "matmul", "compute", at_s, 3e-3, scope, "6 GFLOP"))
+        created.append(ReportEvent(f"add{i}", "add", "compute", at_s + 3e-3, 1e-3, scope))
+        created.append(ReportEvent(f"ar{i}", "all_reduce", "comm", at_s + 4e-3, 1e-3, scope))
+    return tuple(created)
 
 
 def sample(

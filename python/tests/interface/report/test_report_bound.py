@@ -37,7 +37,7 @@ def told(analysis: Analysis, **seconds: float) -> Analysis:
     ]
     busy = replace(
         device,
-        compute_s=sum(one.time_s for one in ops),
+        compute_s=sum(each.time_s for each in ops),
         exposed_comm_s=seconds.get("communication", 0.0),
         idle_s=seconds.get("idle", 0.0),
     )
@@ -47,21 +47,21 @@ def told(analysis: Analysis, **seconds: float) -> Analysis:
 @pytest.mark.parametrize("kind", ["compute", "memory", "launch", "communication", "idle"])
 def test_the_largest_share_says_it(kind: str, analysis: Analysis) -> None:
     seconds = dict.fromkeys(("compute", "memory", "launch", "communication", "idle"), 1.0)
-    found = told(analysis, **{**seconds, kind: 2.0})
-    assert found.bound_by == kind and found.bound_share == pytest.approx(2 / 6)
-    assert found.spent_s == pytest.approx({**seconds, kind: 2.0})
+    result = told(analysis, **{**seconds, kind: 2.0})
+    assert result.bound_by == kind and result.bound_share == pytest.approx(2 / 6)
+    assert result.spent_s == pytest.approx({**seconds, kind: 2.0})
 
 
 def test_seventy_per_cent_of_memory_is_not_called_compute(analysis: Analysis) -> None:
-    found = told(analysis, compute=3.0, memory=7.0)
-    assert (found.bound_by, found.bound_share) == ("memory", pytest.approx(0.7))
+    result = told(analysis, compute=3.0, memory=7.0)
+    assert (result.bound_by, result.bound_share) == ("memory", pytest.approx(0.7))
 
 
 def test_json_has_the_times_of_ops_and_collectives(analysis: Analysis) -> None:
     data = to_dict(analysis)
     assert sum(data["spent_s"].values()) == pytest.approx(data["time_s"], rel=1e-6)
     assert {"op", "count", "time_s", "bound_by"} <= set(data["ops"][0])
-    assert all("time_s" in one for one in data["collectives"])
+    assert all("time_s" in each for each in data["collectives"])
     json.dumps(data)
 
 

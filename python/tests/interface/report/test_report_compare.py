@@ -18,16 +18,16 @@ from tvm_distir.support.errors.tree import SimulationError, UsageError
 
 def test_figures_are_those_of_the_results():
     first, other = to_dict(sample()), to_dict(sample(layers=6, peak_bytes=20 * GIB))
-    found = compare(first, other, names=["a", "b"])
-    assert found.ratios == (1.0, pytest.approx(1.5))
-    for one, data in zip(found.outcomes, (first, other), strict=True):
-        assert (one.time_s, one.peak_memory_bytes) == (data["time_s"], data["peak_memory_bytes"])
-        assert dict(one.spent_s) == data["spent_s"] and one.bound_by == data["bound_by"]
-        assert one.fits is data["fits"] and one.mesh == "dp=2,tp=2"
-    assert dict(found.outcomes[1].wire_bytes) == {"all_reduce": 6 * GIB}
-    text = found.to_text()
+    result = compare(first, other, names=["a", "b"])
+    assert result.ratios == (1.0, pytest.approx(1.5))
+    for each, data in zip(result.outcomes, (first, other), strict=True):
+        assert (each.time_s, each.peak_memory_bytes) == (data["time_s"], data["peak_memory_bytes"])
+        assert dict(each.spent_s) == data["spent_s"] and each.bound_by == data["bound_by"]
+        assert each.fits is data["fits"] and each.mesh == "dp=2,tp=2"
+    assert dict(result.outcomes[1].wire_bytes) == {"all_reduce": 6 * GIB}
+    text = result.to_text()
     assert "model.onnx on box" in text and "1.5x" in text and "NO" in text
-    rows = found.to_dict()["results"]
+    rows = result.to_dict()["results"]
     assert [row["name"] for row in rows] == ["a", "b"] and rows[1]["ratio"] == pytest.approx(1.5)
 
 
@@ -43,9 +43,9 @@ def test_files_folders_and_folders_of_them(tmp_path):
     (tmp_path / "x.json").write_text(text)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "analysis.json").write_text(text)
-    names = [one.name for one in compare(tmp_path / "x.json", tmp_path / "run").outcomes]
+    names = [each.name for each in compare(tmp_path / "x.json", tmp_path / "run").outcomes]
     assert names == ["x", "run"]
-    inside = [one.name for one in compare(tmp_path).outcomes]
+    inside = [each.name for each in compare(tmp_path).outcomes]
     assert inside == [f"{tmp_path.name}/x", f"{tmp_path.name}/run"]
 
 

@@ -35,13 +35,13 @@ from tvm_distir.performance.simulation.simulator import simulate
 
 def test_the_largest_part_is_told_first():
     analysis = sample()
-    found = advice(analysis)
-    assert [round(one.saves_s, 6) for one in found] == [4e-3, 4e-3]
-    assert "all_reduce over tp (4 calls" in found[0].what and "add" in found[1].what
+    result = advice(analysis)
+    assert [round(each.saves_s, 6) for each in result] == [4e-3, 4e-3]
+    assert "all_reduce over tp (4 calls" in result[0].what and "add" in result[1].what
     idle = replace(
         analysis,
         time_s=40e-3,
-        devices=[replace(one, idle_s=20e-3) for one in analysis.devices],
+        devices=[replace(lane, idle_s=20e-3) for lane in analysis.devices],
         pipeline=PipelineResult("1f1b", 4, 1, 8, 0.5),
     )
     first = advice(idle)[0]
@@ -60,8 +60,8 @@ def test_changes_that_were_simulated():
         Trial("fit", "--recompute full", 25e-3, 0.8, 1, 4, GIB, True),
     )
     analysis = replace(sample(), trials=trials, untried=(("launch", "x"), ("compute", "--mesh y")))
-    fit, over, _, last = (one for one in advice(analysis))
-    assert [one.change for one in over.gains] == ["--batch 16", "--mesh tp=4"]
+    fit, over, _, last = (each for each in advice(analysis))
+    assert [each.change for each in over.gains] == ["--batch 16", "--mesh tp=4"]
     assert fit.gains == trials[-1:] and last.untried == ("--mesh y",)
     lines = advice_lines(analysis)
     assert lines[1] == "  --recompute full: fits with 1.00 GiB (20.0 ms -> 25.0 ms)"
@@ -79,14 +79,14 @@ def test_changes_that_were_simulated():
 
 def test_only_arithmetic_is_left():
     ops = (replace(sample().ops[0], time_s=16e-3),)
-    devices = [replace(one, compute_s=20e-3, exposed_comm_s=0.0) for one in sample().devices]
+    devices = [replace(each, compute_s=20e-3, exposed_comm_s=0.0) for each in sample().devices]
     (only,) = advice(replace(sample(), ops=ops, devices=devices))
     assert only.saves_s == pytest.approx(20e-3 - 1e-3)  # 10**9 FLOP of a peak of 10**12 per second
 
 
 def test_traffic_by_link():
     """Axis tp lies inside of nodes of eight devices, dp crosses them."""
-    one = program(
+    single = program(
         (("dp", "tp"), (2, 8)),
         main=Build(0)
         .param("x")
@@ -95,8 +95,8 @@ def test_traffic_by_link():
         .done("b"),
     )
     system = System.load("dgx-a100")
-    result = simulate(one, system)
-    inside, between = links_of(result.collectives, one, system)
+    result = simulate(single, system)
+    inside, between = links_of(result.collectives, single, system)
     assert inside.kinds == ("all_reduce over tp",) and between.kinds == ("all_reduce over dp",)
     sizes = {row.mesh_axis: row.wire_bytes_per_device for row in result.collectives}
     # Eight groups along dp leave each node, over its eight adapters.
@@ -111,8 +111,8 @@ def test_links_of_outer_tiers():
     spine = OuterTier("spine", 16, 20.0, latency_us=1.0, oversubscription=2.0)
     system = replace(System.load("a100"), outer_tiers=(spine,))
     body = Build(0).param("x").collective("a", "x", "all_reduce", 1 << 30, 4, (0,)).done("a")
-    one = program((("dp", "tp"), (4, 8)), main=body)
-    uses = {use.name: use for use in links_of(simulate(one, system).collectives, one, system)}
+    single = program((("dp", "tp"), (4, 8)), main=body)
+    uses = {use.name: use for use in links_of(simulate(single, system).collectives, single, system)}
     outer = uses.pop("outer tier (spine)")
     assert list(uses) == [f"inter-node ({system.inter_node.name})"]
     assert (outer.bytes, outer.per) == ((1 << 30) * 2 * (2 - 1) // 2 // 2, "device")
@@ -154,11 +154,11 @@ def pipeline():
     return td.export(td.distribute(step, plan))
 
 
-def _on_nodes(made, members: int):
+def _on_nodes(created, members: int):
     """The second rank's devices on the second node."""
-    first, second = made.meshes
+    first, second = created.meshes
     ids = tuple(range(members, members + len(second.device_ids)))
-    return replace(made, meshes=(first, replace(second, device_ids=ids)))
+    return replace(created, meshes=(first, replace(second, device_ids=ids)))
 
 
 def _system(name: str) -> System:
@@ -183,12 +183,12 @@ def test_no_rate_is_above_what_the_links_carry(name, pipeline):
         programs += [_one_collective(kind, axes, members) for axes in ((0,), (1,), (0, 1))]
         programs.append(_one_collective(kind, (1,), 2 * members))
     largest = dict.fromkeys(("device", "node"), 0.0)
-    for one in programs:
-        uses = links_of(simulate(one, system).collectives, one, system)
+    for each in programs:
+        uses = links_of(simulate(each, system).collectives, each, system)
         assert uses
         for use in uses:
             share = use.bytes / use.time_s / use.rate_bytes_per_s
-            assert share <= 1 + 1e-6, (use, one.functions)
+            assert share <= 1 + 1e-6, (use, each.functions)
             largest[use.per] = max(largest[use.per], share)
     line = system.inter_node.nics_per_node * system.inter_node.bandwidth_per_nic_GBps * 1e9
     assert all(use.rate_bytes_per_s <= line for use in uses if use.per == "node")
@@ -208,13 +208,13 @@ def test_no_rate_is_above_what_the_links_carry(name, pipeline):
 def test_the_critical_path_adds_up_to_the_step(make):
     result = simulate(make(), SYSTEM)
     parts = critical_path(result.lanes)
-    assert sum(round(one.time_s * 1e12) for one in parts) == round(result.time_s * 1e12)
+    assert sum(round(each.time_s * 1e12) for each in parts) == round(result.time_s * 1e12)
 
 
 def test_the_critical_path_of_a_pipeline():
     """The first micro-batch goes forward through all ranks, then the last rank is always busy."""
     result = simulate(stages(Schedule("1f1b", 3, 4), Sizes(moved=0)), SYSTEM)
-    (work, *others) = (one for one in critical_path(result.lanes) if one.time_s)
+    (work, *others) = (each for each in critical_path(result.lanes) if each.time_s)
     assert not others and work.name == "op"
     assert work.time_s == pytest.approx((4 + 3 - 1) * (3 + 6) * 1e-6)
 

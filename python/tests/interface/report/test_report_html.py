@@ -57,9 +57,9 @@ class Page(HTMLParser):
 
 def data_of(page: str) -> dict[str, object]:
     """The data the script reads."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found
-    return dict(json.loads(found.group(1)))
+    result = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert result
+    return dict(json.loads(result.group(1)))
 
 
 @pytest.mark.parametrize("name", ["model.onnx", EVIL])
@@ -84,8 +84,8 @@ def test_asks_for_nothing_outside() -> None:
 
 def test_names_cannot_break_out() -> None:
     analysis = sample(model=EVIL, parameter=EVIL + "{}", unmodelled=(EVIL,))
-    one = analysis.lanes[0].events[0]
-    lanes = (replace(analysis.lanes[0], events=(replace(one, name=EVIL, scope=EVIL),)),)
+    single = analysis.lanes[0].events[0]
+    lanes = (replace(analysis.lanes[0], events=(replace(single, name=EVIL, scope=EVIL),)),)
     page = Page(to_html(replace(analysis, lanes=lanes, strategy=EVIL, command=EVIL)))
     scripts = [attrs for tag, attrs in page.tags if tag == "script"]
     assert len(scripts) == 2

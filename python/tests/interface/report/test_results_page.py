@@ -31,12 +31,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         strategy = "data_parallel" if number == 0 else "data_parallel+megatron"
         analysis = td.analyze(MODEL, strategy=strategy, mesh=mesh, system="h100")
         (path / f"{number}.json").write_text(analysis.to_json())
-    found = td.search(td.zoo.gpt(size="tiny"), 4, "h100")
+    result = td.search(td.zoo.gpt(size="tiny"), 4, "h100")
     (path / "s").mkdir()
-    (path / "s/search.json").write_text(json.dumps(found.to_dict()))
+    (path / "s/search.json").write_text(json.dumps(result.to_dict()))
     rows = [{"batch": 4 * dp, "dp": dp, "tp": 1} for dp in (1, 2)]
     (path / "sweep.csv").write_text(td.sweep(MODEL, rows, "h100").to_csv())
-    (path / "plan.json").write_text(json.dumps(found.plans[0].plan.to_dict()))
+    (path / "plan.json").write_text(json.dumps(result.plans[0].plan.to_dict()))
     return path
 
 

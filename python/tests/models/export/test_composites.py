@@ -31,11 +31,11 @@ def module_of(call, params):
     builder = relax.BlockBuilder()
     with builder.function("main", params):
         with builder.dataflow():
-            found = builder.emit(call)
-            if isinstance(found.ty, relax.TupleType):
-                parts = [builder.emit(found[i]) for i in range(len(found.ty.fields))]
-                found = relax.Tuple(parts)
-            output = builder.emit_output(found)
+            result = builder.emit(call)
+            if isinstance(result.ty, relax.TupleType):
+                parts = [builder.emit(result[i]) for i in range(len(result.ty.fields))]
+                result = relax.Tuple(parts)
+            output = builder.emit_output(result)
         builder.emit_func_output(output)
     return relax.transform.CanonicalizeBindings()(builder.get())
 
@@ -46,10 +46,10 @@ def module_of_case(case):
     return module_of(case.call, params)
 
 
-def equal(found, mod):
+def equal(result, mod):
     """Whether functions are structurally equal; `lv1 = lv` is no operation."""
-    wanted = relax.transform.CanonicalizeBindings()(mod)
-    modules = [ir.IRModule(dict(one.functions)) for one in (found, wanted)]
+    expected = relax.transform.CanonicalizeBindings()(mod)
+    modules = [ir.IRModule(dict(each.functions)) for each in (result, expected)]
     return tvm_ffi.structural_equal(*modules)
 
 
@@ -74,10 +74,10 @@ def test_each_call_is_read_as_itself():
 
 
 def test_the_ops_that_may_be_named_are_those_that_are_written():
-    held = set(ir.Op.list_op_names())
+    stored = set(ir.Op.list_op_names())
     apart = ("dist.", "builtin.", "wrap_param")
-    written = {n for n in WRITERS if f"relax.{n}" in held and not n.startswith(apart)}
-    assert written == OPS
+    output = {n for n in WRITERS if f"relax.{n}" in stored and not n.startswith(apart)}
+    assert output == OPS
 
 
 def test_types_of_attributes_are_those_of_calls():
@@ -101,8 +101,10 @@ def test_what_composites_say_is_what_their_functions_compute(name):
     inputs = draw_inputs(mod, 0)
     apart = td.from_stablehlo(others(text), inline=0)
     assert not tvm_ffi.structural_equal(apart["main"], mod["main"])
-    for found, wanted in zip(Reference(apart).run(inputs), Reference(mod).run(inputs), strict=True):
-        np.testing.assert_allclose(found, wanted, 2e-4, 2e-5 * np.abs(wanted).max())
+    for result, expected in zip(
+        Reference(apart).run(inputs), Reference(mod).run(inputs), strict=True
+    ):
+        np.testing.assert_allclose(result, expected, 2e-4, 2e-5 * np.abs(expected).max())
 
 
 def test_models_are_read_as_they_were():
@@ -178,8 +180,8 @@ def test_shardy_chooses_the_same_collectives_through_composites():
     annotated = transform.AnnotateSharding(plan)(mod)
     inputs, worker = draw_inputs(mod, 0), XlaProcess(sys.executable, 4)
     forms = [td.to_stablehlo(annotated, composites=composites) for composites in (True, False)]
-    (found, ours), (wanted, theirs) = (worker.run(text, inputs, 4, False) for text in forms)
+    (result, ours), (expected, theirs) = (worker.run(text, inputs, 4, False) for text in forms)
     worker.close()
     assert sorted(ours) == sorted(theirs) and ours
-    for array, other in zip(found, wanted, strict=True):
+    for array, other in zip(result, expected, strict=True):
         np.testing.assert_allclose(array, other, 1e-5, 1e-6)

@@ -38,17 +38,17 @@ def small():
     return mod, td.distribute(mod, planned(mod))
 
 
-def same(found, mod):
+def same(result, mod):
     """Whether modules are structurally equal, rebindings and notes of the compiler apart."""
-    wanted = relax.transform.CanonicalizeBindings()(mod)
+    expected = relax.transform.CanonicalizeBindings()(mod)
     for name in ("mesh_axes", "mesh_names", "device_num"):
-        assert tvm_ffi.structural_equal(found.attrs[name], mod.attrs[name])
-    assert tvm_ffi.structural_equal(found.global_infos, mod.global_infos)
-    names = [sorted(str(gv.name_hint) for gv in one.functions) for one in (found, wanted)]
+        assert tvm_ffi.structural_equal(result.attrs[name], mod.attrs[name])
+    assert tvm_ffi.structural_equal(result.global_infos, mod.global_infos)
+    names = [sorted(str(gv.name_hint) for gv in each.functions) for each in (result, expected)]
     assert names[0] == names[1]
     return all(
         tvm_ffi.structural_equal(
-            *(one[name].without_attr("dist.partial") for one in (found, wanted)),
+            *(each[name].without_attr("dist.partial") for each in (result, expected)),
             map_free_vars=True,
         )
         for name in names[0]
@@ -83,8 +83,8 @@ def two_meshes():
         {"param": "x", "placement": "S[0]", "mesh": "a"},
         {"param": "v", "placement": "S[0], S[1]", "mesh": "b"},
     ]
-    said = {"schema_version": 1, "meshes": meshes, "rules": rules}
-    return relax.transform.Normalize()(builder.get()), td.Plan.from_dict(said)
+    message = {"schema_version": 1, "meshes": meshes, "rules": rules}
+    return relax.transform.Normalize()(builder.get()), td.Plan.from_dict(message)
 
 
 def test_several_meshes_of_the_same_devices():

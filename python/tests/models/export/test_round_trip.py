@@ -39,5 +39,5 @@ def test_a_text_that_says_something_else_is_seen(monkeypatch, capsys):
     monkeypatch.setattr(td, "to_stablehlo", faulty)
     monkeypatch.setattr(sys, "argv", ["round_trip.py", "mlp"])
     assert script.main() == 1 and changed == [True]
-    said = capsys.readouterr().out
-    assert "20 round trips, 1 differ" in said and "manual=NO" in said
+    message = capsys.readouterr().out
+    assert "20 round trips, 1 differ" in message and "manual=NO" in message

@@ -39,8 +39,8 @@ def levels(mlp):
     return [mod, annotated, placed, transform.LegalizeRedistribute()(placed), local]
 
 
-def equal(found, expected):
-    tvm.ir.assert_structural_equal(found, expected)
+def equal(result, expected):
+    tvm.ir.assert_structural_equal(result, expected)
 
 
 @pytest.mark.parametrize("index", range(5))
@@ -55,7 +55,7 @@ def test_every_level_is_read_back(mlp, levels, index):
     if index in (1, 2):
         assert td.verify(back, None).equal
     elif index in (0, 4):
-        run = Reference(back).run if index == 0 else lambda given: td.run(back, given)
+        run = Reference(back).run if index == 0 else lambda passed: td.run(back, passed)
         for array, other in zip(run(inputs), expected, strict=True):
             np.testing.assert_allclose(array, other, 2e-4, 2e-5)
 
@@ -120,11 +120,11 @@ def program(line, kind):
     rooted = "root = " in line
     signature = f"({T}) -> {kind}" if rooted else f"{T} -> {kind}"
     rows, columns = (int(n) for n in kind.removeprefix("tensor<").split("x")[:2])
-    given = PORT.format("S[0], S[1]", f"{2 * rows}, {3 * columns}")
+    inputs = PORT.format("S[0], S[1]", f"{2 * rows}, {3 * columns}")
     return read(
         f"{NUMBERED}  %r = shard.{line} : {signature}\n  return %r : {kind}",
         f"%a: {T} {{{PORT.format('R, R', '4, 6')}}}",
-        f"{kind} {{{given}}}",
+        f"{kind} {{{inputs}}}",
     )
 
 
@@ -136,8 +136,8 @@ def test_collectives_of_others(line, kind, expected):
     mod = program(line, kind)
     assert level_of(mod) == "local"
     (whole,) = td.run(mod, [array], "virtual")
-    held = [array * np.float32(i) for i in range(6)]
-    rows = [[expected(held, 3 * i + j) for j in range(3)] for i in range(2)]
+    stored = [array * np.float32(i) for i in range(6)]
+    rows = [[expected(stored, 3 * i + j) for j in range(3)] for i in range(2)]
     np.testing.assert_array_equal(whole, np.block(rows))
     again = td.from_stablehlo(td.to_stablehlo(mod, "shard"), inline=0)
     np.testing.assert_array_equal(td.run(again, [array], "virtual")[0], whole)
@@ -241,9 +241,9 @@ FAULTS = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_ports_that_do_not_fit(what):
     notes = PORT.format("S[0], R", "8, 6"), PORT.format("R, R", "4, 6")
-    one, other = FAULTS[what]
-    assert any(one in note for note in notes)
-    argument, result = (note.replace(one, other) for note in notes)
+    first, other = FAULTS[what]
+    assert any(first in note for note in notes)
+    argument, result = (note.replace(first, other) for note in notes)
     with pytest.raises(ModelError, match=f"DIST0372.*{re.escape(what)}"):
         read(f"return %a : {T}", f"%a: {T} {{{argument}}}", f"{T} {{{result}}}")
 

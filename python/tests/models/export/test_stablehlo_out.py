@@ -46,8 +46,8 @@ def check(mod, back):
     inputs = draw_inputs(mod, 0)
     names = [str(n) for n in mod["main"].attrs["dist.param_names"]]
     order = [names.index(str(n)) for n in back["main"].attrs["dist.param_names"]]
-    found = Reference(back).run([inputs[i] for i in order])
-    for array, other in zip(found, Reference(mod).run(inputs), strict=True):
+    result = Reference(back).run([inputs[i] for i in order])
+    for array, other in zip(result, Reference(mod).run(inputs), strict=True):
         np.testing.assert_allclose(array, other, 2e-4, 2e-5 * np.abs(other).max())
 
 
@@ -88,12 +88,12 @@ def test_distributed_modules_say_how_all_lies(gpt):
 
 
 def operations(text):
-    found, todo = [], [op for op in parse_module(text).operations if op.regions]
+    result, todo = [], [op for op in parse_module(text).operations if op.regions]
     while todo:
         op = todo.pop()
-        found.append(op.name)
+        result.append(op.name)
         todo += [inner for block in op.regions for inner in block.operations]
-    return found
+    return result
 
 
 def test_local_modules_have_collectives(gpt):

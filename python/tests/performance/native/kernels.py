@@ -24,7 +24,7 @@ def using(kernels: str) -> Iterator[None]:
         return
     with (
         patch.object(maps, "NativeMaps", ReferenceMaps),
-        patch.object(contention, "_meet_native", lambda *given: Meeting(*given).go()),
+        patch.object(contention, "_meet_native", lambda *inputs: Meeting(*inputs).go()),
         patch.object(schedule, "_schedule_native", schedule_reference),
     ):
         yield

@@ -55,7 +55,7 @@ class _Function:
 def _read(table: FunctionTable) -> list[_Function]:
     """The functions of a table."""
     ops, ins, outs, results = (
-        iter(one) for one in (table.ops, table.ins, table.outs, table.results)
+        iter(each) for each in (table.ops, table.ins, table.outs, table.results)
     )
 
     def take(source: Iterator[int], count: int) -> list[int]:
@@ -64,22 +64,22 @@ def _read(table: FunctionTable) -> list[_Function]:
     result = []
     rows = table.functions
     for at in range(0, len(rows), 4):
-        own = []
+        local = []
         for _ in range(rows[at + 2]):
             stream, flags, duration, issue, callee, reads, writes = take(ops, 7)
-            operands, made = take(ins, reads), take(outs, writes)
-            own.append(_Op(stream, flags, duration, issue, callee, operands, made))
-        result.append(_Function(rows[at], rows[at + 1], own, take(results, rows[at + 3])))
+            operands, created = take(ins, reads), take(outs, writes)
+            local.append(_Op(stream, flags, duration, issue, callee, operands, created))
+        result.append(_Function(rows[at], rows[at + 1], local, take(results, rows[at + 3])))
     return result
 
 
 def _plus(row: Ints, by: int) -> Ints:
-    found: Ints = np.where(row > NEVER, row + min(by, LATEST + 1), NEVER)
-    return checked(found)
+    matches: Ints = np.where(row > NEVER, row + min(by, LATEST + 1), NEVER)
+    return checked(matches)
 
 
-def _retimed(op: _Op, column: int, spent: Ints) -> _Op:
-    return op if column < 0 else replace(op, duration=int(spent[column]))
+def _retimed(op: _Op, column: int, elapsed: Ints) -> _Op:
+    return op if column < 0 else replace(op, duration=int(elapsed[column]))
 
 
 class ReferenceMaps:
@@ -87,7 +87,7 @@ class ReferenceMaps:
 
     def __init__(self, table: FunctionTable) -> None:
         self._functions = _read(table)
-        self._known: dict[int, tuple[Ints, list[Ints]]] = {}
+        self._cache: dict[int, tuple[Ints, list[Ints]]] = {}
 
     def result_sources(self, function: int) -> list[int]:
         """See :class:`FunctionSummaries`: all results may come whenever."""
@@ -116,10 +116,10 @@ class ReferenceMaps:
 
     def _summary(self, function: int) -> tuple[Ints, list[Ints]]:
         """Rows of streams and results; and per op that of its start, or those of its callee's."""
-        if function not in self._known:
+        if function not in self._cache:
             with representable():
-                self._known[function] = self._summarised(self._functions[function])
-        return self._known[function]
+                self._cache[function] = self._summarised(self._functions[function])
+        return self._cache[function]
 
     def _summarised(self, fn: _Function) -> tuple[Ints, list[Ints]]:
         ports = STREAM_PORTS + fn.params
@@ -158,42 +158,42 @@ class ReferenceMaps:
         )
 
     def _starts(self, function: int, times: Ints) -> list[int]:
-        found: list[int] = []
+        matches: list[int] = []
         for op, rows in zip(self._functions[function].ops, self._summary(function)[1]):
             at = times_of(rows, times[:, None])[:, 0]
-            found += at.tolist() if op.callee < 0 else self._starts(op.callee, at)
-        return found
+            matches += at.tolist() if op.callee < 0 else self._starts(op.callee, at)
+        return matches
 
     def spans(self, function: int, times: Ints) -> Ints:
         """See :class:`FunctionSummaries`."""
         ops = [(k, op) for k, op in enumerate(self._ops(function)) if op.stream == COMPUTE_PORT]
-        found = np.full((len(times), 2), NEVER, np.int64)
+        result = np.full((len(times), 2), NEVER, np.int64)
         if ops:
             start = self.expand(function, times)
-            found[:, 0] = start[:, ops[0][0]]
-            found[:, 1] = start[:, ops[-1][0]] + ops[-1][1].duration
-        return found
+            result[:, 0] = start[:, ops[0][0]]
+            result[:, 1] = start[:, ops[-1][0]] + ops[-1][1].duration
+        return result
 
     def run(self, units: RankPrograms) -> ActionTimes:
         """See :class:`FunctionSummaries`."""
         with representable():
             return run_units(self, units)
 
-    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
+    def sweep(self, columns: Ints, duration: Ints, sent: Ints, units: RankPrograms) -> Ints:
         """See :class:`FunctionSummaries`."""
-        result = np.full(spent.shape[1], -1, np.int64)
+        result = np.full(duration.shape[1], -1, np.int64)
         for row in range(result.size):
             column = iter(columns.tolist())
-            one = copy.copy(self)
-            one._known = {}
-            one._functions = [
-                replace(fn, ops=[_retimed(op, next(column), spent[:, row]) for op in fn.ops])
+            single = copy.copy(self)
+            single._cache = {}
+            single._functions = [
+                replace(fn, ops=[_retimed(op, next(column), duration[:, row]) for op in fn.ops])
                 for fn in self._functions
             ]
             edges = np.stack((units.edges[:, 0], sent[:, row]), axis=1)
             with contextlib.suppress(SimulationError):
                 with representable():
-                    ran = run_units(one, replace(units, edges=edges))
+                    ran = run_units(single, replace(units, edges=edges))
                 if (ran.position == np.diff(units.program_begin)).all():
                     result[row] = ran.finish.max(initial=0)
         return result
@@ -214,10 +214,10 @@ class ReferenceMaps:
                 changes += [(start, kind, 1), (start + op.duration, kind, -1)]
         open_now, sums, last = [0, 0], [0, 0, 0], 0
         for time, kind, change in sorted(changes):
-            spent = time - last
-            for one in range(2):
-                sums[one] += spent if open_now[one] else 0
-            sums[2] += spent if all(open_now) else 0
+            elapsed = time - last
+            for each in range(2):
+                sums[each] += elapsed if open_now[each] else 0
+            sums[2] += elapsed if all(open_now) else 0
             open_now[kind] += change
             last = time
         return sums[0], sums[1], sums[2]

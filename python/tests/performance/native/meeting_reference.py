@@ -45,34 +45,34 @@ def fair_speeds(
     capacity : sequence of float
         Of the links.
     """
-    found = list(most)
+    result = list(most)
     total: dict[int, float] = {}
-    for own, speed in zip(loads, most, strict=True):
-        for link, load in own.items():
+    for local, speed in zip(loads, most, strict=True):
+        for link, load in local.items():
             total[link] = total.get(link, 0.0) + load * speed
     if all(load <= capacity[link] * (1.0 + ROUNDING) for link, load in total.items()):
-        return found
+        return result
     left = {link: capacity[link] for link in total}
-    peak = [max(own.values()) for own in loads]
+    peak = [max(local.values()) for local in loads]
     waiting = list(range(len(loads)))
     while waiting:
         weight: dict[int, float] = {}
-        for one in waiting:
-            for link, load in loads[one].items():
-                weight[link] = weight.get(link, 0.0) + load / peak[one]
+        for each in waiting:
+            for link, load in loads[each].items():
+                weight[link] = weight.get(link, 0.0) + load / peak[each]
         level = min(left[link] / weight[link] for link in weight)
-        chosen = [one for one in waiting if most[one] * peak[one] <= level]
+        chosen = [each for each in waiting if most[each] * peak[each] <= level]
         if not chosen:
             full = {link for link in weight if left[link] / weight[link] == level}
-            chosen = [one for one in waiting if not full.isdisjoint(loads[one])]
-            for one in chosen:
-                found[one] = max(level / peak[one], SLOWEST)
-        for one in chosen:
-            for link, load in loads[one].items():
-                left[link] = max(left[link] - load * found[one], 0.0)
-        gone = set(chosen)
-        waiting = [one for one in waiting if one not in gone]
-    return found
+            chosen = [each for each in waiting if not full.isdisjoint(loads[each])]
+            for each in chosen:
+                result[each] = max(level / peak[each], SLOWEST)
+        for each in chosen:
+            for link, load in loads[each].items():
+                left[link] = max(left[link] - load * result[each], 0.0)
+        removed = set(chosen)
+        waiting = [each for each in waiting if each not in removed]
+    return result
 
 
 class Meeting:
@@ -98,11 +98,11 @@ class Meeting:
         self.clock: list[tuple[int, int, int]] = []
         self._readers: list[list[int]] = [[] for _ in self.time]
         self._missing = [0] * len(self._kind)
-        for one in range(len(self._kind)):
-            for token in self._ins[self._in_begin[one] : self._in_begin[one + 1]]:
-                self._readers[token].append(one)
-                self._missing[one] += 1
-        self._ready: deque[int] = deque(one for one, n in enumerate(self._missing) if not n)
+        for each in range(len(self._kind)):
+            for token in self._ins[self._in_begin[each] : self._in_begin[each + 1]]:
+                self._readers[token].append(each)
+                self._missing[each] += 1
+        self._ready: deque[int] = deque(each for each, n in enumerate(self._missing) if not n)
         self._active: list[_Active] = []
         self._now = 0
 
@@ -122,10 +122,10 @@ class Meeting:
 
     def _come(self, token: int, time: int) -> None:
         self.time[token] = time
-        for one in self._readers[token]:
-            self._missing[one] -= 1
-            if not self._missing[one]:
-                self._ready.append(one)
+        for each in self._readers[token]:
+            self._missing[each] -= 1
+            if not self._missing[each]:
+                self._ready.append(each)
 
     def _begin(self, number: int) -> bool:
         """Begin an activity; whether it takes any more time."""
@@ -139,10 +139,10 @@ class Meeting:
             origin = max(times)
             ends = [origin + int(self.activities.spent[number])]
         else:
-            own, begin = self.activities, int(self.activities.matrix_begin[kind])
-            ports = int(own.matrix_ports[kind])
+            local, begin = self.activities, int(self.activities.matrix_begin[kind])
+            ports = int(local.matrix_ports[kind])
             count = self._out_begin[number + 1] - token
-            matrix = own.matrix[begin : begin + count * ports].reshape(count, ports)
+            matrix = local.matrix[begin : begin + count * ports].reshape(count, ports)
             ends = times_of(matrix, np.array(times, np.int64)[:, None])[:, 0].tolist()
         later = []
         for place, end in enumerate(ends):
@@ -154,57 +154,57 @@ class Meeting:
             return False
         later.sort(reverse=True)
         first = int(self.loads.piece_begin[self._group[number]])
-        one = _Active(number, float(origin), float(self._now), later, first)
-        one.turn(self.loads)
-        self._active.append(one)
+        single = _Active(number, float(origin), float(self._now), later, first)
+        single.turn(self.loads)
+        self._active.append(single)
         return True
 
     def _hasten(self) -> None:
         """Give all activities the speeds of this moment."""
         loads = self.loads
         slowed: set[int] = set()
-        for one in self._active:
-            if self._kind[one.number] == FLOW and one.loads:
-                slowed.update(loads.slows[self._group[one.number]].tolist())
+        for each in self._active:
+            if self._kind[each.number] == FLOW and each.loads:
+                slowed.update(loads.slows[self._group[each.number]].tolist())
         most = []
-        for one in self._active:
-            speed = float(loads.speed[one.piece])
-            unit = self._kind[one.number] != FLOW
-            if unit and self._rank[one.number] in slowed:
+        for each in self._active:
+            speed = float(loads.speed[each.piece])
+            unit = self._kind[each.number] != FLOW
+            if unit and self._rank[each.number] in slowed:
                 speed = min(speed, loads.beside)
             most.append(speed)
-        at = [place for place, one in enumerate(self._active) if one.loads]
-        found = fair_speeds(
+        at = [place for place, single in enumerate(self._active) if single.loads]
+        result = fair_speeds(
             [most[place] for place in at],
             [self._active[place].loads for place in at],
             loads.capacity.tolist(),
         )
-        for place, speed in zip(at, found, strict=True):
+        for place, speed in zip(at, result, strict=True):
             most[place] = speed
-        for one, speed in zip(self._active, most, strict=True):
-            if speed != one.speed and self._kind[one.number] != FLOW:
-                self.clock.append((one.number, math.floor(one.clock + 0.5), self._now))
-            one.speed = speed
+        for each, speed in zip(self._active, most, strict=True):
+            if speed != each.speed and self._kind[each.number] != FLOW:
+                self.clock.append((each.number, math.floor(each.clock + 0.5), self._now))
+            each.speed = speed
 
     def _advance(self) -> bool:
         """Go on to the next event; whether speeds may change."""
-        when = [one.next_at(self._now, self.loads) for one in self._active]
+        when = [each.next_at(self._now, self.loads) for each in self._active]
         now, changed = min(when), False
         if now > EXACT:
             raise OverflowError("a time is too long")
-        spent, self._now = now - self._now, now
-        for one, own in zip(self._active, when, strict=True):
-            if own > now:
-                one.clock += one.speed * spent
+        duration, self._now = now - self._now, now
+        for each, local in zip(self._active, when, strict=True):
+            if local > now:
+                each.clock += each.speed * duration
                 continue
-            one.clock = one.goal(self.loads)
-            while one.later and one.later[-1][0] <= one.clock:
-                self._come(one.later.pop()[1], now)
-            if one.turn(self.loads) or not one.later:
+            each.clock = each.goal(self.loads)
+            while each.later and each.later[-1][0] <= each.clock:
+                self._come(each.later.pop()[1], now)
+            if each.turn(self.loads) or not each.later:
                 changed = True
-            if not one.later and one.speed != 1.0 and self._kind[one.number] != FLOW:
-                self.clock.append((one.number, math.floor(one.clock + 0.5), now))
-        self._active = [one for one in self._active if one.later]
+            if not each.later and each.speed != 1.0 and self._kind[each.number] != FLOW:
+                self.clock.append((each.number, math.floor(each.clock + 0.5), now))
+        self._active = [each for each in self._active if each.later]
         return changed
 
 
@@ -223,8 +223,8 @@ class _Active:
         before = self.piece
         while self.origin + float(loads.until[self.piece]) <= self.clock:
             self.piece += 1
-        own = slice(*loads.load_begin[self.piece : self.piece + 2].tolist())
-        self.loads = dict(zip(loads.link[own].tolist(), loads.load[own].tolist(), strict=True))
+        local = slice(*loads.load_begin[self.piece : self.piece + 2].tolist())
+        self.loads = dict(zip(loads.link[local].tolist(), loads.load[local].tolist(), strict=True))
         return self.piece != before
 
     def goal(self, loads: Loads) -> float:

@@ -11,16 +11,16 @@ from tvm_distir.performance.engine.activities import ENDLESS, Loads
 
 def loads_of(classes, capacity, slows=None, beside=1.0):
     """Loads from per class a list of pieces: end, speed, and a load per link."""
-    rows = [piece for own in classes for piece in own]
-    counts = [len(own) for own in classes]
+    rows = [piece for local in classes for piece in local]
+    counts = [len(local) for local in classes]
     return Loads(
         np.array(capacity, float),
         np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
         np.array([end for end, _, _ in rows], float),
         np.array([speed for _, speed, _ in rows], float),
-        np.concatenate(([0], np.cumsum([len(own) for *_, own in rows]))).astype(np.int64),
-        np.array([link for *_, own in rows for link in own], np.int64),
-        np.array([load for *_, own in rows for load in own.values()], float),
+        np.concatenate(([0], np.cumsum([len(local) for *_, local in rows]))).astype(np.int64),
+        np.array([link for *_, local in rows for link in local], np.int64),
+        np.array([load for *_, local in rows for load in local.values()], float),
         np.full((len(classes), 2), -1, np.int64) if slows is None else np.array(slows, np.int64),
         beside,
     )
@@ -32,12 +32,12 @@ def random_loads(rng, units):
     capacity = [rng.choice([1.0, 2.0, 3.5]) for _ in range(3)]
     classes, slows = [], []
     for _ in range(count):
-        own, end = [], 0.0
+        local, end = [], 0.0
         for last in (*[False] * rng.randint(0, 2), True):
             end = ENDLESS if last else end + rng.randint(1, 50)
             links = rng.sample(range(3), rng.randint(0, 2))
             load = {link: rng.uniform(0.1, 1.0) * capacity[link] for link in sorted(links)}
-            own.append((end, rng.choice([1.0, 1.0, 0.9]), load))
-        classes.append(own)
+            local.append((end, rng.choice([1.0, 1.0, 0.9]), load))
+        classes.append(local)
         slows.append([rng.randint(-1, len(units.program_begin) - 2) for _ in range(2)])
     return loads_of(classes, capacity, slows, rng.choice([1.0, 0.7]))

@@ -44,24 +44,24 @@ class Functions:
 
 def random_functions(rng: random.Random, depth: int, host: bool, width: int = 12):
     """Functions that call earlier ones, the last of them more than once."""
-    made = Functions()
+    created = Functions()
     for level in range(depth):
         for _ in range(rng.randint(1, 3)):
             params = rng.randint(0, 4)
-            random_function(rng, made, params, rng.randint(0, 3), host, width)
-    return made
+            random_function(rng, created, params, rng.randint(0, 3), host, width)
+    return created
 
 
-def random_function(rng, made, params, results, host, width):
+def random_function(rng, created, params, results, host, width):
     """Add a function with these numbers of parameters and results."""
     values, ops = params, []
     seen = [-1, *range(params)]
     for _ in range(rng.randint(1, width)):
-        if made.all and rng.random() < 0.3:
-            callee = rng.randrange(len(made.all))
-            inner, _, _, given = made.all[callee]
+        if created.all and rng.random() < 0.3:
+            callee = rng.randrange(len(created.all))
+            inner, _, _, inputs = created.all[callee]
             ins = [rng.choice(seen) for _ in range(inner)]
-            outs = list(range(values, values + len(given)))
+            outs = list(range(values, values + len(inputs)))
             ops.append((0, 0, 0, 0, callee, ins, outs))
         else:
             stream = rng.choice([0, 0, 0, COMM_PORT])
@@ -73,7 +73,7 @@ def random_function(rng, made, params, results, host, width):
             ops.append((stream, flags, rng.randint(0, 50), issue, -1, ins, outs))
         values += len(outs)
         seen += outs
-    return made.add(params, values, ops, [rng.choice(seen) for _ in range(results)])
+    return created.add(params, values, ops, [rng.choice(seen) for _ in range(results)])
 
 
 class Flat:
@@ -97,16 +97,16 @@ class Flat:
         params, _, ops, results = functions.all[number]
         value = {-1: -1, **dict(zip(range(params), args, strict=True))}
         for stream, flags, duration, issue, callee, ins, outs in ops:
-            given = [value[k] for k in ins]
+            inputs = [value[k] for k in ins]
             if callee >= 0:
-                value |= zip(outs, self.call(functions, callee, given, rank), strict=True)
+                value |= zip(outs, self.call(functions, callee, inputs, rank), strict=True)
                 continue
             issued = self.task(issue, STREAMS * rank + 2, [self.host.get(rank, -1)])
             if not stream or flags & (AFTER | HOLDS):
-                given += [self.blocker.get(rank, -1)]
+                inputs += [self.blocker.get(rank, -1)]
             if flags & (AFTER | HOLDS):
-                given += [self.last.get(rank, -1)]
-            task = self.task(duration, STREAMS * rank + stream, [issued, *given])
+                inputs += [self.last.get(rank, -1)]
+            task = self.task(duration, STREAMS * rank + stream, [issued, *inputs])
             self.ops.append(task)
             if not stream:
                 self.last[rank] = task

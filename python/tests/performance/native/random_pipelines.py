@@ -58,15 +58,15 @@ class Pipeline:
 
     def classes(self, maps, stage):
         """How late each slot may be: what goes from stage to stage may come whenever."""
-        found = {X: FREE, GRAD: FREE}
+        matches = {X: FREE, GRAD: FREE}
         for phase, (reads, writes) in SHAPES.items():
-            maps.open(self.phase[phase, stage], [found[slot] for slot in reads])
+            maps.open(self.phase[phase, stage], [matches[slot] for slot in reads])
             for slot, origin in zip(
                 writes, maps.result_sources(self.phase[phase, stage]), strict=True
             ):
-                whence = found[reads[origin]] if origin >= 0 else SETTLED
-                found[slot] = FREE if origin == IS_FREE else whence
-        return found
+                whence = matches[reads[origin]] if origin >= 0 else SETTLED
+                matches[slot] = FREE if origin == IS_FREE else whence
+        return matches
 
     def units(self, maps) -> RankPrograms:
         """The arrays; each stage has a template per phase."""
@@ -103,22 +103,22 @@ class Pipeline:
             [(number[unit.phase, self.stage(rank, unit)], unit.micro) for unit in units]
             for rank, units in enumerate(self.schedule.orders)
         ]
-        ints = lambda one: np.array(one, np.int64)  # noqa: E731
+        ints = lambda single: np.array(single, np.int64)  # noqa: E731
         return RankPrograms(
             ints(kinds), ints(places).ravel(), ints(steps), ints(begin),
-            np.cumsum([0, *map(len, programs)]), ints([row for own in programs for row in own]),
+            np.cumsum([0, *map(len, programs)]), ints([row for local in programs for row in local]),
             ints(edges), self.stages * SLOTS * micros, micros,
         )  # fmt: skip
 
     def stage(self, rank, unit):
         """Stage of a unit of a rank."""
-        own = [stage for stage, one in enumerate(self.schedule.rank_of) if one == rank]
-        return own[unit.chunk]
+        local = [stage for stage, single in enumerate(self.schedule.rank_of) if single == rank]
+        return local[unit.chunk]
 
     def flat(self) -> tuple[Flat, list[list[int]]]:
         """The task graph, and per rank and unit in order the tasks of its ops."""
         flat, value, later = Flat(), {}, []
-        found = []
+        matches = []
         for rank, units in enumerate(self.schedule.orders):
             for unit in units:
                 stage, micro = self.stage(rank, unit), unit.micro
@@ -132,13 +132,13 @@ class Pipeline:
                     args.append(value[stage, slot, micro])
                 first = len(flat.ops)
                 function = self.phase[unit.phase, stage]
-                made = flat.call(self.functions, function, args, rank)
-                found.append(flat.ops[first:])
-                value |= {(stage, slot, micro): one for slot, one in zip(writes, made)}
+                created = flat.call(self.functions, function, args, rank)
+                matches.append(flat.ops[first:])
+                value |= {(stage, slot, micro): single for slot, single in zip(writes, created)}
                 after = self.peer(unit.phase, stage)
                 if after is None:
                     continue
-                sent = made[0]
+                sent = created[0]
                 if self.schedule.rank_of[after] != rank:
                     side = int(unit.phase == BACKWARD)
                     sent = flat.task(self.link[stage][side], STREAMS * rank + 3, [sent])
@@ -148,17 +148,17 @@ class Pipeline:
         for gate, target in later:
             if value.get(("sent", target), -1) >= 0:
                 flat.waits.append((gate, value["sent", target]))
-        return flat, found
+        return flat, matches
 
 
 def starts_of(maps, units: RankPrograms) -> list:
     """Starts of the ops of each run, ranks in turn."""
     ran = maps.run(units)
     _, steps, _ = units.runs()
-    found, at = [], 0
+    result, at = [], 0
     for kind in units.steps[steps, 1].tolist():
         function = int(units.kind_function[kind])
         ports = 3 + len(maps.ports(function))
-        found.append(maps.expand(function, ran.times[None, at : at + ports])[0].tolist())
+        result.append(maps.expand(function, ran.times[None, at : at + ports])[0].tolist())
         at += ports
-    return found
+    return result

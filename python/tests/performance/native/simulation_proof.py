@@ -33,16 +33,16 @@ def differing_functions(seeds: Iterable[int]) -> tuple[int, list[str]]:
     wrong, count = [], 0
     for seed in seeds:
         rng = random.Random(seed)
-        made = random_functions(rng, rng.randint(1, 4), seed % 2 == 1)
-        last, flat = len(made.all) - 1, Flat()
-        flat.call(made, last, [-1] * made.all[last][0])
-        wanted = np.array(schedule(flat.tasks())[0])[flat.ops]
+        created = random_functions(rng, rng.randint(1, 4), seed % 2 == 1)
+        last, flat = len(created.all) - 1, Flat()
+        flat.call(created, last, [-1] * created.all[last][0])
+        expected = np.array(schedule(flat.tasks())[0])[flat.ops]
         for kernels in kernels_for(flat):
             with using(kernels):
-                maps = summarize_functions(made.table)
+                maps = summarize_functions(created.table)
                 head = np.zeros(STREAM_PORTS, np.int64)
                 times = np.concatenate((head, np.full(len(maps.ports(last)), NEVER)))
-                if not np.array_equal(maps.expand(last, times[None])[0], wanted):
+                if not np.array_equal(maps.expand(last, times[None])[0], expected):
                     wrong.append(f"function {seed}, {kernels}")
         count += 1
     return count, wrong
@@ -55,11 +55,11 @@ def differing_pipelines(seeds: Iterable[int]) -> tuple[int, list[str]]:
         pipeline = Pipeline(random.Random(seed), seed % 3 == 2)
         flat, tasks = pipeline.flat()
         start, _ = schedule(flat.tasks())
-        wanted = [start[own].tolist() for own in tasks]
+        expected = [start[local].tolist() for local in tasks]
         for kernels in kernels_for(flat):
             with using(kernels):
                 maps = summarize_functions(pipeline.functions.table)
-                if starts_of(maps, pipeline.units(maps)) != wanted:
+                if starts_of(maps, pipeline.units(maps)) != expected:
                     wrong.append(f"pipeline {seed} ({pipeline.schedule.kind}), {kernels}")
         count += 1
     return count, wrong
@@ -72,7 +72,7 @@ def differing_meetings(seeds: Iterable[int]) -> tuple[int, list[str]]:
     """
     wrong, count = [], 0
     for seed in seeds:
-        pipeline, found = Pipeline(random.Random(seed), seed % 3 == 2), []
+        pipeline, result = Pipeline(random.Random(seed), seed % 3 == 2), []
         for kernels in KERNELS:
             with using(kernels):
                 maps = summarize_functions(pipeline.functions.table)
@@ -83,8 +83,8 @@ def differing_meetings(seeds: Iterable[int]) -> tuple[int, list[str]]:
                 if not same or len(alone.clock):
                     wrong.append(f"meeting {seed}, {kernels}, alone")
                 met = run_contended(maps, units, random_loads(random.Random(seed), units))
-                found.append((met.ran.finish, met.ran.sent, met.ended, met.clock_begin, met.clock))
-        if not all(np.array_equal(*both) for both in zip(*found, strict=True)):
+                result.append((met.ran.finish, met.ran.sent, met.ended, met.clock_begin, met.clock))
+        if not all(np.array_equal(*both) for both in zip(*result, strict=True)):
             wrong.append(f"meeting {seed} ({pipeline.schedule.kind})")
         count += 1
     return count, wrong

@@ -28,8 +28,8 @@ STAGED_BYTES = 16384
 def call_native(call, x, out_shape):
     """Call a collective as compiled code does; returns the rank's result."""
     out = tvm.runtime.empty(out_shape, "int64" if x is None else str(x.dtype))
-    given = dict(call.args)
-    values = [REDUCE_OPS.index(given[k]) if k == "op" else given[k] for k in ARGS[call.name]]
+    inputs = dict(call.args)
+    values = [REDUCE_OPS.index(inputs[k]) if k == "op" else inputs[k] for k in ARGS[call.name]]
     groups = tvm_ffi.Shape([r for group in call.groups for r in group])
     operand = [] if x is None else [tvm.runtime.tensor(x)]
     native.collective(call.name)(*operand, groups, len(call.groups[0]), *values, out)
@@ -51,8 +51,8 @@ def random_call(rng, name, groups, ndim):
 def random_shape(rng, call, size):
     ndim = 1 + max([v for k, v in call.args if k.endswith("dim")], default=0)
     shape = [int(n) for n in rng.integers(1, 6, max(ndim, int(rng.integers(1, 4))))]
-    given = dict(call.args)
-    cut = given.get("split_dim", given.get("dim"))
+    inputs = dict(call.args)
+    cut = inputs.get("split_dim", inputs.get("dim"))
     if call.name in ("reduce_scatter", "local_slice", "all_to_all"):
         shape[cut] *= size
     shape[int(rng.integers(len(shape)))] *= int(rng.choice([1, 1, 7, 900]))
@@ -64,7 +64,7 @@ def test_random_collectives_have_the_bits_of_the_reference(dtype):
     """A dozen collectives one after the other over changing groups, per type."""
     rng = np.random.default_rng(DTYPES.index(dtype))
     ranks = [int(r) for r in rng.permutation(12)[: rng.choice([2, 4, 6, 8])]]
-    calls, operands, wanted = [], [], []
+    calls, operands, expected = [], [], []
     for name in [*ARGS, *rng.choice(sorted(set(COLLECTIVES) & set(ARGS)), 8)]:
         groups = tuple(map(tuple, random_groups(rng, ranks)))
         size = len(groups[0])
@@ -73,23 +73,23 @@ def test_random_collectives_have_the_bits_of_the_reference(dtype):
         xs = {r: wild(rng, shape, dtype) for r in ranks}
         want = {}
         for group in groups:
-            given = [] if name == "axis_index" else [xs[r] for r in group]
-            want.update(zip(group, apply(call, given, size)))
+            inputs = [] if name == "axis_index" else [xs[r] for r in group]
+            want.update(zip(group, apply(call, inputs, size)))
         calls.append(call)
         operands.append(None if name == "axis_index" else xs)
-        wanted.append(want)
+        expected.append(want)
     fabric = native.CclFabric(ranks, 20)
 
     def body(rank):
         return [
             call_native(call, xs and xs[rank], want[rank].shape)
-            for call, xs, want in zip(calls, operands, wanted)
+            for call, xs, want in zip(calls, operands, expected)
         ]
 
     got = run_ranks(fabric, ranks, body)
     for rank in ranks:
         assert not isinstance(got[rank], BaseException), got[rank]
-        for call, result, want in zip(calls, got[rank], wanted):
+        for call, result, want in zip(calls, got[rank], expected):
             assert equal(result, want[rank]), (call.text(), rank)
 
 
@@ -269,15 +269,15 @@ def test_fields_of_a_failure_are_kept_apart():
     other = native.CclFabric.open(fabric.descriptor)
     awkward = EngineError("DIST0612", "a: b [c]", place="x: y", remedy="Write [S[0]].")
     assert fabric.fail(1, awkward) == 1
-    rank, found = other.failure()
-    assert (rank, type(found), found.to_dict()) == (1, EngineError, awkward.to_dict())
+    rank, result = other.failure()
+    assert (rank, type(result), result.to_dict()) == (1, EngineError, awkward.to_dict())
     long = EngineError("DIST0612", "x" + "ß" * 5000, place="ß" * 500)
     fabric = native.CclFabric(ALL, 20)
     fabric.fail(0, long)
-    found = fabric.failure()[1]
-    assert found.what == "x" + "ß" * (len(found.what) - 1)
-    assert set(found.place) == {"ß"}
-    assert len(found.what) > 1500 and len(found.place) > 250
+    result = fabric.failure()[1]
+    assert result.what == "x" + "ß" * (len(result.what) - 1)
+    assert set(result.place) == {"ß"}
+    assert len(result.what) > 1500 and len(result.place) > 250
 
 
 def test_a_missing_rank_ends_the_others_after_the_timeout():

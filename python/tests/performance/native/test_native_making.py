@@ -17,11 +17,11 @@ TYPES = [relax.TensorType((2, 3), "float32"), relax.TensorType((4,), "int64")]
 
 def test_variables():
     names, which = ["x", "", "änderung", "x"], [0, 1, 1, 0]
-    made = make_variables(names, TYPES, which)
-    for var, name, number in zip(made, names, which, strict=True):
-        one = make_var(name, TYPES[number])
-        assert type(var) is type(one) and var.name == one.name and var.ty.same_as(one.ty)
-    assert not made[0].same_as(made[3])
+    created = make_variables(names, TYPES, which)
+    for var, name, number in zip(created, names, which, strict=True):
+        single = make_var(name, TYPES[number])
+        assert type(var) is type(single) and var.name == single.name and var.ty.same_as(single.ty)
+    assert not created[0].same_as(created[3])
     assert make_variables([], TYPES, []) == []
 
 
@@ -31,13 +31,13 @@ def test_ports():
         {"shape": tvm_ffi.convert([]), "dtype": "int64", "placement": "R", "role": "data"},
     ]
     names, index, which = ["a", "b", "c"], [0, 2, 2], [1, 0, 0]
-    made = make_ports(names, index, described, which)
+    created = make_ports(names, index, described, which)
     one_by_one = [
         {"index": i, "name": name, **described[number]}
         for name, i, number in zip(names, index, which)
     ]
-    assert tvm_ffi.structural_equal(made, tvm_ffi.convert(one_by_one))
-    for port, expected in zip(made, one_by_one, strict=True):
+    assert tvm_ffi.structural_equal(created, tvm_ffi.convert(one_by_one))
+    for port, expected in zip(created, one_by_one, strict=True):
         assert list(port) == list(expected)
 
 

@@ -33,9 +33,9 @@ from tvm_distir.support.native.loader import load_library
 
 
 def one(params, values, ops, results=()):
-    made = Functions()
-    made.add(params, values, ops, list(results))
-    return made.table
+    created = Functions()
+    created.add(params, values, ops, list(results))
+    return created.table
 
 
 def starts(table, function=0, times=(0, 0, 0)):
@@ -76,12 +76,12 @@ def test_the_host_issues_one_op_after_the_other(kernels):
 
 
 def test_a_call_is_its_ops(kernels):
-    made = Functions()
+    created = Functions()
     layer = [(0, 0, 2, 0, -1, [0], [1]), (COMM_PORT, 0, 3, 0, -1, [1], [2])]
-    made.add(1, 3, layer, [2])
+    created.add(1, 3, layer, [2])
     calls = [(0, 0, 0, 0, 0, [k], [k + 1]) for k in range(3)]
-    made.add(1, 4, calls, [3])
-    maps = summarize_functions(made.table)
+    created.add(1, 4, calls, [3])
+    maps = summarize_functions(created.table)
     maps.open(1, [FREE])
     assert maps.tasks(1) == 6
     assert maps.ports(1) == [0]
@@ -102,21 +102,21 @@ def test_operands_that_compute_has_waited_for_are_no_ports():
 
 
 def test_times_that_do_not_fit(kernels):
-    made = Functions()
-    made.add(0, 0, [(0, 0, LATEST // 2, 0, -1, [], [])], [])
-    made.add(0, 0, [(0, 0, 0, 0, 0, [], [])] * 3, [])
+    created = Functions()
+    created.add(0, 0, [(0, 0, LATEST // 2, 0, -1, [], [])], [])
+    created.add(0, 0, [(0, 0, 0, 0, 0, [], [])] * 3, [])
     with pytest.raises(SimulationError, match="DIST0721"):
-        summarize_functions(made.table).busy(
+        summarize_functions(created.table).busy(
             np.array([1]), np.zeros(3, np.int64), *[np.zeros(0, np.int64)] * 2
         )
 
 
 def test_wrong_tables_are_refused():
     good = [0, 0, 3, 0, -1, 0, 0]
-    for at, value, what in ((0, 2, "a stream"), (2, -1, "a duration"), (4, 0, "a callee")):
+    for at, value, label in ((0, 2, "a stream"), (2, -1, "a duration"), (4, 0, "a callee")):
         row = [*good]
         row[at] = value
-        with pytest.raises(ValueError, match=what):
+        with pytest.raises(ValueError, match=label):
             summarize_functions(FunctionTable([0, 0, 1, 0], row))
     with pytest.raises(ValueError, match="more are needed"):
         summarize_functions(FunctionTable([0, 0, 2, 0], good))
@@ -139,27 +139,27 @@ def test_many_runs_of_other_durations(seed):
     """Each ends when it ends by itself; one that does not fit leaves the others alone."""
     rng = random.Random(seed)
     pipeline = Pipeline(rng, seed % 2 == 1)
-    draws, found = np.random.default_rng(seed), []
+    draws, result = np.random.default_rng(seed), []
     table = pipeline.functions.table
     ops = np.array(table.ops, np.int64).reshape(-1, 7)
     columns = np.where(ops[:, 4] < 0, draws.integers(-1, 9, len(ops)), -1)
-    spent = draws.integers(0, 50, (9, 11))
-    spent[int(columns.max(initial=0)), 4] = LATEST
+    duration = draws.integers(0, 50, (9, 11))
+    duration[int(columns.max(initial=0)), 4] = LATEST
     for kernels in KERNELS:
         with using(kernels):
             maps = summarize_functions(table)
             units = pipeline.units(maps)
             sent = np.random.default_rng(seed).integers(0, 60, (len(units.edges), 11))
-            found.append(maps.sweep(columns, spent, sent, units).tolist())
-    assert found[0] == found[1]
-    assert min(found[0][:4] + found[0][5:]) >= 0
-    assert len(set(found[0])) > 3
+            result.append(maps.sweep(columns, duration, sent, units).tolist())
+    assert result[0] == result[1]
+    assert min(result[0][:4] + result[0][5:]) >= 0
+    assert len(set(result[0])) > 3
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_time_in_which_ranks_are_busy(seed):
     pipeline = Pipeline(random.Random(seed), seed % 2 == 1)
-    found = []
+    matches = []
     for kernels in KERNELS:
         with using(kernels):
             maps = summarize_functions(pipeline.functions.table)
@@ -172,15 +172,15 @@ def test_time_in_which_ranks_are_busy(seed):
             rng = np.random.default_rng(seed)
             first = rng.integers(0, int(ran.finish.max()), 40)
             sent = np.stack((first, first + rng.integers(0, 60, 40)), axis=1).ravel()
-            found.append(
+            matches.append(
                 [
                     maps.busy(functions[a:b], ran.times[c:d], np.zeros(0, np.int64), sent)
                     for a, b, c, d in zip(begin, begin[1:], at, at[1:])
                 ]
             )
             assert starts_of(maps, units)
-    assert found[0] == found[1]
-    assert all(both <= min(compute, comm) for compute, comm, both in found[0])
+    assert matches[0] == matches[1]
+    assert all(both <= min(compute, comm) for compute, comm, both in matches[0])
 
 
 def test_ranks_that_wait_for_each_other():

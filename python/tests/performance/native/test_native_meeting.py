@@ -16,9 +16,9 @@ from tvm_distir.performance.engine.maps import summarize_functions
 from tvm_distir.performance.engine.rank_programs import RUN, SEND, RankPrograms
 
 
-def messages(spent, links, capacity, lead=0):
+def messages(duration, links, capacity, lead=0):
     """When messages of so many picoseconds end, all sent at 0 by ranks of their own."""
-    count = len(spent)
+    count = len(duration)
     units = RankPrograms(
         np.zeros(0, np.int64),
         np.zeros(0, np.int64),
@@ -26,20 +26,20 @@ def messages(spent, links, capacity, lead=0):
         np.arange(count + 1),
         np.arange(count + 1),
         np.array([[k, 0] for k in range(count)], np.int64),
-        np.array([[0, one] for one in spent], np.int64),
+        np.array([[0, each] for each in duration], np.int64),
         count,
         1,
     )
     before = [(float(lead), 1.0, {})] if lead else []
     classes = [[(ENDLESS, 1.0, {})]] * count
-    classes += [[*before, (ENDLESS, 1.0, own)] for own in links]
+    classes += [[*before, (ENDLESS, 1.0, local)] for local in links]
     maps = summarize_functions(FunctionTable())
     return run_contended(maps, units, loads_of(classes, capacity)).ended[:, 0].tolist()
 
 
 def test_messages_share_a_link(kernels):
-    def on_one(spent, lead=0):
-        return messages(spent, [{0: 5.0}] * len(spent), [5.0], lead)
+    def on_one(duration, lead=0):
+        return messages(duration, [{0: 5.0}] * len(duration), [5.0], lead)
 
     assert on_one([1000]) == [1000]
     assert on_one([1000, 1000]) == [2000, 2000]
@@ -52,10 +52,10 @@ def test_messages_share_a_link(kernels):
 
 def test_max_min_fair_on_a_small_network(kernels):
     """Bertsekas and Gallager: who is held by one link leaves the rest of another to others."""
-    found = messages([1200] * 3, [{0: 1.0, 1: 1.0}, {0: 1.0}, {1: 1.5}], [1.0, 2.0])
-    assert found == [2400, 2400, 1200]
-    found = messages([1000] * 4, [{0: 1.0, 1: 1.0}, {0: 1.0}, {0: 1.0}, {1: 1.0}], [1.0, 1.0])
-    assert found == [3000, 3000, 3000, 1500]
+    result = messages([1200] * 3, [{0: 1.0, 1: 1.0}, {0: 1.0}, {1: 1.5}], [1.0, 2.0])
+    assert result == [2400, 2400, 1200]
+    result = messages([1000] * 4, [{0: 1.0, 1: 1.0}, {0: 1.0}, {0: 1.0}, {1: 1.0}], [1.0, 1.0])
+    assert result == [3000, 3000, 3000, 1500]
 
 
 def test_fair_speeds():
@@ -64,9 +64,9 @@ def test_fair_speeds():
     assert fair_speeds([0.5, 1.0], [{0: 0.5}, {0: 1.0}], [1.0]) == [0.5, 0.75]
 
 
-def work(spent):
+def work(duration):
     """A table with a function of one kernel."""
-    return FunctionTable([0, 1, 1, 1], [0, 0, spent, 0, -1, 0, 1], [], [0], [0])
+    return FunctionTable([0, 1, 1, 1], [0, 0, duration, 0, -1, 0, 1], [], [0], [0])
 
 
 def test_a_message_slows_the_unit_beside_it(kernels):
@@ -85,10 +85,10 @@ def test_a_message_slows_the_unit_beside_it(kernels):
     loads = loads_of(
         [idle, idle, [(ENDLESS, 1.0, {0: 1.0})]], [1.0], [[-1, -1], [-1, -1], [0, -1]], 0.8
     )
-    found = run_contended(summarize_functions(work(1000)), units, loads)
-    assert found.ran.finish[0, 0] == 1080 and found.ended[0, 0] == 400
-    assert found.clock.tolist() == [[0, 0], [320, 400]]
-    assert found.real(0, np.array([0, 160, 320, 1000])).tolist() == [0, 200, 400, 1080]
+    result = run_contended(summarize_functions(work(1000)), units, loads)
+    assert result.ran.finish[0, 0] == 1080 and result.ended[0, 0] == 400
+    assert result.clock.tolist() == [[0, 0], [320, 400]]
+    assert result.real(0, np.array([0, 160, 320, 1000])).tolist() == [0, 200, 400, 1080]
 
 
 def test_random_pipelines_meet():

@@ -58,10 +58,10 @@ def fixture_main() -> relax.Function:
 def test_what_nobody_reads_goes(main: relax.Function) -> None:
     """What an ``If`` reads inside stays, and what is not pure."""
     blocks, pure = pruned(main.body.blocks, main.body.body)
-    kept = [name for block in names(blocks) for name in block]
+    remaining = [name for block in names(blocks) for name in block]
     assert not pure
-    assert {"called", "inside", "second", "pair", "chosen", "_printed"} <= set(kept)
-    assert not {"dead", "_deader", "_unused"} & set(kept)
+    assert {"called", "inside", "second", "pair", "chosen", "_printed"} <= set(remaining)
+    assert not {"dead", "_deader", "_unused"} & set(remaining)
     assert [type(block) for block in blocks] == [type(block) for block in main.body.blocks]
 
 

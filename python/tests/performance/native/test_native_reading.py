@@ -24,13 +24,13 @@ def function(*values):
     shapes = {"x": (4, 4), "y": (4, 4), "z": (4, 2)}
     params = [relax.Var(n, relax.TensorType(s, "float32")) for n, s in shapes.items()]
     with builder.function("main", params):
-        made = [builder.emit(value(*params)) for value in values]
-        builder.emit_func_output(made[-1])
+        created = [builder.emit(value(*params)) for value in values]
+        builder.emit_func_output(created[-1])
     return builder.get()["main"]
 
 
-def alike(one, other):
-    (reading,) = read_functions([function(one, other)])
+def alike(left, other):
+    (reading,) = read_functions([function(left, other)])
     first, second = reading.like
     return first == second
 
@@ -76,8 +76,8 @@ PAIRS = {
 
 @pytest.mark.parametrize("case", PAIRS)
 def test_what_makes_calls_alike(case):
-    one, other, expected = PAIRS[case]
-    assert alike(one, other) is expected
+    single, other, expected = PAIRS[case]
+    assert alike(single, other) is expected
 
 
 def test_fields_of_a_tuple_are_told_apart():
@@ -93,7 +93,7 @@ def test_fields_of_a_tuple_are_told_apart():
 
 
 def test_reads_are_those_of_a_walk():
-    fn = function(*(value for one, other, _ in PAIRS.values() for value in (one, other)))
+    fn = function(*(value for left, other, _ in PAIRS.values() for value in (left, other)))
     (reading,) = read_functions([fn])
     for number, value in enumerate(reading.values):
         read = [reading.variables[n] for n in reading.used(number) if n >= 0]
@@ -104,15 +104,15 @@ def test_reads_are_those_of_a_walk():
 
 def test_classes_are_those_of_all_functions_read_together():
     call = lambda x, y, z: op.add(x, y)  # noqa: E731
-    one, other = read_functions([function(call), function(PAIRS["another op"][1], call)])
-    assert one.like[0] == other.like[1] != other.like[0]
+    first, other = read_functions([function(call), function(PAIRS["another op"][1], call)])
+    assert first.like[0] == other.like[1] != other.like[0]
 
 
 def test_classes_are_those_of_all_modules():
     call = lambda x, y, z: op.add(x, y)  # noqa: E731
-    (one,), (other,) = read_functions([function(call)]), read_functions([function(call)])
-    assert one.like == other.like
-    assert one.types == other.types
+    (single,), (other,) = read_functions([function(call)]), read_functions([function(call)])
+    assert single.like == other.like
+    assert single.types == other.types
 
 
 def test_a_class_that_mentions_a_function_is_of_its_module():
@@ -128,10 +128,10 @@ def test_a_class_that_mentions_a_function_is_of_its_module():
             builder.emit_func_output(builder.emit(op.add(first, second)))
         return read_functions([builder.get()["main"]])[0].like
 
-    one, other = calls(), calls()
-    assert one[0] == one[1]
-    assert one[0] not in other
-    assert one[2] == other[2]
+    left, other = calls(), calls()
+    assert left[0] == left[1]
+    assert left[0] not in other
+    assert left[2] == other[2]
 
 
 def test_a_branch_is_refused_by_name():

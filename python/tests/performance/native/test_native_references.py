@@ -25,10 +25,10 @@ def crowd():
 
 @pytest.mark.parametrize("step", [entry, crowd])
 def test_references_need_no_library(step, monkeypatch, tmp_path):
-    wanted = step()
+    expected = step()
     monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "none.so"))
     with using("reference"):
-        found = step()
-        assert (found.time_s, found.devices) == (wanted.time_s, wanted.devices)
+        result = step()
+        assert (result.time_s, result.devices) == (expected.time_s, expected.devices)
     with using("native"), pytest.raises(DependencyError, match="DIST0110"):
         step()

@@ -64,53 +64,53 @@ def kinds(expr):
 
 
 def check(fn):
-    found = survey(fn, ANNOTATE)
+    result = survey(fn, ANNOTATE)
     numbers = [v.__chandle__() for v in variables(fn)]
-    assert found.names == [v.name for v in variables(fn)]
-    assert list(found.handles) == numbers
-    assert list(found.hidden) == [isinstance(v, relax.DataflowVar) for v in variables(fn)]
-    assert list(found.first) == first_of_type(fn)
-    calls, asked = [], {}
+    assert result.names == [v.name for v in variables(fn)]
+    assert list(result.handles) == numbers
+    assert list(result.hidden) == [isinstance(v, relax.DataflowVar) for v in variables(fn)]
+    assert list(result.first) == first_of_type(fn)
+    calls, requests = [], {}
     for i, b in enumerate(bindings(fn)):
         value = b.value
         is_call = isinstance(b, relax.VarBinding) and isinstance(value, ir.Call)
         annotated = is_call and ANNOTATE.same_as(value.op)
-        assert found.sources[i] == (flat(value.args[0], numbers)[0] if annotated else -1)
-        if annotated and found.first[found.sources[i]] >= 0:
+        assert result.sources[i] == (flat(value.args[0], numbers)[0] if annotated else -1)
+        if annotated and result.first[result.sources[i]] >= 0:
             attrs = value.attrs
-            what = (attrs.device_mesh.__chandle__(), attrs.placement.__chandle__(), str(b.var.ty))
-            assert found.asked[i] == asked.setdefault(what, i)
+            label = (attrs.device_mesh.__chandle__(), attrs.placement.__chandle__(), str(b.var.ty))
+            assert result.asked[i] == requests.setdefault(label, i)
         else:
-            assert found.asked[i] == -1
-        if found.like[i] < 0:
-            assert found.classes[i] == -1
+            assert result.asked[i] == -1
+        if result.like[i] < 0:
+            assert result.classes[i] == -1
             continue
         operands = [n for a in value.args for n in flat(a, numbers)]
-        assert list(found.operands[found.begin[i] : found.begin[i + 1]]) == operands
+        assert list(result.operands[result.begin[i] : result.begin[i + 1]]) == operands
         attrs = tvm_ffi.structural_hash(value.attrs) if value.attrs is not None else None
         args = [kinds(a) for a in value.args]
         callee = getattr(value.op, "name", None) or value.op.name_hint
-        what = (callee, attrs, str(value.ty_args), str(b.var.ty), args)
-        calls.append((i, what))
-    for i, what in calls:
-        assert found.like[i] == next(j for j, other in calls if other == what)
+        label = (callee, attrs, str(value.ty_args), str(b.var.ty), args)
+        calls.append((i, label))
+    for i, label in calls:
+        assert result.like[i] == next(j for j, other in calls if other == label)
         mentioned = [bindings(fn)[i].value.op, *bindings(fn)[i].value.args]
         if any(isinstance(part, ir.GlobalVar) for part in mentioned):
-            assert found.classes[i] == -1
+            assert result.classes[i] == -1
         else:
-            assert found.classes[i] >= 0
-            assert found.classes[i] == found.classes[found.like[i]]
-    told = {found.like[i]: found.classes[i] for i, _ in calls if found.classes[i] >= 0}
-    assert len(set(told.values())) == len(told)
-    return found, [i for i, _ in calls]
+            assert result.classes[i] >= 0
+            assert result.classes[i] == result.classes[result.like[i]]
+    reported = {result.like[i]: result.classes[i] for i, _ in calls if result.classes[i] >= 0}
+    assert len(set(reported.values())) == len(reported)
+    return result, [i for i, _ in calls]
 
 
 def test_a_training_step():
     mod = zoo.gpt(layers=2, hidden=32, heads=4, vocab=64, seq=8, batch=2, nested=0)
     fn = td.train_step(mod)["main"]
-    found, told = check(fn)
-    assert len(told) > 100
-    assert len({found.like[i] for i in told}) < len(told) / 2
+    result, reported = check(fn)
+    assert len(reported) > 100
+    assert len({result.like[i] for i in reported}) < len(reported) / 2
 
 
 MIXED = """
@@ -150,8 +150,8 @@ class Module:
 def test_tuples_symbols_constants_and_casts():
     fn = tvm.script.from_source(MIXED)["main"]
     names = [b.var.name for b in bindings(fn)]
-    found, told = check(fn)
-    like = {names[i]: names[found.like[i]] for i in told}
+    result, reported = check(fn)
+    like = {names[i]: names[result.like[i]] for i in reported}
     assert like["r"] == like["b"] == "b"  # what a cast gives has the type it casts to
     assert like["h"] == "g"  # constants of one type
     assert like["j"] == "j"
@@ -164,8 +164,8 @@ def test_tuples_symbols_constants_and_casts():
 
 def test_names():
     fn = tvm.script.from_source(MIXED)["main"]
-    found = survey(fn, ANNOTATE, ["d", "no_such_name", "v"])
-    assert [b.var.name for b, hit in zip(bindings(fn), found.named) if hit] == ["d", "v"]
+    result = survey(fn, ANNOTATE, ["d", "no_such_name", "v"])
+    assert [b.var.name for b, hit in zip(bindings(fn), result.named) if hit] == ["d", "v"]
 
 
 def test_what_is_no_function():
@@ -176,24 +176,24 @@ def test_what_is_no_function():
 def test_calls_of_functions():
     mod = zoo.gpt(layers=3, hidden=32, heads=4, vocab=64, seq=8, batch=2, nested=1)
     fn = mod["main"]
-    found, told = check(fn)
-    calls = [i for i in told if isinstance(bindings(fn)[i].value.op, ir.GlobalVar)]
-    assert len(calls) == 3 and {found.like[i] for i in calls} == {calls[0]}
+    result, reported = check(fn)
+    calls = [i for i in reported if isinstance(bindings(fn)[i].value.op, ir.GlobalVar)]
+    assert len(calls) == 3 and {result.like[i] for i in calls} == {calls[0]}
 
 
 def test_classes_are_those_of_all_functions():
     """What one function has learnt of a class of calls holds in the others."""
-    one, two = (
+    single, two = (
         td.train_step(zoo.gpt(layers=n, hidden=32, heads=4, vocab=64, seq=8, batch=2, nested=0))
         for n in (1, 2)
     )
-    first, second = (survey(mod["main"], ANNOTATE) for mod in (one, two))
+    first, second = (survey(mod["main"], ANNOTATE) for mod in (single, two))
     shared = set(first.classes) & set(second.classes) - {-1}
     assert len(shared) > 30
     for kind in shared:
         a, b = (
-            bindings(mod["main"])[list(found.classes).index(kind)].value
-            for mod, found in ((one, first), (two, second))
+            bindings(mod["main"])[list(result.classes).index(kind)].value
+            for mod, result in ((single, first), (two, second))
         )
         assert a.op.same_as(b.op) and [kinds(x) for x in a.args] == [kinds(x) for x in b.args]
         assert tvm_ffi.structural_equal(a.attrs, b.attrs)

@@ -42,36 +42,36 @@ def function():
 
 def opened(function, which, dataflow=True, inside=()):
     """A writer that knows other parameters, these, and what it asked of constants."""
-    asked, known = [], [make_var(str(p.name), PLAIN) for p in function.params]
+    requests, known = [], [make_var(str(p.name), PLAIN) for p in function.params]
 
     def constant(old, number):
-        asked.append((old, number))
+        requests.append((old, number))
         return relax.const(old.value.numpy().astype("float16"))
 
     writer = CallWriter(constant)
     writer.know([handle(p) for p in function.params], known)
     block = function.body.blocks[0].bindings
     writer.open(block, [PLAIN, OTHER], which, dataflow, inside)
-    return writer, known, asked
+    return writer, known, requests
 
 
 def test_calls_are_as_written_one_by_one(function):
-    writer, known, asked = opened(function, WHICH)
+    writer, known, requests = opened(function, WHICH)
     old = unpack(function.body.blocks[0].bindings)
     variables, bindings = writer.write(0)
     assert len(variables) == len(bindings) == 3  # the fourth takes a tuple
-    assert [number for _, number in asked] == [1]
+    assert [number for _, number in requests] == [1]
     read = dict(zip(map(handle, function.params), known))
     for binding, var, new, number in zip(old, variables, bindings, WHICH):
         call, ty = binding.value, (PLAIN, OTHER)[number]
         args = [read.get(handle(arg), arg) for arg in call.args]
         if type(args[-1]) is ir.GenericConst:
             args[-1] = new.value.args[-1]
-        one = make_call(call.op, args, call.attrs, call.ty_args, ty)
-        made = make_var(str(binding.var.name), ty, type(binding.var) is relax.DataflowVar)
-        expected = make_binding(made, one)
+        single = make_call(call.op, args, call.attrs, call.ty_args, ty)
+        created = make_var(str(binding.var.name), ty, type(binding.var) is relax.DataflowVar)
+        expected = make_binding(created, single)
         tvm.ir.assert_structural_equal(new, expected, map_free_vars=True)
-        assert new.var.same_as(var) and type(var) is type(made) and var.name == made.name
+        assert new.var.same_as(var) and type(var) is type(created) and var.name == created.name
         assert all(a.same_as(b) for a, b in zip(new.value.args, args))
         read[handle(binding.var)] = var
     assert writer.write(3) == ([], [])

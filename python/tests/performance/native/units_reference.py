@@ -35,15 +35,15 @@ def times_of(matrix: Ints, rows: Ints) -> Ints:
     """The max-plus product of a matrix (n, ports) with rows (ports, m)."""
     terms = matrix[:, :, None] + rows[None, :, :]
     present = (matrix[:, :, None] > NEVER) & (rows[None, :, :] > NEVER)
-    found: Ints = np.where(present, terms, NEVER).max(axis=1, initial=NEVER)
-    return checked(found)
+    matches: Ints = np.where(present, terms, NEVER).max(axis=1, initial=NEVER)
+    return checked(matches)
 
 
-def checked(found: Ints) -> Ints:
+def checked(matches: Ints) -> Ints:
     """The same, where no time is too late."""
-    if found.max(initial=NEVER) > LATEST:
+    if matches.max(initial=NEVER) > LATEST:
         raise OverflowError("a time is too long")
-    return found
+    return matches
 
 
 class _Run:
@@ -71,7 +71,7 @@ class _Run:
         moved = True
         while moved:
             moved = any([self._advance(rank) for rank in range(len(self.step))])
-        times = np.array([time for own in self.times for time in own], np.int64)
+        times = np.array([time for local in self.times for time in local], np.int64)
         return ActionTimes(times, self.finish, self.sent, self.position)
 
     def _advance(self, rank: int) -> bool:
@@ -119,5 +119,5 @@ class _Run:
         self.times[rank] += times.tolist()
         ends = times_of(self.maps.matrix(function), times[:, None])[:, 0]
         self.finish[rank, :STREAM_PORTS] = ends[:STREAM_PORTS]
-        kept = self.places[kind][count:, 0] >= 0
-        self.cells[at[count:][kept]] = ends[STREAM_PORTS:][kept]
+        remaining = self.places[kind][count:, 0] >= 0
+        self.cells[at[count:][remaining]] = ends[STREAM_PORTS:][remaining]

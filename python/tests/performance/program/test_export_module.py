@@ -22,10 +22,10 @@ class Module:
 
     def __init__(self, *axes):
         start, self.meshes = 0, []
-        for one in axes:
-            self.meshes.append(tvm_distir.device_mesh(one, start=start))
-            start += int(np.prod(list(one.values())))
-        self.axes = [list(one) for one in axes]
+        for each in axes:
+            self.meshes.append(tvm_distir.device_mesh(each, start=start))
+            start += int(np.prod(list(each.values())))
+        self.axes = [list(each) for each in axes]
         self.bb = relax.BlockBuilder()
 
     def private(self, name, params, body):
@@ -81,15 +81,15 @@ def values_of(program, indices, name="main"):
 
 def test_tensor_parallel_mlp():
     """x (8, 16) by A (16, 64) by columns and B (64, 16) by rows over tp=4, then an all-reduce."""
-    made = Module({"dp": 2, "tp": 4})
+    created = Module({"dp": 2, "tp": 4})
 
     def body(bb, x, a, b):
         h = bb.emit(relax.op.matmul(x, a), "h")
         g = bb.emit(relax.op.nn.relu(h), "g")
         y = bb.emit(relax.op.matmul(g, b), "y")
-        return bb.emit(ops.all_reduce(y, made.meshes[0], [1], "sum"), "r")
+        return bb.emit(ops.all_reduce(y, created.meshes[0], [1], "sum"), "r")
 
-    made.entry(
+    created.entry(
         [
             ("x", (8, 16), "float32", "S[0], R"),
             ("a", (16, 64), "float32", "R, S[1]"),
@@ -97,19 +97,19 @@ def test_tensor_parallel_mlp():
         ],
         body,
     )
-    program = made.export()
+    program = created.export()
     (mesh,) = program.meshes
     assert (mesh.name, mesh.axes, mesh.shape) == ("mesh0", ("dp", "tp"), (2, 4))
     assert mesh.device_ids == tuple(range(8))
-    found = ops_of(program)
-    assert list(found)[:4] == ["h", "g", "y", "r"]
+    result = ops_of(program)
+    assert list(result)[:4] == ["h", "g", "y", "r"]
     # Local shapes: x (4, 16), A (16, 16), B (16, 16).
-    h = found["h"]
+    h = result["h"]
     assert (h.kind, h.op, h.flops) == ("compute", "relax.matmul", 2 * 4 * 16 * 16)
     assert (h.bytes_read, h.bytes_written) == (4 * (4 * 16 + 16 * 16), 4 * 4 * 16)
     assert (h.kernel_class, h.dtype, h.modelled) == ("matmul", "float32", True)
-    assert (found["g"].bytes_read, found["g"].bytes_written) == (256, 256)
-    r = found["r"]
+    assert (result["g"].bytes_read, result["g"].bytes_written) == (256, 256)
+    r = result["r"]
     assert (r.kind, r.collective, r.mesh_axes, r.group_size) == (
         "collective",
         "all_reduce",
@@ -132,35 +132,35 @@ def test_tensor_parallel_mlp():
     ],
 )
 def test_collectives(make, kind, result_bytes):
-    made = Module({"x": 4})
-    made.entry(
+    created = Module({"x": 4})
+    created.entry(
         [("x", (32, 8), "float32", "S[0]")],
-        lambda bb, x: bb.emit(make(x, made.meshes[0]), "c"),
+        lambda bb, x: bb.emit(make(x, created.meshes[0]), "c"),
     )
-    op = ops_of(made.export())["c"]
+    op = ops_of(created.export())["c"]
     assert (op.kind, op.collective, op.group_size) == ("collective", kind, 4)
     assert op.payload_bytes == result_bytes
 
 
 def test_local_ops_of_the_plugin_are_copies():
-    made = Module({"x": 4})
+    created = Module({"x": 4})
 
     def body(bb, x):
-        a = bb.emit(ops.local_slice(x, made.meshes[0], 0, 0), "a")
-        b = bb.emit(ops.partial(a, made.meshes[0], [0], "sum"), "b")
-        i = bb.emit(ops.axis_index(made.meshes[0], 0), "i")
+        a = bb.emit(ops.local_slice(x, created.meshes[0], 0, 0), "a")
+        b = bb.emit(ops.partial(a, created.meshes[0], [0], "sum"), "b")
+        i = bb.emit(ops.axis_index(created.meshes[0], 0), "i")
         return bb.emit(relax.op.add(b, relax.op.astype(i, "float32")), "c")
 
-    made.entry([("x", (8, 2), "float32", "R")], body)
-    found = ops_of(made.export())
+    created.entry([("x", (8, 2), "float32", "R")], body)
+    result = ops_of(created.export())
     for name in ("a", "b"):
-        op = found[name]
+        op = result[name]
         assert (op.kind, op.bytes_read, op.bytes_written) == ("compute", 16, 16)
-    assert (found["i"].kind, found["i"].bytes_written) == ("compute", 8)
+    assert (result["i"].kind, result["i"].bytes_written) == ("compute", 8)
 
 
 def test_views_and_transposes():
-    made = Module({"x": 1})
+    created = Module({"x": 1})
 
     def body(bb, x, w):
         v = bb.emit(relax.op.reshape(x, (2, 4, 6)), "v")
@@ -174,16 +174,16 @@ def test_views_and_transposes():
         p = bb.emit(relax.op.permute_dims(v, [1, 0, 2]), "p")  # not the last two
         return bb.emit(relax.Tuple([y, z, q, p]))
 
-    made.entry([("x", (8, 6), "float32", "R"), ("w", (5, 6), "float32", "R")], body)
-    found = ops_of(made.export())
-    kinds = {name: op.kind for name, op in found.items()}
+    created.entry([("x", (8, 6), "float32", "R"), ("w", (5, 6), "float32", "R")], body)
+    result = ops_of(created.export())
+    kinds = {name: op.kind for name, op in result.items()}
     assert {n for n, kind in kinds.items() if kind == "view"} == {"v", "e", "s", "t"}
     assert kinds["u"] == kinds["p"] == "compute"
-    assert (found["u"].bytes_read, found["u"].bytes_written) == (120, 120)
+    assert (result["u"].bytes_read, result["u"].bytes_written) == (120, 120)
 
 
 def test_tuples_are_flattened_and_aliases_vanish():
-    made = Module({"x": 1})
+    created = Module({"x": 1})
 
     def body(bb, x):
         parts = bb.emit(relax.op.split(x, 2, 0), "parts")
@@ -192,25 +192,25 @@ def test_tuples_are_flattened_and_aliases_vanish():
         b = bb.emit(relax.TupleGetItem(pair, 0), "b")
         return bb.emit(relax.op.concat([b, x], 0), "c")
 
-    made.entry([("x", (4, 2), "float32", "R")], body)
-    program = made.export()
-    found = ops_of(program)
-    assert [n for n in found if not n.startswith("lv")] == ["parts", "c"]
-    assert len(found["parts"].outputs) == 2
-    assert found["c"].inputs == (found["parts"].outputs[1], program.functions["main"].params[0])
+    created.entry([("x", (4, 2), "float32", "R")], body)
+    program = created.export()
+    result = ops_of(program)
+    assert [n for n in result if not n.startswith("lv")] == ["parts", "c"]
+    assert len(result["parts"].outputs) == 2
+    assert result["c"].inputs == (result["parts"].outputs[1], program.functions["main"].params[0])
 
 
 def test_calls_stay_calls():
     """Forty calls of a layer are two functions; a tuple parameter counts its leaves."""
-    made = Module({"x": 2})
+    created = Module({"x": 2})
     kind = relax.TupleType([relax.TensorType([4], "float32"), relax.TensorType([], "float32")])
     pair = relax.Var("pair", kind)
-    with made.bb.function("layer", [pair], private=True):
-        with made.bb.dataflow():
-            out = made.bb.emit_output(relax.op.add(relax.TupleGetItem(pair, 0),
+    with created.bb.function("layer", [pair], private=True):
+        with created.bb.dataflow():
+            out = created.bb.emit_output(relax.op.add(relax.TupleGetItem(pair, 0),
                                                    relax.TupleGetItem(pair, 1)))  # fmt: skip
-        made.bb.emit_func_output(out)
-    layer = made.bb.get().get_global_var("layer")
+        created.bb.emit_func_output(out)
+    layer = created.bb.get().get_global_var("layer")
 
     def body(bb, x):
         scale = relax.const(np.float32(2))
@@ -218,12 +218,12 @@ def test_calls_stay_calls():
             x = bb.emit(ir.Call(layer, [relax.Tuple([x, scale])]), f"y{i}")
         return x
 
-    made.entry([("x", (8,), "float32", "S[0]")], body)
-    program = made.export()
+    created.entry([("x", (8,), "float32", "S[0]")], body)
+    program = created.export()
     assert list(program.functions) == ["main", "layer"]
-    found = [op for op in program.functions["main"].ops if op.kind == "call"]
-    assert len(found) == 40
-    assert all(op.callee == "layer" and len(op.inputs) == 2 for op in found)
+    matches = [op for op in program.functions["main"].ops if op.kind == "call"]
+    assert len(matches) == 40
+    assert all(op.callee == "layer" and len(op.inputs) == 2 for op in matches)
     constants = [v for v in program.functions["main"].values if v.role == "constant"]
     assert [(v.shape, v.bytes) for v in constants] == [((), 4)]
     assert len(program.functions["layer"].params) == 2
@@ -231,18 +231,18 @@ def test_calls_stay_calls():
 
 def test_call_tir():
     """Stock LegalizeOps turns the ops into call_tir: work from TIR, a reshape is still a view."""
-    made = Module({"x": 1})
+    created = Module({"x": 1})
 
     def body(bb, x):
         y = bb.emit(relax.op.multiply(x, relax.const(np.float32(2))), "y")
         return bb.emit(relax.op.reshape(y, (24,)), "z")
 
-    made.entry([("x", (6, 4), "float32", "R")], body)
-    mod = relax.transform.LegalizeOps()(made.done())
+    created.entry([("x", (6, 4), "float32", "R")], body)
+    mod = relax.transform.LegalizeOps()(created.done())
     prim_funcs = [g.name_hint for g, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)]
     assert len(prim_funcs) == 2
-    found = ops_of(export(mod))
-    y, z = found["y"], found["z"]
+    result = ops_of(export(mod))
+    y, z = result["y"], result["z"]
     assert (y.op, y.kind, y.modelled) == ("multiply", "compute", True)
     assert (y.flops, y.bytes_read, y.bytes_written) == (24, 96, 96)
     assert (z.op, z.kind) == ("reshape", "view")
@@ -250,8 +250,8 @@ def test_call_tir():
 
 def test_two_meshes():
     """(8, 4) float32 by rows on 2 devices becomes whole on each of 4: 128 bytes per arrival."""
-    made = Module({"a": 2}, {"b": 4})
-    first, second = made.meshes
+    created = Module({"a": 2}, {"b": 4})
+    first, second = created.meshes
     sides = {"shape": [8, 4], "tag": 5}
 
     def sender(bb, x):
@@ -266,9 +266,9 @@ def test_two_meshes():
                      dtype="float32", **sides), "r")  # fmt: skip
         return bb.emit(relax.op.add(r, w), "z")
 
-    made.entry([("x", (8, 4), "float32", "S[0]")], sender, 0, pure=False)
-    made.entry([("w", (8, 4), "float32", "R")], receiver, 1, pure=False)
-    program = made.export()
+    created.entry([("x", (8, 4), "float32", "S[0]")], sender, 0, pure=False)
+    created.entry([("w", (8, 4), "float32", "R")], receiver, 1, pure=False)
+    program = created.export()
     assert [(e.mesh, e.function) for e in program.entries] == [(0, "main_mesh0"), (1, "main_mesh1")]
     send = ops_of(program, "main_mesh0")["s"]
     recv = ops_of(program, "main_mesh1")["r"]
@@ -280,14 +280,14 @@ def test_two_meshes():
 
 
 def test_what_has_no_rule_is_named():
-    made = Module({"x": 1})
+    created = Module({"x": 1})
 
     def body(bb, x):
         out = relax.TensorType([4], "float32")
         return bb.emit(relax.call_pure_packed("my.kernel", x, ty_args=out), "y")
 
-    made.entry([("x", (4,), "float32", "R")], body)
-    op = next(o for o in made.export().functions["main"].ops if o.kind == "compute")
+    created.entry([("x", (4,), "float32", "R")], body)
+    op = next(o for o in created.export().functions["main"].ops if o.kind == "compute")
     assert not op.modelled
     assert op.reason
     assert (op.bytes_read, op.bytes_written, op.flops) == (16, 16, 0)
@@ -306,23 +306,23 @@ ROLES = [("ids", (4,), "int64", "R"), ("b", (4,), "float32", "R"), ("k", (4,), "
     ],
 )
 def test_roles_of_the_inputs(more, expected):
-    made = Module({"x": 1})
-    made.entry(ROLES, lambda bb, ids, b, k: bb.emit(relax.op.add(b, b), "c"), **more)
-    program = made.export()
-    found = values_of(program, program.functions["main"].params)
-    assert [v.role for v in found] == expected
+    created = Module({"x": 1})
+    created.entry(ROLES, lambda bb, ids, b, k: bb.emit(relax.op.add(b, b), "c"), **more)
+    program = created.export()
+    result = values_of(program, program.functions["main"].params)
+    assert [v.role for v in result] == expected
 
 
 def test_sizes_of_types():
-    made = Module({"x": 1})
+    created = Module({"x": 1})
     kinds = {"float16": 2, "bfloat16": 2, "int8": 1, "bool": 1, "float64": 8, "float8_e4m3fn": 1}
-    made.entry(
+    created.entry(
         [(kind, (3, 5), kind, "R") for kind in kinds],
         lambda bb, *xs: bb.emit(relax.op.add(xs[0], xs[0]), "c"),
     )
-    program = made.export()
-    found = values_of(program, program.functions["main"].params)
-    assert {v.dtype: v.bytes for v in found} == {kind: 15 * n for kind, n in kinds.items()}
+    program = created.export()
+    result = values_of(program, program.functions["main"].params)
+    assert {v.dtype: v.bytes for v in result} == {kind: 15 * n for kind, n in kinds.items()}
 
 
 def refused(mod, text):
@@ -332,46 +332,46 @@ def refused(mod, text):
 
 
 def test_not_lowered():
-    made = Module({"x": 1})
-    made.private("f", [("x", (2,), "float32")], lambda bb, x: bb.emit(relax.op.add(x, x)))
-    refused(made.done(), "dist.io")
+    created = Module({"x": 1})
+    created.private("f", [("x", (2,), "float32")], lambda bb, x: bb.emit(relax.op.add(x, x)))
+    refused(created.done(), "dist.io")
 
 
 def test_symbolic_shapes():
-    made = Module({"x": 1})
+    created = Module({"x": 1})
     n = tirx.Var("n", "int64")
     x = relax.Var("x", relax.TensorType([n, 2], "float32"))
     item = {"index": 0, "name": "x", "shape": [2, 2], "dtype": "float32", "placement": "R"}
     io = {"mesh": 0, "inputs": [item], "outputs": []}
-    with made.bb.function("main", [x], {"dist.io": io}):
-        with made.bb.dataflow():
-            out = made.bb.emit_output(relax.op.add(x, x))
-        made.bb.emit_func_output(out)
-    refused(made.done(), "td.bind_dims")
+    with created.bb.function("main", [x], {"dist.io": io}):
+        with created.bb.dataflow():
+            out = created.bb.emit_output(relax.op.add(x, x))
+        created.bb.emit_func_output(out)
+    refused(created.done(), "td.bind_dims")
 
 
 def test_same_text_every_time():
-    made = Module({"x": 2})
-    made.entry(
+    created = Module({"x": 2})
+    created.entry(
         [("x", (4, 2), "float32", "S[0]")],
-        lambda bb, x: bb.emit(ops.all_reduce(x, made.meshes[0], [0], "sum"), "r"),
+        lambda bb, x: bb.emit(ops.all_reduce(x, created.meshes[0], [0], "sum"), "r"),
     )
-    mod = made.done()
+    mod = created.done()
     assert export(mod).to_json() == export(mod).to_json()
 
 
 def branching(double):
     """``main(x, choose)``: x where choose holds, else ``double(x)``."""
-    made = Module({"x": 1})
+    created = Module({"x": 1})
     source = relax.Var("x", relax.TensorType([4], "float32"))
     choose = relax.Var("choose", relax.TensorType([], "bool"))
     item = {"index": 0, "name": "x", "shape": [4], "dtype": "float32", "placement": "R"}
     flag = {"index": 1, "name": "choose", "shape": [], "dtype": "bool", "placement": "R"}
     io = {"mesh": 0, "inputs": [item, flag], "outputs": []}
-    with made.bb.function("main", [source, choose], {"dist.io": io}):
-        y = made.bb.emit(relax.If(choose, relax.SeqExpr([], source), double(source)), "y")
-        made.bb.emit_func_output(y)
-    return made.done()
+    with created.bb.function("main", [source, choose], {"dist.io": io}):
+        y = created.bb.emit(relax.If(choose, relax.SeqExpr([], source), double(source)), "y")
+        created.bb.emit_func_output(y)
+    return created.done()
 
 
 def test_both_sides_of_a_branch_become_functions():
@@ -387,5 +387,5 @@ def test_both_sides_of_a_branch_become_functions():
     named = [program.functions["main"].values[i].name for i in op.inputs]
     assert named == [choose, x, x]
     assert program.functions["main/y.then"].ops == ()
-    assert [one.op for one in program.functions["main/y.else"].ops] == ["relax.add"]
+    assert [function.op for function in program.functions["main/y.else"].ops] == ["relax.add"]
     assert Program.from_json(program.to_json()) == program

@@ -43,7 +43,7 @@ def test_each_kind_of_stage_stands_once() -> None:
     assert [(e.source[0], e.target[0]) for e in staged.edges] == [
         (0, 1), (1, 2), (1, 0), (2, 3), (2, 1), (3, 2)
     ]  # fmt: skip
-    assert [(one.name, one.stages) for one in staged.sums] == [("wte_weight", (0, 3))]
+    assert [(each.name, each.stages) for each in staged.sums] == [("wte_weight", (0, 3))]
     names = {name for rank, name, _ in staged.inputs() if rank == 2}
     assert "h_4_ln_1_weight" in names
     assert all(op.kind != "transfer" for fn in _program(4).functions.values() for op in fn.ops)
@@ -57,7 +57,7 @@ def test_zero_bubble_has_weights_by_themselves() -> None:
 
 def test_the_size_does_not_follow_stages_and_micro_batches() -> None:
     few, many = _program(3, 2), _program(6, 32)
-    ops = [sum(len(fn.ops) for fn in one.functions.values()) for one in (few, many)]
+    ops = [sum(len(fn.ops) for fn in each.functions.values()) for each in (few, many)]
     assert len(many.functions) <= len(few.functions) + 2  # what a plan does to a sum
     assert ops[1] <= 1.1 * ops[0]
 
@@ -127,8 +127,8 @@ def _refused(change: Callable[[dict[str, Any]], Any], code: str = "DIST0712") ->
     ],
 )
 def test_contradictions_are_refused(change: Callable[[dict[str, Any]], Any], words: str) -> None:
-    said = _refused(change)
-    assert words in said
+    message = _refused(change)
+    assert words in message
 
 
 @pytest.mark.parametrize(

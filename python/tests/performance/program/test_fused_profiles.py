@@ -129,14 +129,14 @@ def test_an_activation_that_is_computed_again_is_a_kernel_of_its_own() -> None:
     size = TOKENS * FFN * 2
     program = grouped(llama_step("selective"), "fused")
     values = program.functions["layer_backward"].values
-    found = {
+    matches = {
         op.op: (op.bytes_read, op.bytes_written)
         for op in kernels(program, "layer_backward")
         if op.kernel_class == "memory" and values[op.outputs[0]].shape[-1] == FFN
     }
-    (read, written) = found.pop("activation_backward")
-    assert found == {"gated_activation": (2 * size, size)}
-    assert written == 2 * size
+    (read, output) = matches.pop("activation_backward")
+    assert matches == {"gated_activation": (2 * size, size)}
+    assert output == 2 * size
     assert 3 * size <= read <= 3 * size + 16
 
 
@@ -221,8 +221,8 @@ def test_torch_calls_flash_attention_2() -> None:
     model = td.zoo.llama(size="tiny", layers=1, batch=1, seq=32, dtype="bfloat16")
     step = step_of(FuseAttention()(model))
     for name in ("torch-compile", "torch-eager"):
-        found = [op for fn in grouped(step, name).functions.values() for op in fn.ops]
-        assert sum(op.kernel_class == "flash_attention_2" for op in found) == 2
+        matches = [op for fn in grouped(step, name).functions.values() for op in fn.ops]
+        assert sum(op.kernel_class == "flash_attention_2" for op in matches) == 2
     h100 = td.System.load("h100")
     flops, moved = 1e15, 1e9
     newest, torch = (
@@ -246,9 +246,9 @@ def test_a_profile_may_have_a_base() -> None:
     base, other = Profile.load("fused"), Profile.load("fused-graphs")
     assert other.rules == base.rules
     assert (base.graphs, other.graphs) == (False, True)
-    own = Profile.from_dict({"schema_version": 1, "name": "x", "base": "fused", "kernels": []})
-    assert own.casts
-    assert not own.rules
+    local = Profile.from_dict({"schema_version": 1, "name": "x", "base": "fused", "kernels": []})
+    assert local.casts
+    assert not local.rules
     with pytest.raises(HardwareError) as caught:
         Profile.from_dict({"schema_version": 1, "name": "x", "base": "fusion"})
     assert caught.value.code == "DIST0703"

@@ -114,8 +114,8 @@ def test_eager_changes_nothing(step):
 
 
 def test_layer_forward_is_what_megatron_launches(step):
-    made = grouped(step, "megatron")
-    assert names(made, "layer") == [
+    created = grouped(step, "megatron")
+    assert names(created, "layer") == [
         "layer_norm", "product_with_bias", "split_concat", "product_with_bias", "masked_softmax",
         "bias_dropout_residual", "product_with_bias", "relax.permute_dims", "product_with_bias",
         "bias_dropout_residual", "layer_norm", "product_with_bias", "bias_gelu",
@@ -131,25 +131,25 @@ def test_arithmetic_of_products_stays(step):
             if op.kernel_class in ("matmul", "batched", "vocabulary", "unaligned")
         )
 
-    made = grouped(step, "megatron")
+    created = grouped(step, "megatron")
     biases = sum(op.flops for op in kernels(step, "layer") if op.op == "relax.add")
-    assert flops(step, "layer") <= flops(made, "layer") <= flops(step, "layer") + biases
-    made.check()
+    assert flops(step, "layer") <= flops(created, "layer") <= flops(step, "layer") + biases
+    created.check()
 
 
 def test_fewer_bytes(step):
-    made = grouped(step, "megatron")
+    created = grouped(step, "megatron")
     for function in ("layer", "layer_backward", "layer_update"):
         before, after = (
-            sum(op.bytes_read + op.bytes_written for op in kernels(one, function))
-            for one in (step, made)
+            sum(op.bytes_read + op.bytes_written for op in kernels(each, function))
+            for each in (step, created)
         )
         assert after < 0.6 * before
 
 
 def test_adam_reads_and_writes_28_bytes_per_parameter(step):
-    made = grouped(step, dataclasses.replace(Profile.load("megatron"), name="m"))
-    fn = made.functions["layer_update"]
+    created = grouped(step, dataclasses.replace(Profile.load("megatron"), name="m"))
+    fn = created.functions["layer_update"]
     largest = max((op for op in fn.ops if op.op == "adam"), key=lambda op: op.bytes_written)
     count = 4 * SIZES["hidden"] ** 2
     assert largest.bytes_written == (4 + 4 + 4 + 2) * count
@@ -169,10 +169,10 @@ def test_softmax_is_fused_where_heads_are_a_multiple_of_four(step):
 
 
 def test_host_issues_forward_and_what_is_made_again(step):
-    made = grouped(step, "megatron")
+    created = grouped(step, "megatron")
     launches = {
         name: sum(op.flops for op in fn.ops if op.op == "host")
-        for name, fn in made.functions.items()
+        for name, fn in created.functions.items()
     }
     assert launches["layer"] == 15
     assert 12 <= launches["layer_backward"] <= 15
@@ -181,40 +181,41 @@ def test_host_issues_forward_and_what_is_made_again(step):
 
 def test_what_checkpoint_runs_again_is_launched_with_the_gradients():
     """The host does not wait between what is made again and the gradients: one function."""
-    made = grouped(step_of(recompute="checkpoint", seq=64, positions=64), "megatron")
+    created = grouped(step_of(recompute="checkpoint", seq=64, positions=64), "megatron")
     products = {
-        name: sum(op.kernel_class in ("matmul", "batched") for op in kernels(made, name))
+        name: sum(op.kernel_class in ("matmul", "batched") for op in kernels(created, name))
         for name in ("layer_forward", "layer_backward", "layer_backward_checkpoint")
     }
     assert products["layer_forward"] == 6
     assert products["layer_backward"] == 2 * 6
     assert products["layer_backward_checkpoint"] == 6 + 2 * 6
     hosts = {
-        name: [op.flops for op in fn.ops if op.op == "host"] for name, fn in made.functions.items()
+        name: [op.flops for op in fn.ops if op.op == "host"]
+        for name, fn in created.functions.items()
     }
     assert hosts["layer_checkpoint"] == hosts["layer_backward_checkpoint"] == [15]
 
 
 def test_sums_over_devices_are_made_once(step):
-    made = grouped(step, "megatron")
-    role = made.staged.roles[0]
-    end = made.functions[role.phase("end").function]
+    created = grouped(step, "megatron")
+    role = created.staged.roles[0]
+    end = created.functions[role.phase("end").function]
     sums = [op for op in end.ops if op.kind == "collective" and op.kernel_class == "gradients"]
-    kinds = {op.collective for op in made.functions["layer_backward"].ops}
+    kinds = {op.collective for op in created.functions["layer_backward"].ops}
     assert 1 <= len(sums) <= 2 and "all_reduce" not in kinds
 
 
 def test_a_change_of_the_model_is_seen(step):
     system = td.System.load("dgx-a100-megatron")
-    with_, without = (td.simulate(one, system).time_s for one in (step, step_of(dropout=0.0)))
+    with_, without = (td.simulate(each, system).time_s for each in (step, step_of(dropout=0.0)))
     assert without < with_
     assert "bias_dropout_residual" not in names(grouped(step_of(dropout=0.0), "megatron"), "layer")
 
 
 def test_flash_is_one_kernel():
-    made = grouped(step_of(recompute="none"), "flash")
-    found = [op for op in kernels(made, "layer_forward") if op.kernel_class == "attention"]
-    assert [op.op for op in found] == ["flash_attention"]
+    created = grouped(step_of(recompute="none"), "flash")
+    matches = [op for op in kernels(created, "layer_forward") if op.kernel_class == "attention"]
+    assert [op.op for op in matches] == ["flash_attention"]
 
 
 def _value(name, size=8):
@@ -259,9 +260,9 @@ def test_what_nothing_reads_is_launched_all_the_same():
     program = hand(
         [_op("x", "a", (0,), 1), _op("y", "a", (1,), 2), _op("z", "b", (0,), 3)], (3,), 4
     )
-    made = grouped(program, ADDS)
-    made.check()
-    dead, read = kernels(made, "main")
+    created = grouped(program, ADDS)
+    created.check()
+    dead, read = kernels(created, "main")
     assert (dead.outputs, dead.flops, dead.bytes_written) == ((2,), 16, 32)
     assert read.outputs == (3,)
 
@@ -271,9 +272,9 @@ def test_no_kernel_waits_for_itself():
     program = hand(
         [_op("x", "a", (0,), 1), _op("y", "b", (1,), 2), _op("z", "a", (1, 2), 3)], (3,), 4
     )
-    made = grouped(program, ADDS)
-    assert [op.op for op in kernels(made, "main")] == ["adds", "b", "adds"]
-    made.check()
+    created = grouped(program, ADDS)
+    assert [op.op for op in kernels(created, "main")] == ["adds", "b", "adds"]
+    created.check()
 
 
 def moved(program, function, kernel):
@@ -304,8 +305,8 @@ def test_gradients_are_added_in_the_time_that_the_host_takes(step):
     system = td.System.load("dgx-a100-megatron")
     times = {}
     for launch_us in (1e-3, 10.0):
-        own = {"python_launch_us": launch_us}
-        constants = system.constants | {n: Constant(value, "here") for n, value in own.items()}
+        local = {"python_launch_us": launch_us}
+        constants = system.constants | {n: Constant(value, "here") for n, value in local.items()}
         for name, program in (("apart", apart), ("inside", inside)):
             on = dataclasses.replace(system, constants=constants, kernels="eager")
             times[launch_us, name] = td.simulate(program, on).time_s
@@ -317,10 +318,10 @@ def test_gradients_are_added_in_the_time_that_the_host_takes(step):
     [(512, 4, 512), (508, 4, 508), (1016, 2, 508), (1024, 2, 512)])  # fmt: skip
 def test_products_with_logits_by_the_alignment_of_their_rows(vocab, heads_per_device, local):
     """Forward, and for activations and weights backward: three products of equal arithmetic."""
-    made = grouped(step_of(heads_per_device, dp=1, vocab=vocab), "megatron")
-    found = [op for fn in made.functions for op in kernels(made, fn)]
+    created = grouped(step_of(heads_per_device, dp=1, vocab=vocab), "megatron")
+    matches = [op for fn in created.functions for op in kernels(created, fn)]
     aligned, unaligned = (
-        [op for op in found if op.kernel_class == name] for name in ("vocabulary", "unaligned")
+        [op for op in matches if op.kernel_class == name] for name in ("vocabulary", "unaligned")
     )
     products = unaligned if local % 8 else aligned
     assert not (aligned if local % 8 else unaligned)
@@ -334,15 +335,15 @@ def test_unaligned_products_have_an_efficiency():
     system, flops = td.System.load("dgx-a100-megatron"), 10**12
     gap_s = system.constant("kernel_gap_us") * 1e-6
     known = {
-        name: one for name, one in system.constants.items()
+        name: single for name, single in system.constants.items()
         if name not in ("vocabulary_efficiency", "unaligned_efficiency")
     }  # fmt: skip
     expected = system.constant("matmul_efficiency")
     for name, value in (("", 0.0), ("vocabulary_efficiency", 0.5), ("unaligned_efficiency", 0.25)):
         if name:
             known, expected = known | {name: Constant(value, "here")}, value
-        found = dataclasses.replace(system, constants=known)
+        result = dataclasses.replace(system, constants=known)
         for kernel_class in ("vocabulary", "unaligned"):
             if (name, kernel_class) != ("unaligned_efficiency", "vocabulary"):
-                time_s = found.roofline(flops, 0, kernel_class, "float16").time_s
+                time_s = result.roofline(flops, 0, kernel_class, "float16").time_s
                 assert time_s == pytest.approx(flops / (expected * 312e12) + gap_s)

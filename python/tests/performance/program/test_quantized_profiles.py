@@ -139,11 +139,13 @@ def test_large_products_are_faster_in_fewer_bits() -> None:
     )
     mod = td.load_model(f"{model},dtype=bfloat16").mod
     step = td.train_step(mod, optimizer="adamw", master=True)
-    made = td.export(td.distribute(step, td.strategy.make_plan(step, "data_parallel", {"dp": 1})))
+    created = td.export(
+        td.distribute(step, td.strategy.make_plan(step, "data_parallel", {"dp": 1}))
+    )
     for system, profiles in (("h100", TRAINING[:3]), ("b200", TRAINING[2:])):
-        plain = td.simulate(made, system).time_s
+        plain = td.simulate(created, system).time_s
         for profile in profiles:
-            assert td.simulate(made, system, kernels=profile).time_s < plain, (system, profile)
+            assert td.simulate(created, system, kernels=profile).time_s < plain, (system, profile)
 
 
 def test_a_sweep_prices_quantized_products_as_a_simulation_does() -> None:

@@ -38,7 +38,7 @@ class Node:
 def read_rank(path: Path) -> tuple[dict[int, Node], list[dict[str, Any]]]:
     """Nodes by id, in the order of the file, and the groups that it declares."""
     kinds = messages(_SCHEMA, "chakracheck")
-    data, at, found = path.read_bytes(), 0, []
+    data, at, result = path.read_bytes(), 0, []
     while at < len(data):
         size, shift = 0, 0
         while True:
@@ -47,12 +47,12 @@ def read_rank(path: Path) -> tuple[dict[int, Node], list[dict[str, Any]]]:
             shift += 7
             if byte < 128:
                 break
-        one = (kinds["Node"] if found else kinds["GlobalMetadata"])()
-        one.ParseFromString(data[at : at + size])
-        assert not len(UnknownFieldSet(one))
-        found.append(one)
+        single = (kinds["Node"] if result else kinds["GlobalMetadata"])()
+        single.ParseFromString(data[at : at + size])
+        assert not len(UnknownFieldSet(single))
+        result.append(single)
         at += size
-    head, init, *nodes = found
+    head, init, *nodes = result
     assert head.version and init.type == 1
     read = {}
     for node in nodes:
@@ -77,7 +77,7 @@ def play(ranks: dict[int, dict[int, Node]], groups: dict[str, list[int]]) -> int
     """
     ends: dict[tuple[int, int], int] = {}
     sent: dict[Any, list[int]] = defaultdict(list)
-    taken: dict[Any, int] = defaultdict(int)
+    used: dict[Any, int] = defaultdict(int)
     met: dict[Any, dict[int, tuple[int, int]]] = defaultdict(dict)
     turn: dict[tuple[int, str], int] = defaultdict(int)
     turns: dict[tuple[int, int], int] = {}
@@ -89,16 +89,16 @@ def play(ranks: dict[int, dict[int, Node]], groups: dict[str, list[int]]) -> int
             if any((rank, other) not in ends for other in node.waits):
                 continue
             start = max((ends[rank, other] for other in node.waits), default=0)
-            spent = node.facts.get("duration_ps", 0)
+            duration = node.facts.get("duration_ps", 0)
             if node.kind in (5, 6):
                 pair = (node.facts.get("comm_src", 0), node.facts.get("comm_dst", 0))
                 key = (*pair, node.facts.get("comm_tag", 0), node.facts["comm_size"])
                 assert pair[node.kind == 6] == rank != pair[node.kind == 5]
                 if node.kind == 5:
                     sent[key].append(start)
-                elif len(sent[key]) > taken[key]:
-                    start = sent[key][taken[key]]
-                    taken[key] += 1
+                elif len(sent[key]) > used[key]:
+                    start = sent[key][used[key]]
+                    used[key] += 1
                 else:
                     continue
             elif node.kind == 7:
@@ -108,15 +108,15 @@ def play(ranks: dict[int, dict[int, Node]], groups: dict[str, list[int]]) -> int
                     turns[rank, number] = turn[rank, group]
                     turn[rank, group] += 1
                 there = met[group, turns[rank, number]]
-                there[rank] = (start, spent)
+                there[rank] = (start, duration)
                 if len(there) < len(groups[group]):
                     continue
-                start, spent = (
-                    max(one for one, _ in there.values()),
+                start, duration = (
+                    max(each for each, _ in there.values()),
                     max(s for _, s in there.values()),
                 )
-            ends[rank, number] = start + spent
+            ends[rank, number] = start + duration
             waiting.discard((rank, number))
         assert len(waiting) < before, "ranks wait for each other"
-    assert all(len(starts) == taken[key] for key, starts in sent.items())
+    assert all(len(starts) == used[key] for key, starts in sent.items())
     return max(ends.values())

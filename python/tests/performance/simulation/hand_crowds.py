@@ -20,14 +20,14 @@ def crowded(wires=1, latency=0, **device):
 
 def pipeline(ranks, micros=4, kind="1f1b", dp=1, payload=0, **sizes):
     chunks = 2 if kind == "interleaved" else 1
-    made = stages(Schedule(kind, ranks, micros, chunks), Sizes(**sizes))
-    count = len(made.meshes)
+    created = stages(Schedule(kind, ranks, micros, chunks), Sizes(**sizes))
+    count = len(created.meshes)
     meshes = tuple(
-        Mesh(one.name, ("dp",), (dp,), tuple(4 * k * -(-count // 4) + r for k in range(dp)))
-        for r, one in enumerate(made.meshes)
+        Mesh(single.name, ("dp",), (dp,), tuple(4 * k * -(-count // 4) + r for k in range(dp)))
+        for r, single in enumerate(created.meshes)
     )
-    functions = dict(made.functions)
-    for name, fn in made.functions.items():
+    functions = dict(created.functions)
+    for name, fn in created.functions.items():
         if payload and name.endswith(".end"):
             build = Build()
             for index in fn.params:
@@ -35,6 +35,6 @@ def pipeline(ranks, micros=4, kind="1f1b", dp=1, payload=0, **sizes):
             build.collective("summed", "sum", "all_reduce", payload, dp)
             build.compute("work", "summed", 0).compute("new_made", "work", 0)
             functions[name] = build.done("new_made")
-    found = replace(made, meshes=meshes, functions=functions)
-    found.check()
-    return found
+    result = replace(created, meshes=meshes, functions=functions)
+    result.check()
+    return result

@@ -148,16 +148,16 @@ class Build:
 
 def program(*meshes, **functions):
     """Meshes as ``(axes, shape)``; entries are ``main``, or ``main_mesh<i>``."""
-    made, first = [], 0
+    created, first = [], 0
     for number, (axes, shape) in enumerate(meshes):
         count = math.prod(shape)
         ids = tuple(range(first, first + count))
-        made.append(Mesh(f"mesh{number}", tuple(axes), tuple(shape), ids))
+        created.append(Mesh(f"mesh{number}", tuple(axes), tuple(shape), ids))
         first += count
-    names = ["main"] if "main" in functions else [f"main_mesh{i}" for i in range(len(made))]
+    names = ["main"] if "main" in functions else [f"main_mesh{i}" for i in range(len(created))]
     entries = tuple(Entry(i, name) for i, name in enumerate(names))
-    found = Program(tuple(made), functions, entries)
-    return Program.from_json(found.to_json())
+    result = Program(tuple(created), functions, entries)
+    return Program.from_json(result.to_json())
 
 
 def random_program(rng):

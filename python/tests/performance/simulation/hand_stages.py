@@ -41,19 +41,21 @@ def stages(schedule: Schedule, sizes: Sizes, summed: bool = False) -> Program:
     last = schedule.stage_count - 1
     functions: dict[str, Any] = {}
     roles: dict[str, StageKind] = {}
-    made = []
+    created = []
     for stage in range(last + 1):
         name = "only" if not last else {0: "first", last: "last"}.get(stage, "middle")
         if name not in roles:
             roles[name] = _role(name, stage > 0, stage < last, schedule, sizes, functions, summed)
         role = roles[name]
-        made.append(Stage(list(roles).index(name), (f"w{stage}",), (f"w{stage}",)))
+        created.append(Stage(list(roles).index(name), (f"w{stage}",), (f"w{stage}",)))
         assert role.params == (WEIGHTS,)
     rank_of, move = schedule.rank_of, sizes.moved
 
-    def edge(here: int, there: int, slots: tuple[int, int], direction: str, size: int) -> Edge:
-        wire = (0, 0) if rank_of[here] == rank_of[there] else (size, size)
-        return Edge((here, slots[0]), (there, slots[1]), direction, (size, size), wire, ("R", "R"))
+    def edge(here: int, present: int, slots: tuple[int, int], direction: str, size: int) -> Edge:
+        wire = (0, 0) if rank_of[here] == rank_of[present] else (size, size)
+        return Edge(
+            (here, slots[0]), (present, slots[1]), direction, (size, size), wire, ("R", "R")
+        )
 
     edges = []
     for stage in range(last):
@@ -67,7 +69,7 @@ def stages(schedule: Schedule, sizes: Sizes, summed: bool = False) -> Program:
         )
         sums = (StageSum("norm", (0, last), ends),)
     meshes = tuple(Mesh(f"rank{r}", ("x",), (1,), (8 * r,)) for r in range(schedule.stages))
-    staged = PipelineProgram(schedule, tuple(roles.values()), tuple(made), tuple(edges), sums)
+    staged = PipelineProgram(schedule, tuple(roles.values()), tuple(created), tuple(edges), sums)
     program = Program(meshes, functions, (), staged)
     program.check()
     return program

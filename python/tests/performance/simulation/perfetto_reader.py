@@ -46,11 +46,11 @@ def messages(schema: dict[str, str], package: str) -> dict[str, Any]:
         for text in fields.split():
             label, _, kind = text.partition(":")
             word, _, number = label.partition("=")
-            one = message.field.add(name=word.rstrip("*"), number=int(number))
-            one.label = _FIELD.LABEL_REPEATED if word.endswith("*") else _FIELD.LABEL_OPTIONAL
-            one.type = _TYPES.get(kind, _FIELD.TYPE_MESSAGE)
+            single = message.field.add(name=word.rstrip("*"), number=int(number))
+            single.label = _FIELD.LABEL_REPEATED if word.endswith("*") else _FIELD.LABEL_OPTIONAL
+            single.type = _TYPES.get(kind, _FIELD.TYPE_MESSAGE)
             if kind not in _TYPES:
-                one.type_name = f".{package}.{kind}"
+                single.type_name = f".{package}.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
@@ -96,12 +96,12 @@ def read(data: bytes) -> Read:
         assert packet.trusted_packet_sequence_id == 1
         assert (number == 0) == (packet.sequence_flags & 1 == 1)
         if packet.HasField("interned_data"):
-            for table, found in (
+            for table, observed in (
                 (names, packet.interned_data.event_names),
                 (notes, packet.interned_data.debug_annotation_string_values),
             ):
-                for one in found:
-                    assert table.setdefault(one.iid, one.text) == one.text
+                for each in observed:
+                    assert table.setdefault(each.iid, each.text) == each.text
         if packet.HasField("track_descriptor"):
             tracks[packet.track_descriptor.uuid] = packet.track_descriptor
         if packet.HasField("track_event"):
@@ -113,11 +113,11 @@ def read(data: bytes) -> Read:
                 known = names[event.name_iid], json.loads(notes[note.string_value_iid])
             events.append((packet.timestamp, event, known))
     result = Read()
-    for one in tracks.values():
-        if one.HasField("process"):
-            result.pids[one.process.process_name] = one.process.pid
+    for each in tracks.values():
+        if each.HasField("process"):
+            result.pids[each.process.process_name] = each.process.pid
     open_slices: dict[tuple[str, str], list[Slice]] = defaultdict(list)
-    for when, event, (name, note) in sorted(events, key=lambda one: one[0]):
+    for when, event, (name, note) in sorted(events, key=lambda single: single[0]):
         track = tracks[event.track_uuid]
         key = (tracks[track.parent_uuid].process.process_name, track.name)
         if event.type == 4:
@@ -125,9 +125,9 @@ def read(data: bytes) -> Read:
             result.counters[key].append((when, event.counter_value))
         elif event.type == 1:
             arrows = tuple(event.flow_ids), tuple(event.terminating_flow_ids)
-            found = Slice(name, when, -1, note, *arrows)
-            open_slices[key].append(found)
-            result.slices[key].append(found)
+            observed = Slice(name, when, -1, note, *arrows)
+            open_slices[key].append(observed)
+            result.slices[key].append(observed)
         else:
             open_slices[key].pop().end = when
     assert not any(open_slices.values())

@@ -35,14 +35,14 @@ def choosing(then_us, else_us, condition_us=5):
 def test_the_dearer_branch_runs_and_is_named(then_us, else_us, taken):
     """It starts when the condition is there: 5 us, the branch, 1 us."""
     for fold in (True, False):
-        found = simulate(choosing(then_us, else_us), SYSTEM, fold_devices=fold)
-        assert found.time_s == pytest.approx((5 + max(then_us, else_us) + 1) * MICRO)
-    (branch,) = found.branches
+        result = simulate(choosing(then_us, else_us), SYSTEM, fold_devices=fold)
+        assert result.time_s == pytest.approx((5 + max(then_us, else_us) + 1) * MICRO)
+    (branch,) = result.branches
     assert (branch.place, branch.taken) == ("main/y", taken)
     assert {branch.taken, branch.other} == {"then", "other"}
     assert branch.taken_s == pytest.approx(max(then_us, else_us) * MICRO)
     assert branch.other_s == pytest.approx(min(then_us, else_us) * MICRO)
-    assert found.to_dict()["branches"] == [vars(branch)]
+    assert result.to_dict()["branches"] == [vars(branch)]
 
 
 def test_a_branch_waits_for_a_condition_that_is_communicated():
@@ -58,13 +58,13 @@ def test_a_branch_waits_for_a_condition_that_is_communicated():
     main.compute("out", "y", 1, 10)
     functions = {"then": then.done("t"), "other": other.done("e"), "main": main.done("out")}
     for fold in (True, False):
-        found = simulate(program((("a",), (4,)), **functions), SYSTEM, fold_devices=fold)
-        assert found.time_s == pytest.approx((10 + 6 + 6 + 9 + 1) * MICRO)
+        result = simulate(program((("a",), (4,)), **functions), SYSTEM, fold_devices=fold)
+        assert result.time_s == pytest.approx((10 + 6 + 6 + 9 + 1) * MICRO)
 
 
 def test_a_branch_survives_json():
-    made = choosing(3, 4)
-    assert Program.from_json(made.to_json()) == made
+    created = choosing(3, 4)
+    assert Program.from_json(created.to_json()) == created
 
 
 def test_programs_with_broken_branches_are_refused():

@@ -28,8 +28,8 @@ def read(result, folder):
     groups = json.loads((folder / "comm_group.json").read_text())
     ranks = {}
     for device in result.devices:
-        ranks[device.id], own = read_rank(folder / f"trace.{device.id}.et")
-        assert all(groups[one["pg_name"]] == one["ranks"] for one in own)
+        ranks[device.id], local = read_rank(folder / f"trace.{device.id}.et")
+        assert all(groups[each["pg_name"]] == each["ranks"] for each in local)
     return ranks, groups
 
 
@@ -87,11 +87,11 @@ def test_a_trace_takes_as_long_as_the_step(make, blocking, tmp_path):
 
 
 def test_sizes_and_groups_of_collectives(tmp_path):
-    one = program(
+    single = program(
         (("dp", "tp"), (2, 2)),
         main=Build(0).param("x", 8).collective("a", "x", "all_gather", 8, 2, (1,)).done("a"),
     )
-    result = simulate(one, SYSTEM)
+    result = simulate(single, SYSTEM)
     ranks, groups = read(result, tmp_path)
     assert sorted(groups.values()) == [[0, 1], [2, 3]]
     (node,) = [node for node in ranks[3].values() if node.kind == 7]

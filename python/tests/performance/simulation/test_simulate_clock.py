@@ -82,7 +82,7 @@ def compare(local, system):
             op = ops[number]
             assert op.name == str(var.name)
             if op.callees:
-                own_ps = max(lowering.functions[numbers[one]].work_ps for one in op.callees)
+                own_ps = max(lowering.functions[numbers[each]].work_ps for each in op.callees)
             else:
                 own_ps = 0 if op.kind == "view" else simulated.row(name, number).duration_ps
             assert found_ps == own_ps, (name, var.name, op.op)
@@ -99,8 +99,8 @@ def test_times_of_bindings_are_those_of_the_simulator(model, strategy, mesh, tra
     mod = train_step(mod, "cross_entropy", "sgd", False) if train else mod
     plan = make_plan(mod, strategy, mesh)
     known = System.load(system)
-    found = compare(distribute(mod, plan, bucket_bytes=1 << 20, overlap=known), known)
-    assert found["compute"] > 10 and found["collective"] and found["wait"] and found["view"]
+    result = compare(distribute(mod, plan, bucket_bytes=1 << 20, overlap=known), known)
+    assert result["compute"] > 10 and result["collective"] and result["wait"] and result["view"]
 
 
 @pytest.mark.parametrize("second", [{"start": 4}, {"device_ids": [2, 3, 4, 5]}])
@@ -124,7 +124,9 @@ def test_branches_and_transfers_too(tmp_path, second):
         }
     )
     system = System.load("dgx-a100")
-    found = compare(distribute(mod, plan), system)
+    result = compare(distribute(mod, plan), system)
     assert (
-        found["transfer"] >= 2 and found["branch"] >= 1 and isinstance(mod["main"], relax.Function)
+        result["transfer"] >= 2
+        and result["branch"] >= 1
+        and isinstance(mod["main"], relax.Function)
     )

@@ -33,9 +33,9 @@ def test_what_meets_nothing_is_as_before(kind):
     schedule = Schedule(kind, 2, 8, 2 if kind == "interleaved" else 1)
     program = stages(schedule, Sizes(moved=5000), summed=True)
     alone = simulate(program, round_system())
-    found = simulate(program, round_system(), contention=True)
-    assert (found.time_s, found.collectives) == (alone.time_s, alone.collectives)
-    assert events_of(found) == events_of(alone) and found.devices == alone.devices
+    result = simulate(program, round_system(), contention=True)
+    assert (result.time_s, result.collectives) == (alone.time_s, alone.collectives)
+    assert events_of(result) == events_of(alone) and result.devices == alone.devices
 
 
 def test_sums_of_gradients_of_stages_on_one_node(kernels):
@@ -43,20 +43,20 @@ def test_sums_of_gradients_of_stages_on_one_node(kernels):
     for ranks in (2, 3, 4):
         program = pipeline(ranks, dp=2, payload=BYTES)
         alone = simulate(program, crowded())
-        found = simulate(program, crowded(), contention=True)
+        result = simulate(program, crowded(), contention=True)
         ends = [max(e.start_s for e in lane.events() if e.name == "end") for lane in alone.lanes]
         assert alone.time_s == pytest.approx(max(ends), abs=1e-12)
-        assert found.time_s == pytest.approx(min(ends) + (ranks - 1) * 1e-3, abs=1e-10)
-        for device in found.devices:
+        assert result.time_s == pytest.approx(min(ends) + (ranks - 1) * 1e-3, abs=1e-10)
+        for device in result.devices:
             parts = device.compute_s + device.exposed_comm_s + device.idle_s
-            assert parts == pytest.approx(found.time_s)
-        assert max(device.comm_s for device in found.devices) > 1.9e-3
+            assert parts == pytest.approx(result.time_s)
+        assert max(device.comm_s for device in result.devices) > 1.9e-3
 
 
 def test_one_stage_on_a_node_meets_nobody():
-    made = pipeline(1, dp=2, payload=BYTES)
-    alone = simulate(made, crowded())
-    assert simulate(made, crowded(), contention=True).time_s == alone.time_s
+    created = pipeline(1, dp=2, payload=BYTES)
+    alone = simulate(created, crowded())
+    assert simulate(created, crowded(), contention=True).time_s == alone.time_s
 
 
 def test_messages_slow_kernels_beside_them():
@@ -83,9 +83,9 @@ def anomaly():
     """Two stages on two nodes: the second sums gradients and updates weights for long, while the
     first goes backward and sums its own. Nothing else takes time; updates only read.
     """
-    made = stages(Schedule("1f1b", 2, 1), Sizes(forward=0, backward=0))
-    functions = dict(made.functions)
-    for name, fn in made.functions.items():
+    created = stages(Schedule("1f1b", 2, 1), Sizes(forward=0, backward=0))
+    functions = dict(created.functions)
+    for name, fn in created.functions.items():
         build = Build()
         for index in fn.params:
             build.param(fn.values[index].name, fn.values[index].bytes)
@@ -98,9 +98,9 @@ def anomaly():
             build.compute("new_made", "summed", 0, bytes_read=bytes_read)
             functions[name] = build.done("new_made")
     meshes = tuple(Mesh(f"rank{r}", ("dp",), (2,), (r, 4 + r)) for r in range(2))
-    found = replace(made, meshes=meshes, functions=functions)
-    found.check()
-    return found
+    result = replace(created, meshes=meshes, functions=functions)
+    result.check()
+    return result
 
 
 def test_faster_arithmetic_may_make_sums_meet(kernels):
@@ -113,14 +113,14 @@ def test_faster_arithmetic_may_make_sums_meet(kernels):
     for speed in (0.25, 0.5, 1.0, 1.25, 2.0, 4.0, 10.0):
         system = crowded(matmul_TFLOPs={"default": speed})
         alone = simulate(program, system)
-        found = simulate(program, system, contention=True)
+        result = simulate(program, system, contention=True)
         summed = 10 if speed <= 1 else 20 - 10 / speed
         first = 10 / speed + 10
         assert alone.time_s == pytest.approx(1e-6 * max(30, first), abs=1e-12)
-        assert found.time_s == pytest.approx(1e-6 * max(summed + 20, first), abs=1e-12)
+        assert result.time_s == pytest.approx(1e-6 * max(summed + 20, first), abs=1e-12)
     for wires in (1.0, 1.25, 2.0, 4.0):
-        found = simulate(program, crowded(wires), contention=True)
-        assert found.time_s == pytest.approx(1e-6 * (10 / wires + 20), abs=1e-12)
+        result = simulate(program, crowded(wires), contention=True)
+        assert result.time_s == pytest.approx(1e-6 * (10 / wires + 20), abs=1e-12)
 
 
 def test_traces_have_the_times_of_the_step():
@@ -132,14 +132,14 @@ def test_traces_have_the_times_of_the_step():
 
 
 def test_only_steps_in_stages():
-    made = program((("x",), (1,)), main=Build().param("x", 8).compute("y", "x", 1).done("y"))
+    created = program((("x",), (1,)), main=Build().param("x", 8).compute("y", "x", 1).done("y"))
     with pytest.raises(SimulationError, match="DIST0724"):
-        simulate(made, crowded(), contention=True)
+        simulate(created, crowded(), contention=True)
 
 
 def test_slowdown_of_less_than_one_is_refused():
-    found = {"value": 0.5, "unit": "multiple of the time", "meaning": "", "source": "none"}
+    matches = {"value": 0.5, "unit": "multiple of the time", "meaning": "", "source": "none"}
     data = json.loads((DATA / "dgx-a100-megatron.json").read_text())
-    data["constants"]["overlap_slowdown"] = found
+    data["constants"]["overlap_slowdown"] = matches
     with pytest.raises(HardwareError, match="DIST0703"):
         System.from_dict(data)

@@ -25,9 +25,9 @@ def host(monkeypatch):
         plain = OpCosts.row
 
         def row(self, function, number):
-            found = plain(self, function, number)
-            waits = host_waits and found.op.kind == "collective"
-            return replace(found, issue_ps=issue_us * 10**6, host_waits=waits)
+            result = plain(self, function, number)
+            waits = host_waits and result.op.kind == "collective"
+            return replace(result, issue_ps=issue_us * 10**6, host_waits=waits)
 
         monkeypatch.setattr(OpCosts, "row", row)
 
@@ -53,8 +53,8 @@ def test_the_host_waits_for_collectives(host, fold):
     """All-reduce of 4000 bytes by 4 takes 22 us; what follows is issued behind it."""
     host(4, host_waits=True)
     build = Build().param("x").collective("r", "x", "all_reduce", 4000, 4).compute("a", "x", 1)
-    made = program((("tp",), (4,)), main=build.done("r a"))
-    result = simulate(made, SYSTEM, fold_devices=fold)
+    created = program((("tp",), (4,)), main=build.done("r a"))
+    result = simulate(created, SYSTEM, fold_devices=fold)
     assert starts_us(result)[:2] == [4, 30]
 
 
@@ -63,10 +63,10 @@ def test_the_host_waits_for_collectives(host, fold):
 def test_random_programs(host, seed, host_waits):
     """Folded, functions are maps; unfolded, all that communicates is looked at op by op."""
     host(7, host_waits)
-    made = random_program(np.random.default_rng(seed))
-    results = [simulate(made, SYSTEM), simulate(made, SYSTEM, fold_devices=False)]
+    created = random_program(np.random.default_rng(seed))
+    results = [simulate(created, SYSTEM), simulate(created, SYSTEM, fold_devices=False)]
     with using("reference"):
-        results.append(simulate(made, SYSTEM))
+        results.append(simulate(created, SYSTEM))
     shown = []
     for result in results:
         lanes = {lane.devices[0]: lane for lane in result.lanes}
@@ -77,12 +77,12 @@ def test_random_programs(host, seed, host_waits):
 
 def test_units_of_a_schedule_are_issued_too(host):
     """Each unit of 3 and 6 us has an empty op beside its kernel: 5 us are longer than 3."""
-    made = stages(Schedule("1f1b", 1, 4), Sizes(3, 6))
-    before = simulate(made, SYSTEM)
+    created = stages(Schedule("1f1b", 1, 4), Sizes(3, 6))
+    before = simulate(created, SYSTEM)
     host(5)
-    found = []
+    matches = []
     for kernels in KERNELS:
         with using(kernels):
-            found.append(simulate(made, SYSTEM))
-    assert found[0].time_s == found[1].time_s > before.time_s
-    assert found[0].devices == found[1].devices
+            matches.append(simulate(created, SYSTEM))
+    assert matches[0].time_s == matches[1].time_s > before.time_s
+    assert matches[0].devices == matches[1].devices

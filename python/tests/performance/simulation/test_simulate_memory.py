@@ -27,9 +27,9 @@ K = 512
 
 def curve(result, device=0):
     """Microseconds and blocks."""
-    found = result.memory_timeline[device]
-    assert all(size % K == 0 for _, size in found)
-    return [(round(t / MICRO, 6), size // K) for t, size in found]
+    observed = result.memory_timeline[device]
+    assert all(size % K == 0 for _, size in observed)
+    return [(round(t / MICRO, 6), size // K) for t, size in observed]
 
 
 def test_chain():
@@ -143,41 +143,41 @@ def test_verdict_against_the_capacity():
     assert peak(5, 1).memory_capacity_bytes == 2**30
 
 
-def walk(made, entry):
+def walk(created, entry):
     """Every buffer as [size, first task, tasks that read it], by a plain recursive walk."""
     tasks, buffers = [0], []
 
     def run(name, args):
-        fn = made.functions[name]
-        held = dict(zip(fn.params, args))
+        fn = created.functions[name]
+        stored = dict(zip(fn.params, args))
         for index, value in enumerate(fn.values):
             if value.role == "constant":
-                held[index] = None
+                stored[index] = None
         for op in fn.ops:
             if op.kind == "view":
-                held[op.outputs[0]] = held[op.inputs[0]]
+                stored[op.outputs[0]] = stored[op.inputs[0]]
             elif op.kind == "call":
-                results = run(op.callee, [held[i] for i in op.inputs])
+                results = run(op.callee, [stored[i] for i in op.inputs])
                 for buffer in results:  # the function holds what it returns until it has
                     if buffer is not None:
                         buffer[2].append(tasks[0] - 1)
-                held.update(zip(op.outputs, results))
+                stored.update(zip(op.outputs, results))
             else:
                 task = tasks[0]
                 tasks[0] += 1
                 for i in op.inputs:
-                    if held[i] is not None:
-                        held[i][2].append(task)
+                    if stored[i] is not None:
+                        stored[i][2].append(task)
                 if op.kind == "transfer" and op.collective == "send":
-                    held[op.outputs[0]] = held[op.inputs[0]]
+                    stored[op.outputs[0]] = stored[op.inputs[0]]
                     continue
                 for i in op.outputs:
-                    held[i] = [fn.values[i].bytes, task, []]
-                    buffers.append(held[i])
-        return [held[i] for i in fn.results]
+                    stored[i] = [fn.values[i].bytes, task, []]
+                    buffers.append(stored[i])
+        return [stored[i] for i in fn.results]
 
-    kept = run(entry, [None] * len(made.functions[entry].params))
-    return buffers, [b for b in kept if b is not None]
+    remaining = run(entry, [None] * len(created.functions[entry].params))
+    return buffers, [b for b in remaining if b is not None]
 
 
 def in_blocks(size):
@@ -187,17 +187,21 @@ def in_blocks(size):
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_random_programs_byte_by_byte(seed):
     """While op t runs, all lives that begins before it ends and is read by it or behind it."""
-    made = random_program(np.random.default_rng(seed))
-    result = simulate(made, SYSTEM)
-    for lane, entry in zip(result.lanes, made.entries):
-        buffers, kept = walk(made, entry.function)
+    created = random_program(np.random.default_rng(seed))
+    result = simulate(created, SYSTEM)
+    for lane, entry in zip(result.lanes, created.entries):
+        buffers, remaining = walk(created, entry.function)
         count = sum(1 for _ in lane.events())
         lives = [
-            (in_blocks(size), task, count if any(b is k for k in kept) else max([task, *readers]))
+            (
+                in_blocks(size),
+                task,
+                count if any(b is k for k in remaining) else max([task, *readers]),
+            )
             for b in buffers
             for size, task, readers in [b]
         ]
-        fn = made.functions[entry.function]
+        fn = created.functions[entry.function]
         resident = sum(in_blocks(fn.values[i].bytes) for i in fn.params)
         levels = [
             resident + sum(size for size, first, last in lives if first <= t <= last)

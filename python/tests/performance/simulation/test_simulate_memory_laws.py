@@ -26,7 +26,7 @@ from tvm_distir.planning.strategies.composition import make_plan
 TRAINING = [
     name
     for name in profile_names()
-    for quantization in [Profile.known(name).quantization]
+    for quantization in [Profile.resolve(name).quantization]
     if quantization is None or quantization.operands != "weights"
 ]
 """The profiles that ship, but for those of inference with quantized weights."""
@@ -62,11 +62,13 @@ def local(model: str, schedule: str, recompute: str) -> ir.IRModule:
     """A step in two ranks of stages over two devices each, at level 5."""
     count = MICRO_BATCHES[-1]
     layers = 4 if "chunks" in SCHEDULES[schedule] else 2
-    made = getattr(td.zoo, model)(layers=layers, batch=count, seq=64, vocab=128, **MODELS[model])
-    said = {**SCHEDULES[schedule], "stages": 2, "micro_batches": count}
-    step = td.train_step(made, optimizer="adamw", master=True, schedule=said, recompute=recompute)
-    chunks = Schedule(**said).chunks
-    pipeline = f"pipeline:micro_batches={count},schedule={said['kind']},chunks={chunks}"
+    created = getattr(td.zoo, model)(layers=layers, batch=count, seq=64, vocab=128, **MODELS[model])
+    message = {**SCHEDULES[schedule], "stages": 2, "micro_batches": count}
+    step = td.train_step(
+        created, optimizer="adamw", master=True, schedule=message, recompute=recompute
+    )
+    chunks = Schedule(**message).chunks
+    pipeline = f"pipeline:micro_batches={count},schedule={message['kind']},chunks={chunks}"
     return td.distribute(step, make_plan(step, f"{pipeline}+megatron", {"pp": 2, "tp": 2}))
 
 
@@ -80,9 +82,9 @@ def random_program(seed: int) -> Program:
     """A pipelined step with a random model, schedule, recomputation and mesh, at random sizes."""
     rng = random.Random(seed)
     model, stages, tp = rng.choice(sorted(MODELS)), rng.choice((2, 3)), rng.choice((1, 2))
-    said = {**SCHEDULES[rng.choice(sorted(SCHEDULES))], "stages": stages}
-    said["micro_batches"] = count = stages * rng.randint(1, 4)
-    chunks = Schedule(**said).chunks
+    message = {**SCHEDULES[rng.choice(sorted(SCHEDULES))], "stages": stages}
+    message["micro_batches"] = count = stages * rng.randint(1, 4)
+    chunks = Schedule(**message).chunks
     sizes = {
         "hidden": 16 * rng.randint(2, 6),
         "seq": 8 * rng.randint(2, 8),
@@ -91,13 +93,13 @@ def random_program(seed: int) -> Program:
         "batch": count * rng.randint(1, 2),
         "dtype": rng.choice(("bfloat16", "float16", "float32")),
     }
-    made = getattr(td.zoo, model)(**{**MODELS[model], **sizes})
+    created = getattr(td.zoo, model)(**{**MODELS[model], **sizes})
     recompute = rng.choice(("none", "layer=full", "layer=core", "layer=checkpoint"))
     optimizer, master = rng.choice(("sgd", "adamw")), sizes["dtype"] != "float32"
     step = td.train_step(
-        made, optimizer=optimizer, master=master, schedule=said, recompute=recompute
+        created, optimizer=optimizer, master=master, schedule=message, recompute=recompute
     )
-    pipeline = f"pipeline:micro_batches={count},schedule={said['kind']},chunks={chunks}"
+    pipeline = f"pipeline:micro_batches={count},schedule={message['kind']},chunks={chunks}"
     plan = make_plan(step, f"{pipeline}+megatron", {"pp": stages, "tp": tp})
     return td.export(td.distribute(step, plan))
 
@@ -142,9 +144,9 @@ def measured(case: tuple[str, str, str], profile: str, block: int, count: int) -
 def test_roles_at_the_peak_add_up_to_it(
     case: tuple[str, str, str], block: int, profile: str
 ) -> None:
-    for one in measured(case, profile, block, MICRO_BATCHES[0]):
-        account = one.account
-        assert sum(account.at_peak.values()) == account.peak_bytes == one.during.max()
+    for each in measured(case, profile, block, MICRO_BATCHES[0]):
+        account = each.account
+        assert sum(account.at_peak.values()) == account.peak_bytes == each.during.max()
         assert all(size <= account.most[role] for role, size in account.at_peak.items())
 
 
@@ -168,14 +170,17 @@ def test_no_micro_batch_leaves_memory_behind(case: tuple[str, str, str], profile
     for count in MICRO_BATCHES:
         orders = replace(staged.schedule, micro_batches=count).orders
         ranks = measured(case, profile, 512, count)
-        left.append([int(one.after[-1]) for one in ranks])
+        left.append([int(rank.after[-1]) for rank in ranks])
         peaks.append(
-            [(in_flight(o), one.account.peak_bytes) for o, one in zip(orders, ranks, strict=True)]
+            [
+                (in_flight(o), single.account.peak_bytes)
+                for o, single in zip(orders, ranks, strict=True)
+            ]
         )
     assert left[0] == left[1] == left[2]
     for few, some, many in zip(*peaks, strict=True):
-        held, bytes_held = zip(few, some, many, strict=True)
-        steps = [(held[k + 1] - held[k], bytes_held[k + 1] - bytes_held[k]) for k in (0, 1)]
+        stored, bytes_held = zip(few, some, many, strict=True)
+        steps = [(stored[k + 1] - stored[k], bytes_held[k + 1] - bytes_held[k]) for k in (0, 1)]
         assert steps[0] == steps[1]  # as many activations more, as many bytes more
         if not steps[0][0]:
             assert not steps[0][1]
@@ -192,7 +197,7 @@ def test_tensors_have_the_type_that_other_units_read(
     lives = CachingAllocator(program, 1).lives
     for role in program.staged.roles:
         for phase in role.phases:
-            own = lives[phase.function]
-            for slot, buffer in zip(phase.outputs, own.results, strict=True):
-                if buffer >= own.params:
-                    assert own.sizes[buffer] == role.slots[slot].bytes, role.slots[slot].name
+            local = lives[phase.function]
+            for slot, buffer in zip(phase.outputs, local.results, strict=True):
+                if buffer >= local.params:
+                    assert local.sizes[buffer] == role.slots[slot].bytes, role.slots[slot].name

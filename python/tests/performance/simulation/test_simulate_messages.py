@@ -29,14 +29,14 @@ def made(size: int, split: int) -> Program:
     """Two ranks, each the four devices of a node, which hold alike what goes between them."""
     program = stages(Schedule("1f1b", 2, 1), Sizes(3, 6, moved=size))
     meshes = tuple(
-        Mesh(one.name, ("tp",), (4,), tuple(range(4 * rank, 4 * rank + 4)))
-        for rank, one in enumerate(program.meshes)
+        Mesh(single.name, ("tp",), (4,), tuple(range(4 * rank, 4 * rank + 4)))
+        for rank, single in enumerate(program.meshes)
     )
     assert program.staged is not None
     edges = tuple(replace(edge, split=split) for edge in program.staged.edges)
-    found = replace(without(program, edges=edges), meshes=meshes)
-    found.check()
-    return found
+    result = replace(without(program, edges=edges), meshes=meshes)
+    result.check()
+    return result
 
 
 def expected_us(size: int, split: int) -> tuple[Fraction, Fraction]:
@@ -81,8 +81,8 @@ def test_messages_of_many_programs_at_once() -> None:
         )
         programs[number] = without(program, edges=edges)
     numbers = [numbers_of(program) for program in programs]
-    assert len({one.skeleton for one in numbers}) == 1
-    quantities = np.array([one.values for one in numbers], np.int64).T
+    assert len({each.skeleton for each in numbers}) == 1
+    quantities = np.array([each.values for each in numbers], np.int64).T
     which = np.arange(len(quantities))
     shape = np.zeros(len(CASES), np.int64)
     prices = BatchPrices(
@@ -90,9 +90,9 @@ def test_messages_of_many_programs_at_once() -> None:
     )
     assert programs[0].staged is not None
     for edge in programs[0].staged.edges:
-        found = prices.edge(edge, edge.source[0], edge.target[0])
-        wanted = [float(sum(expected_us(*case))) * 1e6 for case in CASES]
-        np.testing.assert_allclose(found, wanted, atol=2)
+        result = prices.edge(edge, edge.source[0], edge.target[0])
+        expected = [float(sum(expected_us(*case))) * 1e6 for case in CASES]
+        np.testing.assert_allclose(result, expected, atol=2)
     assert prices.fits.all()
 
 
@@ -103,8 +103,8 @@ def test_parts_of_two_messages_fill_the_adapters_but_do_not_wait() -> None:
     """
     program = stages(Schedule("gpipe", 4, 4), Sizes(3, 6, moved=100_000))
     meshes = tuple(
-        Mesh(one.name, ("tp",), (2,), (first, first + 1))
-        for one, first in zip(program.meshes, (0, 4, 2, 6), strict=True)
+        Mesh(each.name, ("tp",), (2,), (first, first + 1))
+        for each, first in zip(program.meshes, (0, 4, 2, 6), strict=True)
     )
     assert program.staged is not None
     edges = tuple(replace(edge, split=2) for edge in program.staged.edges)

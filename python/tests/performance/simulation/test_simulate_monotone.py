@@ -78,8 +78,8 @@ def test_better_systems_with_contention():
         )  # fmt: skip
         best = better(rng, *numbers)
         before, after, alone = (
-            simulate(program, crowd(*own), contention=shares).time_s
-            for own, shares in ((numbers, True), (best, True), (numbers, False))
+            simulate(program, crowd(*local), contention=shares).time_s
+            for local, shares in ((numbers, True), (best, True), (numbers, False))
         )
         shared += before > alone
         assert before >= alone * (1 - 1e-12), seed

@@ -47,11 +47,11 @@ def test_copies_are_hidden_behind_a_unit_or_set_the_pace(micros: int, copy: int)
     result = _simulated(_offloaded("gpipe", 1, micros), Sizes(3, 3, kept=1000 * copy))
     hidden, paced = micros * (3 + 3), 3 + (2 * micros - 2) * copy + 3
     assert result.time_s == pytest.approx((hidden if copy <= 3 else paced) * MICRO, rel=1e-12)
-    found = {one.kind: one for one in result.collectives}
+    matches = {each.kind: each for each in result.collectives}
     for kind in ("store", "fetch"):
-        assert (found[kind].mesh_axis, found[kind].count) == ("host", micros)
-        assert found[kind].bytes_per_device == 1000 * copy * micros
-        assert found[kind].time_s == pytest.approx(copy * micros * MICRO)
+        assert (matches[kind].mesh_axis, matches[kind].count) == ("host", micros)
+        assert matches[kind].bytes_per_device == 1000 * copy * micros
+        assert matches[kind].time_s == pytest.approx(copy * micros * MICRO)
     exposed = result.devices[0].exposed_comm_s
     assert (exposed > 0) == (copy > 3)
     assert [e.stream for e in result.events].count("fetch") == micros
@@ -62,15 +62,15 @@ def test_copies_are_hidden_behind_a_unit_or_set_the_pace(micros: int, copy: int)
 def test_both_event_loops_agree(kind: str, blocking: bool) -> None:
     schedule = _offloaded(kind, 4, 8, 2 if kind == "interleaved" else 1)
     program = stages(schedule, Sizes(3, 6, 3, kept=5000, moved=1000), summed=True)
-    one = td.simulate(program, LINKED, blocking=blocking)
+    single = td.simulate(program, LINKED, blocking=blocking)
     with using("reference"):
         other = td.simulate(program, LINKED, blocking=blocking)
-    assert (one.time_s, one.devices, one.collectives) == (
+    assert (single.time_s, single.devices, single.collectives) == (
         other.time_s,
         other.devices,
         other.collectives,
     )
-    assert list(one.events) == list(other.events)
+    assert list(single.events) == list(other.events)
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
@@ -83,20 +83,20 @@ def test_memory_falls_by_what_is_away(kind: str) -> None:
     for rank, units in enumerate(schedule.orders):
         away = absences(schedule, rank)
         span = {(micro, phase): place for place, (phase, micro, _) in enumerate(units)}
-        here, there = [], []
+        here, present = [], []
         for place in range(len(units)):
             living = [i for i in range(8) if span[i, FORWARD] <= place <= span[i, BACKWARD]]
-            gone = [one for one in away if one.stored < place < one.fetched]
-            kept = [one for one in away if one.stored <= place <= one.fetched]
-            here.append(len(living) - len(gone))
-            there.append(len(kept))
+            removed = [each for each in away if each.stored < place < each.fetched]
+            remaining = [each for each in away if each.stored <= place <= each.fetched]
+            here.append(len(living) - len(removed))
+            present.append(len(remaining))
         lane = result.lanes[rank]
         assert lane.account.peak_bytes == 512 + 1024 * max(here)
-        assert lane.account.host_bytes == 1024 * max(there)
+        assert lane.account.host_bytes == 1024 * max(present)
         assert max(size for _, size in lane.memory) == lane.account.peak_bytes
         assert before.lanes[rank].account.host_bytes == 0
         if kind == "gpipe":
-            assert (max(here), max(there)) == (3, 7)
+            assert (max(here), max(present)) == (3, 7)
             saved = before.lanes[rank].account.peak_bytes - lane.account.peak_bytes
             assert saved == 1024 * (8 - 3)
 
@@ -106,7 +106,7 @@ def test_a_stash_that_is_needed_soon_stays() -> None:
     assert [absences(schedule, rank) for rank in range(2)] == [[], []]
     result = _simulated(schedule, Sizes(3, 6, kept=1000))
     assert result.time_s == _simulated(replace(schedule, offload=()), Sizes(3, 6, kept=1000)).time_s
-    assert {one.kind for one in result.collectives} == {"send"}
+    assert {each.kind for each in result.collectives} == {"send"}
 
 
 def test_a_system_that_does_not_know_its_host_is_refused() -> None:

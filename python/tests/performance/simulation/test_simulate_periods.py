@@ -17,23 +17,23 @@ from tvm_distir.performance.memory.ranks import RankMemories
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v"])
 def test_memory_of_steady_periods(kind, monkeypatch):
-    shorter, found = ranks.cut, []
+    shorter, result = ranks.cut, []
     for count in (1, 3):
         schedule = Schedule(kind, count, 30, 2 if kind == "interleaved" else 1)
         program = stages(schedule, Sizes(kept=3000, moved=700, weights=5000), summed=True)
         memories = RankMemories(program, program.staged, CachingAllocator(program))
         for rank, steps in enumerate(programs(schedule)):
             monkeypatch.setattr(ranks, "cut", shorter)
-            found.append(shorter(steps, schedule))
+            result.append(shorter(steps, schedule))
             less = memories.of(rank, steps)
             monkeypatch.setattr(ranks, "cut", lambda *_: None)
             whole = memories.of(rank, steps)
             assert less.account == whole.account
             assert np.array_equal(less.during, whole.during)
             assert np.array_equal(less.after, whole.after)
-            names = [[(e.name, e.stage) for e in one.events] for one in (less, whole)]
+            names = [[(e.name, e.stage) for e in each.events] for each in (less, whole)]
             assert names[0] == names[1]
-    assert all(one is None for one in found) == (kind == "gpipe")
+    assert all(each is None for each in result) == (kind == "gpipe")
 
 
 def test_nothing_is_left_out_where_weights_are_stashed():

@@ -29,10 +29,12 @@ def test_the_plan_is_the_memory_of_a_result() -> None:
     storage, entry = whole.storage, whole.entries[0]
     assert storage is not None
     fn = whole.functions[entry.function]
-    held = sum(fn.values[i].bytes for i in fn.params)
-    held += sum(v.bytes for f in whole.functions.values() for v in f.values if v.role == "constant")
+    stored = sum(fn.values[i].bytes for i in fn.params)
+    stored += sum(
+        v.bytes for f in whole.functions.values() for v in f.values if v.role == "constant"
+    )
     result = simulate(whole, "dgx-a100", allocator="tvm")
-    assert result.peak_memory_bytes == held + storage.walk(entry.function).peak
+    assert result.peak_memory_bytes == stored + storage.walk(entry.function).peak
     (account,) = (lane.account for lane in result.lanes)
     assert account.allocator == "tvm"
     assert sum(account.at_peak.values()) == account.peak_bytes
@@ -61,14 +63,14 @@ def _trained() -> Program:
 
 
 def test_remedies_by_hand() -> None:
-    made = _trained()
+    created = _trained()
     account = _account(weights=100, states=200, gradients=100, stashes=60, temporaries=40)
-    assert verdict(made, 0, account, 500) is None
-    found = verdict(made, 0, account, 360)
-    assert found is not None
-    assert found.missing_bytes == 140
+    assert verdict(created, 0, account, 500) is None
+    result = verdict(created, 0, account, 360)
+    assert result is not None
+    assert result.missing_bytes == 140
     # Recomputation: a third of the stashes, and 30 of the layer that is made again.
-    assert {one.name: one.peak_bytes for one in found.remedies} == {
+    assert {each.name: each.peak_bytes for each in result.remedies} == {
         "ZeRO stage 1": 350,
         "ZeRO stage 2": 275,
         "micro-batch / 2": 450,
@@ -76,9 +78,9 @@ def test_remedies_by_hand() -> None:
         "ZeRO stage 3": 300,
         "tp x 2": 250,
     }
-    assert found.chosen == "ZeRO stage 1"
-    last = verdict(made, 0, account, 270)
-    none = verdict(made, 0, account, 200)
+    assert result.chosen == "ZeRO stage 1"
+    last = verdict(created, 0, account, 270)
+    none = verdict(created, 0, account, 200)
     assert last is not None
     assert none is not None
     assert (last.chosen, none.chosen) == ("tp x 2", "")
@@ -92,8 +94,8 @@ def test_a_peak_names_its_holders() -> None:
         main.compute(f"kept{k}", "x", 1, MIB)
     main.call("y", "x", "f", 512)
     main.compute("z", " ".join(["y", *(f"kept{k}" for k in range(10))]), 1, 512)
-    made = program((("x",), (1,)), main=main.done("z"), f=inner.done("o"))
-    (lane,) = simulate(made, SYSTEM).lanes
+    created = program((("x",), (1,)), main=main.done("z"), f=inner.done("o"))
+    (lane,) = simulate(created, SYSTEM).lanes
     first, second, third = lane.account.holders[:3]
     assert (first.what, first.count, first.bytes, first.role) == (
         "kept*", 10, 10 * MIB, "temporaries",

@@ -40,12 +40,12 @@ def test_collectives_are_those_that_the_engine_counts(strategy, mesh):
     engine = VirtualEngine()
     engine.run(local, draw_inputs(mod, seed=0))
     result = simulate(export(local), System.load("laptop-cpu"))
-    counted = [one.to_dict() for one in engine.collectives]
-    found = [one.to_dict() for one in result.collectives]
-    for one in found:
-        del one["mesh"]
-    assert found == counted
-    assert bool(found) == (strategy == "megatron")
+    counted = [each.to_dict() for each in engine.collectives]
+    matches = [each.to_dict() for each in result.collectives]
+    for each in matches:
+        del each["mesh"]
+    assert matches == counted
+    assert bool(matches) == (strategy == "megatron")
 
 
 def test_data_parallel_divides_the_work():
@@ -76,7 +76,7 @@ def test_llama_70b_is_simulated_quickly():
     assert result.unmodelled_ops == ()
     assert len(result.devices) == 64
     assert len(result.lanes) == 1
-    rows = {(one.kind, one.mesh_axis): one.count for one in result.collectives}
+    rows = {(each.kind, each.mesh_axis): each.count for each in result.collectives}
     assert rows[("all_reduce", "tp")] >= 16  # two per layer
     # The weights of 8 layers and of the embeddings, in two bytes, an eighth per device.
     hidden, ffn, vocab = 8192, 28672, 32000

@@ -45,7 +45,7 @@ def busy():
 def shared(first=None, second=None, devices=((0, 1), (2, 3)), ends=("q", "q g")):
     functions = {"main_mesh0": (first or alone()).done(ends[0])}
     functions["main_mesh0_1"] = (second or busy()).done(ends[1])
-    entries = [Entry(0, name, own) for name, own in zip(functions, devices)]
+    entries = [Entry(0, name, local) for name, local in zip(functions, devices)]
     return Program((ALL, PAIR), functions, tuple(entries))
 
 
@@ -64,8 +64,8 @@ def test_a_collective_waits_for_the_busiest_entry(kernels, fold):
     assert [(d.id, d.mesh, in_us(d.comm_s), in_us(d.idle_s)) for d in result.devices] == [
         (0, "all", 22, 29), (1, "all", 22, 29), (2, BOTH, 34, 0), (3, BOTH, 34, 0),
     ]  # fmt: skip
-    found = [(c.kind, c.mesh, c.count, in_us(c.time_s)) for c in result.collectives]
-    assert found == [("all_reduce", "all", 1, 22), ("all_gather", "pair", 1, 12)]
+    matches = [(c.kind, c.mesh, c.count, in_us(c.time_s)) for c in result.collectives]
+    assert matches == [("all_reduce", "all", 1, 22), ("all_gather", "pair", 1, 12)]
     # In blocks of 512: x and r; x, y, r and g, and s, which g gathers.
     assert result.devices[0].peak_memory_bytes == 512 + 4096
     assert result.devices[2].peak_memory_bytes == 512 + 512 + 4096 + 2048 + 512

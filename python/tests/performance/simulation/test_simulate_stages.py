@@ -72,11 +72,11 @@ def test_running_statistics_go_from_micro_batch_to_micro_batch(kind: str, blocki
     whole = td.simulate(td.export(ExpandSchedule()(local)), DGX, blocking=blocking)
     assert (short.time_s, short.collectives) == (whole.time_s, whole.collectives)
     assert program.staged is not None
-    for one, other in zip(short.lanes, whole.lanes, strict=True):
-        role = program.staged.role_of(short.lanes.index(one))
+    for left, other in zip(short.lanes, whole.lanes, strict=True):
+        role = program.staged.role_of(short.lanes.index(left))
         carried = sum(-(-role.slots[read].bytes // 512) * 512 for read, _ in role.carried)
         # Written out, only the last statistics are known to replace those given.
-        more = other.account.peak_bytes - one.account.peak_bytes
+        more = other.account.peak_bytes - left.account.peak_bytes
         assert 0 <= more <= carried
 
 
@@ -124,8 +124,8 @@ def test_ranks_on_meshes_of_their_own(spare: tuple[MeshSpec, ...]) -> None:
         for rule in compose(step, mesh, text).rules
         if rule.function == function
     ]
-    given = {"kind": "1f1b", "stages": 2, "micro_batches": 4, "meshes": ["wide", "narrow"]}
-    plan = Plan((*spare, wide, narrow), tuple(rules), schedule=Schedule.known(given))
+    inputs = {"kind": "1f1b", "stages": 2, "micro_batches": 4, "meshes": ["wide", "narrow"]}
+    plan = Plan((*spare, wide, narrow), tuple(rules), schedule=Schedule.resolve(inputs))
     local = td.distribute(step, plan)
     program = td.export(local)
     assert [mesh.device_ids for mesh in program.meshes] == [(0, 1, 2, 3), (10, 11)]
@@ -142,10 +142,10 @@ def test_numbers_of_a_micro_batch_are_counted_once() -> None:
     short = td.simulate(td.export(local), DGX)
     whole = td.simulate(td.export(ExpandSchedule()(local)), DGX)
     assert (short.time_s, short.collectives) == (whole.time_s, whole.collectives)
-    for one, other in zip(short.devices, whole.devices, strict=True):
-        numbers, rest = divmod(other.param_bytes - one.param_bytes, 8)  # int64
+    for left, other in zip(short.devices, whole.devices, strict=True):
+        numbers, rest = divmod(other.param_bytes - left.param_bytes, 8)  # int64
         assert (0 <= numbers < 4, rest) == (True, 0)  # of four micro-batches
-        assert other.peak_memory_bytes - one.peak_memory_bytes == 512 * numbers
+        assert other.peak_memory_bytes - left.peak_memory_bytes == 512 * numbers
 
 
 @pytest.mark.parametrize("inside", ["data_parallel", "deepspeed_zero3"])
@@ -160,10 +160,10 @@ def test_weights_stashed_for_every_micro_batch(kind: str, inside: str) -> None:
 
 def test_the_plain_event_loop_gives_the_same() -> None:
     program = td.export(_local("1f1b", 2, 4))
-    one = td.simulate(program, DGX)
+    single = td.simulate(program, DGX)
     with using("reference"):
         other = td.simulate(program, DGX)
-    assert _figures(one) == _figures(other)
+    assert _figures(single) == _figures(other)
 
 
 @pytest.mark.parametrize("micros", [1, 4, 8])
@@ -181,8 +181,8 @@ def test_bubble_of_equal_stages(kind: str, ranks: int, micros: int) -> None:
 def test_bubble_of_interleaved_stages(ranks: int, micros: int, chunks: int) -> None:
     schedule = Schedule("interleaved", ranks, micros, chunks)
     result = td.simulate(stages(schedule, Sizes(3, 6)), SYSTEM)
-    wanted = (micros * chunks + ranks - 1) * 9  # 3 and 6 are those of a chunk
-    assert result.time_s == pytest.approx(wanted * MICRO, rel=1e-12)
+    expected = (micros * chunks + ranks - 1) * 9  # 3 and 6 are those of a chunk
+    assert result.time_s == pytest.approx(expected * MICRO, rel=1e-12)
 
 
 @pytest.mark.parametrize(("ranks", "micros"), [(2, 4), (4, 8), (4, 12)])
@@ -238,12 +238,12 @@ def test_no_schedule_waits_for_itself(kind: str, ranks: int, blocking: bool) -> 
 def test_sums_over_stages_are_told_to_all() -> None:
     """The last stage's term and sum follow the first one's; then all end."""
     result = td.simulate(stages(Schedule("1f1b", 2, 1), Sizes(3, 6), summed=True), SYSTEM)
-    found = {(e.stream, e.args["binding"], e.device): e for e in result.events}
-    told = found["send", "total", 8]
-    added = found["compute", "add", 8]
-    assert told.start_s == pytest.approx(added.start_s + added.duration_s)
-    assert found["send", "sum", 0].start_s == pytest.approx(
-        result.time_s - 2 * told.duration_s - MICRO
+    matches = {(e.stream, e.args["binding"], e.device): e for e in result.events}
+    reported = matches["send", "total", 8]
+    added = matches["compute", "add", 8]
+    assert reported.start_s == pytest.approx(added.start_s + added.duration_s)
+    assert matches["send", "sum", 0].start_s == pytest.approx(
+        result.time_s - 2 * reported.duration_s - MICRO
     )
 
 

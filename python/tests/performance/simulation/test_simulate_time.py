@@ -116,8 +116,10 @@ def test_calls_are_spliced_with_their_scope():
     )  # fmt: skip
     result = simulate(program(ONE, main=main, block=block, layer=layer), SYSTEM)
     assert in_us(result.time_s) == 4 * 5 + 1
-    found = [(e.args["scope"], e.args["binding"], round(e.start_s / MICRO)) for e in result.events]
-    assert found == [
+    matches = [
+        (e.args["scope"], e.args["binding"], round(e.start_s / MICRO)) for e in result.events
+    ]
+    assert matches == [
         ("main/l0/p", "y", 0), ("main/l0/p", "z", 2),
         ("main/l0/q", "y", 5), ("main/l0/q", "z", 7),
         ("main/l1/p", "y", 10), ("main/l1/p", "z", 12),
@@ -144,11 +146,11 @@ def test_callee_that_returns_its_parameter_and_a_constant():
 
 
 def test_roofline_and_launch_floor():
-    def one(flops, read, written, floor_us):
+    def one(flops, read, output, floor_us):
         fn = Build().param("x").compute("a", "x", 0).done("a")
         data = program(ONE, main=fn).to_dict()
         data["functions"]["main"]["ops"][0].update(
-            flops=flops, bytes_read=read, bytes_written=written
+            flops=flops, bytes_read=read, bytes_written=output
         )
         system = round_system(launch_floor_us=floor_us)
         result = simulate(Program.from_dict(data), system)
@@ -240,7 +242,7 @@ def test_collectives_table():
     main = Build().param("x").call("a", "x", "f").call("b", "a", "f").call("c", "b", "f").done("c")
     mesh = (("dp", "tp"), (2, 4))
     result = simulate(program(mesh, main=main, f=layer), SYSTEM)
-    rows = [one.to_dict() for one in result.collectives]
+    rows = [each.to_dict() for each in result.collectives]
     assert rows == [
         {
             "kind": "all_gather", "mesh": "mesh0", "mesh_axis": "dp,tp", "group_size": 8,
@@ -270,11 +272,11 @@ def test_unmodelled_ops_are_named():
 @pytest.mark.parametrize("seed", range(25))
 def test_random_programs(seed):
     """Folded, unfolded and reference agree; busy and idle make up the time; streams are serial."""
-    made = random_program(np.random.default_rng(seed))
-    folded = simulate(made, SYSTEM)
-    unfolded = simulate(made, SYSTEM, fold_devices=False)
+    created = random_program(np.random.default_rng(seed))
+    folded = simulate(created, SYSTEM)
+    unfolded = simulate(created, SYSTEM, fold_devices=False)
     with using("reference"):
-        reference = simulate(made, SYSTEM)
+        reference = simulate(created, SYSTEM)
     assert len(folded.lanes) == 2
     assert len(unfolded.lanes) == 8
     assert folded.time_s == unfolded.time_s == reference.time_s
@@ -307,10 +309,10 @@ def test_random_programs(seed):
 def test_folding_takes_the_slowest_group():
     """Devices 2..5 on nodes of 4: group (2, 3) inside a node, (4, 5) too, but axis 0 crosses."""
     fn = Build().param("x").collective("r", "x", "all_reduce", 1000, 2, axes=(0,)).done("r")
-    made = program((("a", "b"), (2, 2)), main=fn).to_dict()
-    made["meshes"][0]["device_ids"] = [0, 2, 1, 5]  # groups (0, 1): one node; (2, 5): two
-    made = Program.from_dict(made)
-    folded, unfolded = simulate(made, SYSTEM), simulate(made, SYSTEM, fold_devices=False)
+    created = program((("a", "b"), (2, 2)), main=fn).to_dict()
+    created["meshes"][0]["device_ids"] = [0, 2, 1, 5]  # groups (0, 1): one node; (2, 5): two
+    created = Program.from_dict(created)
+    folded, unfolded = simulate(created, SYSTEM), simulate(created, SYSTEM, fold_devices=False)
     near, far = 10 + 2 + 1, 110 + 2 + 1
     assert [in_us(d.comm_s) for d in folded.devices] == [far] * 4
     assert {d.id: in_us(d.comm_s) for d in unfolded.devices} == {0: near, 1: near, 2: far, 5: far}

@@ -54,8 +54,8 @@ def test_spans_of_a_thread_do_not_overlap(tmp_path):
         Build(2).transfer("a", "", "recv", 5000, 0, tag=0).transfer("b", "", "recv", 5001, 1, tag=1)
         .compute("c", "a b", 1).done("c")
     )  # fmt: skip
-    one = (("x",), (1,))
-    result = simulate(program(one, one, one, **mains), SYSTEM)
+    single = (("x",), (1,))
+    result = simulate(program(single, single, single, **mains), SYSTEM)
     result.to_perfetto(tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     threads = {}
@@ -74,11 +74,11 @@ def test_memory_counter(result, tmp_path):
     result.to_perfetto(tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     for device, steps in result.memory_timeline.items():
-        found = [
+        matches = [
             (e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C" and e["pid"] == device
         ]
-        assert [size for _, size in found] == [size for _, size in steps]
-        assert [ts for ts, _ in found] == pytest.approx([t * 1e6 for t, _ in steps])
+        assert [size for _, size in matches] == [size for _, size in steps]
+        assert [ts for ts, _ in matches] == pytest.approx([t * 1e6 for t, _ in steps])
 
 
 def test_same_bytes_every_time(result, tmp_path):

@@ -46,29 +46,33 @@ def test_sums_of_perfetto_are_those_of_the_result(trained, tmp_path):
     for result in results(trained):
         path = tmp_path / "t.pftrace"
         result.to_perfetto(path)
-        found = read(path.read_bytes())
-        assert len(found.pids) == len(result.lanes)
+        observed = read(path.read_bytes())
+        assert len(observed.pids) == len(result.lanes)
         comm = Counter()
         for lane in result.lanes:
-            process = next(name for name, pid in found.pids.items() if pid == lane.devices[0] + 1)
+            process = next(
+                name for name, pid in observed.pids.items() if pid == lane.devices[0] + 1
+            )
             ops = Counter()
-            for (of, track), slices in found.slices.items():
+            for (of, track), slices in observed.slices.items():
                 if of != process:
                     continue
-                for one in slices:
-                    spent = one.note["duration_ps"]
-                    assert abs(one.end - one.start - spent / 1000) < 1 and one.end >= one.start
+                for each in slices:
+                    duration = each.note["duration_ps"]
+                    assert (
+                        abs(each.end - each.start - duration / 1000) < 1 and each.end >= each.start
+                    )
                     if track == "compute":
-                        ops[one.name] += spent
+                        ops[each.name] += duration
                     elif track != "units":
-                        comm[track.partition(" ")[0]] += spent
+                        comm[track.partition(" ")[0]] += duration
             for op in lane.ops:
                 assert ops[op.op] == picoseconds(op.time_s)
             assert sum(ops.values()) == sum(picoseconds(op.time_s) for op in lane.ops)
         if len(result.lanes) == len({lane.mesh for lane in result.lanes}):
             sums = Counter()
-            for one in result.collectives:
-                sums["recv" if one.kind == "send" else "comm"] += picoseconds(one.time_s)
+            for each in result.collectives:
+                sums["recv" if each.kind == "send" else "comm"] += picoseconds(each.time_s)
             assert sums["comm"] == comm["comm"] and sums["recv"] == comm["recv"]
 
 
@@ -76,19 +80,19 @@ def test_slices_of_a_track_do_not_cross(trained, tmp_path):
     for result in results(trained):
         result.to_perfetto(tmp_path / "t.pftrace")
         for slices in read((tmp_path / "t.pftrace").read_bytes()).slices.values():
-            ordered = sorted(slices, key=lambda one: (one.start, one.end))
-            for one, other in itertools.pairwise(ordered):
-                assert one.end <= other.start
+            ordered = sorted(slices, key=lambda single: (single.start, single.end))
+            for left, other in itertools.pairwise(ordered):
+                assert left.end <= other.start
 
 
 def test_units_and_memory_of_perfetto(trained, tmp_path):
     trained.to_perfetto(tmp_path / "t.pftrace")
-    found = read((tmp_path / "t.pftrace").read_bytes())
+    result = read((tmp_path / "t.pftrace").read_bytes())
     for lane in trained.lanes:
-        process = next(name for name, pid in found.pids.items() if pid == lane.devices[0] + 1)
-        units = {(one.name, one.start, one.end) for one in found.slices[process, "units"]}
+        process = next(name for name, pid in result.pids.items() if pid == lane.devices[0] + 1)
+        units = {(each.name, each.start, each.end) for each in result.slices[process, "units"]}
         events = [event for event in lane.events() if event.stream == "compute"]
-        assert len(found.slices[process, "units"]) == len(events)
+        assert len(result.slices[process, "units"]) == len(events)
         for event in events:
             start = picoseconds(event.start_s)
             end = start + picoseconds(event.duration_s)
@@ -98,7 +102,7 @@ def test_units_and_memory_of_perfetto(trained, tmp_path):
                 and abs(last - end / 1000) < 2
                 for name, begin, last in units
             )
-        counter = found.counters[process, "live memory"]
+        counter = result.counters[process, "live memory"]
         assert [size for _, size in counter] == [size for _, size in lane.memory]
 
 
@@ -113,11 +117,11 @@ def test_arrows_go_from_sends_to_receives(trained, tmp_path):
         result.to_perfetto(tmp_path / "t.pftrace")
         begins, ends = {}, {}
         for (_, track), slices in read((tmp_path / "t.pftrace").read_bytes()).slices.items():
-            for one in slices:
-                assert bool(one.begins) == (track == "send")
-                assert bool(one.ends) == track.startswith("recv")
-                begins.update(dict.fromkeys(one.begins, one))
-                ends.update(dict.fromkeys(one.ends, one))
+            for each in slices:
+                assert bool(each.begins) == (track == "send")
+                assert bool(each.ends) == track.startswith("recv")
+                begins.update(dict.fromkeys(each.begins, each))
+                ends.update(dict.fromkeys(each.ends, each))
         assert begins.keys() == ends.keys() and begins
         assert all(begins[key].start <= ends[key].end for key in begins)
 

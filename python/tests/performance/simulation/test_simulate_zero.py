@@ -67,15 +67,15 @@ def test_sums_over_micro_batches(
     program = td.export(td.distribute(step, make_plan(step, text, {"pp": stages, "dp": 4})))
     assert program.staged is not None
     for number, role in enumerate(program.staged.roles):
-        given = [role.slots[s] for s in role.params]
-        weights = [g for g in given if (g.role, g.dtype) == ("weight", "float16")]
+        inputs = [role.slots[s] for s in role.params]
+        weights = [g for g in inputs if (g.role, g.dtype) == ("weight", "float16")]
         count = sum(math.prod(w.whole_shape or ()) for w in weights)
         sums = role.phase("accumulate")
         backward = role.phase("backward")
         assert sums is not None and backward is not None
-        held = sum(role.slots[s].bytes for s in sums.outputs)
+        stored = sum(role.slots[s].bytes for s in sums.outputs)
         loss = LOSS_BYTES if number + 1 == stages else 0
-        assert held - loss == 4 * count // parts
+        assert stored - loss == 4 * count // parts
         reduced = [op for op in program.functions[backward.function].ops if op.kind == "collective"]
         assert not reduced
 
@@ -107,8 +107,8 @@ def test_bytes_per_parameter_over_micro_batches(
     norms = sum(math.prod(v.whole_shape) for v in params if "ln_" in v.name)
     phases = [program.functions[p.function] for p in staged.roles[0].phases]
     called = [f for p in staged.roles[0].phases for f, _ in program.executed(p.function)]
-    own = {id(f): f.values for f in (*phases, *called)}
-    constants = sum(v.bytes for vs in own.values() for v in vs if v.role == "constant")
+    local = {id(f): f.values for f in (*phases, *called)}
+    constants = sum(v.bytes for vs in local.values() for v in vs if v.role == "constant")
     assert most["weights"] - constants - COUNTER_BYTES == 2 * count // weights
     assert most["states"] == 12 * count // states
     loss = 2 * LOSS_BYTES if stages == 1 else 0  # of a micro-batch, and the sum

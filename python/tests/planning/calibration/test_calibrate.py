@@ -50,9 +50,9 @@ def test_times_are_those_that_are_simulated(system, programs):
     simulated = [td.simulate(program, system).time_s for program in programs]
     np.testing.assert_allclose(model.times_s({}), simulated, rtol=0.005)
     alone = [n for n, row in enumerate(ROWS) if row.pp == 1]
-    found = model.times_s({})
+    result = model.times_s({})
     for number in alone:
-        assert found[number] == pytest.approx(simulated[number], rel=1e-6)
+        assert result[number] == pytest.approx(simulated[number], rel=1e-6)
 
 
 def test_kept_programs_are_equal(programs):
@@ -67,12 +67,12 @@ def test_constants_that_made_the_rows_are_found(system, programs):
     rows = [
         dataclasses.replace(row, time_s=float(time)) for row, time in zip(ROWS, times, strict=True)
     ]
-    found = calibrate(system, rows, folds=0)
-    assert found.errors_percent["in sample"] < 0.5
-    assert found.values["python_launch_us"] == pytest.approx(60.0, rel=0.05)
-    assert found.system.constants["python_launch_us"].source == "calibrated"
-    assert "nic_efficiency" in found.undetermined
-    assert "nic_efficiency" in found.to_text()
+    result = calibrate(system, rows, folds=0)
+    assert result.errors_percent["in sample"] < 0.5
+    assert result.values["python_launch_us"] == pytest.approx(60.0, rel=0.05)
+    assert result.system.constants["python_launch_us"].source == "calibrated"
+    assert "nic_efficiency" in result.undetermined
+    assert "nic_efficiency" in result.to_text()
 
 
 def test_a_fit_keeps_its_bounds():
@@ -80,8 +80,8 @@ def test_a_fit_keeps_its_bounds():
         return np.array([point[0] - 5.0, point[1] - 0.5])
 
     low, high = np.zeros(2), np.ones(2)
-    found = fit(residuals, np.ones(2), np.full(2, 0.4), np.full(2, 100.0), (low, high))
-    np.testing.assert_allclose(found.point, [1.0, 0.5], atol=1e-3)
+    result = fit(residuals, np.ones(2), np.full(2, 0.4), np.full(2, 100.0), (low, high))
+    np.testing.assert_allclose(result.point, [1.0, 0.5], atol=1e-3)
 
 
 def test_an_outlier_counts_little():
@@ -91,8 +91,8 @@ def test_an_outlier_counts_little():
         return (point[0] - data) / 0.01
 
     low, high = np.zeros(1), np.full(1, 50.0)
-    found = fit(residuals, np.ones(5), np.array([3.0]), np.array([100.0]), (low, high))
-    assert found.point[0] == pytest.approx(1.0, abs=0.02)
+    result = fit(residuals, np.ones(5), np.array([3.0]), np.array([100.0]), (low, high))
+    assert result.point[0] == pytest.approx(1.0, abs=0.02)
 
 
 def test_a_fitted_system_is_read_again(system):
@@ -177,15 +177,15 @@ def test_bursts_are_found_where_products_have_them(system):
         arithmetic = at_peak if at_peak <= 40e-6 else 40e-6 + 2 * (at_peak - 40e-6)
         time_s = arithmetic + 0.5 * row.bytes / (0.8 * bandwidth) + 3e-6
         rows.append(dataclasses.replace(row, time_s=time_s))
-    found = calibrate(system, rows, folds=0)
-    assert found.errors_percent["in sample"] < 0.3
-    assert found.values["burst_us"] == pytest.approx(40, rel=0.05)
-    assert found.values["matmul_efficiency"] == pytest.approx(0.5, rel=0.02)
-    assert found.system.constants["burst_us"].source == "calibrated"
-    assert found.system.constants["nic_efficiency"] == system.constants["nic_efficiency"]
+    result = calibrate(system, rows, folds=0)
+    assert result.errors_percent["in sample"] < 0.3
+    assert result.values["burst_us"] == pytest.approx(40, rel=0.05)
+    assert result.values["matmul_efficiency"] == pytest.approx(0.5, rel=0.02)
+    assert result.system.constants["burst_us"].source == "calibrated"
+    assert result.system.constants["nic_efficiency"] == system.constants["nic_efficiency"]
     row = rows[-1]
-    one = found.system.roofline(row.flops, row.bytes, "matmul", "float16")
-    assert one.time_s == pytest.approx(row.time_s, rel=0.01)
+    single = result.system.roofline(row.flops, row.bytes, "matmul", "float16")
+    assert single.time_s == pytest.approx(row.time_s, rel=0.01)
 
 
 def test_rows_faster_than_the_device_are_refused(system, programs):
@@ -197,11 +197,11 @@ def test_rows_faster_than_the_device_are_refused(system, programs):
     above_peak = dataclasses.replace(rows[3], time_s=rows[3].flops / (1.2 * 312e12))
     above_bandwidth = dataclasses.replace(rows[4], time_s=rows[4].bytes / (1.2 * 2039e9))
     alone = calibrate(system, rows, folds=0)
-    found = calibrate(system, [*rows[:2], above_peak, *rows[2:], above_bandwidth], folds=0)
-    assert (alone.refused, found.refused) == (0, 2)
-    assert found.values == alone.values
-    assert found.to_dict()["refused"] == 2
-    assert "2 rows" in found.to_text()
+    result = calibrate(system, [*rows[:2], above_peak, *rows[2:], above_bandwidth], folds=0)
+    assert (alone.refused, result.refused) == (0, 2)
+    assert result.values == alone.values
+    assert result.to_dict()["refused"] == 2
+    assert "2 rows" in result.to_text()
     assert "refused" not in alone.to_text()
     step_s = float(StepTimeModel([BASE], system).times_s({})[0])
     step = dataclasses.replace(BASE, time_s=step_s / 1e4)
@@ -217,22 +217,22 @@ def test_links_are_fitted_where_asked_to(tmp_path, system, monkeypatch):
     near = dataclasses.replace(
         system.intra_node, bandwidth_GBps=8.0, share=12.0, root_us=0.0, setup_us=50.0
     )
-    made = dataclasses.replace(system, intra_node=near, kernels="eager")
+    created = dataclasses.replace(system, intra_node=near, kernels="eager")
     rows = [
         StepRow(f"zoo:mlp?layers={layers},hidden=1024,batch=512", "data_parallel" * (n > 1),
                 (("dp", n),) * (n > 1), "mse")
         for layers in (1, 2) for n in (1, 2, 4)
     ]  # fmt: skip
-    times = StepTimeModel(rows, made).times_s({})
+    times = StepTimeModel(rows, created).times_s({})
     rows = [dataclasses.replace(r, time_s=float(t)) for r, t in zip(rows, times, strict=True)]
     near = dataclasses.replace(near, bandwidth_GBps=3.0, share=2.0)
     names = ("intra_node.bandwidth_GBps", "intra_node.share")
-    found = calibrate(dataclasses.replace(made, intra_node=near), rows, fit_also=names, folds=0)
-    assert found.errors_percent["in sample"] < 1.0
-    ratio = found.system.intra_node.share / 12.0, found.system.intra_node.bandwidth_GBps / 8.0
+    result = calibrate(dataclasses.replace(created, intra_node=near), rows, fit_also=names, folds=0)
+    assert result.errors_percent["in sample"] < 1.0
+    ratio = result.system.intra_node.share / 12.0, result.system.intra_node.bandwidth_GBps / 8.0
     assert ratio == pytest.approx((1.0, 1.0), rel=0.3)
-    assert found.system.sources["intra_node.share"] == "calibrated"
-    alone = dataclasses.replace(made, intra_node=dataclasses.replace(near, share=0.0))
+    assert result.system.sources["intra_node.share"] == "calibrated"
+    alone = dataclasses.replace(created, intra_node=dataclasses.replace(near, share=0.0))
     again = calibrate(alone, rows[:1], fit_also=("intra_node.share",), folds=0)
     assert again.values["intra_node.share"] == pytest.approx(1.0)  # where a fit begins
     assert again.system.intra_node.share == 0.0  # one device says nothing of it

@@ -92,9 +92,9 @@ BETWEEN = {
 """What is sent and read by products or for the loss, data-parallel with weights that are whole."""
 
 
-def _beside_s(found):
+def _beside_s(result):
     """What a device takes to send all else, by simulation."""
-    events = td.simulate(found.program(), QUICK, blocking=True).events
+    events = td.simulate(result.program(), QUICK, blocking=True).events
     sent = [event for event in events if event.device == 0 and event.stream == "comm"]
     beside = [event.duration_s for event in sent if event.args["binding"] not in BETWEEN]
     assert {event.args["binding"] for event in sent} >= BETWEEN and beside
@@ -128,8 +128,8 @@ def test_no_label_is_dearer_for_what_is_hidden(hidden):
 
 def test_a_plan_of_such_labels_is_equal_to_one_device():
     step, _ = _gpt_step({"dp": 2, "tp": 2}, [])
-    found = auto_shard(step, {"dp": 2, "tp": 2}, QUICK, hidden=0.75)
-    report = td.verify(step, td.strategy.with_updates(step, found.plan()), engine="virtual")
+    result = auto_shard(step, {"dp": 2, "tp": 2}, QUICK, hidden=0.75)
+    report = td.verify(step, td.strategy.with_updates(step, result.plan()), engine="virtual")
     assert report.equal and report.collectives
 
 

@@ -104,9 +104,9 @@ def test_a_label_is_the_least_of_all_assignments(mesh, system):
         table = tables.array(number)
         shape = [problem.domains[v] if v in scope else 1 for v in range(total.ndim)]
         total = np.minimum(total + table.reshape(shape), INFINITE)
-    found = auto_shard(Pair, mesh, system)
-    assert found.price_ps == constant + int(total.min())
-    assert (found.status, found.gap) == ("exact", 0.0)
+    result = auto_shard(Pair, mesh, system)
+    assert result.price_ps == constant + int(total.min())
+    assert (result.status, result.gap) == ("exact", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_an_integer_program_finds_the_same(model, mesh):
     tables, problem, constant = _net(mod, mesh, QUICK)
     optimum = integer_optimum(tables, problem)
     total, forbidden = tables.evaluate(problem, optimum.values)
-    found = auto_shard(mod, mesh, QUICK)
-    assert not forbidden and found.price_ps == constant + total
-    assert found.status == "exact"
+    result = auto_shard(mod, mesh, QUICK)
+    assert not forbidden and result.price_ps == constant + total
+    assert result.status == "exact"
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_an_integer_program_finds_the_same(model, mesh):
 def test_what_is_found_runs_and_is_equal_to_one_device(model, mesh, gap):
     """A step on a system on which it pays to cut: so collectives run."""
     mod = td.train_step(getattr(td.zoo, model)(size="tiny", batch=8), optimizer="adam")
-    found = auto_shard(mod, mesh, QUICK, gap=gap)
-    report = td.verify(mod, Plan(found.meshes), engine="virtual", dist=found.distribute())
+    result = auto_shard(mod, mesh, QUICK, gap=gap)
+    report = td.verify(mod, Plan(result.meshes), engine="virtual", dist=result.distribute())
     assert report.equal
     assert report.collectives
 
@@ -157,9 +157,9 @@ def test_what_is_found_runs_and_is_equal_to_one_device(model, mesh, gap):
 def test_the_price_is_what_simulation_says(model, mesh):
     """Collectives one after the other with the work: within 5 %."""
     mod = td.load_model("zoo:" + model.replace(":", "?", 1)).mod
-    found = auto_shard(mod, mesh, A100, gap=0.001)
-    simulated = td.simulate(found.program(), A100, blocking=True).time_s
-    assert found.price_s == pytest.approx(simulated, rel=0.05)
+    result = auto_shard(mod, mesh, A100, gap=0.001)
+    simulated = td.simulate(result.program(), A100, blocking=True).time_s
+    assert result.price_s == pytest.approx(simulated, rel=0.05)
 
 
 MOE = td.train_step(td.zoo.moe(size="tiny", batch=8), optimizer="adam")
@@ -183,32 +183,32 @@ class TestPlanOfLabels:
 
     def test_nothing_is_decided_again(self, found, plan):
         assert plan == found.plan()
-        own = td.strategy.with_updates(MOE, plan)
-        for one in (plan, own):
-            made = td.transform.pipeline(one, system=QUICK)(MOE)
-            assert tvm_ffi.structural_equal(made, found.distribute())
-        assert "dist.labels" not in made.attrs
+        local = td.strategy.with_updates(MOE, plan)
+        for each in (plan, local):
+            created = td.transform.pipeline(each, system=QUICK)(MOE)
+            assert tvm_ffi.structural_equal(created, found.distribute())
+        assert "dist.labels" not in created.attrs
 
     def test_a_step_in_stages_has_labels_too(self):
         schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2}
         step = td.train_step(td.zoo.gpt(size="tiny", batch=4), optimizer="adam", schedule=schedule)
-        found = auto_shard(step, {"a": 2}, QUICK, gap=0.01)
-        made = td.transform.pipeline(found.plan(), system=QUICK)(step)
-        assert tvm_ffi.structural_equal(made, found.distribute())
+        result = auto_shard(step, {"a": 2}, QUICK, gap=0.01)
+        created = td.transform.pipeline(result.plan(), system=QUICK)(step)
+        assert tvm_ffi.structural_equal(created, result.distribute())
 
     def test_rules_that_hold_are_annotated(self):
         rules = [{"value": "a", "placement": "S[0], R", "stationary": True}]
         data = {"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules}
-        found = auto_shard(Chain, SQUARE, QUICK, fixed=Plan.from_dict(data))
-        assert found.plan().labels["rules"] == 1
-        made = td.transform.pipeline(found.plan(), system=QUICK)(Chain)
-        assert tvm_ffi.structural_equal(made, found.distribute())
+        result = auto_shard(Chain, SQUARE, QUICK, fixed=Plan.from_dict(data))
+        assert result.plan().labels["rules"] == 1
+        created = td.transform.pipeline(result.plan(), system=QUICK)(Chain)
+        assert tvm_ffi.structural_equal(created, result.distribute())
 
     def test_without_labels_rules_say_nearly_the_same(self, found, plan):
-        made = td.transform.pipeline(plan.by_rules(), system=QUICK)(MOE)
+        created = td.transform.pipeline(plan.by_rules(), system=QUICK)(MOE)
         times = [
             td.simulate(td.export(x), QUICK, blocking=True).time_s
-            for x in (made, found.distribute())
+            for x in (created, found.distribute())
         ]
         assert times[0] == pytest.approx(times[1], rel=0.1)
 
@@ -239,13 +239,13 @@ def test_rules_that_are_given_hold():
     rules = [{"param": "x", "placement": "S[0], R", "stationary": True}]
     rules += [{"param": "v", "placement": "R, S[1]", "stationary": True}]
     fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules})
-    found = auto_shard(Chain, spec, QUICK, fixed=fixed)
+    result = auto_shard(Chain, spec, QUICK, fixed=fixed)
     free = auto_shard(Chain, spec, QUICK)
-    placed = {rule.name: rule.placement for rule in found.plan().rules if rule.kind == "param"}
+    placed = {rule.name: rule.placement for rule in result.plan().rules if rule.kind == "param"}
     assert placed["x"] == (0, -1) and placed["v"] == (-1, 1)
-    assert free.price_ps <= found.price_ps
-    local = found.distribute()
-    shapes = {one["name"]: one["placement"] for one in local["main"].attrs["dist.io"]["inputs"]}
+    assert free.price_ps <= result.price_ps
+    local = result.distribute()
+    shapes = {each["name"]: each["placement"] for each in local["main"].attrs["dist.io"]["inputs"]}
     assert str(shapes["v"]) == "R, S[1]"
     assert td.verify(Chain, fixed, engine="virtual", dist=local).equal
 
@@ -253,10 +253,10 @@ def test_rules_that_are_given_hold():
 def test_an_axis_of_one_device_cuts_nothing():
     rules = [{"param": "x", "placement": "S[0], S[1]", "stationary": True}]
     fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 1, "b": 2}, "rules": rules})
-    found = auto_shard(Chain, {"a": 1, "b": 2}, QUICK, fixed=fixed)
+    result = auto_shard(Chain, {"a": 1, "b": 2}, QUICK, fixed=fixed)
     alone = auto_shard(Chain, {"b": 2}, QUICK)
-    assert auto_shard(Chain, {"a": 1, "b": 2}, QUICK).price_ps == alone.price_ps <= found.price_ps
-    assert td.verify(Chain, fixed, engine="virtual", dist=found.distribute()).equal
+    assert auto_shard(Chain, {"a": 1, "b": 2}, QUICK).price_ps == alone.price_ps <= result.price_ps
+    assert td.verify(Chain, fixed, engine="virtual", dist=result.distribute()).equal
 
 
 def test_equal_functions_may_be_done_in_different_ways():
@@ -264,10 +264,10 @@ def test_equal_functions_may_be_done_in_different_ways():
     rules = [{"param": "v", "placement": "S[0]", "stationary": True}]
     rules += [{"param": "w", "placement": "S[1]", "stationary": True}]
     fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2}, "rules": rules})
-    found = auto_shard(Chain, {"a": 2}, QUICK, fixed=fixed)
-    kids = found.decision.entries["main"].kids.values()
+    result = auto_shard(Chain, {"a": 2}, QUICK, fixed=fixed)
+    kids = result.decision.entries["main"].kids.values()
     assert len({kid.number for kid in kids}) == 2
-    assert td.verify(Chain, fixed, engine="virtual", dist=found.distribute()).equal
+    assert td.verify(Chain, fixed, engine="virtual", dist=result.distribute()).equal
 
 
 def test_rules_that_exclude_everything_are_refused():
@@ -290,9 +290,9 @@ def test_no_sweep_bounds_more_than_the_optimum():
     mod = td.train_step(td.zoo.llama(size="tiny", batch=8), optimizer="adam")
     exact = auto_shard(mod, {"a": 2, "b": 2}, QUICK)
     for gap in (0.5, 0.1, 0.02):
-        found = auto_shard(mod, {"a": 2, "b": 2}, QUICK, gap=gap)
-        assert found.bound_ps <= exact.price_ps <= found.price_ps
-        assert found.gap <= gap
+        result = auto_shard(mod, {"a": 2, "b": 2}, QUICK, gap=gap)
+        assert result.bound_ps <= exact.price_ps <= result.price_ps
+        assert result.gap <= gap
 
 
 def test_new_weights_and_states_lie_as_the_old_ones():
@@ -300,9 +300,9 @@ def test_new_weights_and_states_lie_as_the_old_ones():
     mod = td.train_step(td.zoo.llama(size="tiny", batch=8), optimizer="adam")
     local = auto_shard(mod, {"a": 4, "b": 2}, QUICK, gap=0.01).distribute()
     io = local["main"].attrs["dist.io"]
-    weights = [one for one in io["inputs"] if "role" not in one or one["role"] != "data"]
-    placed = {str(one["name"]): str(one["placement"]) for one in weights}
-    results = [str(one["placement"]) for one in io["outputs"]][1:]
+    weights = [each for each in io["inputs"] if "role" not in each or each["role"] != "data"]
+    placed = {str(each["name"]): str(each["placement"]) for each in weights}
+    results = [str(each["placement"]) for each in io["outputs"]][1:]
     assert len(results) == len(placed) and len(set(results)) > 1
     assert results == list(placed.values())
 
@@ -313,19 +313,19 @@ def test_second_choices_are_the_best_of_all_others(mod):
     mesh = MeshSpec("mesh0", {"a": 2, "b": 2})
     labeller = labeller_of(mod, mesh, QUICK)
     least = labeller.run(0.0, None).price_ps
-    found = min_marginals(labeller.labeller)
-    assert len(found) == (2 if mod is Chain else 1) or {one.alike for one in found} == {2}
-    for one in found:
+    result = min_marginals(labeller.labeller)
+    assert len(result) == (2 if mod is Chain else 1) or {each.alike for each in result} == {2}
+    for each in result:
         prices = []
         for labels in itertools.product((0, 1, -1), repeat=2):
             text = td.ir.placement_text(labels)
-            if text == one.form:
+            if text == each.form:
                 continue
-            rules = [{"param": one.weight, "placement": text, "stationary": False}]
+            rules = [{"param": each.weight, "placement": text, "stationary": False}]
             data = {"schema_version": 1, "mesh": dict(mesh.axes), "rules": rules}
             prices.append((auto_shard(mod, mesh, QUICK, fixed=Plan.from_dict(data)).price_ps, text))
-        assert one.dearer_s * 1e12 == pytest.approx(min(prices)[0] - least, abs=0.5)
-        assert (min(prices)[0], one.other) in prices
+        assert each.dearer_s * 1e12 == pytest.approx(min(prices)[0] - least, abs=0.5)
+        assert (min(prices)[0], each.other) in prices
 
 
 class TestMemory:
@@ -340,12 +340,12 @@ class TestMemory:
         last = free.price_ps
         for share in (0.9, 0.8, 0.7):
             limit = int(share * free.peak_bytes)
-            found = auto_shard(self.mod, self.mesh, A100, memory_bytes=limit)
-            assert found.peak_bytes <= limit
-            assert last <= found.price_ps and found.bound_ps <= found.price_ps
-            last = found.price_ps
-        plan = Plan(found.meshes)
-        assert td.verify(self.mod, plan, engine="virtual", dist=found.distribute()).equal
+            result = auto_shard(self.mod, self.mesh, A100, memory_bytes=limit)
+            assert result.peak_bytes <= limit
+            assert last <= result.price_ps and result.bound_ps <= result.price_ps
+            last = result.price_ps
+        plan = Plan(result.meshes)
+        assert td.verify(self.mod, plan, engine="virtual", dist=result.distribute()).equal
 
     def test_what_cannot_fit_is_proved(self):
         with pytest.raises(InfeasibleError, match=r"DIST0801 .*at least 0\.\d+ GiB are needed"):
@@ -364,8 +364,8 @@ class TestWhatIsKept:
     """The peak of labels is that of the lowered program, as simulation reads it."""
 
     @staticmethod
-    def peaks(found):
-        return found.peak_bytes, td.simulate(found.program(), found.system).peak_memory_bytes
+    def peaks(result):
+        return result.peak_bytes, td.simulate(result.program(), result.system).peak_memory_bytes
 
     @pytest.mark.parametrize(
         ("given", "last"),
@@ -379,9 +379,9 @@ class TestWhatIsKept:
         rules += [{"value": "h", "placement": given}, {"value": "p", "placement": "S[0]"}]
         rules += [{"value": "q", "placement": "S[0]"}, {"value": "y", "placement": last}]
         fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 4}, "rules": rules})
-        found = auto_shard(Forms, {"a": 4}, QUICK, fixed=fixed)
-        kept, simulated = self.peaks(found)
-        assert kept == simulated
+        result = auto_shard(Forms, {"a": 4}, QUICK, fixed=fixed)
+        remaining, simulated = self.peaks(result)
+        assert remaining == simulated
 
     @pytest.mark.parametrize(
         ("model", "system", "mesh"),
@@ -395,8 +395,8 @@ class TestWhatIsKept:
     def test_steps_of_training(self, model, system, mesh):
         """Weights gathered for both passes, sums that wait for their last term, stashes."""
         mod = td.train_step(td.load_model(f"zoo:{model}").mod, optimizer="adam")
-        kept, simulated = self.peaks(auto_shard(mod, mesh, system, gap=0.01))
-        assert kept == pytest.approx(simulated, rel=0.02)
+        remaining, simulated = self.peaks(auto_shard(mod, mesh, system, gap=0.01))
+        assert remaining == pytest.approx(simulated, rel=0.02)
 
 
 def test_changes_of_form_cost_what_the_planner_charges():
@@ -404,7 +404,7 @@ def test_changes_of_form_cost_what_the_planner_charges():
     planner = td.redistribution.Planner(A100)
     mesh, shape = (2, 2), (8, 12)
     forms = [x for x in itertools.product([0, 1, -1, -2], repeat=2)]
-    found = td.redistribution.price_matrix(
+    result = td.redistribution.price_matrix(
         planner.means.costs, shape, "float32", mesh, range(4), forms
     )
     for i, before in enumerate(forms):
@@ -412,7 +412,7 @@ def test_changes_of_form_cost_what_the_planner_charges():
             if any(y == -2 and x != -2 for x, y in zip(before, after)):
                 continue  # what becomes partial, the planner is never asked for
             cost = planner.plan(shape, before, after, mesh).cost
-            assert found.cost[i, j] == cost, (before, after)
+            assert result.cost[i, j] == cost, (before, after)
 
 
 def test_former_name_stays() -> None:

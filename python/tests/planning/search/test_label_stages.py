@@ -57,14 +57,14 @@ def test_what_is_kept_is_what_simulation_says(schedule, mesh, share):
 
 def _sums(labelled: ShardedCandidate) -> Counter[tuple[int, ...]]:
     """Forms of the matrices among the sums of gradients over micro-batches."""
-    found: Counter[tuple[int, ...]] = Counter()
+    matches: Counter[tuple[int, ...]] = Counter()
     for inst in labelled.decision.entries.values():
         g = inst.graph
         for k in g.calls:
             if phase_of(inst.kids[k].graph.fn) == ACCUMULATE_PHASE:
                 matrices = [v for v in g.nodes[k].results if len(g.values[v].shape) == 2]
-                found.update(labelled.decision.value_form(inst, v) for v in matrices)
-    return found
+                matches.update(labelled.decision.value_form(inst, v) for v in matrices)
+    return matches
 
 
 IN_TURN = Schedule("1f1b", 2, 4)
@@ -93,19 +93,19 @@ class TestSumsInParts:
         assert set(_sums(free)) == {(P,)}
 
     def test_they_are_cut_where_there_is_not(self, free, tight):
-        found = _sums(tight)
-        assert found[(0,)] + found[(1,)] >= 10
-        assert found.total() == _sums(free).total()
+        result = _sums(tight)
+        assert result[(0,)] + result[(1,)] >= 10
+        assert result.total() == _sums(free).total()
 
     def test_time_and_memory_show_it(self, step, free, tight):
         """Gradients of each micro-batch are sent, which has its price, and less is kept.
 
         What is simulated may hide it behind the kernels of the backward part.
         """
-        before, after = (_simulated(step, IN_TURN, one) for one in (free, tight))
+        before, after = (_simulated(step, IN_TURN, each) for each in (free, tight))
         assert after.peak_memory_bytes < 0.91 * before.peak_memory_bytes
         assert tight.price_ps > free.price_ps
-        sent = [sum(d.comm_s for d in one.devices) for one in (before, after)]
+        sent = [sum(d.comm_s for d in each.devices) for each in (before, after)]
         assert sent[1] > sent[0]
 
     def test_the_plan_runs_and_is_equal_to_one_device(self, step, tight):
@@ -122,11 +122,11 @@ class TestSumsInParts:
         rules = Constraints(
             ("pp", "dp"), fixed={"pp": 2}, micro_batches=(4,), recompute=("none", "full")
         )
-        found = search(
+        result = search(
             model, 4, QUICK, batch=32, train={"optimizer": "adam"}, constraints=rules,
             memory_bytes=int(0.9 * free.peak_bytes), top=1,
         )  # fmt: skip
-        best = found.plans[0].row
+        best = result.plans[0].row
         assert best.candidate.recompute == "none"
         assert best.peak_bytes <= 0.9 * free.peak_bytes
 
@@ -143,7 +143,7 @@ class TestMeshesOfTheirOwn:
         plan = td.strategy.with_updates(step, replace(labelled.plan(), schedule=self.schedule))
         report = td.verify(step, Plan.from_dict(plan.to_dict()), engine="threads")
         assert report.equal
-        kinds = {(one.kind, one.mesh_axis.partition("_")[0]) for one in report.collectives}
+        kinds = {(each.kind, each.mesh_axis.partition("_")[0]) for each in report.collectives}
         assert {("send", "wide"), ("send", "narrow")} < kinds
 
     @pytest.mark.parametrize("number", [0, 1])

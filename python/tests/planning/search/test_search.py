@@ -59,8 +59,8 @@ class TestEnumeration:
         assert list(factorisations(number, count)) == [x for x in every if math.prod(x) == number]
 
     def test_each_mesh_comes_once_whatever_its_axes_are_called(self):
-        found = list(Enumeration(Constraints(), 24, A100, None, stages=False))
-        shapes = [tuple(size for _, size in one.axes) for one in found]
+        result = list(Enumeration(Constraints(), 24, A100, None, stages=False))
+        shapes = [tuple(size for _, size in each.axes) for each in result]
         assert len(set(shapes)) == len(shapes)
         assert sorted(shapes) == sorted(
             {tuple(n for n in x if n > 1) for x in factorisations(24, 2)}
@@ -68,10 +68,10 @@ class TestEnumeration:
 
     def test_constraints_hold(self):
         rules = Constraints(("pp", "dp", "tp"), {"tp": 8}, {"pp": 4}, ("tp",))
-        found = Enumeration(rules, 96, A100, 96, stages=True)
-        kept = {(one.stages, one.axes) for one in found}
+        result = Enumeration(rules, 96, A100, 96, stages=True)
+        remaining = {(each.stages, each.axes) for each in result}
         sizes = [(4, dp, tp) for dp in range(1, 25) for tp in (1, 2, 4, 8) if 4 * dp * tp == 96]
-        assert kept == {
+        assert remaining == {
             (pp, tuple((n, s) for n, s in (("dp", dp), ("tp", tp)) if s > 1))
             for pp, dp, tp in sizes
         }
@@ -79,13 +79,13 @@ class TestEnumeration:
     def test_groups_inside_a_node_do_not_leave_it(self):
         """Nodes of 8: 3 and 6 devices would lie across their border, and so would 16."""
         rules = Constraints(("dp", "tp"), inside_node=("tp",))
-        found = Enumeration(rules, 96, A100, None, stages=False)
-        assert {dict(one.axes).get("tp", 1) for one in found} == {1, 2, 4, 8}
+        result = Enumeration(rules, 96, A100, None, stages=False)
+        assert {dict(each.axes).get("tp", 1) for each in result} == {1, 2, 4, 8}
 
     def test_micro_batches_divide_the_batch(self):
         rules = Constraints(("pp", "dp"), fixed={"pp": 2}, micro_batches=(1, 3, 4), chunks=(1, 2))
-        found = list(Enumeration(rules, 4, A100, 24, stages=True))
-        assert {(one.micro_batches, one.chunks) for one in found} == {
+        result = list(Enumeration(rules, 4, A100, 24, stages=True))
+        assert {(each.micro_batches, each.chunks) for each in result} == {
             (12, 1), (12, 2), (4, 1), (4, 2), (3, 1)
         }  # fmt: skip
 
@@ -112,25 +112,26 @@ class TestPlans:
     def test_times_are_those_of_the_plans(self, steps):
         """As another run distributes and simulates them, read from their JSON."""
         step = td.train_step(_gpt(16), **ADAM)
-        labelled = [found for found in steps.plans if not found.row.why]
+        labelled = [result for result in steps.plans if not result.row.why]
         assert len(labelled) == 3 and steps.complete
-        asis = sorted(found.row.why for found in steps.plans if found.row.why)
+        asis = sorted(result.row.why for result in steps.plans if result.row.why)
         assert asis == ["zero:stage=1", "zero:stage=3"]
-        for found in steps.plans:
-            plan = td.strategy.with_updates(step, Plan.from_dict(found.plan.to_dict()))
+        for result in steps.plans:
+            plan = td.strategy.with_updates(step, Plan.from_dict(result.plan.to_dict()))
             program = td.export(td.distribute(step, plan, system=QUICK))
-            assert td.simulate(program, QUICK).time_s == found.time_s
-        times = [found.time_s for found in steps.plans]
+            assert td.simulate(program, QUICK).time_s == result.time_s
+        times = [result.time_s for result in steps.plans]
         assert times == sorted(times)
 
     def test_shares_are_those_of_an_analysis(self, steps):
-        for found in steps.plans:
+        for result in steps.plans:
             busy = max(
-                found.simulated.devices, key=lambda device: device.compute_s + device.exposed_comm_s
+                result.simulated.devices,
+                key=lambda device: device.compute_s + device.exposed_comm_s,
             )
-            compute, comm = found.row.shares
-            assert compute == busy.compute_s / found.time_s
-            assert comm == busy.exposed_comm_s / found.time_s
+            compute, comm = result.row.shares
+            assert compute == busy.compute_s / result.time_s
+            assert comm == busy.exposed_comm_s / result.time_s
             assert 0 < compute < compute + comm <= 1.0 + 1e-9
 
     def test_no_time_is_below_what_is_proved(self, steps):
@@ -176,38 +177,38 @@ class TestPlans:
         """One of the stages of a search before, and one for other devices."""
         rules = Constraints(("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,))
         first = search(_gpt, 4, QUICK, batch=16, train=ADAM, constraints=rules, top=1).plans[0]
-        given = Plan.from_dict(first.plan.to_dict())
-        found = search(_gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", given))
-        assert (found.baseline.time_s, found.baseline.why) == (first.time_s, "mine")
-        assert found.baseline.candidate == first.row.candidate
-        assert [one.plan for one in found.plans if one.row.why == "mine"] == [given]
+        inputs = Plan.from_dict(first.plan.to_dict())
+        result = search(_gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", inputs))
+        assert (result.baseline.time_s, result.baseline.why) == (first.time_s, "mine")
+        assert result.baseline.candidate == first.row.candidate
+        assert [each.plan for each in result.plans if each.row.why == "mine"] == [inputs]
         with pytest.raises(UsageError, match=r"DIST0151 mine: .* for 4 devices, the search for 8"):
-            search(_gpt, 8, QUICK, batch=16, train=ADAM, compare=("mine", given))
+            search(_gpt, 8, QUICK, batch=16, train=ADAM, compare=("mine", inputs))
 
     def test_a_plan_that_does_not_fit_is_compared_with_but_not_given(self):
         step = td.train_step(_gpt(16), **ADAM)
         plan = td.strategy.make_plan(step, "data_parallel", {"dp": 4}, QUICK)
         peak = td.simulate(td.export(td.distribute(step, plan, system=QUICK)), QUICK)
-        found = search(
+        result = search(
             _gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", plan),
             memory_bytes=peak.peak_memory_bytes - 1,
         )  # fmt: skip
-        assert (found.baseline.time_s, found.baseline.state) == (peak.time_s, "memory")
-        assert found.plans and all(one.row.why != "mine" for one in found.plans)
+        assert (result.baseline.time_s, result.baseline.state) == (peak.time_s, "memory")
+        assert result.plans and all(each.row.why != "mine" for each in result.plans)
 
     def test_a_strategy_that_is_better_is_given(self):
         """Where only one placement is searched, another one that is faster comes first."""
         rules = [{"param": "wte.weight", "placement": "R", "stationary": True}]
         keep = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 4}, "rules": rules})
-        found = search(
+        result = search(
             _gpt, 4, QUICK, batch=16, train=ADAM, top=1,
             constraints=Constraints(("tp",), keep=keep),
             compare=("best", lambda mod, mesh, known: td.auto_shard(mod, mesh, known).plan()),
         )  # fmt: skip
-        assert found.baseline is not None and len(found.plans) == 1
-        best = min([row for row in found.rows if row.time_s], key=lambda row: row.time_s)
-        first = found.plans[0].row
-        assert first.time_s == min(best.time_s, found.baseline.time_s)
+        assert result.baseline is not None and len(result.plans) == 1
+        best = min([row for row in result.rows if row.time_s], key=lambda row: row.time_s)
+        first = result.plans[0].row
+        assert first.time_s == min(best.time_s, result.baseline.time_s)
 
     def test_a_bound_cuts_nothing_that_is_better(self, steps):
         cut = search(_gpt, 8, QUICK, batch=16, train=ADAM, top=1)
@@ -215,8 +216,8 @@ class TestPlans:
 
     def test_plans_run_and_are_equal_to_one_device(self, steps):
         step = td.train_step(_gpt(16), **ADAM)
-        found = steps.plans[0]
-        plan = td.strategy.with_updates(step, found.plan)
+        result = steps.plans[0]
+        plan = td.strategy.with_updates(step, result.plan)
         report = td.verify(step, plan, engine="virtual")
         assert report.equal and report.collectives
 
@@ -238,11 +239,11 @@ class TestMicroBatches:
 
     def test_they_are_found_where_the_whole_step_does_not_fit(self, whole):
         limit = int(0.6 * min(row.peak_bytes for row in whole.rows))
-        found = search(_gpt, 4, QUICK, batch=32, train=ADAM, top=99, memory_bytes=limit)
-        assert found.plans and all(one.row.peak_bytes <= limit for one in found.plans)
-        assert {one.row.candidate.stages for one in found.plans} == {1}
-        assert min(one.row.candidate.micro_batches for one in found.plans) > 1
-        best = found.plans[0]
+        result = search(_gpt, 4, QUICK, batch=32, train=ADAM, top=99, memory_bytes=limit)
+        assert result.plans and all(each.row.peak_bytes <= limit for each in result.plans)
+        assert {each.row.candidate.stages for each in result.plans} == {1}
+        assert min(each.row.candidate.micro_batches for each in result.plans) > 1
+        best = result.plans[0]
         step = td.train_step(
             _gpt(32 // best.plan.schedule.micro_batches), schedule=best.plan.schedule, **ADAM
         )
@@ -255,19 +256,19 @@ class TestMicroBatches:
         """Where the whole step does not fit, of all numbers on the mesh of the strategy."""
         text = "pipeline:stages=1,micro_batches={}+zero:stage=2"
         limit = int(0.6 * min(row.peak_bytes for row in whole.rows))
-        found = search(_gpt, 4, QUICK, batch=32, train=ADAM, memory_bytes=limit).plans[0]
+        observed = search(_gpt, 4, QUICK, batch=32, train=ADAM, memory_bytes=limit).plans[0]
         for count in (2, 4, 8):
             result = Study(
                 _gpt(32 // count), strategy=text.format(count), mesh={"dp": 4}, system=QUICK,
                 train=ADAM,
             ).result  # fmt: skip
-            assert result.peak_memory_bytes > limit or found.time_s <= result.time_s
+            assert result.peak_memory_bytes > limit or observed.time_s <= result.time_s
 
     def test_numbers_that_are_given_are_the_only_ones(self):
         rules = Constraints(counts=(2, 8))
-        found = search(_gpt, 4, QUICK, batch=16, train=ADAM, top=99, constraints=rules)
-        assert {one.row.candidate.micro_batches for one in found.plans} == {2, 8}
-        assert {one.row.why for one in found.plans} == {"", "zero:stage=1", "zero:stage=3"}
+        result = search(_gpt, 4, QUICK, batch=16, train=ADAM, top=99, constraints=rules)
+        assert {plan.row.candidate.micro_batches for plan in result.plans} == {2, 8}
+        assert {plan.row.why for plan in result.plans} == {"", "zero:stage=1", "zero:stage=3"}
 
     def test_a_batch_that_is_fixed_is_refused(self):
         with pytest.raises(UsageError, match="DIST0151 micro_batches"):
@@ -275,24 +276,24 @@ class TestMicroBatches:
 
     def test_a_strategy_with_micro_batches_is_compared_with(self):
         text = "pipeline:stages=1,micro_batches=4+zero:stage=1"
-        found = search(
+        observed = search(
             _gpt, 4, QUICK, batch=16, train=ADAM, compare=(text, trials.StrategyMaker(text)),
             constraints=Constraints(("dp",)),
         )  # fmt: skip
         study = Study(
             _gpt(4), strategy=text, mesh={"dp": 4}, system=QUICK, train=ADAM
         )  # fmt: skip
-        assert found.baseline.time_s == study.result.time_s
-        assert found.baseline.candidate.micro_batches == 4
+        assert observed.baseline.time_s == study.result.time_s
+        assert observed.baseline.candidate.micro_batches == 4
 
 
 def test_no_bound_of_a_system_with_fused_kernels_is_above_a_time():
     """Kernels that a profile fuses do not store what is between them."""
-    found = search(_gpt, 4, "dgx-a100-megatron", batch=16, train=ADAM, top=99)
+    result = search(_gpt, 4, "dgx-a100-megatron", batch=16, train=ADAM, top=99)
     wide = td.zoo.gpt(size="gpt2", layers=1, batch=8)
-    assert all(0 < row.least_s <= row.time_s for row in found.rows)
-    found = search(wide, 4, "dgx-h100-megatron", train=ADAM, top=99)
-    assert all(0 < row.least_s <= row.time_s for row in found.rows)
+    assert all(0 < row.least_s <= row.time_s for row in result.rows)
+    result = search(wide, 4, "dgx-h100-megatron", train=ADAM, top=99)
+    assert all(0 < row.least_s <= row.time_s for row in result.rows)
 
 
 class TestStages:
@@ -301,16 +302,16 @@ class TestStages:
     rules = Constraints(("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,))
 
     def test_plans_of_stages_run(self):
-        found = search(_gpt, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=9)
-        assert {one.row.candidate.micro_batches for one in found.plans} == {2, 4}
-        for one in found.plans:
-            schedule = one.plan.schedule
+        result = search(_gpt, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=9)
+        assert {each.row.candidate.micro_batches for each in result.plans} == {2, 4}
+        for each in result.plans:
+            schedule = each.plan.schedule
             model = _gpt(8 // schedule.micro_batches)
             step = td.train_step(model, schedule=schedule, **ADAM)
-            plan = td.strategy.with_updates(step, one.plan)
+            plan = td.strategy.with_updates(step, each.plan)
             assert td.verify(step, plan, engine="virtual").equal
             program = td.export(td.distribute(step, plan, system=QUICK))
-            assert td.simulate(program, QUICK).time_s == one.time_s
+            assert td.simulate(program, QUICK).time_s == each.time_s
 
     def test_what_does_not_fit_is_made_again(self):
         free = search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=self.rules).plans[0]
@@ -318,10 +319,10 @@ class TestStages:
             ("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,), recompute=("none", "full")
         )
         limit = int(0.95 * free.row.peak_bytes)
-        found = search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=rules, memory_bytes=limit)
-        best = found.plans[0]
+        result = search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=rules, memory_bytes=limit)
+        best = result.plans[0]
         assert best.row.candidate.recompute == "full" and best.row.peak_bytes <= limit
-        assert found.space["memory"] == 1
+        assert result.space["memory"] == 1
         assert best.plan.recompute == {"*": "full"}
 
     def test_nothing_that_fits_is_refused(self):
@@ -348,9 +349,9 @@ class TestOutlook:
         assert all(0.2 * row.time_s < row.least_s < row.time_s for row in everything.rows)
 
     def test_what_it_leaves_out_is_no_better(self, everything):
-        found = search(_short, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=1)
-        assert found.space["estimate"] + found.space.get("bound", 0) > 0
-        assert found.plans[0].row == everything.plans[0].row
+        result = search(_short, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=1)
+        assert result.space["estimate"] + result.space.get("bound", 0) > 0
+        assert result.plans[0].row == everything.plans[0].row
 
 
 @pytest.mark.parametrize(
@@ -373,16 +374,16 @@ class TestOutlook:
     ],
 )
 def test_the_fewest_constraints_that_contradict_each_other_are_named(axes, rules, batch, words):
-    given = Constraints(tuple(axes.split(",")), **rules)
+    inputs = Constraints(tuple(axes.split(",")), **rules)
     with pytest.raises(InfeasibleError, match=f"DIST0802 search: no mesh of 4 .*{words}"):
-        search(_gpt, 4, QUICK, batch=batch, train=ADAM, constraints=given)
+        search(_gpt, 4, QUICK, batch=batch, train=ADAM, constraints=inputs)
 
 
 @pytest.mark.parametrize("devices", [24, 96, 960])
 def test_numbers_that_are_no_powers_of_two(devices):
     rules = Constraints(most={"tp": 4}, fixed={"dp": devices // 3})
-    found = search(_gpt, devices, QUICK, batch=devices, constraints=rules, top=1)
-    assert dict(found.plans[0].row.candidate.axes) == {"dp": devices // 3, "tp": 3}
+    result = search(_gpt, devices, QUICK, batch=devices, constraints=rules, top=1)
+    assert dict(result.plans[0].row.candidate.axes) == {"dp": devices // 3, "tp": 3}
 
 
 def test_the_least_that_is_needed_is_said():
@@ -396,8 +397,8 @@ def test_the_least_that_is_needed_is_said():
 
 
 def test_a_module_has_its_own_batch():
-    found = search(td.zoo.vit(size="tiny", batch=8), 4, QUICK)
-    assert found.plans and found.plans[0].row.candidate.schedule is None
+    result = search(td.zoo.vit(size="tiny", batch=8), 4, QUICK)
+    assert result.plans and result.plans[0].row.candidate.schedule is None
     with pytest.raises(UsageError, match="DIST0151"):
         search(td.zoo.vit(size="tiny", batch=8), 4, QUICK, batch=8)
 
@@ -409,11 +410,11 @@ class TestFolder:
         whole = search(_gpt, 4, QUICK, batch=8, train=ADAM)
         make, calls = trials.labeller_of, []
 
-        def interrupted(*given, **more):
-            calls.append(given)
+        def interrupted(*inputs, **more):
+            calls.append(inputs)
             if len(calls) == 2:
                 raise KeyboardInterrupt
-            return make(*given, **more)
+            return make(*inputs, **more)
 
         monkeypatch.setattr(trials, "labeller_of", interrupted)
         folder = Folder(tmp_path, {"what": 1}, resume=False)
@@ -422,7 +423,7 @@ class TestFolder:
         folder = Folder(tmp_path, {"what": 1}, resume=True)
         second = search(_gpt, 4, QUICK, batch=8, train=ADAM, folder=folder)
         assert second.rows == whole.rows and second.complete
-        assert [one.plan for one in second.plans] == [one.plan for one in whole.plans]
+        assert [each.plan for each in second.plans] == [each.plan for each in whole.plans]
         assert len(calls) == 1 + len(whole.rows)  # the first one is not labelled again
 
     def test_other_settings_are_refused(self, tmp_path):
@@ -480,11 +481,11 @@ class TestFolder:
 
     def test_what_is_written_can_be_read(self, tmp_path):
         folder = Folder(tmp_path, {}, resume=False)
-        found = search(_gpt, 4, QUICK, batch=8, folder=folder)
-        paths = folder.finish(found)
+        result = search(_gpt, 4, QUICK, batch=8, folder=folder)
+        paths = folder.finish(result)
         data = json.loads((tmp_path / "search.json").read_text())
-        assert [row["time_s"] for row in data["plans"]] == [one.time_s for one in found.plans]
-        assert [Plan.load(path) for path in paths[1:]] == [one.plan for one in found.plans]
+        assert [row["time_s"] for row in data["plans"]] == [each.time_s for each in result.plans]
+        assert [Plan.load(path) for path in paths[1:]] == [each.plan for each in result.plans]
 
 
 class TestStageDevices:
@@ -506,36 +507,36 @@ class TestStageDevices:
     def test_they_win_where_layers_are_uneven(self, found):
         best = found.plans[0].row.candidate
         assert [math.prod(n for _, n in axes) for axes in best.ranks] == [1, 2]
-        equal = [one for one in found.plans if not one.row.candidate.ranks]
+        equal = [plan for plan in found.plans if not plan.row.candidate.ranks]
         assert equal and equal[0].time_s > found.plans[0].time_s
 
     def test_the_plan_can_be_deployed(self, found, tmp_path):
-        given = found.plans[0].plan
-        model = self.model(16 // given.schedule.micro_batches)
-        step = td.train_step(model, schedule=given.schedule, **ADAM)
-        local = td.distribute(step, td.strategy.with_updates(step, given), system=QUICK)
+        passed = found.plans[0].plan
+        model = self.model(16 // passed.schedule.micro_batches)
+        step = td.train_step(model, schedule=passed.schedule, **ADAM)
+        local = td.distribute(step, td.strategy.with_updates(step, passed), system=QUICK)
         inputs = draw_inputs(step, 3)
         want = td.run(local, inputs, engine="virtual")
         deployed = td.deploy(local, tmp_path / "deployed")
         files = sorted(path.name for path in (tmp_path / "deployed").glob("*.so"))
         assert files == ["main_mesh0.so", "main_mesh1.so"]
-        given = deployed.run(inputs, engine="threads")
-        assert len(given) == len(want) > 2
-        assert all(same_bits(a, b) for a, b in zip(given, want, strict=True))
+        passed = deployed.run(inputs, engine="threads")
+        assert len(passed) == len(want) > 2
+        assert all(same_bits(a, b) for a, b in zip(passed, want, strict=True))
 
     def test_the_plan_is_complete_and_runs_as_one_device(self, found):
         best = found.plans[0]
-        given = Plan.from_dict(best.plan.to_dict())
-        assert [mesh.axes for mesh in given.meshes] == [{"tp": 2}, {"dp": 1}]
-        assert given.schedule.meshes == ("mesh1", "mesh0")
-        model = self.model(16 // given.schedule.micro_batches)
-        step = td.train_step(model, schedule=given.schedule, **ADAM)
-        plan = td.strategy.with_updates(step, given)
+        inputs = Plan.from_dict(best.plan.to_dict())
+        assert [mesh.axes for mesh in inputs.meshes] == [{"tp": 2}, {"dp": 1}]
+        assert inputs.schedule.meshes == ("mesh1", "mesh0")
+        model = self.model(16 // inputs.schedule.micro_batches)
+        step = td.train_step(model, schedule=inputs.schedule, **ADAM)
+        plan = td.strategy.with_updates(step, inputs)
         program = td.export(td.distribute(step, plan, system=QUICK))
         assert td.simulate(program, QUICK).time_s == best.time_s
         report = td.verify(step, plan, engine="threads")
         assert report.equal
-        kinds = {one.kind for one in report.collectives}
+        kinds = {each.kind for each in report.collectives}
         assert "send" in kinds and len(kinds) > 1
 
     def test_no_time_is_below_what_is_proved(self, found):
@@ -548,8 +549,8 @@ class TestStageDevices:
             ("pp", "dp", "tp"), {"tp": 2}, {"pp": 2, "dp": 1}, micro_batches=(4,),
             stage_devices="any",
         )  # fmt: skip
-        found = search(self.model, 3, QUICK, batch=16, train=ADAM, constraints=rules, top=9)
-        assert found.plans and all(one.row.candidate.ranks for one in found.plans)
+        result = search(self.model, 3, QUICK, batch=16, train=ADAM, constraints=rules, top=9)
+        assert result.plans and all(plan.row.candidate.ranks for plan in result.plans)
 
     def test_sizes_are_powers_of_two_and_whole_nodes(self):
         rules = Constraints(("pp", "dp", "tp"), inside_node=("tp",))
@@ -559,8 +560,8 @@ class TestStageDevices:
         assert (("dp", 3), ("tp", 8)) not in kinds and (("dp", 16), ("tp", 2)) in kinds
 
     def test_meshes_begin_at_multiples_of_their_sizes(self):
-        one, four = (("dp", 1),), (("dp", 2), ("tp", 2))
-        candidate = Candidate(one, 4, 8, ranks=(one, four, (("tp", 2),), one))
+        single, four = (("dp", 1),), (("dp", 2), ("tp", 2))
+        candidate = Candidate(single, 4, 8, ranks=(single, four, (("tp", 2),), single))
         meshes = {mesh.name: (mesh.start, dict(mesh.axes)) for mesh in candidate.meshes}
         assert meshes == {
             "mesh0": (0, {"dp": 2, "tp": 2}), "mesh1": (4, {"tp": 2}), "mesh2": (6, {"dp": 1})

@@ -93,8 +93,8 @@ def compare_with_reference(numbers):
             np.testing.assert_array_equal(got.requests.arrival_ps, want.requests.arrival_ps)
             preempted += int(got.preemptions.sum())
             assert got.steps[:, 4].max(initial=0) <= pages
-            kept = sum(p["pages"] for p in engine.prefixes.values())
-            assert engine.free + kept == pages
+            remaining = sum(p["pages"] for p in engine.prefixes.values())
+            assert engine.free + remaining == pages
             if not case[6] and not got.preemptions.any() and requests.prefix_id.max() < 0:
                 assert got.steps[:, 3].sum() == got.requests.input_tokens.sum()
             places += which.tolist()
@@ -162,8 +162,8 @@ def test_the_fewest_requests_in_flight_wait_less(arrivals):
         return seconds(np.concatenate(waits)).mean()
 
     assert wait_s(Replicas(24, "least_requests")) < 0.8 * wait_s(Replicas(24))
-    one, other = (served_by(requests, times, options, Replicas(1, r), users) for r in ROUTERS)
-    np.testing.assert_array_equal(one[0][1].finish_ps, other[0][1].finish_ps)
+    first, other = (served_by(requests, times, options, Replicas(1, r), users) for r in ROUTERS)
+    np.testing.assert_array_equal(first[0][1].finish_ps, other[0][1].finish_ps)
 
 
 def test_an_unknown_router_is_refused():

@@ -156,7 +156,7 @@ def compare_with_exhaustive(spaces):
     """Compare searches with those without bounds; return the choices that bounds cut."""
     cut = 0
     for lengths, levels, apart, devices in spaces:
-        found = [
+        matches = [
             search_serving(
                 "zoo:llama3?size=tiny", devices, SYSTEM, f"poisson:1,{lengths}", levels,
                 schedulers=("continuous:tokens=128", "prefill_first:tokens=512"),
@@ -164,11 +164,11 @@ def compare_with_exhaustive(spaces):
             )
             for bounds in (True, False)
         ]  # fmt: skip
-        best = [r.choices[0].per_device if r.choices else 0.0 for r in found]
+        best = [r.choices[0].per_device if r.choices else 0.0 for r in matches]
         assert best[0] == best[1]
-        cut += len(found[0].cuts)
-        assert len(found[0].choices) + len(found[0].cuts) == len(found[1].choices)
-        for choice in found[1].choices:
+        cut += len(matches[0].cuts)
+        assert len(matches[0].choices) + len(matches[0].cuts) == len(matches[1].choices)
+        for choice in matches[1].choices:
             assert choice.requests_per_s <= choice.bound_per_s
     return cut
 

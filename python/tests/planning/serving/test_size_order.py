@@ -28,26 +28,26 @@ def by_slots(size):
 @pytest.mark.parametrize("kind", [by_tokens, by_slots, lambda size: "one"])
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_range_has_the_sizes_of_its_program(kind, step):
-    asked = set()
+    requests = set()
 
     def sampled(size, before):
-        asked.add((size, before))
+        requests.add((size, before))
         return kind(size // step)
 
     order = SizeOrder(EXPERTS, step, 1, slots=True)
     samples = [(size * step, before) for size, before in SAMPLES]
     ranges = ranges_of(order, samples, sampled, 2, None)
     sizes = np.arange(16 if kind is by_tokens else 2, 3000) * step
-    found = [ranges.kinds[k] for k in ranges.of(sizes).tolist()]
-    assert found == [kind(size // step) for size in sizes.tolist()]
+    matches = [ranges.kinds[k] for k in ranges.of(sizes).tolist()]
+    assert matches == [kind(size // step) for size in sizes.tolist()]
     for number, inside in enumerate(ranges.samples()):
         assert len(inside) >= 5
         assert {kind(size // step) for size, _ in inside} == {ranges.kinds[number]}
-    first = len(asked)
-    asked.clear()
+    first = len(requests)
+    requests.clear()
     again = ranges_of(order, samples, sampled, 2, ranges)
     assert (again.begins, again.kinds) == (ranges.begins, ranges.kinds)
-    assert len(asked) <= first
+    assert len(requests) <= first
 
 
 def test_sizes_without_experts_are_in_order_of_tokens():

@@ -31,7 +31,7 @@ def model(name: str, **options: Any) -> ir.IRModule:
 def traffic(dist: ir.IRModule, least_ndim: int = 3) -> Counter[str]:
     """Bytes that a device sends on a ring for activations, by kind."""
     program = td.export(dist)
-    found: Counter[str] = Counter()
+    matches: Counter[str] = Counter()
     for function, op in program.executed(program.entries[0].function):
         value = function.values[op.outputs[0]] if op.outputs else None
         if op.kind != "collective" or value is None or "float" not in value.dtype:
@@ -40,23 +40,23 @@ def traffic(dist: ir.IRModule, least_ndim: int = 3) -> Counter[str]:
         if len(value.shape) >= least_ndim:
             sent = {"all_reduce": 2 * (n - 1) * b / n, "reduce_scatter": (n - 1) * b}
             sent["collective_permute"] = b
-            found[op.collective] += round(sent.get(op.collective, (n - 1) * b / n))
-    return found
+            matches[op.collective] += round(sent.get(op.collective, (n - 1) * b / n))
+    return matches
 
 
 def per_layer(
     name: str, form: str, n: int, recompute: str | None = None, **options: Any
 ) -> Counter[str]:
     """What one more layer sends."""
-    found = []
+    matches = []
     for layers in (2, 3):
         mod = model(name, layers=layers, **options)
         if recompute is not None:
             mod = td.train_step(mod, optimizer="sgd", rate=1.0, recompute=recompute)
         plan = strategy.make_plan(mod, f"context_parallel:form={form}", {"cp": n})
-        found.append(traffic(td.distribute(mod, plan)))
-    found[1].subtract(found[0])
-    return +found[1]
+        matches.append(traffic(td.distribute(mod, plan)))
+    matches[1].subtract(matches[0])
+    return +matches[1]
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -140,15 +140,15 @@ def test_training_equals_one_device(name: str, form: str, seq: int) -> None:
 def test_training_sends_four_more_all_to_alls() -> None:
     """Per layer, back; logits lie by the vocabulary where their rows become a list of tokens."""
     n, b = 2, 4 * 2 * 32 * 16
-    found = []
+    matches = []
     for layers in (2, 3):
         mod = td.train_step(model("gpt", layers=layers), optimizer="sgd", rate=1.0)
-        found.append(
+        matches.append(
             traffic(td.distribute(mod, strategy.make_plan(mod, "context_parallel", {"cp": n})))
         )
-    found[1].subtract(found[0])
-    assert +found[1] == {"all_to_all": 8 * b * (n - 1) // n**2}
-    assert not found[0]["all_gather"]
+    matches[1].subtract(matches[0])
+    assert +matches[1] == {"all_to_all": 8 * b * (n - 1) // n**2}
+    assert not matches[0]["all_gather"]
 
 
 @pytest.mark.parametrize("n", [2, 4])

@@ -49,8 +49,8 @@ def test_batched_inputs_are_sharded_and_weights_stay() -> None:
 
 
 def test_other_axes_stay_open() -> None:
-    found = placements(module(x="8x4", w="4x4"), tp=4, dp=2)
-    assert found == {"x": "?, S[0]", "w": "?, R"}
+    result = placements(module(x="8x4", w="4x4"), tp=4, dp=2)
+    assert result == {"x": "?, S[0]", "w": "?, R"}
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_what_is_data(attrs: Any, params: dict[str, str], data: list[int]) -> No
 
 
 def test_a_symbolic_batch_is_shared_by_the_inputs_of_the_same_symbol() -> None:
-    found = placements(module({"num_input": 3}, x="nx4", y="nx2", z="8x4"))
-    assert found == {"x": "S[0]", "y": "S[0]", "z": "R"}
+    result = placements(module({"num_input": 3}, x="nx4", y="nx2", z="8x4"))
+    assert result == {"x": "S[0]", "y": "S[0]", "z": "R"}
 
 
 def test_an_entry_of_another_name_and_several_entries() -> None:
     assert placements(module(name="forward", x="8")) == {"x": "S[0]"}
-    one, two = module(name="a", x="8"), module(name="b", y="4")
-    both = ir.IRModule({**dict(one.functions.items()), **dict(two.functions.items())})
+    single, two = module(name="a", x="8"), module(name="b", y="4")
+    both = ir.IRModule({**dict(single.functions.items()), **dict(two.functions.items())})
     plan = strategy.data_parallel(both, {"dp": 2})
     assert [(rule.name, rule.function) for rule in plan.rules] == [("x", "a"), ("y", "b")]
 

@@ -63,9 +63,11 @@ def products(*kinds: str) -> ir.IRModule:
 def test_stacked_weights_are_experts_whatever_they_are_called() -> None:
     """The weights of the zoo's experts, in every layer, and nothing else but the batch."""
     mod = load()
-    found = sharded(mod, strategy.make_plan(mod, "expert_parallel", {"ep": 4}))
-    wanted = {f"layers.{i}.mlp.{kind}_proj": 0 for i in range(2) for kind in ("gate", "up", "down")}
-    assert found == {"input_ids": 0, **wanted}
+    result = sharded(mod, strategy.make_plan(mod, "expert_parallel", {"ep": 4}))
+    expected = {
+        f"layers.{i}.mlp.{kind}_proj": 0 for i in range(2) for kind in ("gate", "up", "down")
+    }
+    assert result == {"input_ids": 0, **expected}
 
 
 @pytest.mark.parametrize("kind", ["matmul", "transposed", "einsum"])
@@ -102,12 +104,12 @@ def test_tokens_go_and_come_back_by_all_to_all(experts: int) -> None:
 def test_each_device_holds_its_experts() -> None:
     mod = load()
     main = td.distribute(mod, strategy.make_plan(mod, "expert_parallel", {"ep": 4}))["main"]
-    names = [str(one["name"]) for one in main.attrs["dist.io"]["inputs"]]
+    names = [str(each["name"]) for each in main.attrs["dist.io"]["inputs"]]
     for name, whole, param in zip(names, mod["main"].params, main.params, strict=True):
-        shape, held = [[int(n) for n in var.ty.shape] for var in (whole, param)]
+        shape, stored = [[int(n) for n in var.ty.shape] for var in (whole, param)]
         is_expert = ".mlp." in name and "router" not in name
         cut = is_expert or name == "input_ids"
-        assert held == ([shape[0] // 4, *shape[1:]] if cut else shape), name
+        assert stored == ([shape[0] // 4, *shape[1:]] if cut else shape), name
 
 
 @pytest.mark.parametrize(
@@ -154,8 +156,8 @@ def test_batch_and_experts_that_do_not_divide_are_told_at_once() -> None:
     with pytest.raises(PlanError) as info:
         strategy.expert_parallel(mod, {"ep": 3})
     assert info.value.code == "DIST0234"
-    found = [(v.place, v.what.split(" 4 is")[0]) for v in info.value.violations]
-    assert found == [
+    matches = [(v.place, v.what.split(" 4 is")[0]) for v in info.value.violations]
+    assert matches == [
         ("main/x", "the batch"),
         ("main/w0", "the number of experts"),
         ("main/w1", "the number of experts"),

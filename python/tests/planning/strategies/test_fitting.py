@@ -39,19 +39,19 @@ def test_what_is_measured_too_much_is_taken_off_the_bound() -> None:
     """Megatron without sequence parallelism leaves what lies between layers whole."""
     most, least = (_peak(_make(policy)) for policy in ("none", "full"))
     bound = (most + least) // 2
-    said = f"auto:memory_gib={bound / GIB!r},activations=2,weights=2"
-    assert _peak(_make(said)) > bound
-    step, plan = fitted(_make, _planned, said, "dgx-a100")
+    message = f"auto:memory_gib={bound / GIB!r},activations=2,weights=2"
+    assert _peak(_make(message)) > bound
+    step, plan = fitted(_make, _planned, message, "dgx-a100")
     assert least <= _peak(step) <= bound
     assert plan.recompute == _planned(step).recompute != {}
 
 
 def test_what_no_choice_holds_is_said_by_name() -> None:
     """The same step whatever is said: all attempts are made, then the least is named."""
-    step, said = td.train_step(tower(1, 2), "mse"), list[Any]()
+    step, message = td.train_step(tower(1, 2), "mse"), list[Any]()
 
     def make(recompute: Any) -> Any:
-        said.append(recompute)
+        message.append(recompute)
         return step
 
     def planned(mod: Any) -> Any:
@@ -59,13 +59,15 @@ def test_what_no_choice_holds_is_said_by_name() -> None:
 
     with pytest.raises(InfeasibleError, match=r"DIST0803.*measured in 7 choices"):
         fitted(make, planned, "auto:memory_gib=1e-6,activations=2")
-    assert [text.partition(":")[0] for text in said] == [*["auto"] * 5, "selective", "full"]
-    assert said[4] == f"auto:memory_gib={int(1e-6 * GIB) / GIB!r},activations=1,weights=1"
+    assert [text.partition(":")[0] for text in message] == [*["auto"] * 5, "selective", "full"]
+    assert message[4] == f"auto:memory_gib={int(1e-6 * GIB) / GIB!r},activations=1,weights=1"
 
 
 def test_other_policies_are_taken_as_they_are() -> None:
-    made = []
-    step, plan = fitted(lambda said: made.append(said) or _make(said), _planned, "layer=full")
-    assert made == ["layer=full"]
+    created = []
+    step, plan = fitted(
+        lambda messages: created.append(messages) or _make(messages), _planned, "layer=full"
+    )
+    assert created == ["layer=full"]
     assert plan.recompute["layer"] == "full"
     assert step is not None

@@ -160,10 +160,10 @@ def test_sources_are_the_interleaved_order() -> None:
     segments = Segments(0, (8, 4, 4), 4)
     rows = np.arange(16)
     parts = [np.split(part, 4) for part in np.split(rows, [8, 12])]
-    wanted = np.concatenate([part[i] for i in range(4) for part in parts])
+    expected = np.concatenate([part[i] for i in range(4) for part in parts])
     for start, stop in ((0, 16), (4, 8), (3, 9), (15, 16)):
         pieces = [rows[a:b] for a, b in segments.sources(start, stop)]
-        assert np.array_equal(np.concatenate(pieces), wanted[start:stop])
+        assert np.array_equal(np.concatenate(pieces), expected[start:stop])
 
 
 def test_damaged_segments_are_refused() -> None:

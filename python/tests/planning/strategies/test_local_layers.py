@@ -43,12 +43,12 @@ def model(
     tower = None
     if nested:
         h = relax.Var("h", relax.TensorType(shape, "float32"))
-        own = [
+        local = [
             relax.Var(f"w{i}", relax.TensorType((width, width), "float32")) for i in range(DEPTH)
         ]
-        with builder.function("tower", [h, *own], private=True):
+        with builder.function("tower", [h, *local], private=True):
             with builder.dataflow():
-                out = builder.emit_output(layers(h, own))
+                out = builder.emit_output(layers(h, local))
             builder.emit_func_output(out)
         tower = builder.get().get_global_vars()[0]
     with builder.function("main", [*inputs, *weights.values()], attrs=attrs):

@@ -36,12 +36,12 @@ def placements(plan: Plan) -> dict[str, str]:
     return {r.name: labels_text(r.placement) for r in plan.rules if r.kind == "param"}
 
 
-def check_roles(found: dict[str, str], wanted: dict[str, str]) -> None:
+def check_roles(matches: dict[str, str], expected: dict[str, str]) -> None:
     """Every parameter lies as the one pattern that fits it says; the others are whole."""
-    for name, placement in found.items():
-        fitting = [p for pattern, p in wanted.items() if match_name(pattern, name)]
+    for name, placement in matches.items():
+        fitting = [p for pattern, p in expected.items() if match_name(pattern, name)]
         assert [placement] == (fitting or ["R"]), name
-    assert all(any(match_name(pattern, name) for name in found) for pattern in wanted)
+    assert all(any(match_name(pattern, name) for name in matches) for pattern in expected)
 
 
 GPT = {
@@ -62,7 +62,7 @@ def test_gpt_of_the_zoo_keeps_out_in(nested: int) -> None:
 @pytest.mark.parametrize("nested", [0, 1])
 def test_llama_of_the_zoo(nested: int) -> None:
     mod = zoo.llama(size="tiny", nested=nested)
-    wanted = {
+    expected = {
         "embed_tokens.weight": "S[0]",
         "lm_head.weight": "S[0]",
         "layers.*.self_attn.[qkv]_proj.weight": "S[0]",
@@ -71,7 +71,7 @@ def test_llama_of_the_zoo(nested: int) -> None:
         "layers.*.mlp.up_proj.weight": "S[0]",
         "layers.*.mlp.down_proj.weight": "S[1]",
     }
-    check_roles(placements(strategy.megatron(mod, {"tp": 4})), wanted)
+    check_roles(placements(strategy.megatron(mod, {"tp": 4})), expected)
 
 
 def onnx_gpt2(path: Path, fused_qkv: bool) -> ir.IRModule:
@@ -87,7 +87,7 @@ def onnx_gpt2(path: Path, fused_qkv: bool) -> ir.IRModule:
 
 
 def test_gpt2_from_onnx_keeps_in_out(tmp_path: Path) -> None:
-    wanted = {
+    expected = {
         "wte.weight": "S[0]",
         "h.*.attn.[qkv]_proj.weight": "S[1]",
         "h.*.attn.[qkv]_proj.bias": "S[0]",
@@ -97,12 +97,12 @@ def test_gpt2_from_onnx_keeps_in_out(tmp_path: Path) -> None:
         "h.*.mlp.down_proj.weight": "S[0]",
     }
     mod = onnx_gpt2(tmp_path / "g.onnx", fused_qkv=False)
-    check_roles(placements(strategy.megatron(mod, {"tp": 4})), wanted)
+    check_roles(placements(strategy.megatron(mod, {"tp": 4})), expected)
 
 
 def test_gpt2_with_one_projection_to_query_key_value(tmp_path: Path) -> None:
     mod = onnx_gpt2(tmp_path / "g.onnx", fused_qkv=True)
-    wanted = {
+    expected = {
         "wte.weight": "S[0]",
         "h.*.attn.c_attn.weight": "S[1]",
         "h.*.attn.c_attn.bias": "S[0]",
@@ -112,7 +112,7 @@ def test_gpt2_with_one_projection_to_query_key_value(tmp_path: Path) -> None:
         "h.*.mlp.c_proj.weight": "S[0]",
     }
     plan = strategy.megatron(mod, {"tp": 4})
-    check_roles(placements(plan), wanted)
+    check_roles(placements(plan), expected)
     fused = [rule for rule in plan.rules if "c_attn" in rule.name]
     assert all(len(rule.segments) == 3 and len(set(rule.segments)) == 1 for rule in fused)
     assert td.verify(mod, plan).equal
@@ -187,9 +187,9 @@ def test_sequence_parallel_cuts_what_enters_a_layer_and_what_goes_on_inside() ->
     plan = strategy.megatron(mod, {"tp": 2}, sequence=True)
     extra = [rule for rule in plan.rules if rule.kind != "param"]
     assert {rule.placement for rule in extra} == {(1,)}
-    found = {(r.kind, r.name, r.function, r.index, r.arg) for r in extra}
+    matches = {(r.kind, r.name, r.function, r.index, r.arg) for r in extra}
     inside = [("value", n, "layer", None, None) for n in _adds_of_whole_activations(mod, "layer")]
-    assert found == {("call", "layer", None, None, 0), *inside}
+    assert matches == {("call", "layer", None, None, 0), *inside}
     assert len(inside) == 2
 
 
@@ -285,10 +285,10 @@ def test_roles_by_name(name: str, role: Any) -> None:
 
 def _renamed(names: dict[str, str]) -> ir.IRModule:
     main = Block["main"]
-    given = [names.get(str(p.name), str(p.name)) for p in main.params]
+    inputs = [names.get(str(p.name), str(p.name)) for p in main.params]
     out = ir.IRModule(dict(Block.functions.items()))
     (gv,) = [g for g in out.get_global_vars() if not is_private(out[g])]
-    out.update_func(gv, main.with_attr("dist.param_names", given))
+    out.update_func(gv, main.with_attr("dist.param_names", inputs))
     return out
 
 
@@ -324,9 +324,9 @@ def test_models_that_do_not_fit(build: Any, axes: int, code: str, words: str) ->
 def test_uneven_sequences_equal_one_device(model: str, seq: int, mesh: dict[str, int]) -> None:
     """The parts that each device keeps are padded, gathered again and sent between stages so."""
     heads = {"kv_heads": 2} if model == "llama" else {}
-    given = zoo.build(model, {"size": "tiny", "seq": seq, "batch": 2, "vocab": 64, **heads})
+    inputs = zoo.build(model, {"size": "tiny", "seq": seq, "batch": 2, "vocab": 64, **heads})
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2} if "pp" in mesh else None
-    step = td.train_step(given, "cross_entropy", "sgd", schedule=schedule)
+    step = td.train_step(inputs, "cross_entropy", "sgd", schedule=schedule)
     first = {"pp": "pipeline:micro_batches=2+", "dp": "data_parallel+"}.get(next(iter(mesh)), "")
     plan = strategy.make_plan(step, f"{first}megatron:sequence=1", mesh)
     assert plan.regather
@@ -408,9 +408,9 @@ def test_fewer_heads_of_keys_than_devices_lie_on_groups(
     report = verify(mod, plan, engine="virtual")
     assert report.equal
     if gathers is not None:
-        found = {(c.kind, c.mesh_axis): c.count for c in report.collectives}
-        assert found.get(("all_gather", "tp_copies"), 0) == gathers  # of queries, one per layer
-        assert found["all_reduce", ",".join(axes)] == 5
+        matches = {(c.kind, c.mesh_axis): c.count for c in report.collectives}
+        assert matches.get(("all_gather", "tp_copies"), 0) == gathers  # of queries, one per layer
+        assert matches["all_reduce", ",".join(axes)] == 5
         weights = {r.name: labels_text(r.placement) for r in plan.rules}
         both = ", ".join(["S[0]"] * len(axes))
         assert all(p == both for n, p in weights.items() if n.endswith("q_proj.weight"))
@@ -431,9 +431,9 @@ def test_the_widths_of_stacked_experts_are_cut(entry: str) -> None:
     """The weights of experts, (experts, in, out), are cut by columns and rows; routers are not."""
     mod = td.load_model(f"zoo:mixtral?size=tiny,capacity_factor=0{entry}").mod
     plan = strategy.make_plan(mod, "megatron", {"tp": 2})
-    found = placements(plan)
+    result = placements(plan)
     for part, label in (("gate", "S[2]"), ("up", "S[2]"), ("down", "S[1]")):
-        names = [n for n in found if n.endswith(f"mlp.{part}_proj")]
-        assert len(names) == 2 and {found[n] for n in names} == {label}
-    assert {found[n] for n in found if n.endswith("router.weight")} == {"R"}
+        names = [n for n in result if n.endswith(f"mlp.{part}_proj")]
+        assert len(names) == 2 and {result[n] for n in names} == {label}
+    assert {result[n] for n in result if n.endswith("router.weight")} == {"R"}
     assert td.verify(mod, plan).equal

@@ -55,9 +55,9 @@ def test_a_plan_is_edited_and_given_back(tmp_path: Path) -> None:
     assert again == plan
     data = {**plan.to_dict(), "schedule": {"kind": "gpipe", "stages": 2, "micro_batches": 2}}
     annotated = AnnotateSharding(Plan.from_dict(data))(_step())
-    found = Pipeline.of(annotated)
-    assert found is not None
-    assert found.schedule.kind == "gpipe"
+    result = Pipeline.of(annotated)
+    assert result is not None
+    assert result.schedule.kind == "gpipe"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_megatron_reduces_four_times_per_layer_and_micro_batch(
         "all_gather": (6 * layers + 3) * micros,
         "reduce_scatter": (4 * layers + 2) * micros,
     }
-    for words, wanted in (
+    for words, expected in (
         ("megatron", {"all_reduce": (4 * layers + 1) * micros}),
         ("megatron:sequence=1", per_layer),
     ):
@@ -143,10 +143,10 @@ def test_megatron_reduces_four_times_per_layer_and_micro_batch(
                     yield from executed(op.callee)
                 yield op
 
-        found = Counter(
+        result = Counter(
             op.collective
             for entry in program.entries
             for op in executed(entry.function)
             if op.kind == "collective" and op.payload_bytes >= moved
         )
-        assert found == wanted
+        assert result == expected

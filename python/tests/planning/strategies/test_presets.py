@@ -43,16 +43,16 @@ def step(reread: bool = False) -> ir.IRModule:
 
 def held_bytes(dist: ir.IRModule) -> dict[str, tuple[int, int]]:
     """Bytes of the weights and of their states, on a device and whole."""
-    held: dict[str, Counter[str]] = {"weights": Counter(), "states": Counter()}
+    stored: dict[str, Counter[str]] = {"weights": Counter(), "states": Counter()}
     io = dist["main"].attrs["dist.io"]
     for item, param in zip(io["inputs"], dist["main"].params, strict=True):
         name = str(item["name"])
         if item["role"] != "weight" or not item["shape"]:
             continue
         kind = "states" if name.endswith((".m", ".v")) else "weights"
-        held[kind]["device"] += 4 * math.prod(int(n) for n in param.ty.shape)
-        held[kind]["whole"] += 4 * math.prod(int(n) for n in item["shape"])
-    return {kind: (found["device"], found["whole"]) for kind, found in held.items()}
+        stored[kind]["device"] += 4 * math.prod(int(n) for n in param.ty.shape)
+        stored[kind]["whole"] += 4 * math.prod(int(n) for n in item["shape"])
+    return {kind: (result["device"], result["whole"]) for kind, result in stored.items()}
 
 
 def collectives(dist: ir.IRModule) -> Iterator[Any]:
@@ -64,7 +64,7 @@ def collectives(dist: ir.IRModule) -> Iterator[Any]:
 
 def wire_bytes(dist: ir.IRModule) -> Counter[tuple[str, tuple[int, ...]]]:
     """Bytes that a device sends on a ring, by kind and mesh axes."""
-    found: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    matches: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for op in collectives(dist):
         n, b = op.group_size, op.payload_bytes
         sent = {
@@ -73,8 +73,8 @@ def wire_bytes(dist: ir.IRModule) -> Counter[tuple[str, tuple[int, ...]]]:
             "reduce_scatter": (n - 1) * b,
             "all_to_all": (n - 1) * b / n,
         }[op.collective]
-        found[op.collective, tuple(op.mesh_axes)] += round(sent)
-    return found
+        matches[op.collective, tuple(op.mesh_axes)] += round(sent)
+    return matches
 
 
 @pytest.mark.parametrize("name", REPLICATED)
@@ -85,9 +85,9 @@ def test_stages_one_and_two_store_states_in_parts(name: str) -> None:
     weights, states = held_bytes(dist).values()
     assert weights[0] == weights[1]
     assert states == (2 * weights[1] // n, 2 * weights[1])
-    found = wire_bytes(dist)
-    assert found["all_gather", (0,)] == found["reduce_scatter", (0,)] == weights[1] * (n - 1) / n
-    assert found["all_reduce", (0,)] + 2 * weights[1] * (n - 1) / n <= found.total() + LOSS
+    result = wire_bytes(dist)
+    assert result["all_gather", (0,)] == result["reduce_scatter", (0,)] == weights[1] * (n - 1) / n
+    assert result["all_reduce", (0,)] + 2 * weights[1] * (n - 1) / n <= result.total() + LOSS
     kinds = Counter(op.collective for op in collectives(dist))
     count = 16 * LAYERS + 4
     assert kinds["all_gather"] == kinds["reduce_scatter"] == count
@@ -102,12 +102,12 @@ def test_stage_three_stores_everything_in_parts(name: str, reread: bool) -> None
     weights, states = held_bytes(dist).values()
     assert weights[0] == weights[1] // n
     assert states == (2 * weights[1] // n, 2 * weights[1])
-    found = wire_bytes(dist)
+    result = wire_bytes(dist)
     again = OF_LAYERS + (OF_MAIN if reread else 0)
-    assert found["all_gather", (0,)] == (weights[1] + again) * (n - 1) / n
-    assert found["reduce_scatter", (0,)] == weights[1] * (n - 1) / n
-    assert found["all_reduce", (0,)] <= 2 * LOSS
-    assert found["all_to_all", (0,)] <= GPT["positions"] * HIDDEN  # the table of positions, turned
+    assert result["all_gather", (0,)] == (weights[1] + again) * (n - 1) / n
+    assert result["reduce_scatter", (0,)] == weights[1] * (n - 1) / n
+    assert result["all_reduce", (0,)] <= 2 * LOSS
+    assert result["all_to_all", (0,)] <= GPT["positions"] * HIDDEN  # the table of positions, turned
 
 
 def test_hybrid_sharding_reduces_the_parts_over_the_replicas() -> None:
@@ -117,10 +117,10 @@ def test_hybrid_sharding_reduces_the_parts_over_the_replicas() -> None:
     weights, states = held_bytes(dist).values()
     assert weights[0] == weights[1] // n
     assert states[0] == 2 * weights[1] // n
-    found = wire_bytes(dist)
-    assert found["all_gather", (1,)] == (weights[1] + OF_LAYERS) * (n - 1) / n
-    assert found["reduce_scatter", (1,)] == weights[1] * (n - 1) / n
-    assert found["all_reduce", (0,)] == 2 * (m - 1) / m * weights[1] / n
+    result = wire_bytes(dist)
+    assert result["all_gather", (1,)] == (weights[1] + OF_LAYERS) * (n - 1) / n
+    assert result["reduce_scatter", (1,)] == weights[1] * (n - 1) / n
+    assert result["all_reduce", (0,)] == 2 * (m - 1) / m * weights[1] / n
     by_parts = strategy.make_plan(mod, "data_parallel:axis=pod+zero", {"pod": m, "dp": n})
     assert set(plan.rules) == set(by_parts.rules)
 
@@ -138,8 +138,8 @@ def test_hybrid_sharding_reduces_the_parts_over_the_replicas() -> None:
 )
 def test_presets_are_stages_of_zero(text: str, same: str) -> None:
     mod, mesh = step(), {"dp": 2, "tp": 2}
-    made, wanted = (strategy.make_plan(mod, one, mesh) for one in (text, same))
-    assert made == wanted
+    created, expected = (strategy.make_plan(mod, each, mesh) for each in (text, same))
+    assert created == expected
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def model(name: str, layers: int = 1, train: bool = False, **options: Any) -> ir
 
 def of_a_layer(name: str, text: str, train: bool = False) -> Counter[str]:
     """Collectives of activations that one more layer adds, by kind."""
-    found = []
+    matches = []
     for layers in (2, 3):
         mod = model(name, layers, train)
         dist = td.distribute(mod, strategy.make_plan(mod, text, {"tp": 2}))
@@ -39,18 +39,18 @@ def of_a_layer(name: str, text: str, train: bool = False) -> Counter[str]:
         for function, op in program.executed(program.entries[0].function):
             if op.kind == "collective" and len(function.values[op.outputs[0]].shape) > 2:
                 count[op.collective] += 1
-        found.append(count)
-    found[1].subtract(found[0])
-    return +found[1]
+        matches.append(count)
+    matches[1].subtract(matches[0])
+    return +matches[1]
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_it_finds_what_megatrons_names_say(name: str) -> None:
     """Two gathers and two scatters forward, as many back, and the first two gathers again."""
     for train, times in ((False, 1), (True, 3)):
-        found = of_a_layer(name, "megatron+sequence", train)
-        assert found == {"all_gather": 2 * times, "reduce_scatter": 4 if train else 2}
-        assert found == of_a_layer(name, "megatron:sequence=1", train)
+        result = of_a_layer(name, "megatron+sequence", train)
+        assert result == {"all_gather": 2 * times, "reduce_scatter": 4 if train else 2}
+        assert result == of_a_layer(name, "megatron:sequence=1", train)
 
 
 def test_on_a_model_whose_norms_come_last() -> None:

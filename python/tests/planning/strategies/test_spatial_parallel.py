@@ -17,9 +17,9 @@ RESNET = "zoo:resnet?size=tiny,depth=10,width=4,image=48"
 def test_images_are_cut_and_weights_stay() -> None:
     mod = td.load_model("zoo:unet?size=tiny").mod
     plan = strategy.make_plan(mod, "spatial_parallel:dim=3", {"sp": 2})
-    found = {rule.name: labels_text(rule.placement) for rule in plan.rules}
-    assert (found["sample"], found["timesteps"], found["text"]) == ("S[3]", "R", "R")
-    assert {found[name] for name in found if "weight" in name} == {"R"}
+    matches = {rule.name: labels_text(rule.placement) for rule in plan.rules}
+    assert (matches["sample"], matches["timesteps"], matches["text"]) == ("S[3]", "R", "R")
+    assert {matches[name] for name in matches if "weight" in name} == {"R"}
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_a_resnet_is_verified(text: str, axes: dict[str, int]) -> None:
     plan = strategy.make_plan(mod, text, axes)
     assert td.verify(mod, plan, engine="virtual").equal
     program = td.export(td.distribute(mod, plan))
-    found = td.simulate(program, td.System.load("dgx-a100")).collectives
-    assert {c.mesh_axis for c in found if c.kind == "collective_permute"} == set(axes) - {"dp"}
+    result = td.simulate(program, td.System.load("dgx-a100")).collectives
+    assert {c.mesh_axis for c in result if c.kind == "collective_permute"} == set(axes) - {"dp"}
 
 
 @pytest.mark.parametrize(

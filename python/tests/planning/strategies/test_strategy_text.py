@@ -132,10 +132,10 @@ def test_two_strategies_on_one_axis_contradict(columns: object) -> None:
 
 
 def test_plans_for_different_meshes_do_not_merge() -> None:
-    one = Plan((MESH,), ())
+    single = Plan((MESH,), ())
     other = Plan((MeshSpec("mesh0", {"dp": 2}),), ())
     with pytest.raises(PlanError, match="DIST0232"):
-        strategy.merge([("a", one), ("b", other)])
+        strategy.merge([("a", single), ("b", other)])
 
 
 def test_registering_is_checked(columns: object) -> None:

@@ -128,35 +128,35 @@ def labels(plan: Plan) -> list[tuple[Any, ...]]:
 def test_zoo_models_stay_within_the_bounds_and_megatrons_bytes(name: str, devices: int) -> None:
     """Measured on the lowered module, against one device and against Megatron."""
     mod = ZOO[name]()
-    found = simulated(mod, plan_of(mod, devices))
+    result = simulated(mod, plan_of(mod, devices))
     alone = simulated(mod, strategy.make_plan(mod, "tensor_parallel", {"tp": 1}))
     assert not alone.collectives
-    for device in found.devices:
+    for device in result.devices:
         assert device.param_bytes * devices <= 1.1 * alone.devices[0].param_bytes
         assert device.flops * devices <= 1.1 * alone.devices[0].flops
     megatron = simulated(mod, strategy.make_plan(mod, "megatron", {"tp": devices}))
-    assert 0 < wire_bytes(found) <= wire_bytes(megatron)
+    assert 0 < wire_bytes(result) <= wire_bytes(megatron)
 
 
 @pytest.mark.parametrize("layers", [2, 3])
 def test_gpt_moves_the_bytes_of_megatron(layers: int) -> None:
     """Where the slack is too small to be spent, the optimum is Megatron's."""
     mod = td.zoo.gpt(**{**GPT, "layers": layers})
-    found = simulated(mod, plan_of(mod, 4))
+    result = simulated(mod, plan_of(mod, 4))
     megatron = simulated(mod, strategy.make_plan(mod, "megatron", {"tp": 4}))
-    assert wire_bytes(found) == wire_bytes(megatron) > 0
+    assert wire_bytes(result) == wire_bytes(megatron) > 0
 
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_llama_moves_half_an_all_reduce_less_than_megatron(devices: int) -> None:
     """The token table is cut by columns: its rows are gathered, where Megatron sums them."""
     mod = ZOO["llama"]()
-    found = simulated(mod, plan_of(mod, devices, "tensor_parallel:slack=1"))
+    result = simulated(mod, plan_of(mod, devices, "tensor_parallel:slack=1"))
     megatron = simulated(mod, strategy.make_plan(mod, "megatron", {"tp": devices}))
     batch, seq, hidden = 16, 16, 64
     gathered_bytes = 4 * batch * seq * hidden * (devices - 1) // devices
     assert wire_bytes(megatron) == 2 * 5 * gathered_bytes
-    assert wire_bytes(found) == wire_bytes(megatron) - gathered_bytes
+    assert wire_bytes(result) == wire_bytes(megatron) - gathered_bytes
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -168,20 +168,20 @@ def test_other_models_of_the_zoo_stay_within_the_bounds(name: str, devices: int)
     bounds = bounds_of(mod, devices)
     data = int(mod["main"].attrs["num_input"])
     pairs = zip(lowered["main"].attrs["dist.io"]["inputs"], lowered["main"].params, strict=True)
-    held = sum(
+    stored = sum(
         4 * math.prod(int(n) for n in param.ty.shape)
         for item, param in pairs
         if int(item["index"]) >= data
     )
-    assert held <= bounds.param_bytes
+    assert stored <= bounds.param_bytes
     whole = sum(4 * math.prod(int(n) for n in p.ty.shape) for p in mod["main"].params[data:])
-    assert held * devices <= 1.2 * whole
+    assert stored * devices <= 1.2 * whole
     alone = simulated(mod, strategy.make_plan(mod, "data_parallel", {"dp": 1}))
-    found = td.simulate(td.export(lowered), td.System.load("dgx-a100"))
+    result = td.simulate(td.export(lowered), td.System.load("dgx-a100"))
     assert not bounds.whole_flops
-    for device in found.devices:
+    for device in result.devices:
         assert device.flops * devices <= 1.1 * alone.devices[0].flops
-    assert wire_bytes(found) > 0
+    assert wire_bytes(result) > 0
 
 
 def test_dims_that_others_use_up_are_avoided() -> None:
@@ -263,8 +263,8 @@ def test_the_search_finds_what_exhaustion_finds(name: str, count: int, devices: 
     mod = SMALL[name]
     explorer = PlacementSearch(mod, "tp", devices, {"main": range(1, count + 1)})
     bounds = equal_shares(explorer, devices)
-    found, _ = search(explorer, bounds)
-    assert bounds.excess(found.footprint) == 0
+    result, _ = search(explorer, bounds)
+    assert bounds.excess(result.footprint) == 0
     choices = [[WHOLE, *range(len(mod["main"].params[i].ty.shape))] for i in range(1, count + 1)]
     best = None
     for combination in itertools.product(*choices):
@@ -272,7 +272,7 @@ def test_the_search_finds_what_exhaustion_finds(name: str, count: int, devices: 
         trial = explorer.settled(placed, Costs(memory=1)).footprint
         if bounds.excess(trial) == 0 and (best is None or trial.wire_bytes < best):
             best = trial.wire_bytes
-    assert best is not None and found.footprint.wire_bytes <= best
+    assert best is not None and result.footprint.wire_bytes <= best
 
 
 def test_ops_on_light_weights_divide_the_batch() -> None:
@@ -319,8 +319,8 @@ def test_weights_that_no_op_takes_cut_are_stored_cut() -> None:
     data, stored, used = (r for r in plan.rules if r.kind == "param")
     assert (stored.placement, stored.stationary) == ((0,), False)
     assert used.stationary and not data.stationary
-    held = sum(d.param_bytes for d in simulated(mod, plan).devices[:1])
-    assert 4 * held <= 1.1 * 4 * (32 * 8 * 9 + 32 * 8)
+    contents = sum(d.param_bytes for d in simulated(mod, plan).devices[:1])
+    assert 4 * contents <= 1.1 * 4 * (32 * 8 * 9 + 32 * 8)
     moved = {c.kind: c.count for c in simulated(mod, plan).collectives}
     assert moved["all_gather"] >= 1
     report = td.verify(mod, plan, engine="virtual")

@@ -45,13 +45,13 @@ def test_bundled_models_stay_within_the_bounds(name: str, devices: int) -> None:
         warnings.simplefilter("error", UserWarning)
         plan = strategy.make_plan(mod, "tensor_parallel", {"tp": devices})
     system = td.System.load("dgx-a100")
-    found = td.simulate(td.export(td.distribute(mod, plan)), system)
+    result = td.simulate(td.export(td.distribute(mod, plan)), system)
     alone = strategy.make_plan(mod, "tensor_parallel", {"tp": 1})
     whole = td.simulate(td.export(td.distribute(mod, alone)), system).devices[0]
-    for device in found.devices:
+    for device in result.devices:
         assert device.param_bytes * devices <= 1.1 * whole.param_bytes
         assert device.flops * devices <= 1.1 * whole.flops
-    assert not found.unmodelled_ops
+    assert not result.unmodelled_ops
 
 
 def test_a_bundled_model_is_verified() -> None:

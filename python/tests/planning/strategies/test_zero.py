@@ -55,7 +55,7 @@ def of_matrices(dist: ir.IRModule) -> Counter[tuple[str, tuple[int, ...]]]:
 
 def held_shares(dist: ir.IRModule) -> dict[str, float]:
     """Part of the weights and of the states that a device holds."""
-    held: Counter[str] = Counter()
+    stored: Counter[str] = Counter()
     whole: Counter[str] = Counter()
     inputs = dist["main"].attrs["dist.io"]["inputs"]
     for item, param in zip(inputs, dist["main"].params, strict=True):
@@ -63,9 +63,9 @@ def held_shares(dist: ir.IRModule) -> dict[str, float]:
         kind = "states" if name.endswith((".m", ".v", ".momentum")) else "weights"
         if name in ("input_ids", "images", "x", "targets", "step"):
             continue
-        held[kind] += math.prod(int(n) for n in param.ty.shape)
+        stored[kind] += math.prod(int(n) for n in param.ty.shape)
         whole[kind] += math.prod(int(n) for n in item["shape"])
-    return {kind: held[kind] / whole[kind] for kind in whole}
+    return {kind: stored[kind] / whole[kind] for kind in whole}
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_what_each_stage_stores_and_sends(stage: int, weights: float) -> None:
     """
     dist = distributed(gpt_step(), f"zero:stage={stage}", {"dp": 4})
     assert held_shares(dist) == {"weights": weights, "states": 0.25}
-    found = of_matrices(dist)
-    assert found["reduce_scatter", (0,)] == MATRICES + 1
+    result = of_matrices(dist)
+    assert result["reduce_scatter", (0,)] == MATRICES + 1
     gathers = MATRICES + (OF_THE_LAYER if stage == 3 else 0)
-    assert gathers <= found["all_gather", (0,)] <= gathers + 1
-    assert not found["all_reduce", (0,)]
+    assert gathers <= result["all_gather", (0,)] <= gathers + 1
+    assert not result["all_reduce", (0,)]
 
 
 def test_weights_are_gathered_once_for_either_part_of_a_step() -> None:
@@ -95,9 +95,9 @@ def test_weights_are_gathered_once_for_either_part_of_a_step() -> None:
     step = gpt_step(reread=True)
     plan = strategy.make_plan(step, "zero", {"dp": 2})
     dist = td.distribute(step, plan)
-    found = of_matrices(dist)
-    assert found["reduce_scatter", (0,)] == MATRICES + 1
-    assert found["all_gather", (0,)] == 2 * MATRICES + 1
+    result = of_matrices(dist)
+    assert result["reduce_scatter", (0,)] == MATRICES + 1
+    assert result["all_gather", (0,)] == 2 * MATRICES + 1
     assert td.verify(step, plan, engine="virtual", dist=dist).equal
 
 
@@ -118,11 +118,11 @@ def linear(batch: int) -> ir.IRModule:
     width, builder = 8, relax.BlockBuilder()
     square, vector = (relax.TensorType(s, "float32") for s in ([width, width], [width]))
     data = relax.TensorType([batch, width], "float32")
-    own = [relax.Var("x", data), relax.Var("w", square), relax.Var("b", vector)]
-    with builder.function("layer", own, private=True):
+    local = [relax.Var("x", data), relax.Var("w", square), relax.Var("b", vector)]
+    with builder.function("layer", local, private=True):
         with builder.dataflow():
-            product = builder.emit(relax.op.matmul(own[0], own[1]))
-            added = relax.op.add(builder.emit(relax.op.add(product, own[2])), own[0])
+            product = builder.emit(relax.op.matmul(local[0], local[1]))
+            added = relax.op.add(builder.emit(relax.op.add(product, local[2])), local[0])
             out = builder.emit_output(added)
         builder.emit_func_output(out)
     layer = builder.get().get_global_var("layer")
@@ -163,9 +163,9 @@ def test_sums_over_micro_batches_in_parts_are_the_same_bits(
     step = td.train_step(linear(batch // micros), "mse", schedule=schedule, **options)
     text = f"pipeline:micro_batches={micros},schedule={kind}+zero:stage={stage}"
     dist = td.distribute(step, strategy.make_plan(step, text, {"pp": stages, "dp": 2}))
-    found = td.run(ExpandSchedule()(dist), values, engine="virtual")
-    for one, other in zip(found, Reference(whole).run(values), strict=True):
-        np.testing.assert_array_equal(one, other)
+    result = td.run(ExpandSchedule()(dist), values, engine="virtual")
+    for left, other in zip(result, Reference(whole).run(values), strict=True):
+        np.testing.assert_array_equal(left, other)
 
 
 @pytest.mark.parametrize("other", ["megatron", "tensor_parallel"])
@@ -179,9 +179,9 @@ def test_weights_of_tensor_parallelism_move_along_the_data_axis_only(other: str)
     dist = td.distribute(step, plan)
     shares = held_shares(dist)
     assert shares["states"] == shares["weights"] <= 1.1 / 4
-    found = of_matrices(dist)
-    assert found["all_gather", (0,)] >= MATRICES
-    assert found["reduce_scatter", (0,)] == MATRICES + 1
+    result = of_matrices(dist)
+    assert result["all_gather", (0,)] >= MATRICES
+    assert result["reduce_scatter", (0,)] == MATRICES + 1
     rules = {rule.name: rule for rule in plan.rules if rule.kind == "param"}
     up = rules["h.0.mlp.up_proj.weight"]
     assert (up.stationary, up.moving) == (True, (0,))
@@ -199,9 +199,9 @@ def test_with_tensor_parallelism_a_step_equals_one_device(text: str) -> None:
 def test_axes_along_which_stationary_weights_move_survive_json() -> None:
     """And are checked against the mesh."""
     plan = strategy.make_plan(gpt_step(), "zero+megatron", {"dp": 2, "tp": 2})
-    written = plan.to_dict()
-    assert any(rule.get("moving") == [0] for rule in written["rules"])
-    assert Plan.from_dict(written) == plan
+    output = plan.to_dict()
+    assert any(rule.get("moving") == [0] for rule in output["rules"])
+    assert Plan.from_dict(output) == plan
     rule = {"param": "w", "placement": "S[0], R", "stationary": True, "moving": [2]}
     with pytest.raises(PlanError, match=r'DIST0221.*"moving" is \[2\].*2 axes'):
         Plan.from_dict({"schema_version": 1, "mesh": {"dp": 2, "tp": 2}, "rules": [rule]})
@@ -223,10 +223,10 @@ def test_gradients_are_placed_from_stage_two_on() -> None:
     step = gpt_step()
     gradients = step["main"].attrs["dist.training"]["gradients"]
     name = str(gradients["wte.weight"])
-    for stage, wanted in ((1, []), (2, [(0,)]), (3, [(0,)])):
+    for stage, expected in ((1, []), (2, [(0,)]), (3, [(0,)])):
         plan = strategy.make_plan(step, f"zero:stage={stage}", {"dp": 2})
         rules = [r for r in plan.rules if (r.kind, r.name) == ("value", name)]
-        assert [r.placement for r in rules] == wanted
+        assert [r.placement for r in rules] == expected
 
 
 @pytest.mark.parametrize(

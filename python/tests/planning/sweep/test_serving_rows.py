@@ -34,9 +34,9 @@ def test_a_predicted_row_is_the_step_written_out(model, keys, tensor, strategy, 
         "tp": [2], "dp": [mesh.get("dp", 1)], "batch": [2, 6, 40, 130, 300],
         "past": [0, 17, 300, 1000, 9000],
     }  # fmt: skip
-    found = td.sweep(as_text(model, keys), grid, SYSTEM, tensor=tensor)
-    assert all(check.equal for check in found.checked)
-    rows = found.to_dicts()
+    observed = td.sweep(as_text(model, keys), grid, SYSTEM, tensor=tensor)
+    assert all(check.equal for check in observed.checked)
+    rows = observed.to_dicts()
     assert {(row["way"], row["status"]) for row in rows} == {("structure", "ok")}
     pools = mesh.get("dp", 1) * mesh.get("ep", 1)
     for row in (rows[1], rows[13], rows[24]):

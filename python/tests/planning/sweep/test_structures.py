@@ -50,10 +50,10 @@ def swept(cache: Path) -> Any:
 def test_equal_to_the_whole_pipeline(swept: Any) -> None:
     rows = swept.to_dicts()
     assert {row["way"] for row in rows} == {"structure"}
-    assert [one.equal for one in swept.checked] == [True]
+    assert [each.equal for each in swept.checked] == [True]
     every = slice(0, len(rows), 3)
-    found = {name: sorted({str(row[name]) for row in rows[every]}) for name in GRID}
-    assert all(len(values) > 1 for name, values in found.items() if len(GRID[name]) > 3)
+    matches = {name: sorted({str(row[name]) for row in rows[every]}) for name in GRID}
+    assert all(len(values) > 1 for name, values in matches.items() if len(GRID[name]) > 3)
     some = {name: [row[name] for row in rows[every]] for name in GRID}
     for number, row in enumerate(rows[every]):
         grid = {name: [values[number]] for name, values in some.items()}
@@ -67,8 +67,8 @@ def test_alignment_of_logits_tells_structures_apart(cache: Path) -> None:
     rows = td.sweep(MODEL, grid, SYSTEM, train=TRAIN, cache=cache).to_dicts()
     assert {row["way"] for row in rows} == {"structure"}
     for row in rows[1::13]:
-        one = {name: [row[name]] for name in GRID}
-        (whole,) = td.sweep(MODEL, one, SYSTEM, train=TRAIN, structures=False).to_dicts()
+        single = {name: [row[name]] for name in GRID}
+        (whole,) = td.sweep(MODEL, single, SYSTEM, train=TRAIN, structures=False).to_dicts()
         assert {**whole, "way": "structure"} == row
 
 
@@ -77,12 +77,12 @@ def test_bursts_of_products_count_in_structures(cache: Path) -> None:
     known = td.System.load("dgx-b200-megatron")
     quick = {"python_launch_us": 1e-3, "unit_overhead_us": 1.0}
     constants = {
-        name: dataclasses.replace(one, value=quick.get(name, one.value))
-        for name, one in known.constants.items()
+        name: dataclasses.replace(single, value=quick.get(name, single.value))
+        for name, single in known.constants.items()
     }
     system = dataclasses.replace(known, constants=constants)
-    found = td.sweep(MODEL, GRID, system, train=TRAIN, cache=cache)
-    assert [one.equal for one in found.checked] == [True]
+    result = td.sweep(MODEL, GRID, system, train=TRAIN, cache=cache)
+    assert [each.equal for each in result.checked] == [True]
 
 
 def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,12 +129,12 @@ def test_follows_the_zoo(swept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
         return plain(self, nn.op.relu(x))
 
     monkeypatch.setattr(layers.FeedForward, "forward", changed)
-    found = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=tmp_path)
-    before = {tuple(row[: found.header.index("time_s")]): row for row in swept.rows}
-    at = found.header.index("time_s")
-    for row in found.rows:
+    result = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=tmp_path)
+    before = {tuple(row[: result.header.index("time_s")]): row for row in swept.rows}
+    at = result.header.index("time_s")
+    for row in result.rows:
         assert row[at] > before[tuple(row[:at])][at]
-    assert [one.equal for one in found.checked] == [True]
+    assert [each.equal for each in result.checked] == [True]
 
 
 def test_a_wrong_prediction_is_an_error(
@@ -142,9 +142,11 @@ def test_a_wrong_prediction_is_an_error(
 ) -> None:
     whole = sweep_driver.through_pipeline
 
-    def slower(*given: Any) -> Any:
-        found = whole(*given)
-        return type(found)(found.status, found.way, found.time_s * 1.1, found.peak_bytes, "host")
+    def slower(*inputs: Any) -> Any:
+        result = whole(*inputs)
+        return type(result)(
+            result.status, result.way, result.time_s * 1.1, result.peak_bytes, "host"
+        )
 
     monkeypatch.setattr(sweep_driver, "through_pipeline", slower)
     with pytest.raises(SimulationError, match="DIST0753"):
@@ -164,10 +166,10 @@ def test_many_durations_at_once() -> None:
         units = StageSteps(staged, kinds, OpCosts(program, system)).units
         lowering = kinds.lowering
         steps = [step.row for fn in lowering.functions if fn.number >= 0 for step in fn.steps]
-        known = np.array([one.duration_ps for one in lowering.rows], np.int64)
-        spent = np.stack((known, 3 * known // 2, known * 0), axis=1)
+        known = np.array([each.duration_ps for each in lowering.rows], np.int64)
+        duration = np.stack((known, 3 * known // 2, known * 0), axis=1)
         sent = np.stack((units.edges[:, 1], units.edges[:, 1] * 2, units.edges[:, 1]), axis=1)
-        ends.append(kinds.maps.sweep(np.array(steps, np.int64), spent, sent, units).tolist())
+        ends.append(kinds.maps.sweep(np.array(steps, np.int64), duration, sent, units).tolist())
     assert ends[0] == ends[1]
     assert ends[0][0] / 1e12 == td.simulate(program, SYSTEM, kernels="eager", blocking=True).time_s
 

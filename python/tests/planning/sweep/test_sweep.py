@@ -54,7 +54,7 @@ def test_row_is_the_step_written_out(decide: str, options: Any) -> None:
 
 def test_auto_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Megatron leaves activations whole it is made again; no structure predicts such rows."""
-    asked: list[int] = []
+    requests: list[int] = []
 
     class NoStructures:
         structures, refused, notes = 0, None, ()
@@ -63,7 +63,7 @@ def test_auto_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
         def run(self, rows: Any, workers: Any) -> list[Any]:
-            asked.extend(rows.tolist())
+            requests.extend(rows.tolist())
             return []
 
     monkeypatch.setattr(sweep_driver, "LEAST_ROWS", 1)
@@ -73,34 +73,39 @@ def test_auto_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def peaks(*recompute: str) -> list[int]:
         grid["recompute"] = list(recompute)
-        found = td.sweep(model, grid, "dgx-a100", train={"optimizer": "adam"})
-        return [int(row["peak_memory_bytes"]) for row in found.to_dicts()]
+        result = td.sweep(model, grid, "dgx-a100", train={"optimizer": "adam"})
+        return [int(row["peak_memory_bytes"]) for row in result.to_dicts()]
 
     most, least = peaks("none", "full")
-    assert asked == [0, 1]
+    assert requests == [0, 1]
     bound = (most + least) // 2
     (peak,) = peaks(f"auto:memory_gib={bound / 2**30!r},activations=2,weights=2")
     assert least <= peak <= bound
-    assert asked == [0, 1]
+    assert requests == [0, 1]
 
 
 def test_impossible_rows_say_why() -> None:
     grid = {"tp": [1, 3], "pp": [1, 3], "global_batch": [2], "micro_batch": [1, 4]}
-    found = td.sweep(MODEL, grid, "dgx-a100", train={}).to_dicts()
-    said = {(row["tp"], row["pp"], row["micro_batch"]): row["status"] for row in found}
-    assert said[1, 1, 1] == "ok"
-    assert "not a multiple of dp x micro_batch = 4" in said[1, 1, 4]
-    assert "2 layers are not divisible by 3 stages" in said[1, 3, 1]
-    assert "number of heads 4 is not divisible" in said[3, 1, 1]
-    assert all(row["time_s"] == "" for row in found if row["status"] != "ok")
+    result = td.sweep(MODEL, grid, "dgx-a100", train={}).to_dicts()
+    message = {(row["tp"], row["pp"], row["micro_batch"]): row["status"] for row in result}
+    assert message[1, 1, 1] == "ok"
+    assert "not a multiple of dp x micro_batch = 4" in message[1, 1, 4]
+    assert "2 layers are not divisible by 3 stages" in message[1, 3, 1]
+    assert "number of heads 4 is not divisible" in message[3, 1, 1]
+    assert all(row["time_s"] == "" for row in result if row["status"] != "ok")
 
 
 def test_forward_steps_and_imported_names(tmp_path: Path) -> None:
     """Names of published tables are known, and other columns handed on."""
     path = tmp_path / "rows.csv"
     path.write_text("tensor_parallelism,hidden_size,measured,pp\n2,32,1.5,1\n1,64,2.5,2\n")
-    one, two = td.sweep(MODEL, path, "dgx-a100").to_dicts()
-    assert (one["tp"], one["hidden"], one["measured"], one["status"]) == (2, "32", "1.5", "ok")
+    single, two = td.sweep(MODEL, path, "dgx-a100").to_dicts()
+    assert (single["tp"], single["hidden"], single["measured"], single["status"]) == (
+        2,
+        "32",
+        "1.5",
+        "ok",
+    )
     assert "pp=2 requires a training step" in two["status"]
 
 
@@ -192,13 +197,13 @@ def test_goes_on_where_it_was_interrupted(
 ) -> None:
     """Ctrl-C keeps the rows so far; what is there is not made again."""
     path = tmp_path / "out.csv"
-    asked: list[int] = []
+    requests: list[int] = []
     whole = sweep_driver.through_pipeline
 
     def stopping(pipeline: Any, row: Any) -> Any:
-        if len(asked) == 1:
+        if len(requests) == 1:
             raise KeyboardInterrupt
-        asked.append(row.dp)
+        requests.append(row.dp)
         return whole(pipeline, row)
 
     monkeypatch.setattr(sweep_driver, "through_pipeline", stopping)
@@ -212,12 +217,12 @@ def test_goes_on_where_it_was_interrupted(
     assert "other settings (system)" in capsys.readouterr().err
     with path.open("a") as file:
         file.write("2,32,4,8")  # part of a line
-    asked.clear()
+    requests.clear()
     monkeypatch.setattr(
-        sweep_driver, "through_pipeline", lambda p, r: asked.append(r.dp) or whole(p, r)
+        sweep_driver, "through_pipeline", lambda p, r: requests.append(r.dp) or whole(p, r)
     )
     assert main([*command, "--resume"]) == 0
-    assert asked == [2]
+    assert requests == [2]
     fresh = tmp_path / "fresh.csv"
     assert main([*SWEEP, "-o", str(fresh)]) == 0
     assert fresh.read_text() == path.read_text()

@@ -28,8 +28,8 @@ from tvm_distir.support import (
 )
 
 
-def _refuse(place: str, what: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", what, place=place, remedy=remedy)
+def _refuse(place: str, label: str, remedy: str) -> HardwareError:
+    return HardwareError("DIST0703", label, place=place, remedy=remedy)
 
 
 def _even(number: int) -> int:
@@ -95,7 +95,7 @@ def test_all_faults_are_reported_with_their_places() -> None:
         "weight": -1,
         "doors": {"middle": {}, "left": {"name": "", "kind": "bakc", "makers": ["nroth"]}},
     }
-    faults = {place: (what, remedy) for place, what, remedy in _faults(data)}
+    faults = {place: (label, remedy) for place, label, remedy in _faults(data)}
     assert faults["c.json/wheels/0/spoke"] == ('unknown key "spoke"', 'Did you mean "spokes"?')
     assert faults["c.json/wheels/1/spokes"] == ("3 is odd", "Give an even number.")
     assert faults["c.json/wheels/1/name"][0] == "a key is missing"

@@ -72,25 +72,25 @@ def caught_from(function, *args):
 @pytest.mark.parametrize(("what", "place", "remedy"), AWKWARD)
 def test_fields_survive_the_ffi(cls, what, place, remedy):
     error = cls("DIST0204", what, place=place, remedy=remedy)
-    found = caught_from(raising(error), tvm.IRModule())
-    assert type(found) is cls
-    assert fields_of(found) == fields_of(error)
-    assert str(found) == str(error)
+    result = caught_from(raising(error), tvm.IRModule())
+    assert type(result) is cls
+    assert fields_of(result) == fields_of(error)
+    assert str(result) == str(error)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_fields_survive_nested_passes(depth):
     listed = [Violation("DIST0204", "a: b", "x: y", "z [w]"), Violation("DIST0205", "c")]
     error = PlanError("DIST0221", "2 faults", place="p: q", violations=listed)
-    found = caught_from(nested(depth, raising(error)), tvm.IRModule())
-    assert type(found) is PlanError
-    assert fields_of(found) == fields_of(error)
-    assert found.violations == tuple(listed)
+    result = caught_from(nested(depth, raising(error)), tvm.IRModule())
+    assert type(result) is PlanError
+    assert fields_of(result) == fields_of(error)
+    assert result.violations == tuple(listed)
 
 
 def test_the_backtrace_of_every_level_stays():
-    found = caught_from(nested(2, raising(LoweringError("DIST0504", "x"))), tvm.IRModule())
-    names = [frame.name for frame in traceback.extract_tb(found.__traceback__)]
+    result = caught_from(nested(2, raising(LoweringError("DIST0504", "x"))), tvm.IRModule())
+    names = [frame.name for frame in traceback.extract_tb(result.__traceback__)]
     assert names.count("run") == 3
     assert names[-1] == "fail"
 
@@ -104,10 +104,10 @@ def test_an_error_raised_anew_outside_crosses_again():
         except DistIRError as error:
             raise PlanError("DIST0221", "outer", remedy="c [d]") from error
 
-    found = caught_from(nested(1, passing(wrap)), tvm.IRModule())
-    assert (type(found), found.what, found.remedy) == (PlanError, "outer", "c [d]")
-    assert isinstance(found.__cause__, LoweringError)
-    assert (found.__cause__.what, found.__cause__.place) == ("inner: [x]", "a: b")
+    result = caught_from(nested(1, passing(wrap)), tvm.IRModule())
+    assert (type(result), result.what, result.remedy) == (PlanError, "outer", "c [d]")
+    assert isinstance(result.__cause__, LoweringError)
+    assert (result.__cause__.what, result.__cause__.place) == ("inner: [x]", "a: b")
 
 
 def test_a_chain_of_causes_survives():
@@ -117,11 +117,11 @@ def test_a_chain_of_causes_survives():
     second.__cause__ = first
     third = LoweringError("DIST0504", "third: x")
     third.__cause__ = second
-    found = caught_from(raising(PlanError("DIST0221", "last"), third), tvm.IRModule())
+    result = caught_from(raising(PlanError("DIST0221", "last"), third), tvm.IRModule())
     chain = []
-    while found is not None:
-        chain.append((type(found), getattr(found, "what", str(found))))
-        found = found.__cause__
+    while result is not None:
+        chain.append((type(result), getattr(result, "what", str(result))))
+        result = result.__cause__
     assert chain == [
         (PlanError, "last"),
         (LoweringError, "third: x"),
@@ -131,27 +131,27 @@ def test_a_chain_of_causes_survives():
 
 
 def test_a_circle_of_causes_ends():
-    one, two = PlanError("DIST0221", "one"), PlanError("DIST0221", "two")
-    one.__cause__, two.__cause__ = two, one
-    assert caught_from(raising(one, two), tvm.IRModule()).what == "one"
+    single, two = PlanError("DIST0221", "one"), PlanError("DIST0221", "two")
+    single.__cause__, two.__cause__ = two, single
+    assert caught_from(raising(single, two), tvm.IRModule()).what == "one"
 
 
 def test_threads_keep_their_own_errors():
-    found = {}
+    matches = {}
 
     def work(number):
         error = PlanError("DIST0221", f"what {number}: [x]", place=f"p {number}: q")
         try:
             nested(2, raising(error))(tvm.IRModule())
         except DistIRError as caught:
-            found[number] = fields_of(caught) == fields_of(error)
+            matches[number] = fields_of(caught) == fields_of(error)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == dict.fromkeys(range(16), True)
+    assert matches == dict.fromkeys(range(16), True)
 
 
 class Own(PlanError):
@@ -163,9 +163,9 @@ class Own(PlanError):
 
 
 def test_an_unknown_class_comes_back_as_its_nearest_base():
-    found = caught_from(raising(Own("tensor")), tvm.IRModule())
-    assert type(found) is PlanError
-    assert fields_of(found) == fields_of(Own("tensor"))
+    result = caught_from(raising(Own("tensor")), tvm.IRModule())
+    assert type(result) is PlanError
+    assert fields_of(result) == fields_of(Own("tensor"))
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_copies_are_whole(copied, crossed):
     again = copied(error)
     assert type(again) is PlanError
     assert (fields_of(again), str(again)) == (fields_of(error), str(error))
-    own = copied(Own("tensor"))
-    assert (type(own), own.name, own.what) == (Own, "tensor", "no tensor: [x]")
+    local = copied(Own("tensor"))
+    assert (type(local), local.name, local.what) == (Own, "tensor", "no tensor: [x]")
 
 
 def test_what_is_written_down_is_json():
@@ -202,9 +202,9 @@ def test_a_single_fault_is_its_own_violation():
 def test_a_text_under_our_name_is_told_as_it_is():
     """C++ may throw a class of ours without fields: nothing is read out of its text."""
     text = "DIST0204 a: b [c]"
-    found = tvm_ffi.core.Error("tvm_distir.PlanError", text, "").py_error()
-    assert type(found) is PlanError
-    assert (found.code, found.what, found.place, found.remedy) == ("DIST0901", text, "", "")
+    result = tvm_ffi.core.Error("tvm_distir.PlanError", text, "").py_error()
+    assert type(result) is PlanError
+    assert (result.code, result.what, result.place, result.remedy) == ("DIST0901", text, "", "")
 
 
 def test_crossing_leaks_nothing():
@@ -215,7 +215,7 @@ def test_crossing_leaks_nothing():
 
     def once():
         big = Big()
-        kept.append(weakref.ref(big))
+        remaining.append(weakref.ref(big))
 
         def fail(_):
             try:
@@ -226,8 +226,8 @@ def test_crossing_leaks_nothing():
         with pytest.raises(PlanError):
             passing(fail)(tvm.IRModule())
 
-    kept: list = []
+    remaining: list = []
     for _ in range(5):
         once()
     gc.collect()
-    assert [ref() for ref in kept] == [None] * 5
+    assert [ref() for ref in remaining] == [None] * 5

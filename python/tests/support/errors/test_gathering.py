@@ -52,11 +52,16 @@ def test_one_fault_is_raised_as_it_is():
 def test_several_faults_are_one_error(errors, kind, code, remedy):
     with pytest.raises(DistIRError) as caught:
         gathered(*errors).raise_all()
-    found = caught.value
-    assert (type(found), found.code, found.place, found.remedy) == (kind, code, "plan.json", remedy)
-    assert found.what == f"{len(errors)} faults"
-    assert found.violations == tuple(v for e in errors for v in e.violations)
-    head, *lines = str(found).splitlines()
+    result = caught.value
+    assert (type(result), result.code, result.place, result.remedy) == (
+        kind,
+        code,
+        "plan.json",
+        remedy,
+    )
+    assert result.what == f"{len(errors)} faults"
+    assert result.violations == tuple(v for e in errors for v in e.violations)
+    head, *lines = str(result).splitlines()
     assert head == f"{code} plan.json: {len(errors)} faults [{remedy}]"
     assert lines == [f"  {error}" for error in errors]
 

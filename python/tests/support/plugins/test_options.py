@@ -114,9 +114,9 @@ def test_help_is_the_first_sentence_of_the_docstring() -> None:
 )
 def test_values_are_read_by_their_type_and_print_back(name: str, text: str, value: object) -> None:
     option = OPTIONS[name]
-    found = option.read(term_of(text))
-    assert found == value and type(found) is type(value)
-    again = option.read(term_of(str(as_term(found))))
+    result = option.read(term_of(text))
+    assert result == value and type(result) is type(value)
+    again = option.read(term_of(str(as_term(result))))
     assert again == value and type(again) is type(value)
 
 
@@ -174,6 +174,6 @@ def test_a_union_of_types_that_must_be_made_has_no_text() -> None:
     def two(pair: Weights | Machine, either: int | str = 1) -> None:
         """Which of the two a text means would be a guess."""
 
-    found = options_of(two)
-    assert list(found) == ["either"]
-    assert [found["either"].read(term_of(text)) for text in ("3", "x")] == [3, "x"]
+    result = options_of(two)
+    assert list(result) == ["either"]
+    assert [result["either"].read(term_of(text)) for text in ("3", "x")] == [3, "x"]

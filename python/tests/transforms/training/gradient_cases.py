@@ -27,9 +27,9 @@ def index(*shape, dtype="int64"):
 
 def zeros_among(rng, shape):
     """Numbers from 1 to 2, every third of them 0."""
-    found = rng.uniform(1, 2, shape)
-    found.reshape(-1)[::3] = 0
-    return found
+    result = rng.uniform(1, 2, shape)
+    result.reshape(-1)[::3] = 0
+    return result
 
 
 CONSTANTS = [
@@ -42,9 +42,9 @@ CONSTANTS = [
 ]
 AXES = [
     *(
-        case(make(var(2, 3, 2), axis=[-1, 0], keepdims=kept))
+        case(make(var(2, 3, 2), axis=[-1, 0], keepdims=remaining))
         for make in (op.max, op.prod, op.std)
-        for kept in (False, True)
+        for remaining in (False, True)
     ),
     case(op.sum(var(2, 3, 2), axis=[-1, 0])),
     case(op.mean(var(2, 3, 2), axis=[-1, -2], keepdims=True)),

@@ -68,7 +68,7 @@ def backward(case, dtype="float64", results=None):
     chosen = [(i, t) for i, t in enumerate(fields_of(whole)) if is_float(t)]
     chosen = [(i, t) for i, t in chosen if results is None or i in results]
     weights = [relax.Var(f"g{i}", relax.TensorType(t.shape, "float64")) for i, t in chosen]
-    wanted = [p for p in params if is_float(p.ty)]
+    expected = [p for p in params if is_float(p.ty)]
     bindings = []
 
     def emit(value, name=""):
@@ -86,9 +86,9 @@ def backward(case, dtype="float64", results=None):
                 part = emit(relax.op.multiply(part, weight))
                 part = emit(relax.op.sum(part)) if len(t.shape) else part
                 total = part if total is None else emit(relax.op.add(total, part))
-            found = reverse(builder, bindings, total, wanted)
-            kept = found if case.numpy is not None else [total, *found]
-            outputs = [builder.emit_output(v) for v in kept]
+            result = reverse(builder, bindings, total, expected)
+            remaining = result if case.numpy is not None else [total, *result]
+            outputs = [builder.emit_output(v) for v in remaining]
         builder.emit_func_output(relax.Tuple(outputs))
     return builder.get() if case.numpy is None else DeadCodeElimination()(builder.get())
 
@@ -152,22 +152,22 @@ class Checks:
         dtype = self.cases[name][2]
         step, tolerance = ACCURACY[dtype]
         inputs, weights = self.operands(name, np.random.default_rng(seed))
-        _, *found = self.run(name, inputs, weights)
+        _, *result = self.run(name, inputs, weights)
         floats = [i for i, x in enumerate(inputs) if str(x.dtype) == dtype]
-        for i, gradient in zip(floats, found, strict=True):
-            wanted = np.zeros(inputs[i].shape)
+        for i, gradient in zip(floats, result, strict=True):
+            expected = np.zeros(inputs[i].shape)
             for place in np.ndindex(*inputs[i].shape):
                 ends = []
                 for sign in (1, -1):
                     moved = inputs[i].copy()
                     moved[place] += sign * step
-                    given = [moved if j == i else x for j, x in enumerate(inputs)]
-                    ends.append((float(self.run(name, given, weights)[0]), float(moved[place])))
-                wanted[place] = (ends[0][0] - ends[1][0]) / (ends[0][1] - ends[1][1])
-            if gradient.shape != wanted.shape:
-                return f"operand {i}: {gradient.shape} for {wanted.shape}"
-            scale = np.abs(wanted).max(initial=1.0)
-            worst = np.abs(gradient - wanted).max(initial=0.0) / scale
+                    passed = [moved if j == i else x for j, x in enumerate(inputs)]
+                    ends.append((float(self.run(name, passed, weights)[0]), float(moved[place])))
+                expected[place] = (ends[0][0] - ends[1][0]) / (ends[0][1] - ends[1][1])
+            if gradient.shape != expected.shape:
+                return f"operand {i}: {gradient.shape} for {expected.shape}"
+            scale = np.abs(expected).max(initial=1.0)
+            worst = np.abs(gradient - expected).max(initial=0.0) / scale
             if not worst <= tolerance:
                 return f"operand {i}: off by {worst:.2g}"
         return None

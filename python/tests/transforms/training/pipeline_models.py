@@ -19,11 +19,11 @@ def schedule_of(kind: str, stages: int, micros: int, **more: Any) -> dict[str, A
     return {"kind": kind, "stages": stages, "micro_batches": micros, **chunks, **more}
 
 
-def assert_close(got: Sequence[Any], wanted: Sequence[Any], atol: float = 2e-6) -> None:
+def assert_close(got: Sequence[Any], expected: Sequence[Any], atol: float = 2e-6) -> None:
     """Outputs are equal but for the rounding of sums in another order."""
-    assert len(got) == len(wanted)
-    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=atol, err_msg=str(number))
+    assert len(got) == len(expected)
+    for number, (first, other) in enumerate(zip(got, expected, strict=True)):
+        np.testing.assert_allclose(first, other, rtol=2e-5, atol=atol, err_msg=str(number))
 
 
 def tower(
@@ -59,13 +59,13 @@ def tower(
     with builder.function("main", [data, *weights]):
         with builder.dataflow():
             value: Any = builder.emit(relax.op.matmul(data, first), "into")
-            value, kept = _dropped(builder, value, rate), None
+            value, remaining = _dropped(builder, value, rate), None
             for i in range(layers):
-                own = weights[len(weights) - 2 * (layers - i) :][:2]
-                value = builder.emit(ir.Call(gv, [value, *own]), f"h{i}")
-                kept = value if kept is None else kept
+                local = weights[len(weights) - 2 * (layers - i) :][:2]
+                value = builder.emit(ir.Call(gv, [value, *local]), f"h{i}")
+                remaining = value if remaining is None else remaining
             if skip:
-                value = builder.emit(relax.op.add(value, kept), "skipped")
+                value = builder.emit(relax.op.add(value, remaining), "skipped")
             out = builder.emit_output(relax.op.matmul(value, relax.op.permute_dims(last)))
         builder.emit_func_output(out)
     main = builder.get()["main"].with_attr("num_input", 1)
@@ -87,11 +87,11 @@ def normed_tower(layers: int, batch: int, shared: bool = False) -> ir.IRModule:
     square, vector = (relax.TensorType(s, "float32") for s in ([WIDTH, WIDTH], [WIDTH]))
     x_type = relax.TensorType([batch, WIDTH], "float32")
     types = {"w": square, "gamma": vector, "beta": vector, "mean": vector, "variance": vector}
-    x, own = relax.Var("x", x_type), [relax.Var(name, ty) for name, ty in types.items()]
-    with builder.function("layer", [x, *own]):
+    x, local = relax.Var("x", x_type), [relax.Var(name, ty) for name, ty in types.items()]
+    with builder.function("layer", [x, *local]):
         with builder.dataflow():
-            h = builder.emit(relax.op.matmul(x, own[0]))
-            normed = builder.emit(relax.op.nn.batch_norm(h, *own[1:], axis=1))
+            h = builder.emit(relax.op.matmul(x, local[0]))
+            normed = builder.emit(relax.op.nn.batch_norm(h, *local[1:], axis=1))
             h = builder.emit(relax.op.tanh(relax.TupleGetItem(normed, 0)))
             out = builder.emit_output(relax.op.add(x, h))
         builder.emit_func_output(out)
@@ -100,13 +100,13 @@ def normed_tower(layers: int, batch: int, shared: bool = False) -> ir.IRModule:
     relax.expr._update_type(gv, layer.ty)
     builder, data = relax.BlockBuilder(), relax.Var("x", x_type)
     weights = [[relax.Var(f"{n}{i}", ty) for n, ty in types.items()] for i in range(layers)]
-    called = [[*one[:3], *weights[0][3:]] if shared else one for one in weights]
-    params = list(dict.fromkeys(var for one in called for var in one))
+    called = [[*each[:3], *weights[0][3:]] if shared else each for each in weights]
+    params = list(dict.fromkeys(var for each in called for var in each))
     with builder.function("main", [data, *params]):
         with builder.dataflow():
             value: Any = data
-            for i, one in enumerate(called):
-                value = builder.emit(ir.Call(gv, [value, *one]), f"h{i}")
+            for i, single in enumerate(called):
+                value = builder.emit(ir.Call(gv, [value, *single]), f"h{i}")
             out = builder.emit_output(value, "out")
         builder.emit_func_output(out)
     main = builder.get()["main"].with_attr("num_input", 1)

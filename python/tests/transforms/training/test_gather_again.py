@@ -49,11 +49,11 @@ def level4(functions: str, lines: list[str], result: str = "(loss, w_grad)") -> 
 
 
 def function(name: str, params: dict[str, str], lines: list[str], result: str) -> str:
-    given = ", ".join(f"{n}: {ty}" for n, ty in params.items())
+    inputs = ", ".join(f"{n}: {ty}" for n, ty in params.items())
     body = "\n".join(f"        {line}" for line in lines)
     return f"""
     @R.function(private=True)
-    def {name}({given}):
+    def {name}({inputs}):
         cls = Module
 {body}
         return {result}
@@ -85,8 +85,8 @@ def again(mod: ir.IRModule) -> ir.IRModule:
     assert tvm_ffi.structural_hash(mod) == before
     h.check_module(new)
     check_level(new, 4)
-    found = [h.run(LowerDistIR()(one), drawn(["x", "w"])) for one in (mod, new)]
-    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    matches = [h.run(LowerDistIR()(each), drawn(["x", "w"])) for each in (mod, new)]
+    assert all(np.array_equal(a, b) for a, b in zip(*matches, strict=True))
     return new
 
 
@@ -168,10 +168,10 @@ def collectives(step: ir.IRModule, plan: Plan) -> Counter[str]:
 
 def more_gathers(step: ir.IRModule, plan: Plan) -> int:
     """How many all-gathers more a plan has than without gathering again; nothing else may."""
-    found = collectives(step, plan)
-    found.subtract(collectives(step, dataclasses.replace(plan, regather=())))
-    assert set(found.elements()) <= {"all_gather"}
-    return found["all_gather"]
+    result = collectives(step, plan)
+    result.subtract(collectives(step, dataclasses.replace(plan, regather=())))
+    assert set(result.elements()) <= {"all_gather"}
+    return result["all_gather"]
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,13 @@ def test_the_same_bits(
 ) -> None:
     """Korthikanti et al. 2022, section 4.2.2: two more per layer, and here one for the head."""
     step, plan = step_and_plan(policy, text, **options)
-    kept = dataclasses.replace(plan, regather=())
+    remaining = dataclasses.replace(plan, regather=())
     assert more_gathers(step, plan) == GPT["layers"] * again + 1
     values = draw_inputs(step, seed=0)
-    found = [td.run(td.distribute(step, one), values, engine=engine) for one in (plan, kept)]
-    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    matches = [
+        td.run(td.distribute(step, each), values, engine=engine) for each in (plan, remaining)
+    ]
+    assert all(np.array_equal(a, b) for a, b in zip(*matches, strict=True))
     assert td.verify(step, plan, engine=engine).equal
 
 

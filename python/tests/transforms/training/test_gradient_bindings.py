@@ -39,8 +39,8 @@ def test_the_gradient_of_a_transposed_weight_is_one_contraction():
         fn = step["layer_backward"] if "layer_backward" in names_of(step) else step["main"]
         bindings = bindings_of(fn)
         values = {b.var: b.value for b in bindings}
-        made = [b.value for b in bindings if _is(b.value, "relax.einsum")]
-        assert sum(str(v.attrs.subscripts) == "abx,aby->yx" for v in made) >= 6
+        created = [b.value for b in bindings if _is(b.value, "relax.einsum")]
+        assert sum(str(v.attrs.subscripts) == "abx,aby->yx" for v in created) >= 6
         turned = [b.value for b in bindings if _is(b.value, "relax.permute_dims")]
         assert not [v for v in turned if _is(values.get(v.args[0]), "relax.einsum")]
 
@@ -73,10 +73,10 @@ def test_a_transposed_weight_that_others_read_gets_all_gradients():
 
 def test_a_layer_that_is_called_once_is_updated_in_main():
     """A function for the updates would be called once, and each of its weights handed twice."""
-    for count, found in ((1, False), (2, True)):
+    for count, result in ((1, False), (2, True)):
         step = td.train_step(td.zoo.gpt(size="tiny", layers=count), clip=1.0)
-        assert ("layer_update" in names_of(step)) == found
-        assert ("layer_squares" in names_of(step)) == found
+        assert ("layer_update" in names_of(step)) == result
+        assert ("layer_squares" in names_of(step)) == result
 
 
 @pytest.mark.parametrize("flattened", [False, True])
@@ -126,11 +126,11 @@ def test_items_of_tuples_that_are_written_out_hand_gradients_on(private):
                 builder.emit_func_output(out)
         return builder.get()
 
-    found = []
+    matches = []
     for written_out in (False, True):
         step = td.train_step(model(written_out), "mse")
         inputs = [np.linspace(0.1, 1, n) for n in (3, 9, 3)]
-        found.append(Reference(step).run(inputs))
-    for a, b in zip(*found, strict=True):
+        matches.append(Reference(step).run(inputs))
+    for a, b in zip(*matches, strict=True):
         assert np.array_equal(a, b)
-    assert np.abs(found[0][1] - inputs[2]).max() > 1e-3
+    assert np.abs(matches[0][1] - inputs[2]).max() > 1e-3

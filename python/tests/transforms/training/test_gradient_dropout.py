@@ -46,10 +46,10 @@ def test_known_answers(counter, key, words):
         def value():
             named = []
             unsigned = [[x[i].astype("uint64") for i in range(n)] for x, n in ((c, 4), (k, 2))]
-            found = philox(*unsigned, named)[number]
-            for var, what in reversed(named):
-                found = tirx.Let(var, what, found)
-            return found
+            result = philox(*unsigned, named)[number]
+            for var, label in reversed(named):
+                result = tirx.Let(var, label, result)
+            return result
 
         return value
 
@@ -90,28 +90,28 @@ def masks(mod: ir.IRModule, shape: tuple[int, ...], seed: int, step: int) -> lis
 
 def test_elements_stay_as_often_as_they_should():
     shape = (64, 257)
-    (found,) = masks(dropped(*shape), shape, 1, 0)
-    assert set(np.unique(found)) == {np.float32(0), np.float32(1 / (1 - RATE))}
-    deviation = np.sqrt(RATE * (1 - RATE) / found.size)
-    assert abs((found != 0).mean() - (1 - RATE)) < 4 * deviation
+    (result,) = masks(dropped(*shape), shape, 1, 0)
+    assert set(np.unique(result)) == {np.float32(0), np.float32(1 / (1 - RATE))}
+    deviation = np.sqrt(RATE * (1 - RATE) / result.size)
+    assert abs((result != 0).mean() - (1 - RATE)) < 4 * deviation
     # Neighbours along either dim are drawn apart from each other.
-    kept = (found != 0) - (1 - RATE)
-    for a, b in ((kept[1:], kept[:-1]), (kept[:, 1:], kept[:, :-1])):
+    remaining = (result != 0) - (1 - RATE)
+    for a, b in ((remaining[1:], remaining[:-1]), (remaining[:, 1:], remaining[:, :-1])):
         assert abs((a * b).mean()) < 4 * RATE * (1 - RATE) / np.sqrt(a.size)
 
 
 def test_seeds_steps_and_streams_differ():
     shape = (32, 64)
     mod = dropped(*shape, twice=True)
-    found = [
+    matches = [
         m != 0 for seed, step in ((0, 0), (0, 1), (1, 0)) for m in masks(mod, shape, seed, step)
     ]
     apart = 2 * RATE * (1 - RATE)
-    for i, a in enumerate(found):
-        for b in found[:i]:
+    for i, a in enumerate(matches):
+        for b in matches[:i]:
             assert abs((a != b).mean() - apart) < 5 * np.sqrt(apart / a.size)
     again = masks(mod, shape, 0, 1)
-    assert all(np.array_equal(a, b != 0) for a, b in zip(found[2:4], again, strict=True))
+    assert all(np.array_equal(a, b != 0) for a, b in zip(matches[2:4], again, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_a_mask_is_the_same_on_many_devices(shape, mesh, placement):
     plan = td.Plan.from_dict({"schema_version": 1, "mesh": mesh, "rules": rules})
     local = td.distribute(mod, plan)
     assert [int(n) for n in local["main"].params[0].ty.shape] != list(shape)
-    (expected,), (found,) = Reference(mod).run(values), td.run(local, values)
-    assert np.array_equal(found, expected)
-    assert 0 < (found == 0).mean() < 0.6
+    (expected,), (result,) = Reference(mod).run(values), td.run(local, values)
+    assert np.array_equal(result, expected)
+    assert 0 < (result == 0).mean() < 0.6
 
 
 @I.ir_module
@@ -253,7 +253,7 @@ def test_a_residual_stream_behind_dropouts_is_cut_along_the_sequence():
     plan = strategy.make_plan(step, "megatron:sequence=1", {"tp": 2})
     report = td.verify(step, plan)
     assert report.equal
-    assert {"all_gather", "reduce_scatter"} <= {one.kind for one in report.collectives}
+    assert {"all_gather", "reduce_scatter"} <= {each.kind for each in report.collectives}
 
 
 def test_attention_that_cannot_be_made_again_is_named():

@@ -71,9 +71,9 @@ class Hard:
             z = cls.scaled(y, g)
             again = cls.scaled(z, g)
             rows = R.take(again, order, axis=0, mode="clip")
-            kept = (rows, z, order)
-            R.output(kept)
-        return kept
+            remaining = (rows, z, order)
+            R.output(remaining)
+        return remaining
 
     @R.function(private=True)
     def same(x: R.Tensor((4, 6), "float32")):
@@ -98,11 +98,11 @@ class Hard:
         cls = Hard
         with R.dataflow():
             first = cls.scaled(x, g)  # of x no gradient is asked for
-            one = cls.split((first, order), w, g)
-            two = cls.split((one[0], one[2]), w, g)
-            dead = cls.scaled(one[1], g)  # noqa: F841
+            single = cls.split((first, order), w, g)
+            two = cls.split((single[0], single[2]), w, g)
+            dead = cls.scaled(single[1], g)  # noqa: F841
             squared = cls.product(two[0], two[0])
-            mixed = cls.product(squared, one[1])
+            mixed = cls.product(squared, single[1])
             passed = cls.same(mixed)
             out = R.add(passed, two[1])
             R.output(out)
@@ -150,9 +150,9 @@ def test_views_of_weights_are_not_kept():
     forward = step["layer_forward"]
     weights = {tuple(int(n) for n in p.ty.shape) for p in forward.params if len(p.ty.shape) == 2}
     weights |= {shape[::-1] for shape in weights}
-    kept = [tuple(int(n) for n in ty.shape) for ty in forward.ret_ty.fields[1].fields]
-    assert len(kept) > 5
-    assert not weights & set(kept)
+    remaining = [tuple(int(n) for n in ty.shape) for ty in forward.ret_ty.fields[1].fields]
+    assert len(remaining) > 5
+    assert not weights & set(remaining)
 
 
 @I.ir_module
@@ -190,8 +190,8 @@ class Views:
 def test_views_of_what_is_at_hand_are_made_again():
     """Kept is the result of the tanh alone: neither view of the weight nor of that result."""
     step = same_as_inlined(Views, loss="mse")
-    (kept,) = step["layer_forward"].ret_ty.fields[1].fields
-    assert [int(n) for n in kept.shape] == [4, 2]
+    (remaining,) = step["layer_forward"].ret_ty.fields[1].fields
+    assert [int(n) for n in remaining.shape] == [4, 2]
 
 
 def test_the_reverse_reads_a_transposed_weight_as_it_lies():

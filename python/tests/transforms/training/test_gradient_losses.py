@@ -26,11 +26,11 @@ class Heads:
     @R.function(private=True)
     def weighted(
         out: R.Tensor((8, 1), "float32"),
-        wanted: R.Tensor((8, 1), "float32"),
+        expected: R.Tensor((8, 1), "float32"),
         each: R.Tensor((8, 1), "float32"),
     ) -> R.Tensor((), "float32"):
         with R.dataflow():
-            apart = R.subtract(out, wanted)
+            apart = R.subtract(out, expected)
             bent = R.multiply(apart, R.tanh(apart))
             some = R.multiply(bent, each)
             loss = R.sum(some)
@@ -69,33 +69,33 @@ def run(loss: str, **options):
     """What a step is given and gives, by names; weights lose their gradient."""
     step = td.train_step(Heads, loss, rate=1.0, **options)
     names = param_names(step["main"])
-    given = dict(zip(names, draw_inputs(step), strict=True))
-    found = Reference(step).run(list(given.values()))
+    inputs = dict(zip(names, draw_inputs(step), strict=True))
+    result = Reference(step).run(list(inputs.values()))
     updated = step["main"].attrs["dist.training"]["updated"]
-    named = dict(zip(["loss", *(n for n in names if n in updated)], found, strict=True))
-    return given, named, step
+    named = dict(zip(["loss", *(n for n in names if n in updated)], result, strict=True))
+    return inputs, named, step
 
 
-def outputs(given):
-    h = np.tanh(given["x"]) * given["y"]
-    return h, h @ given["w"], h @ given["v"]
+def outputs(inputs):
+    h = np.tanh(inputs["x"]) * inputs["y"]
+    return h, h @ inputs["w"], h @ inputs["v"]
 
 
 def test_a_weighted_sum_of_two_losses():
-    given, found, step = run("logits:cross_entropy*2,value:mse*0.5")
+    inputs, result, step = run("logits:cross_entropy*2,value:mse*0.5")
     names = ["x", "y", "logits_targets", "value_targets", "w", "v"]
-    assert list(given) == names
+    assert list(inputs) == names
     assert int(step["main"].attrs["num_input"]) == 4
-    h, logits, value = outputs(given)
-    apart = value - given["value_targets"]
+    h, logits, value = outputs(inputs)
+    apart = value - inputs["value_targets"]
     shifted = logits - logits.max(1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-    goal = np.eye(5)[given["logits_targets"]]
+    goal = np.eye(5)[inputs["logits_targets"]]
     entropy = -(log_probs * goal).sum(1).mean()
-    np.testing.assert_allclose(found["loss"], 2 * entropy + 0.5 * np.mean(apart**2), rtol=1e-5)
+    np.testing.assert_allclose(result["loss"], 2 * entropy + 0.5 * np.mean(apart**2), rtol=1e-5)
     logits_grad = 2 * (np.exp(log_probs) - goal) / 8
-    np.testing.assert_allclose(given["w"] - found["w"], h.T @ logits_grad, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(given["v"] - found["v"], h.T @ (apart / 8), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(inputs["w"] - result["w"], h.T @ logits_grad, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(inputs["v"] - result["v"], h.T @ (apart / 8), rtol=1e-3, atol=1e-5)
 
 
 def test_outputs_by_number():
@@ -107,32 +107,32 @@ def test_outputs_by_number():
 
 
 def test_an_output_without_a_loss_trains_nothing():
-    given, found, _ = run("value:mse")
-    assert list(given) == ["x", "y", "targets", "w", "v"]
-    assert np.array_equal(given["w"], found["w"])
-    assert not np.array_equal(given["v"], found["v"])
+    inputs, result, _ = run("value:mse")
+    assert list(inputs) == ["x", "y", "targets", "w", "v"]
+    assert np.array_equal(inputs["w"], result["w"])
+    assert not np.array_equal(inputs["v"], result["v"])
 
 
 def test_a_function_of_the_module_is_a_loss():
-    given, found, step = run("value:weighted*0.25")
-    assert list(given) == ["x", "y", "wanted", "each", "w", "v"]
+    inputs, result, step = run("value:weighted*0.25")
+    assert list(inputs) == ["x", "y", "wanted", "each", "w", "v"]
     names = {str(gv.name_hint) for gv in step.functions}
     assert {"weighted_forward", "weighted_backward"} <= names
-    h, _, value = outputs(given)
-    apart = value - given["wanted"]
-    loss = 0.25 * np.sum(apart * np.tanh(apart) * given["each"])
-    np.testing.assert_allclose(found["loss"], loss, rtol=1e-4)
+    h, _, value = outputs(inputs)
+    apart = value - inputs["wanted"]
+    loss = 0.25 * np.sum(apart * np.tanh(apart) * inputs["each"])
+    np.testing.assert_allclose(result["loss"], loss, rtol=1e-4)
     slope = np.tanh(apart) + apart * (1 - np.tanh(apart) ** 2)
-    v_grad = h.T @ (0.25 * slope * given["each"])
-    np.testing.assert_allclose(given["v"] - found["v"], v_grad, rtol=1e-3, atol=1e-5)
+    v_grad = h.T @ (0.25 * slope * inputs["each"])
+    np.testing.assert_allclose(inputs["v"] - result["v"], v_grad, rtol=1e-3, atol=1e-5)
 
 
 def test_a_function_of_all_outputs():
-    given, found, _ = run("joint")
-    assert list(given) == ["x", "y", "targets", "w", "v"]
-    _, logits, value = outputs(given)
-    loss = np.mean(((logits - given["targets"]) * value) ** 2)
-    np.testing.assert_allclose(found["loss"], loss, rtol=1e-4)
+    inputs, result, _ = run("joint")
+    assert list(inputs) == ["x", "y", "targets", "w", "v"]
+    _, logits, value = outputs(inputs)
+    loss = np.mean(((logits - inputs["targets"]) * value) ** 2)
+    np.testing.assert_allclose(result["loss"], loss, rtol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["logits:cross_entropy,value:weighted*0.25", "joint"])
@@ -152,27 +152,32 @@ def test_the_same_in_stages():
     values = draw_inputs(staged)
     main = staged["main"]
     names = param_names(main)
-    given = dict(zip(names, values, strict=True))
+    inputs = dict(zip(names, values, strict=True))
     assert names[:4] == ["x", "y", "logits_targets", "value_targets"]
-    found = Reference(staged).run(values)
+    result = Reference(staged).run(values)
     halves = []
     plain = td.train_step(Heads, loss, rate=1.0)
     for rows in (slice(0, 8), slice(8, 16)):
         halves.append(
             Reference(plain).run(
-                [given[n][rows] if n in names[:4] else given[n] for n in param_names(plain["main"])]
+                [
+                    inputs[n][rows] if n in names[:4] else inputs[n]
+                    for n in param_names(plain["main"])
+                ]
             )
         )
-    np.testing.assert_allclose(found[0], (halves[0][0] + halves[1][0]) / 2, rtol=1e-5)
-    for a, b, c in zip(found[1:3], halves[0][1:3], halves[1][1:3], strict=True):
+    np.testing.assert_allclose(result[0], (halves[0][0] + halves[1][0]) / 2, rtol=1e-5)
+    for a, b, c in zip(result[1:3], halves[0][1:3], halves[1][1:3], strict=True):
         np.testing.assert_allclose(a, (b + c) / 2, rtol=1e-4, atol=1e-6)
 
 
 def test_half_precision():
     mod = td.zoo.llama(size="tiny", layers=1, dtype="bfloat16")
-    one, two = (td.train_step(mod, loss, rate=1.0) for loss in ("cross_entropy", "0:cross_entropy"))
-    assert one.script() == two.script()
-    assert "wide_output" in one.script()
+    single, two = (
+        td.train_step(mod, loss, rate=1.0) for loss in ("cross_entropy", "0:cross_entropy")
+    )
+    assert single.script() == two.script()
+    assert "wide_output" in single.script()
 
 
 @pytest.mark.parametrize(

@@ -54,25 +54,27 @@ def kept(step, name="layer"):
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_the_numbers_are_the_same_bits(name):
     model = getattr(td.zoo, name)(**GPT) if name == "gpt" else td.zoo.llama(size="tiny", layers=2)
-    made = steps(model, (*POLICIES, *MEGATRON, "alternate"))
-    values = draw_inputs(made["none"])
-    found = {policy: Reference(step).run(values) for policy, step in made.items()}
+    created = steps(model, (*POLICIES, *MEGATRON, "alternate"))
+    values = draw_inputs(created["none"])
+    matches = {policy: Reference(step).run(values) for policy, step in created.items()}
     for policy in (*POLICIES[1:], *MEGATRON, "alternate"):
-        assert all(np.array_equal(a, b) for a, b in zip(found["none"], found[policy], strict=True))
+        assert all(
+            np.array_equal(a, b) for a, b in zip(matches["none"], matches[policy], strict=True)
+        )
 
 
 def test_what_is_kept():
     """With widths as models have them: a head is narrow beside the layer, and so is a sequence."""
     seq, hidden = 16, 64
-    made = steps(td.zoo.gpt(**{**GPT, "hidden": hidden, "seq": seq}))
-    sizes = {policy: sum(map(math.prod, kept(step))) for policy, step in made.items()}
+    created = steps(td.zoo.gpt(**{**GPT, "hidden": hidden, "seq": seq}))
+    sizes = {policy: sum(map(math.prod, kept(step))) for policy, step in created.items()}
     assert sizes["none"] > sizes["selective"] > sizes["full"] == 0
     square = (4, HEADS, seq, seq)
-    assert square in kept(made["none"])
-    assert square not in kept(made["selective"])
+    assert square in kept(created["none"])
+    assert square not in kept(created["selective"])
     # What selective keeps are the results of the layer's products with weights.
     products = {(4, seq, hidden), (4, seq, 4 * hidden)}
-    assert set(kept(made["selective"])) == products
+    assert set(kept(created["selective"])) == products
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.1, "dtype": "float16"}])
@@ -80,11 +82,11 @@ def test_core_keeps_all_but_the_scores(options):
     """Korthikanti et al. 2022, section 5: what grows with the square of the sequence."""
     seq, hidden = 64, 64
     model = td.zoo.gpt(**{**GPT, "hidden": hidden, "seq": seq, "positions": seq, **options})
-    made = steps(model, ("none", "core"))
+    created = steps(model, ("none", "core"))
     square = (4, HEADS, seq, seq)
-    found = {policy: Counter(kept(step)) for policy, step in made.items()}
-    assert found["none"][square] >= 1
-    assert found["core"] == Counter({s: n for s, n in found["none"].items() if s != square})
+    matches = {policy: Counter(kept(step)) for policy, step in created.items()}
+    assert matches["none"][square] >= 1
+    assert matches["core"] == Counter({s: n for s, n in matches["none"].items() if s != square})
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -103,11 +105,11 @@ def test_core_keeps_what_the_formula_says(tp):
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_masks_are_kept_and_change_no_bit(name):
     options = {"gpt": {**GPT, "dropout": 0.25}, "llama": {"size": "tiny", "layers": 2}}[name]
-    made = steps(getattr(td.zoo, name)(**options), ("none", "megatron"))
-    values = draw_inputs(made["none"])
-    found = [Reference(step).run(values) for step in made.values()]
-    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
-    masks = [ty for ty in made["megatron"]["layer_forward"].ret_ty.fields[1].fields]
+    created = steps(getattr(td.zoo, name)(**options), ("none", "megatron"))
+    values = draw_inputs(created["none"])
+    matches = [Reference(step).run(values) for step in created.values()]
+    assert all(np.array_equal(a, b) for a, b in zip(*matches, strict=True))
+    masks = [ty for ty in created["megatron"]["layer_forward"].ret_ty.fields[1].fields]
     masks = [tuple(int(n) for n in ty.shape) for ty in masks if str(ty.dtype) == "bool"]
     rows = (GPT["batch"], SEQ, GPT["hidden"])
     square = (GPT["batch"], HEADS, SEQ, SEQ)
@@ -117,14 +119,14 @@ def test_masks_are_kept_and_change_no_bit(name):
 @pytest.mark.parametrize(("dtype", "epsilon"), [("float16", 2**-10), ("bfloat16", 2**-7)])
 def test_a_softmax_is_kept_at_half_precision(dtype, epsilon):
     """The loss has the same bits; a weight's update is off by its rounding, and not by more."""
-    made = steps(td.zoo.gpt(**GPT, dropout=0.25, dtype=dtype), ("none", "megatron"))
+    created = steps(td.zoo.gpt(**GPT, dropout=0.25, dtype=dtype), ("none", "megatron"))
     kinds = {p: Counter(str(t.dtype) for t in s["layer_forward"].ret_ty.fields[1].fields)
-             for p, s in made.items()}  # fmt: skip
+             for p, s in created.items()}  # fmt: skip
     assert kinds["none"]["float32"] == 2 and "float32" not in kinds["megatron"]
-    values = draw_inputs(made["none"])
-    (loss, *wanted), (found, *rest) = (Reference(s).run(values) for s in made.values())
-    assert np.array_equal(loss, found)
-    for a, b in zip(wanted, rest, strict=True):
+    values = draw_inputs(created["none"])
+    (loss, *expected), (result, *rest) = (Reference(s).run(values) for s in created.values())
+    assert np.array_equal(loss, result)
+    for a, b in zip(expected, rest, strict=True):
         a, b = (np.asarray(x, "float64") for x in (a, b))
         assert np.linalg.norm(a - b) <= epsilon * np.linalg.norm(a)
 
@@ -164,14 +166,14 @@ def test_memory_falls_and_work_grows_by_the_forward_part():
     """On one device, as simulated: a full recomputation does the layers' forward work again."""
     model = td.zoo.gpt(**{**GPT, "layers": 8, "batch": 32})
     plan = strategy.make_plan(td.train_step(model), "data_parallel", {"dp": 2})
-    found = {}
+    matches = {}
     for policy, step in steps(model).items():
         program = td.export(td.distribute(step, plan))
         result = td.simulate(program, td.System.load("dgx-a100")).devices[0]
-        found[policy] = (result.peak_memory_bytes, result.flops)
+        matches[policy] = (result.peak_memory_bytes, result.flops)
     forward = td.export(td.distribute(model, strategy.make_plan(model, "data_parallel", {"dp": 2})))
     layer = sum(op.flops for fn, op in forward.executed("main") if fn is forward.functions["layer"])
-    memory, flops = zip(*(found[policy] for policy in POLICIES), strict=True)
+    memory, flops = zip(*(matches[policy] for policy in POLICIES), strict=True)
     assert memory[0] > memory[1] > memory[2]
     assert flops[0] < flops[1] < flops[2]
     # The sums of the last product, and what adds the residual to it, nobody reads.
@@ -229,12 +231,12 @@ class Nested:
 
 def test_selective_runs_no_function_again():
     """What a call costs is not known: its results are kept, and so is the product."""
-    made = steps(Nested, loss="mse")
-    values = draw_inputs(made["none"])
-    results = [Reference(step).run(values) for step in made.values()]
+    created = steps(Nested, loss="mse")
+    values = draw_inputs(created["none"])
+    results = [Reference(step).run(values) for step in created.values()]
     for other in results[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
-    again = {policy: _callees(step["outer_backward"]) for policy, step in made.items()}
+    again = {policy: _callees(step["outer_backward"]) for policy, step in created.items()}
     assert again["none"] == again["selective"] == {"inner_backward"}
     assert again["full"] == {"inner_forward", "inner_backward"} or again["full"] == {
         "inner",

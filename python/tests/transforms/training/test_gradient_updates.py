@@ -41,8 +41,8 @@ class Net:
     ) -> R.Tensor((4, 6), "float32"):
         cls = Net
         with R.dataflow():
-            one = cls.layer(x, a)
-            two = cls.layer(one, b)
+            single = cls.layer(x, a)
+            two = cls.layer(single, b)
             out = R.multiply(two, c)
             R.output(out)
         return out
@@ -58,21 +58,21 @@ def drawn_for(name, like):
     return values.astype(like.dtype) if like.dtype.kind == "f" else like
 
 
-def run(step, /, **given):
+def run(step, /, **inputs):
     """Results by the names of what they update, and the loss; inputs drawn but for those given."""
     main = step["main"]
     names = [str(n) for n in main.attrs["dist.param_names"]]
     drawn = {n: drawn_for(n, v) for n, v in zip(names, draw_inputs(step), strict=True)}
-    drawn.update({k: np.asarray(v, dtype=drawn[k].dtype) for k, v in given.items()})
-    found = Reference(step).run([drawn[name] for name in names])
+    drawn.update({k: np.asarray(v, dtype=drawn[k].dtype) for k, v in inputs.items()})
+    result = Reference(step).run([drawn[name] for name in names])
     updated = [n for n in names if n in main.attrs["dist.training"]["updated"]]
-    return drawn, dict(zip(["loss", *updated], found, strict=True))
+    return drawn, dict(zip(["loss", *updated], result, strict=True))
 
 
-def gradients_of(step_of=Net, **given):
+def gradients_of(step_of=Net, **inputs):
     """What gradient descent at the rate 1 takes off the weights."""
-    drawn, found = run(td.train_step(step_of, "mse", rate=1.0), **given)
-    return {name: drawn[name] - found[name] for name in WEIGHTS}
+    drawn, result = run(td.train_step(step_of, "mse", rate=1.0), **inputs)
+    return {name: drawn[name] - result[name] for name in WEIGHTS}
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +84,10 @@ def test_clipping_scales_all_gradients_by_their_common_norm(gradients):
     norm = np.sqrt(sum((g.astype("float64") ** 2).sum() for g in gradients.values()))
     assert norm > 0.1
     for most in (norm / 3, norm * 3):
-        drawn, found = run(td.train_step(Net, "mse", clip=most, rate=1.0))
+        drawn, result = run(td.train_step(Net, "mse", clip=most, rate=1.0))
         for name in WEIGHTS:
             expected = gradients[name] * min(1.0, most / norm)
-            assert np.allclose(drawn[name] - found[name], expected, rtol=1e-4, atol=1e-6)
+            assert np.allclose(drawn[name] - result[name], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_power_of_two_as_loss_scale_changes_no_bit():
@@ -109,12 +109,12 @@ def test_a_scale_keeps_gradients_that_half_precision_loses():
             return y
 
     ones = np.ones((256, 256))
-    given = {"x": ones, "targets": ones - 2**-11, "w": ones[0], "w.master": ones[0]}
+    inputs = {"x": ones, "targets": ones - 2**-11, "w": ones[0], "w.master": ones[0]}
     options = {"master": True, "rate": 1024.0}
-    lost = run(td.train_step(Half, "mse", **options), **given)[1]
-    kept = run(td.train_step(Half, "mse", loss_scale=2.0**17, **options), **given)[1]
+    lost = run(td.train_step(Half, "mse", **options), **inputs)[1]
+    remaining = run(td.train_step(Half, "mse", loss_scale=2.0**17, **options), **inputs)[1]
     assert np.array_equal(lost["w.master"], ones[0])
-    assert np.array_equal(kept["w.master"], ones[0] - 1024 * 256 * 2.0**-26)
+    assert np.array_equal(remaining["w.master"], ones[0] - 1024 * 256 * 2.0**-26)
 
 
 @pytest.mark.parametrize(
@@ -122,69 +122,73 @@ def test_a_scale_keeps_gradients_that_half_precision_loses():
 )
 def test_a_dynamic_scale_grows_after_many_good_steps(scale, steps, then, count):
     step = td.train_step(Net, "mse", "adam", loss_scale="dynamic")
-    drawn, found = run(step, loss_scale=scale, scale_steps=steps, step=4)
+    drawn, result = run(step, loss_scale=scale, scale_steps=steps, step=4)
     _, plain = run(td.train_step(Net, "mse", "adam"), step=4)
-    assert (found["loss_scale"], found["scale_steps"], found["step"]) == (then, count, 5)
+    assert (result["loss_scale"], result["scale_steps"], result["step"]) == (then, count, 5)
     for name in WEIGHTS:
-        assert np.array_equal(found[name], plain[name]), name
-        assert not np.array_equal(found[name], drawn[name])
+        assert np.array_equal(result[name], plain[name]), name
+        assert not np.array_equal(result[name], drawn[name])
 
 
 def test_a_step_that_overflows_changes_nothing_but_the_scale():
     step = td.train_step(Net, "mse", "adam", loss_scale="dynamic", clip=1.0)
-    drawn, found = run(step, loss_scale=3e38, scale_steps=9, step=4)
-    assert (found["loss_scale"], found["scale_steps"], found["step"]) == (np.float32(1.5e38), 0, 4)
-    for name in set(found) - {"loss", "loss_scale", "scale_steps"}:
-        assert np.array_equal(found[name], drawn[name]), name
+    drawn, result = run(step, loss_scale=3e38, scale_steps=9, step=4)
+    assert (result["loss_scale"], result["scale_steps"], result["step"]) == (
+        np.float32(1.5e38),
+        0,
+        4,
+    )
+    for name in set(result) - {"loss", "loss_scale", "scale_steps"}:
+        assert np.array_equal(result[name], drawn[name]), name
 
 
 def test_the_rate_as_an_input_gives_the_same():
     for name, counted in (("sgd", {}), ("adamw", {"step": 3}), ("lion", {})):
         _, fixed = run(td.train_step(Net, "mse", name, rate=0.125), **counted)
         step = td.train_step(Net, "mse", name, rate_input=True)
-        _, given = run(step, rate=0.125, **counted)
+        _, passed = run(step, rate=0.125, **counted)
         inputs = [str(n) for n in step["main"].attrs["dist.inputs"]]
         assert inputs == ["x", "targets", "rate"]
         for key in fixed:
-            assert np.allclose(fixed[key], given[key], rtol=1e-6, atol=1e-7), (name, key)
+            assert np.allclose(fixed[key], passed[key], rtol=1e-6, atol=1e-7), (name, key)
 
 
 def test_lion(gradients):
     step = td.train_step(Net, "mse", "lion", rate=0.1, decay=0.5)
-    drawn, found = run(step)
+    drawn, result = run(step)
     for name in WEIGHTS:
         w, m, g = drawn[name], drawn[f"{name}.m"], gradients[name]
         near = 0.9 * m + 0.1 * g
         sure = np.abs(near) > 1e-5
         expected = w - 0.1 * (np.sign(near) + 0.5 * w)
         assert sure.sum() > 0.9 * sure.size
-        assert np.allclose(found[name][sure], expected[sure], rtol=1e-4, atol=1e-5)
-        assert np.allclose(found[f"{name}.m"], 0.99 * m + 0.01 * g, rtol=1e-4, atol=1e-6)
+        assert np.allclose(result[name][sure], expected[sure], rtol=1e-4, atol=1e-5)
+        assert np.allclose(result[f"{name}.m"], 0.99 * m + 0.01 * g, rtol=1e-4, atol=1e-6)
 
 
 def test_decay_of_adam_is_added_to_the_gradient():
     """As torch.optim.Adam has it, and AdamW has not."""
     decay = 0.25
-    drawn, found = run(td.train_step(Net, "mse", "adam", decay=decay), step=0)
+    drawn, result = run(td.train_step(Net, "mse", "adam", decay=decay), step=0)
     plain = gradients_of()
     for name in WEIGHTS:
         grad = plain[name] + decay * drawn[name]
         m = 0.9 * drawn[f"{name}.m"] + 0.1 * grad
-        assert np.allclose(found[f"{name}.m"], m, rtol=1e-4, atol=1e-6)
+        assert np.allclose(result[f"{name}.m"], m, rtol=1e-4, atol=1e-6)
 
 
 def test_masters_take_the_update_and_weights_are_rounded():
     mod = td.zoo.llama(size="tiny", layers=1, dtype="float16")
     step = td.train_step(mod, optimizer="adamw", master=True, rate=1e-4)
-    drawn, found = run(step, step=3)
-    masters = [n for n in found if n.endswith(".master")]
+    drawn, result = run(step, step=3)
+    masters = [n for n in result if n.endswith(".master")]
     half = [n for n in drawn if f"{n}.master" in drawn]
     assert len(masters) == len(half) > 10
     for name in half:
-        assert found[f"{name}.master"].dtype == np.float32
-        assert np.array_equal(found[name], found[f"{name}.master"].astype("float16"))
-        assert not np.array_equal(found[f"{name}.master"], drawn[f"{name}.master"])
-        assert found[f"{name}.m"].dtype == found[f"{name}.v"].dtype == np.float32
+        assert result[f"{name}.master"].dtype == np.float32
+        assert np.array_equal(result[name], result[f"{name}.master"].astype("float16"))
+        assert not np.array_equal(result[f"{name}.master"], drawn[f"{name}.master"])
+        assert result[f"{name}.m"].dtype == result[f"{name}.v"].dtype == np.float32
 
 
 def test_stages_that_train_nothing_are_refused_as_a_step_at_once_is():
@@ -195,10 +199,10 @@ def test_stages_that_train_nothing_are_refused_as_a_step_at_once_is():
 def test_frozen_weights_stay_and_have_no_states():
     step = td.train_step(Net, "mse", "adam", frozen=["b"])
     whole = run(td.train_step(Net, "mse", "adam"), step=3)[1]
-    _, found = run(step, step=3)
-    assert sorted(found) == ["a", "a.m", "a.v", "c", "c.m", "c.v", "loss", "step"]
-    for name in found:
-        assert np.array_equal(found[name], whole[name]), name
+    _, result = run(step, step=3)
+    assert sorted(result) == ["a", "a.m", "a.v", "c", "c.m", "c.v", "loss", "step"]
+    for name in result:
+        assert np.array_equal(result[name], whole[name]), name
     # The layer that is not trained hands its gradient on, and makes none of its weight.
     layers = [str(gv.name_hint) for gv in step.functions if "layer_backward" in str(gv.name_hint)]
     assert sorted(len(step[name].ret_ty.fields) for name in layers) == [1, 1]

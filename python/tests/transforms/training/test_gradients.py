@@ -41,12 +41,12 @@ MARKED = {f"relax.{name}" for name in MARKS}
 def first_cases():
     """One call of each op that the table of gradients has none of: the first with floats."""
     known = {c.op for c in CASES}
-    found = {}
-    for one in TABLE:
-        skipped = one.op in known or one.op in found or one.op in (*REFUSED, *STOPS, *COARSE)
-        if not skipped and h.is_differentiable(one):
-            found[one.op] = one
-    return list(found.values())
+    matches = {}
+    for each in TABLE:
+        skipped = each.op in known or each.op in matches or each.op in (*REFUSED, *STOPS, *COARSE)
+        if not skipped and h.is_differentiable(each):
+            matches[each.op] = each
+    return list(matches.values())
 
 
 PROVED = [*CASES, *first_cases()]
@@ -54,13 +54,13 @@ PROVED = [*CASES, *first_cases()]
 
 @pytest.fixture(scope="module")
 def checks():
-    found = h.Checks()
-    for one in PROVED:
+    result = h.Checks()
+    for each in PROVED:
         # what becomes of running statistics has no gradient
-        found.add(one, (0,) if one.op in FIRST else None)
+        result.add(each, (0,) if each.op in FIRST else None)
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-        found.machine.compile()
-    return found
+        result.machine.compile()
+    return result
 
 
 @pytest.mark.parametrize("name", [c.name for c in PROVED])
@@ -82,36 +82,36 @@ def test_every_op_with_a_rule_is_accounted_for():
 
 def test_backward_parts_hold_nothing_unused():
     """What no gradient reads is not written, in the text or for the passes that read it."""
-    for one in PROVED:
-        if one.numpy is not None or one.op.removeprefix("relax.") in STEPS:
+    for each in PROVED:
+        if each.numpy is not None or each.op.removeprefix("relax.") in STEPS:
             continue
-        results = (0,) if one.op in FIRST else None
-        fn = h.backward(one, "float32", results)["main"]
+        results = (0,) if each.op in FIRST else None
+        fn = h.backward(each, "float32", results)["main"]
         bindings = list(all_bindings(fn.body))
         used = {v for b in bindings for v in variables(b.value)} | set(variables(fn.body.body))
         bindings = [b for b in bindings if not isinstance(b.value, relax.Tuple)]  # it costs nothing
-        assert [b.var.name for b in bindings if b.var not in used] == [], one.name
+        assert [b.var.name for b in bindings if b.var not in used] == [], each.name
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_has_none_is_refused_by_name(name):
     calls = [c for c in TABLE if c.op == name and h.is_differentiable(c)]
-    for one in calls[:1]:
+    for each in calls[:1]:
         with pytest.raises(ModelError, match=rf"DIST0350.*{name}"):
-            h.backward(one)
+            h.backward(each)
 
 
 def gradients(call, *values, weight=None):
     """Gradients of the sum of a call's result, each times its weight."""
-    made = h.Checks()
-    made.add(case(call))
-    made.machine.compile()
-    (name,) = made.cases
-    function = made.cases[name][1]
+    created = h.Checks()
+    created.add(case(call))
+    created.machine.compile()
+    (name,) = created.cases
+    function = created.cases[name][1]
     shapes = [[int(n) for n in p.ty.shape] for p in function.params[len(values) :]]
     weights = [np.ones(s) if weight is None else np.asarray(weight) for s in shapes]
     arrays = [np.asarray(v, str(p.ty.dtype)) for v, p in zip(values, function.params, strict=False)]
-    return [g.tolist() for g in made.run(name, arrays, weights)[1:]]
+    return [g.tolist() for g in created.run(name, arrays, weights)[1:]]
 
 
 TIES = {
@@ -147,15 +147,15 @@ TIES = {
 
 @pytest.mark.parametrize("what", TIES)
 def test_conventions(what):
-    call, values, wanted = TIES[what]
-    for found, expected in zip(gradients(call, *values), wanted, strict=True):
-        assert np.allclose(found, expected)
+    call, values, reference = TIES[what]
+    for result, expected in zip(gradients(call, *values), reference, strict=True):
+        assert np.allclose(result, expected)
 
 
 def test_sums_from_the_end_keep_small_terms():
     """Differences of sums, as TVM's gradient of a cumsum takes them, lose them to a large one."""
-    found = gradients(op.cumsum(var(4), 0), np.zeros(4), weight=[1e17, 1, 1, 1])
-    assert found[0][1:] == [3, 2, 1]
+    result = gradients(op.cumsum(var(4), 0), np.zeros(4), weight=[1e17, 1, 1, 1])
+    assert result[0][1:] == [3, 2, 1]
 
 
 #: What TVM takes no operand of, of the types of half precision.
@@ -168,15 +168,15 @@ NOT_TYPED = {
 @pytest.mark.parametrize("dtype", NOT_TYPED)
 def test_gradients_of_half_precision_are_typed(dtype):
     """Each has the type of its operand; none needs a wider one."""
-    for one in PROVED:
-        if one.op in NOT_TYPED[dtype]:
+    for each in PROVED:
+        if each.op in NOT_TYPED[dtype]:
             continue
-        mod = h.backward(one, dtype, (0,) if one.op in FIRST else None)
+        mod = h.backward(each, dtype, (0,) if each.op in FIRST else None)
         fn = mod["main"]
         floats = [p.ty for p in fn.params if str(p.ty.dtype) == dtype]
-        found = list(fn.ret_ty.fields)[-len(floats) :]
-        for operand, gradient in zip(floats, found, strict=True):
-            assert tvm_ffi.structural_equal(operand, gradient), one.name
+        result = list(fn.ret_ty.fields)[-len(floats) :]
+        for operand, gradient in zip(floats, result, strict=True):
+            assert tvm_ffi.structural_equal(operand, gradient), each.name
 
 
 def test_norms_of_half_precision_take_their_statistics_in_float32():
@@ -188,8 +188,8 @@ def test_norms_of_half_precision_take_their_statistics_in_float32():
     rng = np.random.default_rng(0)
     x, g = rng.uniform(2, 3, (rows, width)), np.ones(width)
     w = rng.uniform(0.5, 1.5, (rows, width))
-    given = [x.astype("float16"), g.astype("float16"), w]
-    found = vm["main"](*(tvm.runtime.tensor(v) for v in given))[1].numpy()
+    inputs = [x.astype("float16"), g.astype("float16"), w]
+    result = vm["main"](*(tvm.runtime.tensor(v) for v in inputs))[1].numpy()
     scale = 1 / np.sqrt((x**2).mean(1, keepdims=True))
-    wanted = scale * (w - x * scale**2 * (w * x).mean(1, keepdims=True))
-    assert np.abs(found - wanted).max() < 2e-3
+    expected = scale * (w - x * scale**2 * (w * x).mean(1, keepdims=True))
+    assert np.abs(result - expected).max() < 2e-3

@@ -23,22 +23,22 @@ def _pool_gradient(dtype: str, x: np.ndarray) -> np.ndarray:
             pooled = builder.emit(nn.max_pool2d(var, (3, 3), (2, 2), (1, 1)))
             total = builder.emit(relax.op.sum(pooled))
             steps = [relax.VarBinding(v, builder.lookup_binding(v)) for v in (pooled, total)]
-            (found,) = reverse(builder, steps, total, [var])
-            out = builder.emit_output(relax.op.astype(found, "float32"))
+            (result,) = reverse(builder, steps, total, [var])
+            out = builder.emit_output(relax.op.astype(result, "float32"))
         builder.emit_func_output(out)
-    (made,) = Reference(builder.get()).run([x])
-    return np.asarray(made)
+    (created,) = Reference(builder.get()).run([x])
+    return np.asarray(created)
 
 
 def test_the_gradient_of_a_max_pool() -> None:
     """Small whole numbers, all different in a window: the same as in float32."""
     x = np.random.default_rng(0).permutation(128).reshape(1, 2, 8, 8)
-    got, wanted = (
+    got, expected = (
         _pool_gradient(name, x.astype(kind))
         for name, kind in (("bfloat16", HALF), ("float32", np.float32))
     )
-    np.testing.assert_array_equal(got, wanted)
-    assert wanted.max() > 1  # windows overlap
+    np.testing.assert_array_equal(got, expected)
+    assert expected.max() > 1  # windows overlap
 
 
 def test_a_batched_product_of_17_columns() -> None:
@@ -53,6 +53,6 @@ def test_a_batched_product_of_17_columns() -> None:
         with builder.dataflow():
             out = builder.emit_output(matmul(*params))
         builder.emit_func_output(out)
-    (made,) = Reference(builder.get()).run(values)
-    wanted = values[0].astype(np.float32) @ values[1].astype(np.float32)
-    np.testing.assert_array_equal(np.asarray(made).astype(np.float32), wanted)
+    (created,) = Reference(builder.get()).run(values)
+    expected = values[0].astype(np.float32) @ values[1].astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(created).astype(np.float32), expected)

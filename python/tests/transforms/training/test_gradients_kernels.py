@@ -102,11 +102,11 @@ def _own_pairs(monkeypatch):
         monkeypatch.setattr(primfuncs, name, {})
 
 
-def fault(one):
+def fault(single):
     checks = h.Checks()
-    checks.add(one)
+    checks.add(single)
     checks.machine.compile()
-    return checks.fault(one.name)
+    return checks.fault(single.name)
 
 
 def test_a_kernel_is_differentiated_by_its_pair():
@@ -116,8 +116,8 @@ def test_a_kernel_is_differentiated_by_its_pair():
 
 def test_a_writer_of_relax():
     register_primfunc_gradient("scaled", written)
-    said = fault(kernel_case("scaled"))
-    assert said is not None and said.startswith("operand 1"), "the scale counts as constant"
+    message = fault(kernel_case("scaled"))
+    assert message is not None and message.startswith("operand 1"), "the scale counts as constant"
 
 
 @pytest.mark.parametrize("private", [False, True])

@@ -67,12 +67,12 @@ class RandomChain:
 
     def of(self, chosen: tuple[CallOption, ...]) -> tuple[int, int]:
         """Peak and time of a way."""
-        kept, peak = 0, self.gaps[0]
+        remaining, peak = 0, self.gaps[0]
         for link, option, gap in zip(self.links, chosen, self.gaps[1:], strict=True):
-            peak = max(peak, kept + link.before_forward + option.forward_bytes)
-            peak = max(peak, kept + link.before_backward + option.backward_bytes)
-            kept += option.kept_bytes
-            peak = max(peak, kept + gap)
+            peak = max(peak, remaining + link.before_forward + option.forward_bytes)
+            peak = max(peak, remaining + link.before_backward + option.backward_bytes)
+            remaining += option.kept_bytes
+            peak = max(peak, remaining + gap)
         return peak, sum(option.time for option in chosen)
 
 
@@ -99,34 +99,34 @@ def _random_function(rng: np.random.Generator) -> relax.Function:
     w = relax.Var("w", relax.TensorType([8, 8], "float32"))
     with builder.function("f", [x, w]):
         with builder.dataflow():
-            made = [x]
+            created = [x]
             for _ in range(rng.integers(4, 8)):
-                a, b = (made[i] for i in rng.integers(0, len(made), 2))
+                a, b = (created[i] for i in rng.integers(0, len(created), 2))
                 kind = rng.integers(3)
                 value = R.matmul(a, w) if kind == 0 else R.multiply(a, b) if kind == 1 else R.exp(a)
                 if rng.random() < 0.3:
                     value = R.mean(builder.emit(value), axis=[1], keepdims=True)
                     value = R.broadcast_to(builder.emit(value), (4, 8))
-                made.append(builder.emit(value))
-            out = builder.emit_output(R.add(made[-1], made[-2]))
+                created.append(builder.emit(value))
+            out = builder.emit_output(R.add(created[-1], created[-2]))
         builder.emit_func_output(out)
     return builder.get()["f"]
 
 
 def _all_choices(bindings: list[Any], read: list[Any], times: ValueTimes) -> list[tuple[int, int]]:
     """Bytes and time of every set of values that could be kept."""
-    found = []
+    matches = []
     for flags in itertools.product((False, True), repeat=len(bindings)):
-        kept = {b.var for b, flag in zip(bindings, flags, strict=True) if flag}
-        wanted, size_bytes, time = set(read), 0, 0
+        remaining = {b.var for b, flag in zip(bindings, flags, strict=True) if flag}
+        expected, size_bytes, time = set(read), 0, 0
         for binding in reversed(bindings):
-            if binding.var in wanted and binding.var in kept:
+            if binding.var in expected and binding.var in remaining:
                 size_bytes += kept_bytes([binding.var])
-            elif binding.var in wanted:
+            elif binding.var in expected:
                 time += times.of(binding.value)
-                wanted.update(variables(binding.value))
-        found.append((size_bytes, time))
-    return found
+                expected.update(variables(binding.value))
+        matches.append((size_bytes, time))
+    return matches
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -198,10 +198,10 @@ def test_the_chain_of_a_model_says_what_simulation_says():
     _, links, gaps = chain_of(writer, writer.run(), Auto())
     for policy in [option.policy for option in links[0].options]:
         chosen = tuple(o for link in links for o in link.options if o.policy == policy)
-        said = RandomChain(links, gaps).of(chosen)[0]
-        found = peak(td.train_step(model, recompute=policy, system=A100))
+        message = RandomChain(links, gaps).of(chosen)[0]
+        result = peak(td.train_step(model, recompute=policy, system=A100))
         # Constants of all functions that are tried are counted, a few scalars each.
-        assert found <= said <= found + 4096
+        assert result <= message <= result + 4096
 
 
 def test_no_written_step_within_the_bound_does_less():
@@ -212,12 +212,12 @@ def test_no_written_step_within_the_bound_does_less():
     for way in itertools.product(known, repeat=3):
         step = td.train_step(model, "mse", recompute={"layer": "+".join(way)})
         ways[way] = (peak(step), flops(step))
-    bounds = sorted({found for found, _ in ways.values()})
+    bounds = sorted({result for result, _ in ways.values()})
     assert len(bounds) > 4
     for bound in bounds:
         step = auto(model, bound + 256)  # constants
         assert peak(step) <= bound + 256
-        assert flops(step) <= min(done for found, done in ways.values() if found <= bound)
+        assert flops(step) <= min(done for result, done in ways.values() if result <= bound)
 
 
 @pytest.mark.parametrize("share", [0.8, 0.5, 0.2, 0.0])
@@ -285,9 +285,9 @@ def test_a_plan_that_says_otherwise_is_refused():
     plan = strategy.make_plan(step, "data_parallel", {"dp": 2})
     data = plan.to_dict()
     assert data["recompute"] == {"layer": "full"}
-    for said in ({"layer": "none"}, {"layer": "full*1+none"}, {"other": "full"}):
+    for message in ({"layer": "none"}, {"layer": "full*1+none"}, {"other": "full"}):
         with pytest.raises(DistIRError, match=r"DIST0229.*train_step"):
-            td.distribute(step, td.Plan.from_dict({**data, "recompute": said}))
+            td.distribute(step, td.Plan.from_dict({**data, "recompute": message}))
     td.distribute(step, td.Plan.from_dict({**data, "recompute": {"*": "full*7"}}))
     with pytest.raises(DistIRError, match=r'DIST0221.*recompute is "fully".*full'):
         td.Plan.from_dict({**data, "recompute": {"layer": "fully"}})

@@ -62,25 +62,27 @@ def test_the_least_of_all_ways_beside_others(seed: int) -> None:
     gaps = [int(n) for n in rng.integers(0, 40, len(links) + 1)]
     crowds = [(int(n), int(more)) for n, more in rng.integers(0, 30, (3, 2))]
 
-    def needed(kept: int, need: int) -> int:
-        return max(more + times * kept + need for times, more in crowds)
+    def needed(remaining: int, need: int) -> int:
+        return max(more + times * remaining + need for times, more in crowds)
 
-    found = []
+    matches = []
     for chosen in itertools.product(*(link.options for link in links)):
-        kept, need = 0, gaps[0]
+        remaining, need = 0, gaps[0]
         for link, option, gap in zip(links, chosen, gaps[1:], strict=True):
-            need = max(need, kept + link.before_forward + option.forward_bytes)
-            need = max(need, kept + link.before_backward + option.backward_bytes)
-            kept += option.kept_bytes
-            need = max(need, kept + gap)
-        found.append((needed(kept, need), sum(o.time for o in chosen)))
-    for bound in {int(b) for b in rng.choice([b for b, _ in found], 5)}:
-        ways = all_ways(links, gaps, lambda kept, need, b=bound: needed(kept, need) <= b, bound)
+            need = max(need, remaining + link.before_forward + option.forward_bytes)
+            need = max(need, remaining + link.before_backward + option.backward_bytes)
+            remaining += option.kept_bytes
+            need = max(need, remaining + gap)
+        matches.append((needed(remaining, need), sum(o.time for o in chosen)))
+    for bound in {int(b) for b in rng.choice([b for b, _ in matches], 5)}:
+        ways = all_ways(
+            links, gaps, lambda remaining, need, b=bound: needed(remaining, need) <= b, bound
+        )
         least = min(ways, key=lambda way: way.time)
         assert needed(least.kept_bytes, least.need_bytes) <= bound
         assert least.time == sum(o.time for o in least.options(links))
-        assert least.time == min(time for bytes_, time in found if bytes_ <= bound)
-    assert not all_ways(links, gaps, lambda k, n: needed(k, n) < min(found)[0], 100)
+        assert least.time == min(time for bytes_, time in matches if bytes_ <= bound)
+    assert not all_ways(links, gaps, lambda k, n: needed(k, n) < min(matches)[0], 100)
 
 
 @functools.cache
@@ -102,11 +104,11 @@ def staged(name: str, recompute: Any, model: Any = None, **options: Any) -> Any:
 
 
 def simulated(step: Any) -> Any:
-    found = Pipeline.of(step).schedule
-    text = f"pipeline:schedule={found.kind},micro_batches={MICROS}"
-    text += f",chunks={found.chunks}" if found.kind == "interleaved" else ""
-    text += ",stash=1" if found.stash else ""
-    plan = strategy.make_plan(step, text, {"pp": found.stages})
+    result = Pipeline.of(step).schedule
+    text = f"pipeline:schedule={result.kind},micro_batches={MICROS}"
+    text += f",chunks={result.chunks}" if result.kind == "interleaved" else ""
+    text += ",stash=1" if result.stash else ""
+    plan = strategy.make_plan(step, text, {"pp": result.stages})
     return td.simulate(td.export(td.distribute(step, plan)), A100)
 
 
@@ -131,11 +133,11 @@ def measured(name: str, model: Any, loss: str, optimizer: str) -> StageKinds:
     copied = relax.utils.copy_with_new_vars(main)
     params = Parameters(copied, data_positions(main), 0, recipe, functions)
     schedule = Schedule(**SCHEDULES[name], micro_batches=MICROS)
-    written = StagedStep(params, recipe, functions, schedule).run(model.attrs)
-    functions_of = [note.function for note in written.pipeline.stages]
+    output = StagedStep(params, recipe, functions, schedule).run(model.attrs)
+    functions_of = [note.function for note in output.pipeline.stages]
     known = list(dict.fromkeys(functions_of))
-    memories = [memory_of(written, functions_of.index(one), Auto()) for one in known]
-    return StageKinds(memories, [known.index(one) for one in functions_of], schedule)
+    memories = [memory_of(output, functions_of.index(each), Auto()) for each in known]
+    return StageKinds(memories, [known.index(each) for each in functions_of], schedule)
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
@@ -145,13 +147,13 @@ def test_what_is_said_of_a_stage_is_what_simulation_says(name: str, policy: str)
     devices = simulated(staged(name, policy, gpt(4), optimizer="adam")).devices
     for kind, (memory, device) in enumerate(zip(kinds.memories, devices, strict=True)):
         links = [
-            replace(one, options=tuple(o for o in one.options if o.policy == policy))
-            for one in memory.links
+            replace(each, options=tuple(o for o in each.options if o.policy == policy))
+            for each in memory.links
         ]
         (way,) = all_ways(links, memory.gaps, lambda *_: True, 1 << 40)
-        said = kinds.needed(kind, kinds.stash(kind, way), way.need_bytes)
-        assert device.peak_memory_bytes <= max(said, kinds.end)
-        assert said <= device.peak_memory_bytes + memory.constants
+        message = kinds.needed(kind, kinds.stash(kind, way), way.need_bytes)
+        assert device.peak_memory_bytes <= max(message, kinds.end)
+        assert message <= device.peak_memory_bytes + memory.constants
 
 
 def test_no_written_step_within_the_bound_does_less() -> None:
@@ -164,7 +166,7 @@ def test_no_written_step_within_the_bound_does_less() -> None:
     ways = {}
     for way in itertools.product(known, repeat=4):
         devices = simulated(staged("1f1b", {"layer": "+".join(way)}, model, **options)).devices
-        ways[way] = [(one.peak_memory_bytes, one.flops) for one in devices]
+        ways[way] = [(lane.peak_memory_bytes, lane.flops) for lane in devices]
     bounds = sorted({peak for devices in ways.values() for peak, _ in devices})
     assert len(bounds) > 8
     kinds = measured("1f1b", model, "mse", "sgd")
@@ -174,11 +176,11 @@ def test_no_written_step_within_the_bound_does_less() -> None:
         if bound + slack < lowest:
             continue
         devices = simulated(staged("1f1b", auto(bound + slack), model, **options)).devices
-        for rank, one in enumerate(devices):
-            assert one.peak_memory_bytes <= bound + slack
-            fit = [own[rank][1] for own in ways.values() if own[rank][0] <= bound]
+        for rank, single in enumerate(devices):
+            assert single.peak_memory_bytes <= bound + slack
+            fit = [local[rank][1] for local in ways.values() if local[rank][0] <= bound]
             if fit:
-                assert one.flops <= min(fit)
+                assert single.flops <= min(fit)
                 reached += 1
     assert reached > 8
 
@@ -189,8 +191,8 @@ def test_a_step_keeps_within_its_bound(name: str) -> None:
     options: dict[str, Any] = {"optimizer": "adam"}
     if name == "stash":
         options = {"model": layers(4), "loss": "mse"}
-    kept = simulated(staged(name, "none", **options))
-    needed, most = least(name, **options), kept.peak_memory_bytes
+    remaining = simulated(staged(name, "none", **options))
+    needed, most = least(name, **options), remaining.peak_memory_bytes
     with pytest.raises(InfeasibleError):
         staged(name, auto(0.99 * needed), **options)
     times = []
@@ -200,7 +202,9 @@ def test_a_step_keeps_within_its_bound(name: str) -> None:
         assert result.peak_memory_bytes <= bound
         times.append(result.time_s)
     assert times[0] >= times[1] >= times[2]
-    assert simulated(staged(name, auto(1.3 * max(most, needed)), **options)).time_s == kept.time_s
+    assert (
+        simulated(staged(name, auto(1.3 * max(most, needed)), **options)).time_s == remaining.time_s
+    )
     if "bubble" not in name:  # what waits for gradients of weights leaves little to make again
         assert needed < 0.9 * most
 
@@ -212,9 +216,9 @@ def test_the_numbers_are_the_same_bits(name: str) -> None:
     step = staged(name, auto((least_bytes + most) / 2))
     assert policies_of(step)
     values = draw_inputs(step)
-    wanted = Reference(RunInTurn()(plain)).run(values)
-    found = Reference(RunInTurn()(step)).run(values)
-    assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    expected = Reference(RunInTurn()(plain)).run(values)
+    result = Reference(RunInTurn()(step)).run(values)
+    assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
 
 
 def test_the_choice_stands_in_the_plan_and_makes_the_step_again() -> None:
@@ -230,21 +234,21 @@ def test_the_choice_stands_in_the_plan_and_makes_the_step_again() -> None:
 
 def test_calls_have_policies_by_their_number_in_the_whole_model() -> None:
     """Stages of which the calls make other things again are of other kinds."""
-    one = staged("1f1b-4", "layer=full*3+none")
-    assert policies_of(one) == {"layer": "full*3+none*1"}
-    functions = [note.function for note in Pipeline.of(one).stages]
+    single = staged("1f1b-4", "layer=full*3+none")
+    assert policies_of(single) == {"layer": "full*3+none*1"}
+    functions = [note.function for note in Pipeline.of(single).stages]
     assert functions == ["stage0", "stage1", "stage2", "stage3"]
     functions = [note.function for note in Pipeline.of(staged("1f1b-4", "full")).stages]
     assert functions == ["stage0", "stage1", "stage1", "stage3"]
-    text = one.script()
+    text = single.script()
     calls = re.findall(r"def (part\d)_backward\(.*?\n(?=    @R|\Z)", text, re.DOTALL)
     assert calls
-    found = [
+    matches = [
         re.findall(r"cls\.layer_backward(\w*)\(", body)
         for body in re.split(r"\n    def ", text)
         if re.match(r"part\d_backward\(", body)
     ]
-    assert found == [["_full", "_full"], ["", "_full"], [""] * 2, [""] * 2]
+    assert matches == [["_full", "_full"], ["", "_full"], [""] * 2, [""] * 2]
 
 
 def test_parts_of_a_mesh() -> None:

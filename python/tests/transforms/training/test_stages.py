@@ -55,10 +55,10 @@ def _staged(
 @pytest.mark.parametrize("micros", [1, 2, 4, 8])
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
-    names, values, wanted = _whole(tied=True)
+    names, values, expected = _whole(tied=True)
     turn = RunInTurn()(_staged("1f1b", stages, micros))
     assert param_names(turn["main"]) == names
-    assert_close(Reference(turn).run(values), wanted)
+    assert_close(Reference(turn).run(values), expected)
 
 
 @pytest.mark.parametrize("micros", [1, 2, 4, 8])
@@ -67,24 +67,24 @@ def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
 def test_every_schedule_gives_the_weights_of_one_device(
     kind: str, stages: int, micros: int
 ) -> None:
-    _, values, wanted = _whole(tied=True)
+    _, values, expected = _whole(tied=True)
     step = _staged(kind, stages, micros)
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
     programs = ExpandSchedule()(local)
     check_level(programs, 5)
-    assert_close(td.run(programs, values, engine="virtual"), wanted)
+    assert_close(td.run(programs, values, engine="virtual"), expected)
 
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_values_that_pass_stages_and_weights_of_one_stage(skip: bool) -> None:
-    _, values, wanted = _whole(tied=False, skip=skip)
+    _, values, expected = _whole(tied=False, skip=skip)
     step = _staged("1f1b", 4, 4, tied=False, skip=skip)
     pipeline = Pipeline.of(step)
     assert pipeline is not None
     passed = [sum(w.startswith("activation") for w in s.params) for s in pipeline.stages]
     assert passed == ([0, 1, 2, 2] if skip else [0, 1, 1, 1])
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
-    assert_close(td.run(ExpandSchedule()(local), values, engine="virtual"), wanted)
+    assert_close(td.run(ExpandSchedule()(local), values, engine="virtual"), expected)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_activations_in_flight_while_running(kind: str, most: list[int]) -> None
     step = _staged(kind, 4, 8)
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
     program = td.export(ExpandSchedule()(local))
-    found = []
+    matches = []
     for entry in program.entries:
         flying = high = 0
         for op in program.functions[entry.function].ops:
@@ -105,13 +105,13 @@ def test_activations_in_flight_while_running(kind: str, most: list[int]) -> None
             flying -= name.startswith("part") and "_backward" in name and "_weights" not in name
             high = max(high, flying)
         assert flying == 0
-        found.append(high)
-    assert found == most
+        matches.append(high)
+    assert matches == most
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes", "mpi"])
 def test_engines_agree(engine: str) -> None:
-    _, values, wanted = _whole(tied=True)
+    _, values, expected = _whole(tied=True)
     chosen = td.runtime.engine(engine)
     try:
         chosen.check_available()
@@ -119,7 +119,7 @@ def test_engines_agree(engine: str) -> None:
         pytest.skip(str(missing))
     step = _staged("1f1b", 2, 4)
     plan = make_plan(step, "pipeline:micro_batches=4+zero:stage=1", {"pp": 2, "dp": 2})
-    assert_close(td.run(td.distribute(step, plan), values, engine=chosen), wanted)
+    assert_close(td.run(td.distribute(step, plan), values, engine=chosen), expected)
 
 
 def test_stashed_weights_of_one_stage_are_steps_one_after_the_other() -> None:
@@ -129,12 +129,12 @@ def test_stashed_weights_of_one_stage_are_steps_one_after_the_other() -> None:
     turn = RunInTurn()(step)
     values = draw_inputs(turn, seed=1)
     got = Reference(turn).run(values)
-    one = Reference(td.train_step(tower(2, 2), loss="mse", optimizer="adam"))
-    kept, losses = values[2:], []
+    single = Reference(td.train_step(tower(2, 2), loss="mse", optimizer="adam"))
+    remaining, losses = values[2:], []
     for micro in range(4):
-        loss, *kept = one.run([values[0][micro::4], values[1][micro::4], *kept])
+        loss, *remaining = single.run([values[0][micro::4], values[1][micro::4], *remaining])
         losses.append(loss)
-    assert_close(got, [np.mean(losses, dtype="float32"), *kept])
+    assert_close(got, [np.mean(losses, dtype="float32"), *remaining])
 
 
 @pytest.mark.parametrize("kind", ["1f1b", "gpipe", "zero_bubble", "interleaved"])
@@ -145,14 +145,14 @@ def test_backward_parts_read_the_weights_that_forward_parts_read(kind: str) -> N
     step = td.train_step(tower(4, 2, tied=False), schedule=schedule, **options)
     turn = RunInTurn()(step)
     values = draw_inputs(turn, seed=1)
-    wanted = Reference(turn).run(values)
+    expected = Reference(turn).run(values)
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 2}))
-    assert_close(td.run(ExpandSchedule()(local), values, engine="virtual"), wanted)
+    assert_close(td.run(ExpandSchedule()(local), values, engine="virtual"), expected)
     together = td.train_step(
         tower(4, 2, tied=False), schedule={**schedule, "stash": False}, **options
     )
     other = Reference(RunInTurn()(together)).run(values)
-    assert max(float(np.max(np.abs(a - b))) for a, b in zip(wanted, other, strict=True)) > 0.01
+    assert max(float(np.max(np.abs(a - b))) for a, b in zip(expected, other, strict=True)) > 0.01
     with pytest.raises(ModelError, match="several stages"):
         td.train_step(tower(4, 2), schedule=schedule, **options)
 
@@ -163,12 +163,12 @@ def test_stages_alike_share_a_function() -> None:
     assert pipeline is not None
     assert [s.function for s in pipeline.stages] == ["stage0", "stage1", "stage1", "stage3"]
     assert pipeline.stages[1].params[2:4] != pipeline.stages[2].params[2:4]
-    assert [one.stages for one in pipeline.sums] == [(0, 3), (0, 1, 2, 3)]
+    assert [each.stages for each in pipeline.sums] == [(0, 3), (0, 1, 2, 3)]
 
 
 def test_stages_on_meshes_of_their_own() -> None:
     """A stage on four devices of two axes, the next one on two of one axis, far away."""
-    _, values, wanted = _whole(tied=True)
+    _, values, expected = _whole(tied=True)
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2, "meshes": ["wide", "narrow"]}
     step = td.train_step(tower(LAYERS, BATCH // 2), schedule=schedule, **OPTIONS)
     wide = MeshSpec("wide", {"dp": 2, "tp": 2})
@@ -182,12 +182,12 @@ def test_stages_on_meshes_of_their_own() -> None:
         for rule in compose(step, mesh, text).rules
         if rule.function == function
     ]
-    plan = Plan((wide, narrow), tuple(rules), schedule=Schedule.known(schedule))
+    plan = Plan((wide, narrow), tuple(rules), schedule=Schedule.resolve(schedule))
     programs = ExpandSchedule()(td.distribute(step, Plan.from_dict(plan.to_dict())))
     check_level(programs, 5)
     ranks = [entry.ranks for entry in td.runtime.entries(programs)]
     assert ranks == [(0, 1, 2, 3), (10, 11)]
-    assert_close(td.run(programs, values, engine="virtual"), wanted)
+    assert_close(td.run(programs, values, engine="virtual"), expected)
 
 
 def test_halves_of_the_backward_part_share_the_products() -> None:
@@ -238,19 +238,19 @@ def test_every_level_prints_and_parses_back() -> None:
         levels[str(make.info.name)] = mod = make(mod)
     levels["local"] = mod = LowerDistIR()(mod)
     levels["programs"] = ExpandSchedule()(mod)
-    for name, one in levels.items():
-        again = tvm.script.from_source(one.script(show_meta=True))
-        assert tvm_ffi.structural_equal(again, one), name
+    for name, single in levels.items():
+        again = tvm.script.from_source(single.script(show_meta=True))
+        assert tvm_ffi.structural_equal(again, single), name
 
 
 def test_collectives_split_for_overlap_stay_in_their_units() -> None:
-    _, values, wanted = _whole(tied=True)
+    _, values, expected = _whole(tied=True)
     step = _staged("1f1b", 2, 2)
     plan = make_plan(step, "pipeline:micro_batches=2+zero:stage=2", {"pp": 2, "dp": 2})
     local = td.distribute(step, plan, bucket_bytes=1 << 20, overlap="dgx-a100")
     assert "all_gather_start" in str(local) or "reduce_scatter_start" in str(local)
     check_level(ExpandSchedule()(local), 5)
-    assert_close(td.run(local, values, engine="virtual"), wanted)
+    assert_close(td.run(local, values, engine="virtual"), expected)
 
 
 def test_levels_are_told_apart() -> None:
@@ -273,8 +273,10 @@ def test_terms_of_a_sum_that_lie_otherwise_on_one_mesh_are_refused(read: Any) ->
         for function, dim in (("stage0", 0), ("stage3", 1))
         for kind, name in (("param", "first.total"), ("value", "first_part"))
     ]
-    said = {(rule.kind, rule.name, rule.function) for rule in others}
-    kept = [rule for rule in plan.rules if (rule.kind, rule.name, rule.function) not in said]
-    local = td.distribute(step, Plan(plan.meshes, (*kept, *others)))
+    message = {(rule.kind, rule.name, rule.function) for rule in others}
+    remaining = [
+        rule for rule in plan.rules if (rule.kind, rule.name, rule.function) not in message
+    ]
+    local = td.distribute(step, Plan(plan.meshes, (*remaining, *others)))
     with pytest.raises(DistIRError, match=r"DIST0512.*Give both the same placement"):
         read(local)

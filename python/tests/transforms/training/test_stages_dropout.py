@@ -50,10 +50,10 @@ def _in_turn() -> list[Any]:
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_one_micro_batch_is_the_step_at_once(stages: int) -> None:
-    names, values, wanted = _once()
+    names, values, expected = _once()
     turn = RunInTurn()(_staged("1f1b", stages, 1))
     assert param_names(turn["main"]) == names
-    assert_close(Reference(turn).run(values), wanted)
+    assert_close(Reference(turn).run(values), expected)
 
 
 def test_masks_do_not_depend_on_the_stages() -> None:
@@ -64,19 +64,19 @@ def test_masks_do_not_depend_on_the_stages() -> None:
 def test_every_micro_batch_draws_masks_of_its_own() -> None:
     """The loss is the mean of those of the model, told the streams of each micro-batch."""
     names, values, _ = _once()
-    given = dict(zip(names, values, strict=True))
-    mod = with_streams(tower(LAYERS, BATCH // MICROS, rate=0.25), given=True)
+    inputs = dict(zip(names, values, strict=True))
+    mod = with_streams(tower(LAYERS, BATCH // MICROS, rate=0.25), as_input=True)
     functions = mod.functions.items()
     plain = {g: unmarked(f) if isinstance(f, relax.Function) else f for g, f in functions}
     forward, losses = Reference(ir.IRModule(plain)), []
-    weights = [given[name] for name in param_names(mod["main"])[1:-1]]
+    weights = [inputs[name] for name in param_names(mod["main"])[1:-1]]
     for micro in range(MICROS):
         stream = np.array(first_stream("stream:0", micro), "int64")
-        (found,) = forward.run([given["x"][micro::MICROS], *weights, stream])
-        losses.append(np.mean((found - given["targets"][micro::MICROS]) ** 2))
+        (result,) = forward.run([inputs["x"][micro::MICROS], *weights, stream])
+        losses.append(np.mean((result - inputs["targets"][micro::MICROS]) ** 2))
     assert_close(_in_turn()[:1], [np.mean(losses)])
-    same = forward.run([given["x"][::MICROS], *weights, np.array(1 << 32, "int64")])[0]
-    assert not np.array_equal(same, forward.run([given["x"][::MICROS], *weights, np.int64(0)])[0])
+    same = forward.run([inputs["x"][::MICROS], *weights, np.array(1 << 32, "int64")])[0]
+    assert not np.array_equal(same, forward.run([inputs["x"][::MICROS], *weights, np.int64(0)])[0])
 
 
 def test_the_state_counts_steps_once() -> None:
@@ -130,10 +130,10 @@ def test_masks_where_every_micro_batch_has_an_update() -> None:
     step = td.train_step(model, loss="mse", schedule=schedule)
     turn = RunInTurn()(step)
     values = draw_inputs(turn, seed=0)
-    wanted = Reference(turn).run(values)
+    expected = Reference(turn).run(values)
     plan = make_plan(step, "data_parallel", {"dp": 2})
-    assert_close(td.run(td.distribute(step, plan), values, engine="virtual"), wanted)
+    assert_close(td.run(td.distribute(step, plan), values, engine="virtual"), expected)
     pipeline = Pipeline.of(step)
     assert pipeline is not None
     state = values[param_names(turn["main"]).index("dropout")]
-    assert wanted[pipeline.outputs.index("dropout")] == state + MICROS
+    assert expected[pipeline.outputs.index("dropout")] == state + MICROS

@@ -51,39 +51,39 @@ _near = functools.partial(assert_close, atol=5e-6)
 
 
 def _pipeline(step: ir.IRModule) -> Pipeline:
-    found = Pipeline.of(step)
-    assert found is not None
-    return found
+    result = Pipeline.of(step)
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_one_micro_batch_is_the_step_at_once(stages: int) -> None:
-    names, values, wanted = _once()
+    names, values, expected = _once()
     turn = RunInTurn()(_staged("1f1b", stages, 1))
     assert param_names(turn["main"]) == names
-    _near(Reference(turn).run(values), wanted)
+    _near(Reference(turn).run(values), expected)
 
 
 def test_statistics_go_on_and_gradients_are_summed() -> None:
     """By steps at once: each takes the statistics of the one before, all the same weights."""
-    one = td.train_step(normed_tower(LAYERS, BATCH // MICROS), **OPTIONS)
-    names, reference = param_names(one["main"]), Reference(one)
+    single = td.train_step(normed_tower(LAYERS, BATCH // MICROS), **OPTIONS)
+    names, reference = param_names(single["main"]), Reference(single)
     pipeline = _pipeline(_staged("1f1b", 2))
     whole = dict(zip(names, _once()[1], strict=True))
     now, results = dict(whole), []
     for micro in range(MICROS):
         now.update({data: whole[data][micro::MICROS] for data in ("x", "targets")})
-        found = reference.run([now[name] for name in names])
-        results.append(dict(zip(pipeline.outputs, found, strict=True)))
+        result = reference.run([now[name] for name in names])
+        results.append(dict(zip(pipeline.outputs, result, strict=True)))
         now.update({name: results[-1][name] for name in pipeline.carried})
     assert len(pipeline.carried) == 2 * LAYERS
-    wanted = [
+    expected = [
         results[-1][name]
         if name in pipeline.carried
-        else np.mean([found[name] for found in results], axis=0)
+        else np.mean([result[name] for result in results], axis=0)
         for name in pipeline.outputs
     ]
-    _near(_in_turn(), wanted)
+    _near(_in_turn(), expected)
 
 
 def test_stages_alike_share_a_function() -> None:
@@ -108,9 +108,9 @@ def test_every_schedule_gives_the_statistics_of_one_device(kind: str, others: st
 def test_statistics_where_every_micro_batch_has_an_update() -> None:
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": MICROS, "stash": True}
     step = td.train_step(normed_tower(LAYERS, BATCH // MICROS), schedule=schedule, **OPTIONS)
-    wanted = Reference(RunInTurn()(step)).run(_once()[1])
+    expected = Reference(RunInTurn()(step)).run(_once()[1])
     plan = make_plan(step, "data_parallel", {"dp": 2})
-    _near(td.run(td.distribute(step, plan), _once()[1], engine="virtual"), wanted)
+    _near(td.run(td.distribute(step, plan), _once()[1], engine="virtual"), expected)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

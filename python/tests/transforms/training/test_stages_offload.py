@@ -60,9 +60,9 @@ def test_the_same_bits(kind: str, recompute: str, rate: float, engine: str) -> N
     programs = ExpandSchedule()(td.distribute(step, moved))
     stores, fetches = _copies(programs)
     assert stores == fetches > 0
-    wanted = td.run(td.distribute(step, without), values, engine=engine)
-    for one, other in zip(td.run(programs, values, engine=engine), wanted, strict=True):
-        np.testing.assert_array_equal(one, other)
+    expected = td.run(td.distribute(step, without), values, engine=engine)
+    for left, other in zip(td.run(programs, values, engine=engine), expected, strict=True):
+        np.testing.assert_array_equal(left, other)
 
 
 def test_what_is_made_again_is_not_stored() -> None:
@@ -74,9 +74,9 @@ def test_what_is_made_again_is_not_stored() -> None:
         staged = td.export(local).staged
         assert staged is not None
         slots = sum(
-            len(staged.role_of(one.stage).stash)
+            len(staged.role_of(each.stage).stash)
             for rank in range(STAGES)
-            for one in absences(staged.schedule, rank)
+            for each in absences(staged.schedule, rank)
         )
         assert _copies(ExpandSchedule()(local)) == (slots, slots)
         counts[recompute] = slots
@@ -98,8 +98,8 @@ def test_memory_and_the_storage_plan_of_tvm_shrink() -> None:
         role = program.staged.role_of(rank)
         stash = sum(-(-role.slots[slot].bytes // 512) * 512 for slot in role.stash)
         assert peaks[0][rank] - peaks[1][rank] == (MICROS - 3) * stash
-        held = sum(role.slots[slot].bytes for slot in role.stash)
-        assert planned[0][rank] - planned[1][rank] >= (MICROS - 3) * held
+        stored = sum(role.slots[slot].bytes for slot in role.stash)
+        assert planned[0][rank] - planned[1][rank] >= (MICROS - 3) * stored
 
 
 def test_a_plan_says_it_and_is_given_back() -> None:

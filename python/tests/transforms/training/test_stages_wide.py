@@ -26,15 +26,15 @@ def _model(explicit: bool) -> ir.IRModule:
     builder = relax.BlockBuilder()
     vector = relax.TensorType([WIDTH], "bfloat16")
     data = relax.TensorType([ROWS, WIDTH], "bfloat16")
-    own = [relax.Var("x", data), relax.Var("gamma", vector), relax.Var("beta", vector)]
-    with builder.function("layer", own, private=True):
+    local = [relax.Var("x", data), relax.Var("gamma", vector), relax.Var("beta", vector)]
+    with builder.function("layer", local, private=True):
         with builder.dataflow():
-            given = [builder.emit(R.astype(v, "float32")) if explicit else v for v in own]
-            normed = builder.emit(R.nn.layer_norm(*given, axes=[-1], epsilon=1e-5))
+            inputs = [builder.emit(R.astype(v, "float32")) if explicit else v for v in local]
+            normed = builder.emit(R.nn.layer_norm(*inputs, axes=[-1], epsilon=1e-5))
             out = builder.emit_output(R.astype(normed, "bfloat16") if explicit else normed)
         builder.emit_func_output(out)
     layer = builder.get().get_global_var("layer")
-    params = [relax.Var(str(v.name), v.ty) for v in own]
+    params = [relax.Var(str(v.name), v.ty) for v in local]
     with builder.function("main", params):
         with builder.dataflow():
             out = builder.emit_output(relax.Call(layer, params))
@@ -58,10 +58,10 @@ def _distributed(explicit: bool) -> Any:
 @pytest.mark.parametrize("explicit", [True, False])
 def test_scales_and_shifts_are_reduced_once(explicit: bool) -> None:
     """By devices: the loss, and float32 sums of both vectors, behind all micro-batches."""
-    found = td.simulate(td.export(_distributed(explicit)), "dgx-a100").collectives
-    assert {one.kind for one in found} == {"all_reduce"}
-    assert sum(one.count for one in found) == 3
-    assert sum(one.bytes_per_device for one in found) == 4 + 2 * 4 * WIDTH
+    result = td.simulate(td.export(_distributed(explicit)), "dgx-a100").collectives
+    assert {each.kind for each in result} == {"all_reduce"}
+    assert sum(each.count for each in result) == 3
+    assert sum(each.bytes_per_device for each in result) == 4 + 2 * 4 * WIDTH
 
 
 def test_sums_have_the_digits_of_float32() -> None:
@@ -70,14 +70,14 @@ def test_sums_have_the_digits_of_float32() -> None:
     x = rng.normal(size=(MICROS * ROWS, WIDTH)).astype(HALF)
     targets = rng.normal(size=x.shape).astype(HALF)
     gamma, beta = (rng.normal(size=WIDTH).astype(HALF) for _ in range(2))
-    masters = [one.astype(np.float32) for one in (gamma, beta)]
+    masters = [each.astype(np.float32) for each in (gamma, beta)]
     step = RunInTurn()(_step(True))
     names = [str(p.name) for p in step["main"].params]
-    given = {
+    inputs = {
         "x": x, "targets": targets, "gamma": gamma, "beta": beta,
         "gamma_master": masters[0], "beta_master": masters[1],
     }  # fmt: skip
-    results = Reference(step).run([given[name] for name in names])
+    results = Reference(step).run([inputs[name] for name in names])
     wide = x.astype(np.float32)
     centred = wide - wide.mean(1, keepdims=True)
     normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
@@ -87,8 +87,8 @@ def test_sums_have_the_digits_of_float32() -> None:
         .astype(HALF)
         .astype(np.float32)
     )
-    wanted = [masters[0] - (grad * normed).sum(0), masters[1] - grad.sum(0)]
-    updated = [np.asarray(one) for one in results if np.asarray(one).dtype == np.float32][1:]
-    for one, other, before in zip(updated, wanted, masters, strict=True):
+    expected = [masters[0] - (grad * normed).sum(0), masters[1] - grad.sum(0)]
+    updated = [np.asarray(each) for each in results if np.asarray(each).dtype == np.float32][1:]
+    for left, other, before in zip(updated, expected, masters, strict=True):
         moved = np.abs(other - before).max()
-        assert np.abs(one - other).max() <= 2e-5 * moved  # of bfloat16 sums it is 4e-3
+        assert np.abs(left - other).max() <= 2e-5 * moved  # of bfloat16 sums it is 4e-3

@@ -145,8 +145,8 @@ class Cutter:
             number, self.at = self.at, self.at + 1
             walked = [v for v, _ in self.blocks[number].extents]
             iters = [
-                self._iteration(number, walked, it, value)
-                for it, value in zip(iters, realize.iter_values)
+                self._iteration(number, walked, iterator, value)
+                for iterator, value in zip(iters, realize.iter_values)
             ]
             self._inside += 1
         buffers = [self._buffer(b) for b in block.alloc_buffers]
@@ -172,20 +172,25 @@ class Cutter:
         self._inside -= 1
         return new
 
-    def _iteration(self, number: int, walked: Sequence[Any], it: Any, value: Any) -> Any:
-        place = next((k for k, v in enumerate(walked) if v.same_as(it.var)), None)
+    def _iteration(self, number: int, walked: Sequence[Any], iterator: Any, value: Any) -> Any:
+        place = next((k for k, v in enumerate(walked) if v.same_as(iterator.var)), None)
         if place is None:
-            return it
-        extent = self._part(("iter", number, place), it.dom.extent)
-        changed = extent is not it.dom.extent
+            return iterator
+        extent = self._part(("iter", number, place), iterator.dom.extent)
+        changed = extent is not iterator.dom.extent
         if isinstance(value, ir.Var):
             if not _same(self.loops.setdefault(value, extent), extent):
                 raise NotUnderstood("a loop traverses a sharded and an unsharded dim")
         elif changed:
             raise NotUnderstood("a sharded dim is traversed by several loops")
         if not changed:
-            return it
-        return tirx.IterVar(ir.Range(it.dom.min, extent), it.var, it.iter_type, it.thread_tag)
+            return iterator
+        return tirx.IterVar(
+            ir.Range(iterator.dom.min, extent),
+            iterator.var,
+            iterator.iter_type,
+            iterator.thread_tag,
+        )
 
     def _region(self, region: Any) -> Any:
         source, old = region.source, region.source.ty.shape
@@ -260,9 +265,9 @@ def _with_divisible_extents(func: Any, counts: Counts) -> Any:
             parts[variable] = math.lcm(parts.get(variable, 1), count)
     if not parts:
         return func
-    given = [p for p in func.params if any(p.same_as(variable) for variable in parts)]
-    if given:
-        raise NotUnderstood(f"the extent {given[0].name} is an argument")
+    parameters = [p for p in func.params if any(p.same_as(variable) for variable in parts)]
+    if parameters:
+        raise NotUnderstood(f"the extent {parameters[0].name} is an argument")
     opened = tirx.PrimFunc([*func.params, *parts], func.body, func.ret_type, func.attrs)
     wholes = {v: tirx.Var(str(v.name), v.ty.dtype) * count for v, count in parts.items()}
     return opened.specialize(wholes)

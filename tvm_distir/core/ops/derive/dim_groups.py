@@ -61,7 +61,7 @@ class Buffers:
     """Numbering of buffers by identity: operands, results, then intermediate buffers."""
 
     def __init__(self, func: Any) -> None:
-        self._found: dict[int, list[tuple[Any, int]]] = {}
+        self._numbers_of: dict[int, list[tuple[Any, int]]] = {}
         self.shapes: list[list[Any]] = []
         for param in func.params:
             if hasattr(param.ty, "shape"):
@@ -70,7 +70,7 @@ class Buffers:
 
     def number(self, buffer: Any) -> int:
         """Return the number of a buffer."""
-        slot = self._found.setdefault(hash(buffer), [])
+        slot = self._numbers_of.setdefault(hash(buffer), [])
         for known, number in slot:
             if known.same_as(buffer):
                 return number

@@ -115,7 +115,7 @@ def flow(
     """
     states: States = dict(start)
     sliced = {b for kind, b, _ in cut if kind == "dim"}
-    written: set[int] = set()
+    buffers_written: set[int] = set()
     for index, block in enumerate(blocks):
         walked = [k for k in range(len(block.extents)) if ("iter", index, k) in cut]
         if len(walked) > 1:
@@ -148,8 +148,8 @@ def flow(
                     return "a reduced value is used in a way that is not linear"
             elif target in sliced:
                 return "it is written by a single statement"
-            if target in written and states.get(target, "") != state:
+            if target in buffers_written and states.get(target, "") != state:
                 return "a buffer would hold both reduced values and partial sums"
-            written.add(target)
+            buffers_written.add(target)
             states[target] = state
     return states

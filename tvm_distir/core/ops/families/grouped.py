@@ -37,11 +37,13 @@ def grouped_outer_on_shards(cx: LocalCall) -> Any:
     result = cx.outs[0]
     axes = [a for a, x in enumerate(result.labels) if x == 0 and int(cx.mesh.shape[a]) > 1]
     operands = [cx.operand(i) for i in range(3)]
-    held = int(result.local[0])
+    local_groups = int(result.local[0])
     if axes:
-        start = cx.emit(relax.op.multiply(cx.position(axes), relax.const(held, "int64")), "start")
+        start = cx.emit(
+            relax.op.multiply(cx.position(axes), relax.const(local_groups, "int64")), "start"
+        )
         operands[2] = _shifted_ids(cx, start)
-    attrs = ir.DictAttrs({"groups": int(cx.call.attrs["groups"]), "held": held})
+    attrs = ir.DictAttrs({"groups": int(cx.call.attrs["groups"]), "held": local_groups})
     return ir.Call(cx.call.op, operands, attrs)
 
 
@@ -78,8 +80,8 @@ def grouped_outer(call: CallShape) -> Draft:
     draft.tie({1: 1}, {0: 2})
     draft.tie({}, {0: 0}, uneven=False)
     draft.linear((0,), (1,))
-    held = nominal(call.outs[0][0])
-    draft.work(2 * elements(x) * nominal(y[1]) * held // int(call.attrs["groups"]), "matmul")
+    groups = nominal(call.outs[0][0])
+    draft.work(2 * elements(x) * nominal(y[1]) * groups // int(call.attrs["groups"]), "matmul")
     return draft
 
 
@@ -97,11 +99,11 @@ def expert_matmul(call: CallShape) -> Draft:
     draft.tie({0: 1}, {0: 1})
     draft.tie({1: 2}, {0: 2})
     draft.linear((0,), (1,))
-    held, rows, inner, columns = (nominal(n) for n in (*x, w[2]))
+    groups, rows, inner, columns = (nominal(n) for n in (*x, w[2]))
     experts, top_k, tokens, slots = (
         int(call.attrs[key]) for key in ("experts", "top_k", "tokens", "slots")
     )
-    active = int(active_experts(held, experts, top_k, -(-rows * tokens // slots)))
+    active = int(active_experts(groups, experts, top_k, -(-rows * tokens // slots)))
     matrix = size_bytes((inner, columns), call.in_dtypes[1])
     draft.work(2 * active * rows * inner * columns, "matmul", {1: active * matrix})
     return draft

@@ -64,9 +64,9 @@ def _from_before(
     total = fetched(cx, x, axes, hop)
     if summed:
         return total  # zeros arrive where there is no rank
-    there = relax.op.greater_equal(cx.position(axes), relax.const(hop, "int64"))
-    there = cx.emit(there, "there")
-    return cx.emit(relax.op.where(there, total, cx.scalar(1, dtype)), "before")
+    in_range = relax.op.greater_equal(cx.position(axes), relax.const(hop, "int64"))
+    in_range = cx.emit(in_range, "there")
+    return cx.emit(relax.op.where(in_range, total, cx.scalar(1, dtype)), "before")
 
 
 @FAMILY.rule("relax.cumsum", "relax.cumprod", local=scan_on_shards)

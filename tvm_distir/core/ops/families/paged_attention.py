@@ -60,8 +60,8 @@ def kv_append(call: CallShape) -> Draft:
     draft.tie({0: 4, 1: 3}, {0: 4}, uneven=False)
     draft.whole("in", 0, 1, "pages have numbers in their pool")
     draft.default_why = _WHY
-    written = size_bytes(new, call.in_dtypes[0])
-    draft.work(0, "memory", {0: 0}, {0: written})
+    written_bytes = size_bytes(new, call.in_dtypes[0])
+    draft.work(0, "memory", {0: 0}, {0: written_bytes})
     return draft
 
 

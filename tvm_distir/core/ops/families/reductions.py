@@ -140,14 +140,14 @@ def extreme_place_on_shards(cx: LocalCall) -> Any:
     x = fill_padding(cx, cx.operand(0), [axis], neutral_element(kind, shard.dtype), shard.dtype)
     mine = cx.emit(extreme(x, axis, keepdims=True), kind)
     best = reduced(cx, mine, axes, kind, kind)
-    here = cx.emit(place(x, axis, keepdims=True), "place")
-    there = cx.emit(relax.op.add(here, cx.start(0, axis)), "place")
+    source = cx.emit(place(x, axis, keepdims=True), "place")
+    position = cx.emit(relax.op.add(source, cx.start(0, axis)), "place")
     nowhere = relax.const(shard.whole[axis], "int64")
     has = cx.emit(relax.op.equal(mine, best), "has")
     if "float" in shard.dtype:  # a NaN is the extreme, and equal to nothing
         nan = cx.emit(relax.op.logical_not(cx.emit(relax.op.equal(mine, mine), "number")), "nan")
         has = cx.emit(relax.op.logical_or(has, nan), "has")
-    first = cx.emit(relax.op.where(has, there, nowhere), "place")
+    first = cx.emit(relax.op.where(has, position, nowhere), "place")
     first = reduced(cx, first, axes, "min", "place")
     return first if bool(a.keepdims) else relax.op.reshape(first, list(cx.outs[0].local))
 

@@ -72,9 +72,9 @@ class LocalCall:
         """Return the position of the call, for messages."""
         return place_of(self.function, self.var, self.call)
 
-    def fault(self, code: str, what: str, remedy: str) -> LoweringError:
+    def fault(self, code: str, problem: str, remedy: str) -> LoweringError:
         """Build an error about this call."""
-        return LoweringError(code, what, place=self.place, remedy=remedy)
+        return LoweringError(code, problem, place=self.place, remedy=remedy)
 
     def emit(self, value: Any, hint: str = "") -> Any:
         """Bind an intermediate value and return its variable."""

@@ -18,7 +18,7 @@ from .tir import call_tir
 
 
 def local_form(
-    cx: LocalCall, said: Registration | None, mod: ir.IRModule, prim_funcs: dict[Any, Any]
+    cx: LocalCall, registration: Registration | None, mod: ir.IRModule, prim_funcs: dict[Any, Any]
 ) -> Any:
     """Write the computation of a call on the shards of a device.
 
@@ -26,7 +26,7 @@ def local_form(
     ----------
     cx : LocalCall
         Padding that the call would read is masked in it first.
-    said : Registration or None
+    registration : Registration or None
         The registration of the op; None where its rule is derived: its TIR has shown that the op
         computes on shards what it computes on full tensors.
     mod : IRModule
@@ -40,14 +40,19 @@ def local_form(
         DIST0507 when the call reads padding that no value makes harmless, DIST0508 when a
         PrimFunc cannot be sharded.
     """
-    protect(cx, NO_PADDING if said is None else said.padding)
+    protect(cx, NO_PADDING if registration is None else registration.padding)
     if str(cx.call.op.name) in TIR_CALLS:
         return call_tir(cx, mod, prim_funcs)
-    if said is None or said.local is None or said.local is SAME_OP or not cx.form.sharded:
+    if (
+        registration is None
+        or registration.local is None
+        or registration.local is SAME_OP
+        or not cx.form.sharded
+    ):
         return cx.same()
-    return said.local(cx)
+    return registration.local(cx)
 
 
-def stays_zero(cx: LocalCall, said: Registration | None) -> bool:
+def stays_zero(cx: LocalCall, registration: Registration | None) -> bool:
     """Return whether the padding of the results surely holds zeros."""
-    return padding_stays_zero(cx, NO_PADDING if said is None else said.padding)
+    return padding_stays_zero(cx, NO_PADDING if registration is None else registration.padding)

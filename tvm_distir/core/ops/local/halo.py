@@ -68,17 +68,19 @@ def _side(
     parts: list[Any] = []
     hop = 1
     while count > 0 and hop < ranks:
-        taken = min(count, rows)
-        key = RowsKey(x, dim, tuple(axes), hop if before else -hop, taken, float(value))
+        rows_sent = min(count, rows)
+        key = RowsKey(x, dim, tuple(axes), hop if before else -hop, rows_sent, float(value))
         if key not in cx.memo.rows:
-            edge = block(cx, x, dim, rows - taken if before else 0, rows if before else taken)
+            edge = block(
+                cx, x, dim, rows - rows_sent if before else 0, rows if before else rows_sent
+            )
             part = fetched(cx, edge, axes, hop if before else -hop)
             cx.memo.rows[key] = (
                 part if value == 0 else _bordered(cx, part, axes, hop, before, value)
             )
         part = cx.memo.rows[key]
         parts = [part, *parts] if before else [*parts, part]
-        count, hop = count - taken, hop + 1
+        count, hop = count - rows_sent, hop + 1
     return parts
 
 
@@ -88,11 +90,11 @@ def _bordered(
     """Fetch rows from ``hop`` places away, with ``value`` where there is no such rank."""
     place = cx.position(axes)
     if before:
-        there = relax.op.greater_equal(place, relax.const(hop, "int64"))
+        in_range = relax.op.greater_equal(place, relax.const(hop, "int64"))
     else:
-        there = relax.op.less(place, relax.const(ranks_along(cx, axes) - hop, "int64"))
+        in_range = relax.op.less(place, relax.const(ranks_along(cx, axes) - hop, "int64"))
     fill = cx.scalar(value, str(part.ty.dtype))
-    return cx.emit(relax.op.where(cx.emit(there, "there"), part, fill), "rows")
+    return cx.emit(relax.op.where(cx.emit(in_range, "there"), part, fill), "rows")
 
 
 def _filled(cx: LocalCall, x: Any, dim: int, plan: Exchange, value: Any) -> Any:
@@ -246,12 +248,14 @@ def _added(
     rows, count = int(mine.ty.shape[dim]), int(beyond.ty.shape[dim])
     hop = 1
     while count > 0 and hop < ranks_along(cx, axes):
-        taken = min(count, rows)
+        rows_sent = min(count, rows)
         total = int(beyond.ty.shape[dim])
-        at = count - taken if before else total - count
-        part = fetched(cx, block(cx, beyond, dim, at, at + taken), axes, -hop if before else hop)
-        rest = rows - taken
+        at = count - rows_sent if before else total - count
+        part = fetched(
+            cx, block(cx, beyond, dim, at, at + rows_sent), axes, -hop if before else hop
+        )
+        rest = rows - rows_sent
         part = with_rows(cx, part, dim, rest if before else 0, 0 if before else rest)
         mine = cx.emit(relax.op.add(mine, part), "sum")
-        count, hop = count - taken, hop + 1
+        count, hop = count - rows_sent, hop + 1
     return mine

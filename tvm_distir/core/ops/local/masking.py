@@ -82,13 +82,13 @@ def _check_uneven(cx: LocalCall) -> None:
         (f"result {i}", out, [f and f.outs[i] for f in cx.form.factors])
         for i, out in enumerate(cx.outs)
     ]
-    for what, shard, dims in rows:
+    for label, shard, dims in rows:
         for axis, (factor, dim) in enumerate(zip(cx.form.factors, dims)):
             if factor is None or dim is None or dim not in shard.padded_dims or factor.uneven:
                 continue
             raise cx.fault(
                 "DIST0507",
-                f"dim {dim} of size {shard.whole[dim]} of {what} is sharded into "
+                f"dim {dim} of size {shard.whole[dim]} of {label} is sharded into "
                 f"{shard.counts[dim]} "
                 f"uneven parts along mesh axis {axis}, which the op does not support",
                 f"Pad it to {shard.local[dim] * shard.counts[dim]}, or replicate it.",

@@ -125,17 +125,17 @@ class Positions:
         key = (axes, size)
         if key not in self._memo.parts:
             emit, begin = self._emit, None
-            held, block = relax.const(size, "int64"), size
+            length_var, block = relax.const(size, "int64"), size
             for axis in axes:
                 block = -(-block // int(self._mesh.shape[axis]))
                 length = relax.const(block, "int64")
                 skipped = emit(relax.op.multiply(self.number((axis,)), length), "skipped")
-                skipped = emit(relax.op.minimum(skipped, held), "skipped")
+                skipped = emit(relax.op.minimum(skipped, length_var), "skipped")
                 begin = skipped if begin is None else relax.op.add(begin, skipped)
                 begin = emit(begin, "start")
-                rest = emit(relax.op.subtract(held, skipped), "rest")
-                held = emit(relax.op.minimum(rest, length), "held")
-            self._memo.parts[key] = begin, held
+                rest = emit(relax.op.subtract(length_var, skipped), "rest")
+                length_var = emit(relax.op.minimum(rest, length), "held")
+            self._memo.parts[key] = begin, length_var
         return self._memo.parts[key]
 
     def valid(self, shard: Shard, axes: Axes, dim: int) -> Any:

@@ -55,10 +55,10 @@ def _cut(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any], counts: dict[
                 f"the PrimFunc cannot be specialized to a shard: {error}",
                 "Distribute before LegalizeOps, or replicate its operands.",
             ) from error
-        taken = {str(gv.name_hint) for gv in mod.functions}
-        taken |= {str(gv.name_hint) for gv, _ in kernels.values()}
+        used_names = {str(gv.name_hint) for gv in mod.functions}
+        used_names |= {str(gv.name_hint) for gv, _ in kernels.values()}
         number = 1
-        while f"{target.name_hint}_shard{number}" in taken:
+        while f"{target.name_hint}_shard{number}" in used_names:
             number += 1
         kernels[key] = (retyped(ir.GlobalVar(f"{target.name_hint}_shard{number}"), func.ty), func)
     return kernels[key][0]

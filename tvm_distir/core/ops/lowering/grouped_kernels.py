@@ -33,7 +33,7 @@ def _te_matmul(x: Any, w: Any, ids: Any) -> Any:
     return te.compute((rows, columns), lambda *at: total(*at).astype(x.dtype), name="rounded")
 
 
-def _te_outer(x: Any, y: Any, ids: Any, held: int) -> Any:
+def _te_outer(x: Any, y: Any, ids: Any, local_groups: int) -> Any:
     rows, first = x.shape
     second = y.shape[1]
     wide = accumulated(str(x.dtype))
@@ -44,7 +44,7 @@ def _te_outer(x: Any, y: Any, ids: Any, held: int) -> Any:
         chosen = ids(along) == e.astype(ids.dtype)
         return te.sum(tirx.Select(chosen, term, tirx.const(0, wide)), axis=along)
 
-    shape = (held, first, second)
+    shape = (local_groups, first, second)
     total = te.compute(shape, product, name="grouped_outer")
     return te.compute(shape, lambda *at: total(*at).astype(x.dtype), name="rounded")
 
@@ -54,8 +54,8 @@ def _matmul(builder: relax.BlockBuilder, call: ir.Call) -> Any:
 
 
 def _outer(builder: relax.BlockBuilder, call: ir.Call) -> Any:
-    held = int(call.attrs["held"])
-    return builder.call_te(_te_outer, *call.args, held, primfunc_name_hint="grouped_outer")
+    local_groups = int(call.attrs["held"])
+    return builder.call_te(_te_outer, *call.args, local_groups, primfunc_name_hint="grouped_outer")
 
 
 GROUPED_KERNELS: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {

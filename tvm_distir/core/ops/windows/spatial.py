@@ -72,7 +72,7 @@ def _counts_apart(call: CallShape, window: Window, extent: int, result: int) -> 
     return bool(window.before) or over > 0
 
 
-def tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what: str) -> None:
+def tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], title: str) -> None:
     """Tie the spatial dims of operand and result: evenly, with neighbour rows, or not at all."""
     names = [c for c in data if c not in "NC"]
     for name, window in zip(names, sliding):
@@ -83,8 +83,8 @@ def tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what: 
             continue
         why = _obstacle(draft.call, window, extent, result)
         if why is not None:
-            draft.whole("in", 0, d, f"spatial dim of a {what}: {why}")
-            draft.whole("out", 0, o, f"spatial dim of a {what}: {why}")
+            draft.whole("in", 0, d, f"spatial dim of a {title}: {why}")
+            draft.whole("out", 0, o, f"spatial dim of a {title}: {why}")
         elif _counts_apart(draft.call, window, extent, result):
             blocks = blocks_with_borders(window, extent, result)
             tie_halo(draft, d, o, window, extent, result, blocks)
@@ -93,7 +93,7 @@ def tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what: 
 
 
 def tie_spread_rows(
-    draft: Draft, dim: int, result_dim: int, window: Window, what: str, cut: tuple[int, ...] = ()
+    draft: Draft, dim: int, result_dim: int, window: Window, title: str, cut: tuple[int, ...] = ()
 ) -> None:
     """Tie dims of short and of long rows; ``cut``: operands sharded like the result."""
     short, long = draft.call.ins[0][dim], draft.call.outs[0][result_dim]
@@ -102,9 +102,9 @@ def tie_spread_rows(
         draft.tie({0: dim, **others}, {0: result_dim}, size=short, uneven=window.stride == 1)
     elif (why := no_blocks(short, long)) is not None:
         for side, number, d in (("in", 0, dim), ("out", 0, result_dim)):
-            draft.whole(side, number, d, f"spatial dim of a {what}: {why}")
+            draft.whole(side, number, d, f"spatial dim of a {title}: {why}")
         for number in cut:
-            draft.whole("in", number, dim, f"spatial dim of a {what}: {why}")
+            draft.whole("in", number, dim, f"spatial dim of a {title}: {why}")
     elif "max_pool" in draft.call.op:
         tie_argmax(draft, dim, window)
     else:

@@ -47,14 +47,14 @@ class InterleavedFunctions:
     def __init__(self, mod: ir.IRModule, targets: Mapping[str, FunctionTargets]) -> None:
         self.mod, self.targets = mod, dict(targets)
         self.functions: dict[Any, Any] = dict(mod.functions.items())
-        self._known = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
+        self._cache = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
         self._versions: dict[tuple[Any, Orders], Any] = {}
         self._names = {str(gv.name_hint) for gv in self.functions}
 
     def interleave_entry(self, gv: Any, given: Mapping[int, Segments]) -> None:
         """Rewrite an entry for parameters that are interleaved, and what it calls."""
         name = str(gv.name_hint)
-        new = interleave(self._known[name], self.mod, given, self._named(name), self._version)
+        new = interleave(self._cache[name], self.mod, given, self._named(name), self._version)
         self.functions[gv] = new
 
     def module(self) -> ir.IRModule:
@@ -77,12 +77,12 @@ class InterleavedFunctions:
     def _version(self, gv: Any, orders: Orders) -> Any:
         """Return the version of a function for some orders, None for what is no Relax function."""
         name = str(gv.name_hint)
-        if name not in self._known:
+        if name not in self._cache:
             return None
         if (gv, orders) not in self._versions:
             version = self._versions[gv, orders] = ir.GlobalVar(self._fresh(f"{name}{SUFFIX}"))
             relax.expr._update_type(version, gv.ty)
-            fn, copied = self._known[name], copy_with_new_vars(self._known[name])
+            fn, copied = self._cache[name], copy_with_new_vars(self._cache[name])
             self._copy_targets(name, str(version.name_hint), fn, copied)
             named = self._named(str(version.name_hint))
             new = interleave(copied, self.mod, dict(orders), named, self._version)

@@ -55,7 +55,7 @@ Version = Callable[[Any, tuple[tuple[int, Segments], ...]], Any]
 def interleave(
     fn: relax.Function,
     mod: ir.IRModule,
-    given: Mapping[int, Segments],
+    segments_of: Mapping[int, Segments],
     named: Collection[Any] = (),
     version: Version | None = None,
 ) -> relax.Function:
@@ -66,7 +66,7 @@ def interleave(
     fn : Function
     mod : IRModule
         Holds the kernels that the function calls.
-    given : mapping of int to Segments
+    segments_of : mapping of int to Segments
         The interleaved parameters by position.
     named : collection of Var
         Variables that stay, because rules name them. Others of which the value is interleaved get
@@ -74,10 +74,10 @@ def interleave(
     version : callable, optional
         Returns the version of a called function that takes some arguments interleaved.
     """
-    rewritten = _Interleaver(mod, named, version).run(fn, given)
+    rewritten = _Interleaver(mod, named, version).run(fn, segments_of)
     if is_private(fn):
         return rewritten
-    rows = {str(fn.params[position].name): s.to_list() for position, s in given.items()}
+    rows = {str(fn.params[position].name): s.to_list() for position, s in segments_of.items()}
     return rewritten.with_attr(SEGMENTS_ATTR, rows)
 
 
@@ -90,14 +90,14 @@ class _Interleaver:
         self.fields: dict[Any, list[Segments | None]] = {}  # of new variables that are tuples
         self.env: dict[Any, Any] = {}
         self.restored: dict[Any, Any] = {}
-        self.made: dict[Any, Any] = {}  # reshapes and joins, by their new variables
+        self.new_values: dict[Any, Any] = {}  # reshapes and joins, by their new variables
         self.heads: dict[tuple[int, ...], int] = {}  # parts by the sizes of segments
         self.writer = BlockWriter(relax.BlockBuilder(), False)
 
-    def run(self, fn: relax.Function, given: Mapping[int, Segments]) -> relax.Function:
+    def run(self, fn: relax.Function, segments_of: Mapping[int, Segments]) -> relax.Function:
         """Return the rewritten function."""
-        self.orders = {fn.params[i]: segments for i, segments in given.items()}
-        self.heads = {segments.sizes: segments.parts for segments in given.values()}
+        self.orders = {fn.params[i]: segments for i, segments in segments_of.items()}
+        self.heads = {segments.sizes: segments.parts for segments in segments_of.values()}
         blocks = []
         for block in fn.body.blocks[:]:
             dataflow = isinstance(block, relax.DataflowBlock)
@@ -118,7 +118,7 @@ class _Interleaver:
             self._attention(var, value)
             return
         if type(value) is ir.Call and called_name(value) in ("relax.reshape", "relax.concat"):
-            self.made[var] = value
+            self.new_values[var] = value
         read = [x for x in variables(value) if x in self.orders or x in self.fields]
         if type(binding) is relax.MatchCast or not read:
             value = self._restored(value)
@@ -184,8 +184,12 @@ class _Interleaver:
         name = called_name(call)
         if not isinstance(call.op, ir.Op) or tensor_type(ty) is None:
             return None
-        said = None if name in TIR_CALLS else registration_of(name)
-        if said is not None and said.local not in (None, SAME_OP) and name not in _BLOCKWISE:
+        registration = None if name in TIR_CALLS else registration_of(name)
+        if (
+            registration is not None
+            and registration.local not in (None, SAME_OP)
+            and name not in _BLOCKWISE
+        ):
             return None
         try:
             rule = rule_of(call, self.mod, ty)
@@ -240,11 +244,13 @@ class _Interleaver:
 
     def _joined_pieces(self, value: Any, sizes: tuple[int, ...]) -> list[Any]:
         """Return what a value joins, as models do that normalize heads; empty for other values."""
-        while (made := self.made.get(value)) is not None and called_name(made) == "relax.reshape":
-            value = made.args[0]
-        if made is None or called_name(made) != "relax.concat":
+        while (joined := self.new_values.get(value)) is not None and called_name(
+            joined
+        ) == "relax.reshape":
+            value = joined.args[0]
+        if joined is None or called_name(joined) != "relax.concat":
             return []
-        fields, axis = list(getattr(made.args[0], "fields", ())), int(made.attrs.axis)
+        fields, axis = list(getattr(joined.args[0], "fields", ())), int(joined.attrs.axis)
         shapes = [static_shape(field.ty) or () for field in fields]
         heads = len(shapes[0]) - 2 if shapes else -1
         if axis % len(shapes[0]) != heads or tuple(shape[heads] for shape in shapes) != sizes:
@@ -322,8 +328,8 @@ class _Interleaver:
                 if order is not None:
                     self.orders[item] = order
             parts = [self._original(item) if item in self.orders else item for item in items]
-            made = typed(relax.Tuple(parts), relax.TupleType([part.ty for part in parts]))
-            env[whole] = self.writer.add(made, str(whole.name))
+            joined = typed(relax.Tuple(parts), relax.TupleType([part.ty for part in parts]))
+            env[whole] = self.writer.add(joined, str(whole.name))
         if not env:
             return value
         if isinstance(value, relax.Var):

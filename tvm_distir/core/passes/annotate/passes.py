@@ -138,18 +138,18 @@ def _interleaved(
 
     The functions that entries call with interleaved values are specialized.
     """
-    given: dict[Any, dict[int, Segments]] = {}
+    segments_of: dict[Any, dict[int, Segments]] = {}
     for gv, fn in mod.functions.items():
         name = str(gv.name_hint)
         for position, rule in targets[name].params.items() if name in targets else ():
             place = f"{name}/{fn.params[position].name}"
             segments = _segments(fn, place, plan, position, rule)
             if segments is not None:
-                given.setdefault(gv, {})[position] = segments
-    if not given:
+                segments_of.setdefault(gv, {})[position] = segments
+    if not segments_of:
         return mod, targets
     functions = InterleavedFunctions(mod, targets)
-    for gv, segments_of_params in given.items():
+    for gv, segments_of_params in segments_of.items():
         functions.interleave_entry(gv, segments_of_params)
     return functions.module(), functions.targets
 
@@ -225,11 +225,11 @@ def _all_meshes(mod: ir.IRModule, plan: Plan) -> tuple[list[Any], list[str], lis
         merged.append(objects.get(mesh_key(mesh), mesh))
         names.append(spec.name)
         axes.append(list(spec.axis_names))
-    taken = [mesh_key(mesh) for mesh in merged]
+    keys = [mesh_key(mesh) for mesh in merged]
     used = _used_meshes(mod) if module_meshes else []
     for mesh, name, row in zip(module_meshes, mesh_names(mod), mesh_axes(mod)):
-        if mesh_key(mesh) in used and mesh_key(mesh) not in taken:
-            taken.append(mesh_key(mesh))
+        if mesh_key(mesh) in used and mesh_key(mesh) not in keys:
+            keys.append(mesh_key(mesh))
             merged.append(mesh)
             names.append(_fresh(name, names))
             axes.append(row)
@@ -247,11 +247,11 @@ def _used_meshes(mod: ir.IRModule) -> list[Any]:
     return keys
 
 
-def _fresh(name: str, taken: Collection[str]) -> str:
-    if name not in taken:
+def _fresh(name: str, used_names: Collection[str]) -> str:
+    if name not in used_names:
         return name
     number = 1
-    while f"{name}_{number}" in taken:
+    while f"{name}_{number}" in used_names:
         number += 1
     return f"{name}_{number}"
 
@@ -264,17 +264,17 @@ class _Annotator:
         self.device_meshes = device_meshes
         self.waiting: list[tuple[Any, str, PlanRule]] = []
         self.escaping: set[Any] = set()
-        self.taken: set[str] = set()
+        self.used_names: set[str] = set()
         self.stationary: list[str] = []
         self.open_axes: dict[str, list[int]] = {}
         self.writer = BlockWriter(relax.BlockBuilder(), False)
         self.env: dict[Any, Any] = {}  # what is annotated, by what it was
-        self.made: dict[Any, Any] = {}  # annotations, by mesh and labels
+        self.annotations: dict[Any, Any] = {}  # annotations, by mesh and labels
 
     def annotate(self, fn: relax.Function) -> relax.Function:
         """Return the annotated function; the original is not modified."""
         bound = [b.var for b in all_bindings(fn.body)]
-        self.taken = {plain_name(str(v.name)) for v in [*fn.params[:], *bound]}
+        self.used_names = {plain_name(str(v.name)) for v in [*fn.params[:], *bound]}
         names, params = param_names(fn), fn.params[:]
         self.waiting = [
             (params[i], names[i], self.targets.params[i]) for i in sorted(self.targets.params)
@@ -288,16 +288,16 @@ class _Annotator:
 
     def _sequence(self, blocks: Sequence[Any], result: Any) -> relax.SeqExpr:
         """Annotate a body; the parameters first, where this is the first block of all."""
-        around, written = self.writer, []
+        around, new_blocks = self.writer, []
         for block in blocks:
             self.writer = BlockWriter(around.builder, isinstance(block, relax.DataflowBlock))
             self._annotate_params()
             for binding in block.bindings[:]:
                 self._binding(binding)
-            written.append(self.writer.block())
+            new_blocks.append(self.writer.block())
         self.writer = around
         result = substitute(result, self.env)
-        return typed(relax.SeqExpr(merged_blocks(written), result), result.ty)
+        return typed(relax.SeqExpr(merged_blocks(new_blocks), result), result.ty)
 
     def _binding(self, binding: Any) -> None:
         """Annotate the arguments of a call, and the value after it is bound."""
@@ -348,18 +348,18 @@ class _Annotator:
         if not (rule.stationary and rule.moving):
             return self._emit(value, name, rule, local)
         stored = self._emit(value, name, replace(rule, stationary=False), local)
-        held = [None if axis in rule.moving else x for axis, x in enumerate(rule.placement)]
-        return self._emit(stored, name, replace(rule, placement=tuple(held)), local)
+        fixed = [None if axis in rule.moving else x for axis, x in enumerate(rule.placement)]
+        return self._emit(stored, name, replace(rule, placement=tuple(fixed)), local)
 
     def _emit(self, value: Any, name: str, rule: PlanRule, local: bool) -> Any:
         """Bind the annotation of ``value`` and give back its variable."""
-        unique = _fresh(plain_name(name) + SUFFIX, self.taken)
-        self.taken.add(unique)
+        unique = _fresh(plain_name(name) + SUFFIX, self.used_names)
+        self.used_names.add(unique)
         key = (rule.mesh, rule.closed_labels)
-        if key not in self.made:
+        if key not in self.annotations:
             mesh, placement = self.device_meshes[rule.mesh], placement_of(rule.closed_labels)
-            self.made[key] = relax.op.distributed.annotate_sharding(value, mesh, placement)
-        annotation = rebuild(self.made[key], self.made[key].op, [value], value.ty)
+            self.annotations[key] = relax.op.distributed.annotate_sharding(value, mesh, placement)
+        annotation = rebuild(self.annotations[key], self.annotations[key].op, [value], value.ty)
         var = make_var(unique, value.ty, local)
         self.writer.bind(var, annotation)
         if rule.stationary:

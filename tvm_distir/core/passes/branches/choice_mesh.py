@@ -193,17 +193,17 @@ class _ChoiceMover:
             self.writer.bind(b.var, rebuild(call, call.op, [cond, *sides], call.ty))
             return
         open_axes = [state.of(side) for side in sides]
-        wanted = sides[0].ty.placement
+        target_placement = sides[0].ty.placement
         for i, side in enumerate(sides):
-            unlike = labels_of(side.ty.placement) != labels_of(wanted)
+            unlike = labels_of(side.ty.placement) != labels_of(target_placement)
             if unlike or open_axes[0] != open_axes[1]:
                 sides[i] = self.writer.emit(
-                    redistribute(side, choice.mesh, wanted), f"{side.name}_meets"
+                    redistribute(side, choice.mesh, target_placement), f"{side.name}_meets"
                 )
         chosen = rebuild(call, call.op, [cond, *sides], sides[0].ty)
-        held = self.writer.variable(f"{b.var.name}_chosen", sides[0].ty)
-        self.writer.bind(held, chosen)
-        sent = redistribute(held, b.var.ty.device_mesh, b.var.ty.placement)
+        chosen_var = self.writer.variable(f"{b.var.name}_chosen", sides[0].ty)
+        self.writer.bind(chosen_var, chosen)
+        sent = redistribute(chosen_var, b.var.ty.device_mesh, b.var.ty.placement)
         self.writer.bind(b.var, self.writer.builder.normalize(sent))
 
 

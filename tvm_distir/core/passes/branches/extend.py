@@ -89,9 +89,9 @@ def _converted(expr: Any, path: Path, results: dict[Path, list[Any]], out: list[
     """Return the result with its leaves converted; bindings are added to ``out``."""
     if path in results:
         if not isinstance(expr, ir.Var):
-            held = relax.Var("result", expr.ty)
-            out.append(relax.VarBinding(held, expr))
-            expr = held
+            new_var = relax.Var("result", expr.ty)
+            out.append(relax.VarBinding(new_var, expr))
+            expr = new_var
         out.extend(_chain(expr, results[path], None))
         return out[-1].var
     if not isinstance(expr.ty, relax.TupleType) or not any(p[: len(path)] == path for p in results):
@@ -100,9 +100,9 @@ def _converted(expr: Any, path: Path, results: dict[Path, list[Any]], out: list[
     for i in range(len(expr.ty.fields)):
         item = expr.fields[i] if isinstance(expr, relax.Tuple) else relax.TupleGetItem(expr, i)
         if isinstance(item, relax.TupleGetItem):
-            held = relax.Var("item", expr.ty.fields[i])
-            out.append(relax.VarBinding(held, item))
-            item = held
+            new_var = relax.Var("item", expr.ty.fields[i])
+            out.append(relax.VarBinding(new_var, item))
+            item = new_var
         fields.append(_converted(item, (*path, i), results, out))
     return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
 

@@ -171,16 +171,16 @@ def _write_branch(choice: Choice) -> list[Any]:
     if choice.paths == [()]:
         return [relax.VarBinding(first.var, value)]
     whole = relax.Var(choice.name, ty)
-    held: dict[Path, Any] = {(): whole}
+    values: dict[Path, Any] = {(): whole}
     bindings = [relax.VarBinding(whole, value)]
     for b, path in zip(choice.wheres, choice.paths, strict=True):
         for depth in range(len(path) - 1):
             inside = path[: depth + 1]
-            if inside not in held:
-                item = relax.TupleGetItem(held[path[:depth]], path[depth])
-                held[inside] = relax.Var(choice.name, held[path[:depth]].ty.fields[path[depth]])
-                bindings.append(relax.VarBinding(held[inside], item))
-        item = relax.TupleGetItem(held[path[:-1]], path[-1])
+            if inside not in values:
+                item = relax.TupleGetItem(values[path[:depth]], path[depth])
+                values[inside] = relax.Var(choice.name, values[path[:depth]].ty.fields[path[depth]])
+                bindings.append(relax.VarBinding(values[inside], item))
+        item = relax.TupleGetItem(values[path[:-1]], path[-1])
         bindings.append(relax.VarBinding(b.var, typed(item, b.var.ty)))
     return bindings
 

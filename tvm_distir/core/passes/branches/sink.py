@@ -87,7 +87,7 @@ class _Sinker:
         self.mod, self.legalized = mod, legalized
         self.settled: dict[str, Any] = {}
         self.variants: dict[str, list[tuple[Any, Any]]] = {}
-        self.taken = {str(gv.name_hint) for gv in mod.functions}
+        self.used_names = {str(gv.name_hint) for gv in mod.functions}
         self.builder = relax.BlockBuilder()
 
     def run(self) -> ir.IRModule:
@@ -199,10 +199,10 @@ class _Sinker:
             if tvm_ffi.structural_equal(other, fn):
                 return gv
         new, number = name, 0
-        while variants and new in self.taken:
+        while variants and new in self.used_names:
             number += 1
             new = f"{name}_{number}"
-        self.taken.add(new)
+        self.used_names.add(new)
         gv = retyped(ir.GlobalVar(new), fn.ty)
         variants.append((gv, fn))
         return gv

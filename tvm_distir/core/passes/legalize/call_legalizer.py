@@ -94,8 +94,8 @@ class CallLegalizer:
                 continue
             count = len(list(leaves_of(arg)))
             mesh = self._mesh_of(flat_types(callee.params[len(args)].ty))
-            wanted = [params.get(at + i, ()) for i in range(count)]
-            args.append(values.demand(arg, wanted, mesh))
+            partial_axes = [params.get(at + i, ()) for i in range(count)]
+            args.append(values.demand(arg, partial_axes, mesh))
             at += count
         new = rebuilt(value, values.env.get(value.op, value.op), args)
         values.bind(var, new, [sums(results.get(i, ())) for i in range(len(flat_types(var.ty)))])
@@ -145,11 +145,11 @@ class CallLegalizer:
             at = 0
             for i in tensors:
                 count = len(list(leaves_of(args[i])))
-                wanted = []
+                partial_axes = []
                 for j in range(at, at + count):
                     pending = axes_of(within(have[j], axes_of(handed)))
-                    wanted.append(tuple(sorted((*pending, *needed.get(j, ())))))
-                args[i] = values.demand(args[i], wanted, mesh)
+                    partial_axes.append(tuple(sorted((*pending, *needed.get(j, ())))))
+                args[i] = values.demand(args[i], partial_axes, mesh)
                 at += count
         new = rebuilt(value, value.op, args)
         if not form.terms:

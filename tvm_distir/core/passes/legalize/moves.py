@@ -76,7 +76,7 @@ class TypedCalls:
 
     def __init__(self, builder: relax.BlockBuilder) -> None:
         self.builder = builder
-        self._known: dict[Any, tuple[Any, Any, ir.Call]] = {}
+        self._cache: dict[Any, tuple[Any, Any, ir.Call]] = {}
 
     def step(
         self, x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
@@ -84,23 +84,23 @@ class TypedCalls:
         """Return the typed call of a step (see :func:`step_call`)."""
         # By handles: the nodes stay alive, so that no other node takes their place.
         key = (step, handle(mesh), before, tuple(shape), op, handle(x.ty))
-        known = self._known.get(key)
-        if known is None:
+        cached = self._cache.get(key)
+        if cached is None:
             call = self.builder.normalize(step_call(x, mesh, step, before, shape, op))
-            self._known[key] = (mesh, x.ty, call)
+            self._cache[key] = (mesh, x.ty, call)
             return call
-        like = known[2]
+        like = cached[2]
         return make_call(like.op, [x], like.attrs, like.ty_args, like.ty)
 
     def all_reduce(self, x: Any, mesh: Any, axes: Sequence[int], op: str) -> ir.Call:
         """Return a typed ``R.dist.all_reduce`` call."""
         key = (tuple(axes), handle(mesh), op, handle(x.ty))
-        known = self._known.get(key)
-        if known is None:
+        cached = self._cache.get(key)
+        if cached is None:
             call = typed(ops.all_reduce(x, mesh, axes, op), x.ty)
-            self._known[key] = (mesh, x.ty, call)
+            self._cache[key] = (mesh, x.ty, call)
             return call
-        like = known[2]
+        like = cached[2]
         return make_call(like.op, [x], like.attrs, like.ty_args, like.ty)
 
 
@@ -240,8 +240,8 @@ class Moves:
         if shape is None:
             dims = ", ".join(str(n) for n in static_shape(source.ty) or ("?",))
             remedy = dims_remedy([dim.name for dim in open_dims(self.values.builder.get())])
-            what = f"the shape ({dims}) is not constant"
-            raise self.values.fault("DIST0502", what, var, value, remedy)
+            problem = f"the shape ({dims}) is not constant"
+            raise self.values.fault("DIST0502", problem, var, value, remedy)
         return shape
 
     @staticmethod

@@ -100,9 +100,9 @@ class LegalizedValues(RewrittenValues):
             return None
         return var, ()
 
-    def fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+    def fault(self, code: str, problem: str, var: Any, value: Any, remedy: str) -> LoweringError:
         """Return the error about a binding."""
-        return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
+        return LoweringError(code, problem, place=place_of(self.name, var, value), remedy=remedy)
 
     def _own(self, var: Any) -> Any:
         """Return the variable that replaces ``var`` (dataflow variables end with their block)."""
@@ -114,13 +114,13 @@ class LegalizedValues(RewrittenValues):
 
     def alias(self, var: Any, value: Any) -> None:
         """Let ``var`` be ``value``: by substitution, or by a binding if it leaves its block."""
-        known = [self.terms.get((value, i), ()) for i in range(len(flat_types(var.ty)))]
+        cached = [self.terms.get((value, i), ()) for i in range(len(flat_types(var.ty)))]
         target = self._own(var)
         if isinstance(target, relax.DataflowVar) or not isinstance(value, relax.DataflowVar):
             self.env[var] = value
         else:
             self.writer.bind(target, value)
-            for i, terms in enumerate(known):
+            for i, terms in enumerate(cached):
                 self.terms[(target, i)] = terms
 
     def bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
@@ -171,11 +171,11 @@ class LegalizedValues(RewrittenValues):
         self.terms[(value, 0)] = tuple(sorted((*terms, *sums(axes))))
         return value
 
-    def demand(self, arg: Any, wanted: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
+    def demand(self, arg: Any, target_axes: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
         """Return an argument whose leaves are partial along exactly the wanted axes."""
         leaves = list(leaves_of(arg))
         new, changed = [], False
-        for (expr, number, _), axes in zip(leaves, wanted):
+        for (expr, number, _), axes in zip(leaves, target_axes):
             have = axes_of(self.terms_of(expr, number))
             if have == tuple(axes):
                 new.append((expr, number, False))

@@ -69,7 +69,7 @@ def LegalizeRedistribute(
     UsageError
         DIST0150 for a memory bound below 1.
     """
-    planner = Planner(System.known(system), memory_bound, memory_bytes)
+    planner = Planner(System.resolve(system), memory_bound, memory_bytes)
 
     return lambda mod: legalize(mod, planner)
 

@@ -78,12 +78,12 @@ class FunctionLegalizer:
             self.repeated.write(first, end, self._binding)
             blocks.append(values.writer.block())
         values.open_block(False)
-        wanted = attribute_axes(fn, "results")
+        result_axes = attribute_axes(fn, "results")
         old = fn.body.body
         result = substitute(old, values.env)
         count = len(list(leaves_of(result)))
         if count:
-            result = values.demand(result, [wanted.get(i, ()) for i in range(count)])
+            result = values.demand(result, [result_axes.get(i, ()) for i in range(count)])
         if not values.written and result is old and not values.writer.bindings:
             return fn
         blocks.append(values.writer.block())
@@ -127,12 +127,12 @@ class FunctionLegalizer:
     def _binding(self, number: int) -> None:
         """Copy or rewrite a binding."""
         binding, value = self.reading.bindings[number], self.reading.values[number]
-        written = self.values.writer.bindings
-        before = len(written)
+        new_bindings = self.values.writer.bindings
+        before = len(new_bindings)
         self._visit(self.reading.bound(number), value, self.reading.like[number])
-        stays = len(written) == before + 1 and written[-1].value.same_as(value)
-        if stays and written[-1].var.same_as(binding.var):
-            written[-1] = binding
+        stays = len(new_bindings) == before + 1 and new_bindings[-1].value.same_as(value)
+        if stays and new_bindings[-1].var.same_as(binding.var):
+            new_bindings[-1] = binding
         else:
             self.values.written = True
 

@@ -115,10 +115,10 @@ class DivisibleDims:
                 continue
             place = place_of(self.name, binding.var, value)
             for param, arg in zip(callee.fn.params, value.args, strict=True):
-                for wanted, given in zip(_extents(param.ty), _extents(arg.ty), strict=True):
-                    count = callee.parts.get(wanted, 1) if isinstance(wanted, tirx.Var) else 1
+                for declared, actual in zip(_extents(param.ty), _extents(arg.ty), strict=True):
+                    count = callee.parts.get(declared, 1) if isinstance(declared, tirx.Var) else 1
                     if count > 1:
-                        self.require(given, count, place)
+                        self.require(actual, count, place)
 
     def check_defined(self) -> None:
         """Refuse (DIST0502) a size of shards that no shard of a parameter has."""
@@ -172,9 +172,9 @@ class DivisibleDims:
         return dims
 
 
-def _needs_size(what: str, extent: Any, place: str) -> LoweringError:
+def _needs_size(problem: str, extent: Any, place: str) -> LoweringError:
     names = [str(variable.name) for variable in symbols(extent)]
-    return LoweringError("DIST0502", what, place=place, remedy=dims_remedy(names))
+    return LoweringError("DIST0502", problem, place=place, remedy=dims_remedy(names))
 
 
 def _parts(ty: Any) -> Iterator[tuple[Any, int]]:

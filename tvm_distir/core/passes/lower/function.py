@@ -187,12 +187,12 @@ class LocalFunction:
         self.param_leaves.append(Leaf(position, str(param.name), param.ty, -1))
         values.env[param] = var
 
-    def _refuse_several_meshes(self, place: str, what: str) -> None:
+    def _refuse_several_meshes(self, place: str, problem: str) -> None:
         """Refuse an object of a module with several meshes: it is not known which has it."""
         if len(self.values.context.keys) > 1:
             raise LoweringError(
                 "DIST0504",
-                f"{what} is an object, and the module has several meshes",
+                f"{problem} is an object, and the module has several meshes",
                 place=place,
                 remedy="Use a single mesh, or create the object inside from tensors.",
             )
@@ -201,16 +201,18 @@ class LocalFunction:
         """Return the result, after checking that it is reduced as the boundary declares."""
         values, reading = self.values, self.reading
         result = self.fn.body.body
-        wanted = attribute_axes(self.fn, "results")
+        result_axes = attribute_axes(self.fn, "results")
         self.repeated.recall(reading.result)
         # The very objects that ``values`` has as keys are looked up without a comparison.
         places = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
-        for i, (expr, number, _) in enumerate(leaves_of(result) if values.terms or wanted else ()):
-            if axes_of(values.terms_of(expr, number)) != wanted.get(i, ()):
+        for i, (expr, number, _) in enumerate(
+            leaves_of(result) if values.terms or result_axes else ()
+        ):
+            if axes_of(values.terms_of(expr, number)) != result_axes.get(i, ()):
                 raise LevelError(
                     "DIST0451",
                     f"result {i} is partial along {list(axes_of(values.terms_of(expr, number)))}, "
-                    f"its callers expect {list(wanted.get(i, ()))}",
+                    f"its callers expect {list(result_axes.get(i, ()))}",
                     place=values.name,
                     remedy="Run LegalizeRedistribute first.",
                 )

@@ -85,29 +85,29 @@ class OpCalls:
             at = number if type(expr.ty) is relax.TupleType else None
             layout = values.shard_of(ty, place)
             ins.append(Operand(values.local(expr), at, layout, values.zero_of(expr, number)))
-        wanted = [values.shard_of(t, place) for t in outs]
+        shards = [values.shard_of(t, place) for t in outs]
         cx = LocalCall(
             value,
             form,
             value.args,
             ins,
-            wanted,
+            shards,
             values.mesh,
             values.writer,
             values.name,
             var,
             values.memo,
         )
-        said = registration_of(str(value.op.name))
+        registration = registration_of(str(value.op.name))
         try:
-            local = local_form(cx, said, values.context.mod, values.context.prim_funcs)
+            local = local_form(cx, registration, values.context.mod, values.context.prim_funcs)
         except (TypeError, ValueError) as error:
-            if not any(o.symbolic_dims for o in (*(operand.shard for operand in ins), *wanted)):
+            if not any(o.symbolic_dims for o in (*(operand.shard for operand in ins), *shards)):
                 raise
-            raise self._needs_sizes([*(operand.shard for operand in ins), *wanted], cx) from error
+            raise self._needs_sizes([*(operand.shard for operand in ins), *shards], cx) from error
         local = self._normalized(local, var, value)
-        values.expect(local.ty, wanted, var, value)
-        zero = not any(o.padded_dims for o in wanted) or stays_zero(cx, said)
+        values.expect(local.ty, shards, var, value)
+        zero = not any(o.padded_dims for o in shards) or stays_zero(cx, registration)
         terms = [tuple(sorted((*form.result_terms(i), *handed))) for i in range(len(outs))]
         values.bind(var, local, terms, zero)
 

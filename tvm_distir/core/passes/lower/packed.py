@@ -49,9 +49,9 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     arguments = packed_args(call)
     operands = [(e, n, t) for a in arguments for e, n, t in leaves_of(a) if _counts(t)]
     results = [t for ty in call.ty_args for t in flat_types(ty)]
-    held = [None] * len(operands)
-    rule, _ = packed_rule(call, held)
-    _, form = packed_form(call, held)
+    placements = [None] * len(operands)
+    rule, _ = packed_rule(call, placements)
+    _, form = packed_form(call, placements)
     ins = [None if isinstance(e, ir.GenericConst) else _labels(t) for e, _, t in operands]
     outs = [_labels(t) for t in results]
     for axis in range(len(values.sizes)):

@@ -62,14 +62,14 @@ def LowerDistIR() -> Rewrite:
 
 def _meshes_of(member: Member, context: Context) -> list[int]:
     """Return the meshes that a function works on, sorted; equal types are looked at once."""
-    known = context.meshes.get(member.name)
-    if known is None:
+    cached = context.meshes.get(member.name)
+    if cached is None:
         reading = member.reading
         firsts = dict(zip(reversed(reading.types), reversed(reading.variables)))
         numbers = {m for var in firsts.values() for m in context.meshes_of(var.ty)}
-        known = sorted(numbers.union(context.meshes_of(member.fn.ret_ty)))
-        context.meshes[member.name] = known
-    return known
+        cached = sorted(numbers.union(context.meshes_of(member.fn.ret_ty)))
+        context.meshes[member.name] = cached
+    return cached
 
 
 def _mixed(members: Sequence[Member], context: Context) -> list[str]:
@@ -174,19 +174,20 @@ def _part(
     segments = segments_of(attrs)
     attrs.pop(SEGMENTS_ATTR, None)
     data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
-    said, which = _Described(len(values.sizes), dims, values.name), []
+    description, which = _Described(len(values.sizes), dims, values.name), []
     for position, name, ty, like in lowered.param_leaves:
         role = ""
         if data is not None:
             role = "data" if lowered.repeated.names[position] in data else "weight"
         base = lowered.repeated.names[position]
         allowed = indices.get((position, name.removeprefix(base) if name != base else ""))
-        which.append(said.number(ty, like, role, allowed, segments.get(name)))
+        which.append(description.number(ty, like, role, allowed, segments.get(name)))
     names = [leaf.name for leaf in lowered.param_leaves]
     positions = [leaf.position for leaf in lowered.param_leaves]
-    inputs = make_ports(names, positions, said.rows, which)
+    inputs = make_ports(names, positions, description.rows, which)
     outputs = [
-        {"index": o.position, **said.rows[said.number(o.ty, o.like)]} for o in lowered.outputs
+        {"index": o.position, **description.rows[description.number(o.ty, o.like)]}
+        for o in lowered.outputs
     ]
     if "num_input" in (fn.attrs or {}):
         first = int(fn.attrs["num_input"])
@@ -212,7 +213,7 @@ class _Described:
         self.dims, self.place = dims, place
         self.whole = placement_text((R,) * axes)
         self.rows: list[dict[str, Any]] = []
-        self._known: dict[tuple[int, str, IndexRange | None, Segments | None], int] = {}
+        self._cache: dict[tuple[int, str, IndexRange | None, Segments | None], int] = {}
 
     def number(
         self,
@@ -223,7 +224,7 @@ class _Described:
         segments: Segments | None = None,
     ) -> int:
         """Return the number of the description of type ``like`` in a role."""
-        number = self._known.get((like, role, allowed, segments))
+        number = self._cache.get((like, role, allowed, segments))
         if number is not None:
             return number
         if is_object(ty) or is_shape(ty):
@@ -243,7 +244,7 @@ class _Described:
             row["segments"] = tvm_ffi.convert(segments.to_list())
         self.rows.append(row)
         if like >= 0:
-            self._known[like, role, allowed, segments] = len(self.rows) - 1
+            self._cache[like, role, allowed, segments] = len(self.rows) - 1
         return len(self.rows) - 1
 
     def _size(self, extent: Any) -> int | str:

@@ -144,22 +144,22 @@ class LocalValues(RewrittenValues):
         self.memo.clear()
         self.foldable.clear()
 
-    def fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+    def fault(self, code: str, problem: str, var: Any, value: Any, remedy: str) -> LoweringError:
         """Return the error about a binding."""
-        return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
+        return LoweringError(code, problem, place=place_of(self.name, var, value), remedy=remedy)
 
-    def level_fault(self, what: str, var: Any, value: Any) -> LevelError:
+    def level_fault(self, problem: str, var: Any, value: Any) -> LevelError:
         """Return the error about a module that is not at level 4."""
         return LevelError(
             "DIST0451",
-            what,
+            problem,
             place=place_of(self.name, var, value),
             remedy="Run LegalizeRedistribute first.",
         )
 
-    def expect(self, ty: Any, wanted: Sequence[Shard], var: Any, value: Any) -> None:
+    def expect(self, ty: Any, expected: Sequence[Shard], var: Any, value: Any) -> None:
         """Refuse (DIST0505) a local form of another type than the binding's shards have."""
-        wrong = expected_mismatch(ty, wanted)
+        wrong = expected_mismatch(ty, expected)
         if wrong:
             raise self.fault(
                 "DIST0505",
@@ -171,9 +171,9 @@ class LocalValues(RewrittenValues):
 
     def shard_of(self, ty: Any, place: str) -> Shard:
         """Return the shard of a level-4 tensor type on this mesh."""
-        known = self.shards.get(handle(ty))
-        if known is not None:
-            return known[1]
+        cached = self.shards.get(handle(ty))
+        if cached is not None:
+            return cached[1]
         shape = static_shape(ty)
         if shape is None:
             raise LoweringError(
@@ -322,9 +322,9 @@ class LocalValues(RewrittenValues):
         return substitute(expr, self.env)
 
     def _variable(self, var: Any) -> Any:
-        known = self.env.get(var)
-        if known is not None:
-            return known
+        cached = self.env.get(var)
+        if cached is not None:
+            return cached
         if var in self.tuples:
             return self.local(relax.Tuple(self.tuples[var]))
         raise LoweringError(

@@ -42,17 +42,17 @@ class Operands:
         if v == CONST:
             return self.constant(k, i, old)
         key = handle(old)
-        known = values.exprs.get(key)
-        if known is not None and g.env[key] != (v,):
-            known = None
+        cached = values.exprs.get(key)
+        if cached is not None and g.env[key] != (v,):
+            cached = None
         route = values.known_route(v)
-        if route is not None and route.settled and known is not None:
-            return known
+        if route is not None and route.settled and cached is not None:
+            return cached
         self.arrive(v)
         route = values.route(v)
         form = values.decision.needs(values.inst, k, i, g.values[v].mesh)
-        if form == route.root and known is not None:
-            return known
+        if form == route.root and cached is not None:
+            return cached
         return values.in_form(v, form, name, var)
 
     def constant(self, k: int, i: int, old: Any) -> Any:
@@ -105,10 +105,10 @@ class Operands:
                 arguments.append(self._argument(k, old, count))
                 continue
             i = next(count)
-            v, known = operands[i], exprs.get(key)
+            v, cached = operands[i], exprs.get(key)
             route = values.known_route(v)
-            if known is not None and route is not None and route.settled and g.env[key] == (v,):
-                arguments.append(known)  # as most are
+            if cached is not None and route is not None and route.settled and g.env[key] == (v,):
+                arguments.append(cached)  # as most are
             else:
                 arguments.append(self.operand(k, i, old))
         return arguments

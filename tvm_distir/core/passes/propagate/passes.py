@@ -79,7 +79,7 @@ def PropagateSharding(
     PlanError
         DIST0237 where labels by a system's times are asked for of a function on several meshes.
     """
-    known = System.known(system)
+    resolved = System.resolve(system)
 
     def run(mod: ir.IRModule) -> ir.IRModule:
         if decision is not None:
@@ -87,10 +87,10 @@ def PropagateSharding(
         mod = lift_branches(inner_made_private(mod))
         if mod.attrs and LABELS_ATTR in mod.attrs:
             placements = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
-        elif complete and known is not None and costs is None:
-            placements = _completed(mod, known, memory_bytes)
+        elif complete and resolved is not None and costs is None:
+            placements = _completed(mod, resolved, memory_bytes)
         else:
-            placements = propagate(mod, costs, memory_bytes, known, complete)
+            placements = propagate(mod, costs, memory_bytes, resolved, complete)
         return sink_conversions(ModuleRewriter(mod, placements).run())
 
     return run
@@ -117,7 +117,7 @@ class ModuleRewriter:
         self.mod, self.decision = mod, decision
         self.functions: dict[ir.GlobalVar, Any] = {}
         self.written: dict[int, ir.GlobalVar] = {}
-        self.taken = {str(gv.name_hint) for gv in mod.functions}
+        self.used_names = {str(gv.name_hint) for gv in mod.functions}
         self.used: set[str] = set()
         self.names: dict[int, str] = {}
         self.visited: set[int] = set()
@@ -146,7 +146,7 @@ class ModuleRewriter:
                 continue
             base = kid.graph.name
             name, count = base, 0
-            while name in self.used or (count and name in self.taken):
+            while name in self.used or (count and name in self.used_names):
                 count += 1
                 name = f"{base}_{count}"
             self.used.add(name)

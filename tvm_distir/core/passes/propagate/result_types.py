@@ -143,9 +143,9 @@ class Returned:
             return self.operands.constant(k, 0, old)
         self.operands.arrive(v)
         form = values.decision.needs(values.inst, k, 0, values.g.values[v].mesh)
-        known = values.exprs.get(handle(old))
-        if form == values.route(v).root and known is not None:
-            return known
+        cached = values.exprs.get(handle(old))
+        if form == values.route(v).root and cached is not None:
+            return cached
         return values.in_form(v, form)
 
     def _is_root(self, k: int) -> bool:

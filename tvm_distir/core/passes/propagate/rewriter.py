@@ -115,12 +115,12 @@ class FunctionRewriter:
         pinned, exprs, at = values.g.pinned, values.exprs, 0
         while at < len(keys):
             key = keys[at]
-            written = 1 if key in pinned else plain.write(first + at)
-            if not written:
+            count = 1 if key in pinned else plain.write(first + at)
+            if not count:
                 self._binding(key, bindings[at])
                 if key in exprs:
                     plain.know([(key, exprs[key])])
-            at += written or 1
+            at += count or 1
         if not dataflow:
             return relax.BindingBlock(values.bindings)
         if block.same_as(self.old.body.blocks[-1]):
@@ -206,9 +206,9 @@ class FunctionRewriter:
 
     def _unconverted(self, old: Any) -> Any:
         """Return an expression without conversions: values in their root forms."""
-        known = self.values.exprs.get(handle(old))
-        if known is not None:
-            return known
+        cached = self.values.exprs.get(handle(old))
+        if cached is not None:
+            return cached
         if type(old) is relax.Tuple:
             return relax.Tuple([self._unconverted(f) for f in old.fields[:]])
         if type(old) is relax.TupleGetItem:

@@ -12,9 +12,9 @@ from .pipeline_actions import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction,
 from .timeline import Times, timeline
 
 
-def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:
+def unfit(problem: str, remedy: str, place: str = "schedule") -> PlanError:
     """Return the error about a schedule."""
-    return PlanError("DIST0236", what, place=place, remedy=remedy)
+    return PlanError("DIST0236", problem, place=place, remedy=remedy)
 
 
 def check_units(
@@ -34,7 +34,7 @@ def check_units(
     split = any(unit.phase == WEIGHT for order in units for unit in order)
     phases = PHASES if split else (FORWARD, BACKWARD)
     for rank, order in enumerate(units):
-        wanted = {
+        expected = {
             PipelineAction(phase, micro, chunk)
             for r, chunk in stages
             if r == rank
@@ -43,7 +43,7 @@ def check_units(
         }
         seen: set[PipelineAction] = set()
         for unit in order:
-            if unit in seen or unit not in wanted:
+            if unit in seen or unit not in expected:
                 fault = "occurs twice" if unit in seen else "does not belong to this rank"
                 raise unfit(
                     f"the unit {list(unit)} {fault}",
@@ -51,7 +51,7 @@ def check_units(
                     f"schedule/units/{rank}",
                 )
             seen.add(unit)
-        if missing := sorted(wanted - seen):
+        if missing := sorted(expected - seen):
             raise unfit(
                 f"{len(missing)} units are missing, the first is {list(missing[0])}",
                 "Run every phase of every micro-batch once.",

@@ -154,12 +154,12 @@ class Pipeline:
         )
 
 
-def first_stream(what: str, micro: int) -> int:
+def first_stream(stream_kind: str, micro: int) -> int:
     """Return the number of ``stream:N`` in a micro-batch, after those of earlier micro-batches."""
-    return int(what.partition(":")[2]) + micro * _STREAMS
+    return int(stream_kind.partition(":")[2]) + micro * _STREAMS
 
 
-def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
+def scheduled(new_schedule: Schedule | None, mod: Any) -> dict[str, Any]:
     """Return the attributes of a module whose stages follow a plan; none without a schedule.
 
     Raises
@@ -167,22 +167,23 @@ def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
     PlanError
         DIST0236 when the module has other stages, or none.
     """
-    if wanted is None:
+    if new_schedule is None:
         return {}
     pipeline = Pipeline.of(mod)
     have = None if pipeline is None else pipeline.schedule
-    if pipeline is None or have is None or have.stage_count != wanted.stage_count:
-        other = f"{wanted.stage_count} stages, the module {have.stage_count if have else 'none'}"
-    elif have.micro_batches != wanted.micro_batches:
+    if pipeline is None or have is None or have.stage_count != new_schedule.stage_count:
         other = (
-            f"{wanted.micro_batches} micro-batches, the step was created for {have.micro_batches}"
+            f"{new_schedule.stage_count} stages, the module {have.stage_count if have else 'none'}"
         )
-    elif have.stash != wanted.stash:
-        other = f"stash={wanted.stash}, the step was created with stash={have.stash}"
-    elif wanted.cuts and have.cuts != wanted.cuts:
-        other = f"the cuts {list(wanted.cuts)}, the step was created with {list(have.cuts)}"
+    elif have.micro_batches != new_schedule.micro_batches:
+        count = f"{new_schedule.micro_batches} micro-batches"
+        other = f"{count}, the step was created for {have.micro_batches}"
+    elif have.stash != new_schedule.stash:
+        other = f"stash={new_schedule.stash}, the step was created with stash={have.stash}"
+    elif new_schedule.cuts and have.cuts != new_schedule.cuts:
+        other = f"the cuts {list(new_schedule.cuts)}, the step was created with {list(have.cuts)}"
     else:
-        return {PIPELINE_ATTR: replace(pipeline, schedule=wanted).to_attr()}
+        return {PIPELINE_ATTR: replace(pipeline, schedule=new_schedule).to_attr()}
     raise unfit(
         f"the plan has {other}",
         "Create the step with train_step(..., schedule=plan.schedule).",

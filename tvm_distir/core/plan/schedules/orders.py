@@ -25,8 +25,8 @@ def in_turn(ranks: int, chunks: int) -> tuple[int, ...]:
 
 def there_and_back(ranks: int, chunks: int) -> tuple[int, ...]:
     """Return the rank of each stage in a V, so that the first rank has the loss."""
-    there = list(range(ranks))
-    return tuple(rank for c in range(chunks) for rank in (there if c % 2 == 0 else there[::-1]))
+    forth = list(range(ranks))
+    return tuple(rank for c in range(chunks) for rank in (forth if c % 2 == 0 else forth[::-1]))
 
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:

@@ -101,10 +101,10 @@ class Schedule:
         if self.kind == "zero_bubble_v" and self.chunks == 1:
             object.__setattr__(self, "chunks", 2)
         fixed = {"gpipe": 1, "1f1b": 1, "zero_bubble": 1, "zero_bubble_v": 2}
-        wanted = fixed.get(self.kind, self.chunks)
-        if self.chunks != wanted:
+        expected_chunks = fixed.get(self.kind, self.chunks)
+        if self.chunks != expected_chunks:
             raise unfit(
-                f"chunks is {self.chunks}, and {self.kind} has {wanted} per rank",
+                f"chunks is {self.chunks}, and {self.kind} has {expected_chunks} per rank",
                 "Remove chunks, or choose interleaved.",
             )
         if self.cuts and len(self.cuts) != self.stage_count - 1:
@@ -197,7 +197,7 @@ class Schedule:
     def from_dict(
         data: Any,
         place: str = "schedule",
-        refuse: Refuse = lambda place, what, remedy: unfit(what, remedy, place),
+        refuse: Refuse = lambda place, problem, remedy: unfit(problem, remedy, place),
     ) -> Schedule:
         """Read :meth:`to_dict`; ``refuse`` makes the error of a wrong key or type."""
         return read_model(Schedule, data, place, refuse)
@@ -218,7 +218,7 @@ class Schedule:
         return Schedule(**values)
 
     @staticmethod
-    def known(spec: Schedule | Mapping[str, Any] | str | None) -> Schedule | None:
+    def resolve(spec: Schedule | Mapping[str, Any] | str | None) -> Schedule | None:
         """Return a schedule, also from its JSON form or from a text."""
         if spec is None or isinstance(spec, Schedule):
             return spec

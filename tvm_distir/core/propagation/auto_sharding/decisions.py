@@ -157,17 +157,17 @@ def _arguments(
 
     Tuples are left to propagation.
     """
-    wanted: dict[tuple[str, int], set[Labels]] = {}
+    requests: dict[tuple[str, int], set[Labels]] = {}
     for inst in instances:
         for k, kid in inst.kids.items():
             for number, operand in _tensors(kid):
                 v = kid.graph.param_values[operand]
                 form = decision.value_form(kid, v)
-                wanted.setdefault((inst.graph.nodes[k].callee, number), set()).add(form)
+                requests.setdefault((inst.graph.nodes[k].callee, number), set()).add(form)
     names = {kid.graph.key: kid.graph.name for inst in instances for kid in inst.kids.values()}
     return [
         PlanRule("call", names[key], form, mesh.name, function=function, arg=number)
-        for (key, number), forms in wanted.items()
+        for (key, number), forms in requests.items()
         for form in forms
         if len(forms) == 1 and P not in form
     ]

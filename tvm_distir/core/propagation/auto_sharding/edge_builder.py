@@ -55,18 +55,18 @@ class EdgeBuilder:
         for reader, positions in uses:
             if reader in self.net.callees:
                 for i in positions:
-                    taken, other = self.to.inner(reader, i, result=False)
-                    readers.append((taken.results[0], other))
+                    reader_end, other = self.to.inner(reader, i, result=False)
+                    readers.append((reader_end.results[0], other))
                 continue
-            taken, other = self.net.ends[reader]
-            readers += [(taken.operands[i], other) for i in dict.fromkeys(positions)]
-        matrix, held = self.shared.forms_of(g, v), self._stationary(k)
+            reader_end, other = self.net.ends[reader]
+            readers += [(reader_end.operands[i], other) for i in dict.fromkeys(positions)]
+        matrix, stationary = self.shared.forms_of(g, v), self._stationary(k)
         if len(readers) > 1:
-            read = self._several(v, matrix, held, (produced, variable), readers)
+            read = self._several(v, matrix, stationary, (produced, variable), readers)
         else:
             (read,) = readers
             needs, other = read
-            key = ("edge", id(matrix), held, produced, needs, self._counted(v))
+            key = ("edge", id(matrix), stationary, produced, needs, self._counted(v))
             table = self.shared.table(key, lambda: self._moves(v, produced, needs))
             self._put(v, variable, other, table)
         self.keeping.keep(v, matrix, (produced, variable), read, readers)
@@ -75,14 +75,14 @@ class EdgeBuilder:
         self,
         v: int,
         matrix: PriceMatrix,
-        held: tuple[bool, ...],
+        stationary: tuple[bool, ...],
         producer: Side,
         readers: Sequence[Side],
     ) -> Side:
         """Add a variable for the placement in which a value with several readers is stored."""
         produced, variable = producer
         needs = tuple([n for n, _ in readers])
-        key = (id(matrix), held, produced, needs, self._counted(v))
+        key = (id(matrix), stationary, produced, needs, self._counted(v))
         held_forms = self.shared.held.get(key)
         if held_forms is None:
             held_forms = self.shared.held[key] = self._held(v, produced, needs)
@@ -107,12 +107,14 @@ class EdgeBuilder:
         """Return stored placements, table (given x held), and per reader (needed x held)."""
         matrix = self.shared.forms_of(self.g, v)
         at = {form: i for i, form in enumerate(matrix.placements)}
-        wanted = sorted({at[form] for each in needs for form in each})
+        targets = sorted({at[form] for each in needs for form in each})
         forms = [i for i, f in enumerate(matrix.placements) if P not in f]
-        forms = sorted({*forms, *wanted})
+        forms = sorted({*forms, *targets})
         cost = self._cost(v)
         give = sorted({at[form] for form in produced})
-        rows = np.concatenate([cost[np.ix_(give, forms)].T, matrix.local[np.ix_(forms, wanted)]], 1)
+        rows = np.concatenate(
+            [cost[np.ix_(give, forms)].T, matrix.local[np.ix_(forms, targets)]], 1
+        )
         forms = [forms[i] for i in _undominated(rows)]
         intern = self.shared.store.intern
         first = intern(cost[np.ix_([at[f] for f in produced], forms)])
@@ -121,18 +123,21 @@ class EdgeBuilder:
 
     def _cost(self, v: int) -> Bytes:
         """Return the costs of all reshardings of a value; INFINITE where it may not move."""
-        matrix, held = self.shared.forms_of(self.g, v), self._stationary(self.g.producer[v][0])
+        matrix, stationary = (
+            self.shared.forms_of(self.g, v),
+            self._stationary(self.g.producer[v][0]),
+        )
         if self.g.values[v].ty is None:
             count = len(matrix.placements)
             return np.where(np.eye(count, dtype=bool), 0, INFINITE).astype(np.int64)
         counted = self._counted(v)
-        if not any(held) and counted == 1.0:
+        if not any(stationary) and counted == 1.0:
             return matrix.cost
         cost, forms = matrix.cost.copy(), np.array(matrix.placements)
         if counted != 1.0:
             possible = cost < INFINITE
             cost[possible] = (cost[possible] * counted).astype(np.int64)
-        for axis, stays in enumerate(held):
+        for axis, stays in enumerate(stationary):
             if stays:
                 before, after = forms[:, None, axis], forms[None, :, axis]
                 cost[(before != after) & (before != R)] = INFINITE
@@ -156,8 +161,8 @@ class EdgeBuilder:
         public = self.g.public or node.kind == "pin"
         return tuple(
             [
-                bool(held or (public and node.stationary and label is not None))
-                for held, label in zip(inherited, pin)
+                bool(is_stationary or (public and node.stationary and label is not None))
+                for is_stationary, label in zip(inherited, pin)
             ]
         )
 

@@ -90,7 +90,7 @@ def flights_of(mod: ir.IRModule) -> dict[str, InFlightActivations]:
             if before + summed < old.first + 2 * old.stashes:
                 continue
             params = pipeline.stages[stage].params
-            arriving = {i for i, what in enumerate(params) if what.startswith(f"{ACTIVATION}:")}
+            arriving = {i for i, role in enumerate(params) if role.startswith(f"{ACTIVATION}:")}
             alike = names.count(name)
             result[name] = InFlightActivations(
                 alike, summed, max(0, before - summed), _more(pipeline, params, alike), arriving,
@@ -172,7 +172,7 @@ class LiveRanges:
         self._phases = {k: phase_of(graphs[g.nodes[k].callee].fn) for k in g.calls}
         self._params = {k: i for i, k in enumerate(g.params)}
         phases = {phase: begins[k + 1] - 1 for k, phase in self._phases.items() if phase}
-        self._made = phases.get(FORWARD_PHASE, 0)
+        self._forward_phase = phases.get(FORWARD_PHASE, 0)
         self._done = max(phases.values(), default=0)
 
     def reading(self, v: int, reader: int, first: int, last: int) -> tuple[int, int]:
@@ -206,12 +206,12 @@ class LiveRanges:
         if phase == ACCUMULATE_PHASE:
             often = flight.alike
             if flight.summed:
-                first = self._made + 1 if flight.first else 0
+                first = self._forward_phase + 1 if flight.first else 0
         yield often, first, last
         if phase == FORWARD_PHASE or number in flight.arriving:
             if any(self._phases.get(k) in _BEHIND for k, _ in self.g.uses[v]):
                 yield flight.stashes, 0, self._done
-                yield flight.first, 0, self._made
+                yield flight.first, 0, self._forward_phase
 
 
 __all__ = ["NO_FLIGHT", "InFlightActivations", "LiveRanges", "flights_of"]

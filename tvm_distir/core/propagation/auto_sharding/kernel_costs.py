@@ -102,7 +102,7 @@ class _Reader:
 
     def __init__(self, module: PlacedModule) -> None:
         self.module = module
-        self._known: dict[tuple[str, tuple[bool, ...]], tuple[StepKernels, tuple[bool, ...]]] = {}
+        self._cache: dict[tuple[str, tuple[bool, ...]], tuple[StepKernels, tuple[bool, ...]]] = {}
 
     def of(
         self, key: str, follows: tuple[bool, ...], gradients: frozenset[int] = frozenset()
@@ -111,8 +111,8 @@ class _Reader:
 
         Nothing behind any of the values ``gradients`` counts as following from data.
         """
-        if (key, follows) in self._known:
-            return self._known[key, follows]
+        if (key, follows) in self._cache:
+            return self._cache[key, follows]
         g = self.module.graphs[key]
         work = StepKernels(Counter(), Counter())
         marked = [False] * len(g.values)
@@ -130,7 +130,7 @@ class _Reader:
             for v, yes in zip(node.results, results):
                 marked[v] = yes and v not in gradients
         result = work, tuple([v >= 0 and marked[v] for v in g.result_values])
-        self._known[key, follows] = result
+        self._cache[key, follows] = result
         return result
 
 

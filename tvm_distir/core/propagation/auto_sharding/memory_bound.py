@@ -244,8 +244,8 @@ class _Search:
         problem = Problem(self.net.domains, factors)
         solution = self.solve(problem, constant)
         total, _ = self.tables.evaluate(problem, solution.values)
-        spent = sum(weights.values()) * self.limit
-        self.bound = max(self.bound, int(constant + total - solution.gap - spent))
+        used = sum(weights.values()) * self.limit
+        self.bound = max(self.bound, int(constant + total - solution.gap - used))
         return solution.values
 
     def _judged(self, values: Sequence[int]) -> _Evaluated:

@@ -88,10 +88,10 @@ class MeshPrices:
     def divides(self, shape: Sequence[int], form: Labels) -> bool:
         """Return whether each dim can be split over all axes that shard it."""
         for dim, extent in enumerate(shape):
-            taken = 1
+            ranks = 1
             for size, label in zip(self.sizes, form):
                 if label == dim:
-                    if not fits(extent, size, taken, True):
+                    if not fits(extent, size, ranks, True):
                         return False
-                    taken *= size
+                    ranks *= size
         return True

@@ -61,9 +61,7 @@ class OverlapDiscount:
             early = _early(
                 g, [all(x) for x in zip(*[early_operands for early_operands, _ in calls[key]])]
             )
-            late = _late(
-                g, [all(x) for x in zip(*[wanted for _, wanted in calls[key]])], light[key]
-            )
+            late = _late(g, [all(x) for x in zip(*[flags for _, flags in calls[key]])], light[key])
             self._apart[key] = [a or b for a, b in zip(early, late, strict=True)]
             for k in g.calls:
                 node = g.nodes[k]
@@ -99,10 +97,10 @@ def _early(g: Graph, early_params: Flags) -> list[bool]:
     return early
 
 
-def _late(g: Graph, wanted: Flags, light: Flags) -> list[bool]:
+def _late(g: Graph, requested: Flags, light: Flags) -> list[bool]:
     """Return which values are read for late results only, by light work."""
     is_late = [False] * len(g.values)
-    late = dict(zip(g.rets, wanted, strict=True))
+    late = dict(zip(g.rets, requested, strict=True))
     for k in reversed(range(len(g.nodes))):
         results = g.nodes[k].results
         for v in results:

@@ -51,17 +51,17 @@ class ShardingProblemBuilder:
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
-        self._known: dict[str, ShardingProblem] = {}
+        self._cache: dict[str, ShardingProblem] = {}
 
     def of(self, key: str) -> ShardingProblem:
         """Return the problem of a graph."""
-        if key not in self._known:
+        if key not in self._cache:
             assembly = Assembly(self.shared, self.shared.module.graphs[key])
             NodeBuilder(assembly, self.of).run()
             if assembly.net.feasible:  # else a node has no state, and nothing is to be handed over
                 EdgeBuilder(assembly).run()
-            self._known[key] = assembly.net
-        return self._known[key]
+            self._cache[key] = assembly.net
+        return self._cache[key]
 
 
 class ShardingSolution(NamedTuple):

@@ -43,7 +43,7 @@ class OpStates:
 
     def __init__(self, prices: MeshPrices, strategies: StrategyTable) -> None:
         self.prices, self.strategies = prices, strategies
-        self._known: dict[Any, tuple[Strategies, Costs]] = {}
+        self._cache: dict[Any, tuple[Strategies, Costs]] = {}
         self._rules: list[Rule] = []  # kept alive, so that their ids stay unique
 
     def of(
@@ -69,16 +69,16 @@ class OpStates:
             The call costs no work (a transpose that products read in place).
         """
         key = (id(rule), dtype, shapes, partial, free)
-        known = self._known.get(key)
-        if known is None:
+        cached = self._cache.get(key)
+        if cached is None:
             self._rules.append(rule)
             strategies = self._joint(rule, shapes, partial)
             costs = [
                 0 if free else self._time_ps(rule, axes, needs, gives, dtype)
                 for axes, needs, gives in zip(strategies.items, strategies.needs, strategies.gives)
             ]
-            known = self._known[key] = strategies, np.array(costs, np.int64)
-        return known
+            cached = self._cache[key] = strategies, np.array(costs, np.int64)
+        return cached
 
     def _joint(
         self, rule: Rule, shapes: tuple[tuple[int, ...], ...], partial: tuple[int, ...]

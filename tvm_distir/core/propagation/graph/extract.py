@@ -113,14 +113,14 @@ class _Function:
         """Visit parameters, bindings and results."""
         g = self.g
         env, nodes, bound, pinned = g.env, g.nodes, g.bound, g.pinned
-        pins, asked, names = self.of_pins, self.survey.asked, self.survey.names
+        pins, requests, names = self.of_pins, self.survey.asked, self.survey.names
         for i, (param, name, key) in enumerate(zip(self.params, names, self.survey.handles)):
             leaves = self.leaves.like_others(i) or self.leaves.of(i, param)
             number = self.param_pins.get(i)
             if number is None:
                 pin, mesh, fixed = NO_ANNOTATION
             else:
-                pin, mesh, fixed = pins.get(asked[number]) or self._pin(number, leaves)
+                pin, mesh, fixed = pins.get(requests[number]) or self._pin(number, leaves)
             for v in leaves:
                 nodes.append(Node("param", (), (v,), None, mesh, pin, fixed, "", name))
             env[key] = leaves
@@ -150,10 +150,10 @@ class _Function:
 
     def _binding(self, number: int) -> None:
         name = self._bound_names[number]
-        known = self.of_calls.get(self._like[number])
-        if known is not None:
-            results = self.leaves.copied(name, known.results)
-            self._emit(number, name, known, self.leaves.operands(number), results)
+        cached = self.of_calls.get(self._like[number])
+        if cached is not None:
+            results = self.leaves.copied(name, cached.results)
+            self._emit(number, name, cached, self.leaves.operands(number), results)
             return
         learnt = self.learnt.get(self._classes[number])
         binding = self.bindings[number]
@@ -253,21 +253,21 @@ class _Function:
     def _packed(self, number: int, var: Any, call: ir.Call, operands: tuple[int, ...]) -> None:
         g, mesh = self.g, self.facts.only_mesh
         rule, shapes = cache_rule(call, [g.values[v] if v >= 0 else None for v in operands])
-        held = []
+        placements = []
         for ty, shape in zip(value_types(var.ty), shapes):
             if tensor_type(ty) is not None:
-                held.append(self.leaves.make(var.name, ty))
+                placements.append(self.leaves.make(var.name, ty))
             else:
-                held.append(g.add_value(var.name, shape, OPAQUE_BYTES, mesh))
-        node = Node("op", operands, tuple(held), rule, mesh, label=var.name)
-        self._bind(number, tuple(held), node)
+                placements.append(g.add_value(var.name, shape, OPAQUE_BYTES, mesh))
+        node = Node("op", operands, tuple(placements), rule, mesh, label=var.name)
+        self._bind(number, tuple(placements), node)
 
     def _pin(self, number: int, values: Sequence[int]) -> Annotation:
         """Record the annotation, a binding, of a value or of all values of a tuple."""
-        asked = self.survey.asked[number]
-        known = self.of_pins.get(asked)
-        if known is not None:
-            return known
+        requests = self.survey.asked[number]
+        cached = self.of_pins.get(requests)
+        if cached is not None:
+            return cached
         binding = self.bindings[number]
         shape: tuple[Any, ...] = ()
         if len(values) == 1:
@@ -275,8 +275,8 @@ class _Function:
             shape = () if value.ty is None else value.shape
         stationary = self.survey.named[number]
         pin = self.annotations.of(binding.var, binding.value, shape, stationary)
-        if asked >= 0 and not self.annotations.opens:
-            self.of_pins[asked] = pin
+        if requests >= 0 and not self.annotations.opens:
+            self.of_pins[requests] = pin
         return pin
 
     def _annotation(self, number: int, var: Any, call: ir.Call) -> None:

@@ -257,9 +257,9 @@ class Graph:
         read = max((self.repeats.get(k, 1) for k, _ in self.uses[v]), default=1)
         return min(self.repeats.get(self.producer[v][0], 1), read)
 
-    def error(self, code: str, label: str, what: str, remedy: str) -> PropagationError:
+    def error(self, code: str, label: str, problem: str, remedy: str) -> PropagationError:
         """Build an error about a variable, or about an object with another label."""
-        return PropagationError(code, what, place=f"{self.name}/{label}", remedy=remedy)
+        return PropagationError(code, problem, place=f"{self.name}/{label}", remedy=remedy)
 
     def place(self, node: int) -> str:
         """Return the position of a node, for messages."""

@@ -101,10 +101,10 @@ class Leaves:
     def flat(self, expr: Any, label: str) -> tuple[int, ...]:
         """Return the flat value numbers of an expression; none for shapes and scalars."""
         key = handle(expr)
-        known = self.g.env.get(key)
-        if known is not None:
+        cached = self.g.env.get(key)
+        if cached is not None:
             self.read.add(key)
-            return known
+            return cached
         if type(expr) is relax.Tuple:
             return tuple([v for field in expr.fields[:] for v in self.flat(field, label)])
         if type(expr) is relax.TupleGetItem:

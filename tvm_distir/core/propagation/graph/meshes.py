@@ -149,14 +149,14 @@ class _Placing:
             meshes = {self._read_on(r, v) for v in node.results for r in readers.get(v, ())}
             if len(meshes) != 1 or UNKNOWN in meshes:
                 continue
-            (there,) = meshes
-            if there > self.node_mesh[k] and all(
-                self.mesh[v] == there
-                or any(self._read_on(r, v) == there for r in readers[v] if r != k)
+            (target,) = meshes
+            if target > self.node_mesh[k] and all(
+                self.mesh[v] == target
+                or any(self._read_on(r, v) == target for r in readers[v] if r != k)
                 for v in node.operands
                 if v >= 0
             ):
-                self._settle(k, there)
+                self._settle(k, target)
 
     def _read_on(self, k: int, v: int) -> int:
         """Return the mesh on which a node reads a value; unknown where it takes any."""
@@ -218,9 +218,9 @@ class _Placing:
         for k in reversed(range(len(self.raw.nodes))):
             node = self.raw.nodes[k]
             if node.kind in ("op", "call") and self.node_mesh[k] == UNKNOWN:
-                wanted = [self.mesh[v] for v in node.results if self.mesh[v] != UNKNOWN]
-                if wanted:
-                    self._settle(k, min(wanted))
+                meshes = [self.mesh[v] for v in node.results if self.mesh[v] != UNKNOWN]
+                if meshes:
+                    self._settle(k, min(meshes))
             mesh = self.node_mesh[k]
             if mesh != UNKNOWN:
                 for v in node.operands:
@@ -253,8 +253,10 @@ class _Placing:
                 operands = tuple(bring(v, self.node_mesh[k]) for v in operands)
             elif node.kind == "call":
                 inner = self.owner.graphs[self.callee[k]]
-                wanted = [inner.values[inner.param_value(i)].mesh for i in range(len(operands))]
-                operands = tuple(bring(v, m) for v, m in zip(operands, wanted))
+                param_meshes = [
+                    inner.values[inner.param_value(i)].mesh for i in range(len(operands))
+                ]
+                operands = tuple(bring(v, m) for v, m in zip(operands, param_meshes))
             mesh = node.mesh if node.kind == "param" else self.node_mesh[k]
             if node.kind == "ret":
                 mesh = self._fallback()  # of a constant: other results lie where they are

@@ -58,7 +58,7 @@ class ByteCosts:
         self.ranks = [axis.size for axis in self.axes]
         self.strategies = prices.strategies.setdefault(self.numbers, StrategyTable(self.ranks))
         self._along = [prices.along(a) for a in axes]
-        self._known: dict[Any, Any] = {}
+        self._cache: dict[Any, Any] = {}
         self._ops: dict[Any, OpTable] = {}
         self._edges: dict[tuple[int, int, int, tuple[int, ...], int, Held], Interned] = {}
 
@@ -72,7 +72,7 @@ class ByteCosts:
 
     def __len__(self) -> int:
         """Return how many pieces are memoised."""
-        return len(self._known) + len(self._ops) + len(self._edges)
+        return len(self._cache) + len(self._ops) + len(self._edges)
 
     def op(
         self, rule: Rule, masks: tuple[int, ...], partials: tuple[int, ...], others: Others
@@ -94,10 +94,10 @@ class ByteCosts:
     def work(self, rule: Rule, strategies: Strategies, others: Others) -> Interned:
         """Return the cost of each strategy of an op."""
         key = (id(rule), strategies.number, others)
-        table: Interned | None = self._known.get(key)
+        table: Interned | None = self._cache.get(key)
         if table is None:
             costs = [self._work(rule, axes, others) for axes in strategies.items]
-            table = self._known[key] = self.prices.table([costs])
+            table = self._cache[key] = self.prices.table([costs])
         return table
 
     def _work(self, rule: Rule, axes: NodeStrategy, others: Others) -> int:
@@ -115,7 +115,7 @@ class ByteCosts:
     def held(self, strategies: Strategies, size_bytes: int) -> Interned:
         """Return per strategy of a free parameter the cost of its bytes, per axis with a choice."""
         key = ("held", strategies.number, size_bytes)
-        if key not in self._known:
+        if key not in self._cache:
             columns = enumerate(zip(*strategies.items))
             open_axes = [i for i, column in columns if len(set(column)) > 1]
             costs, row = self.prices.costs, []
@@ -123,18 +123,18 @@ class ByteCosts:
                 cut = [n if label >= 0 else 1 for n, label in zip(self.ranks, form)]
                 weighed = [costs.hold * self._bytes(size_bytes, form, i) for i in open_axes]
                 row.append(sum(costs.scaled(x // cut[i]) for i, x in zip(open_axes, weighed)))
-            self._known[key] = self.prices.table([row])
-        table: Interned = self._known[key]
+            self._cache[key] = self.prices.table([row])
+        table: Interned = self._cache[key]
         return table
 
     def moved(self, strategies: Strategies, size_bytes: int) -> Interned:
         """Return per strategy of a move to this mesh the cost of the bytes a device receives."""
         key = ("moved", strategies.number, size_bytes)
-        if key not in self._known:
+        if key not in self._cache:
             costs = self.prices.costs if len(self.axes) > 1 else self._along[0].costs
             received = [self._bytes(size_bytes, form) for (form,) in strategies.gives]
-            self._known[key] = self.prices.table([[costs.scaled(costs.wire * b) for b in received]])
-        table: Interned = self._known[key]
+            self._cache[key] = self.prices.table([[costs.scaled(costs.wire * b) for b in received]])
+        table: Interned = self._cache[key]
         return table
 
     def _bytes(self, size_bytes: int, form: Sequence[int], without: int = -1) -> int:
@@ -151,20 +151,20 @@ class ByteCosts:
         consumer: Strategies,
         operands: tuple[int, ...],
         size_bytes: int,
-        held: Held,
+        stationary: Held,
     ) -> Interned:
         """Return the table (producer x consumer strategies) of a value with a single consumer."""
-        key = (producer.number, result, consumer.number, operands, size_bytes, held)
+        key = (producer.number, result, consumer.number, operands, size_bytes, stationary)
         table = self._edges.get(key)
         if table is None:
             parts = []
             for i in range(len(self.axes)):
-                wanted = [frozenset([needs[j][i] for j in operands]) for needs in consumer.needs]
-                sets, columns = wanted, list(range(len(wanted)))
+                targets = [frozenset([needs[j][i] for j in operands]) for needs in consumer.needs]
+                sets, columns = targets, list(range(len(targets)))
                 if len(self.axes) > 1:
-                    sets = list(dict.fromkeys(wanted))
-                    columns = [sets.index(labels) for labels in wanted]
-                rows = self._supplied(producer, result, i, sets, size_bytes, held)
+                    sets = list(dict.fromkeys(targets))
+                    columns = [sets.index(labels) for labels in targets]
+                rows = self._supplied(producer, result, i, sets, size_bytes, stationary)
                 parts.append((*rows, columns))
             table = self._edges[key] = self._sum(parts)
         return table
@@ -184,10 +184,10 @@ class ByteCosts:
         axis: int,
         sets: Sequence[frozenset[int]],
         size_bytes: int,
-        held: Held,
+        stationary: Held,
     ) -> tuple[Rows, list[int]]:
         """Return the costs of storing sets of labels along an axis, and each strategy's row."""
-        times, stays = held[axis]
+        times, stays = stationary[axis]
         supply, ranks = self._along[axis].conversions.supply, self.ranks[axis]
         forms, rows = producer.results[result], list[list[int]]()
         at: dict[tuple[int, int], int] = {}
@@ -207,15 +207,15 @@ class ByteCosts:
         result: int,
         readers: tuple[Reader, ...],
         size_bytes: int,
-        held: Held,
+        stationary: Held,
     ) -> list[Kept]:
         """Return variables of the label sets in which a value with several readers is stored."""
-        key = (producer, result, readers, size_bytes, held)  # strategies are interned
-        shares: list[Kept] | None = self._known.get(key)
+        key = (producer, result, readers, size_bytes, stationary)  # strategies are interned
+        shares: list[Kept] | None = self._cache.get(key)
         if shares is None:
             sets, groups = self.stored(readers)
-            shares = self._known[key] = [
-                self._kept(producer, result, readers, group, sets, size_bytes, held)
+            shares = self._cache[key] = [
+                self._kept(producer, result, readers, group, sets, size_bytes, stationary)
                 for group in groups
             ]
         return shares
@@ -232,8 +232,8 @@ class ByteCosts:
         for axis in range(len(self.axes)):
             labels = {x[i][axis] for strategies, o in readers for x in strategies.needs for i in o}
             alone = [frozenset((R,))] if len(self.axes) == 1 else []
-            wanted = sorted(labels.difference(*alone))
-            pairs = [frozenset(c) for n in (1, 2) for c in itertools.combinations(wanted, n)]
+            targets = sorted(labels.difference(*alone))
+            pairs = [frozenset(c) for n in (1, 2) for c in itertools.combinations(targets, n)]
             sets.append((*alone, *pairs))
         numbers = [*range(len(sets))]
         count = math.prod(map(len, sets))
@@ -247,12 +247,12 @@ class ByteCosts:
         group: Sequence[int],
         sets: Sequence[tuple[frozenset[int], ...]],
         size_bytes: int,
-        held: Held,
+        stationary: Held,
     ) -> Kept:
         picks = list(zip(*itertools.product(*[range(len(sets[i])) for i in group])))
         first = self._sum(
             [
-                (*self._supplied(producer, result, i, sets[i], size_bytes, held), columns)
+                (*self._supplied(producer, result, i, sets[i], size_bytes, stationary), columns)
                 for i, columns in zip(group, picks)
             ]
         )
@@ -271,7 +271,7 @@ class ByteCosts:
     ) -> Interned:
         """Return the read costs of a consumer's strategies, by the sets stored along axes."""
         key = (strategies.number, operands, along)
-        table: Interned | None = self._known.get(key)
+        table: Interned | None = self._cache.get(key)
         if table is None:
             parts = []
             for (axis, sets), columns in zip(along, picks):
@@ -286,7 +286,7 @@ class ByteCosts:
                     for needs in strategies.needs
                 ]
                 parts.append((rows, range(len(rows)), columns))
-            table = self._known[key] = self._sum(parts)
+            table = self._cache[key] = self._sum(parts)
         return table
 
 

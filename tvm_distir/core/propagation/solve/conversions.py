@@ -40,7 +40,7 @@ class ReshardPath:
         self,
         conversions: Sequence[Conversions],
         produced: Form,
-        wanted: Sequence[Form],
+        targets: Sequence[Form],
         pending: Sequence[int],
         sizes: Sequence[int],
         ranks: Sequence[int],
@@ -52,12 +52,12 @@ class ReshardPath:
         # left to a single redistribution then, which reduces fewer bytes.
         cut = {
             i
-            for form in wanted
+            for form in targets
             for i, (have, label) in enumerate(zip(produced, form))
             if have < 0 <= label
         }
         for i, have in enumerate(produced):
-            needs = frozenset(form[i] for form in wanted)
+            needs = frozenset(form[i] for form in targets)
             _, steps = conversions[i].supply(have, needs, sizes[i], ranks[i])
             parents = {want: source for source, want in steps}
             if have == P and i in pending and all(s != P or w == R for s, w in steps):
@@ -66,7 +66,7 @@ class ReshardPath:
                     parents = {w: s for w, s in parents.items() if w != R}
             self.parents.append(parents)
         self.root: Form = tuple(complete)
-        self.forms = self._with_waypoints(dict.fromkeys([self.root, *wanted]))
+        self.forms = self._with_waypoints(dict.fromkeys([self.root, *targets]))
 
     @classmethod
     @functools.lru_cache(maxsize=1024)

@@ -227,7 +227,9 @@ class Conversions:
             self._along[axis] = Conversions(self.costs.along(axis))
         return self._along[axis]
 
-    def cost(self, have: int, want: int, size_bytes: int, ranks: int, held: bool = False) -> int:
+    def cost(
+        self, have: int, want: int, size_bytes: int, ranks: int, stationary: bool = False
+    ) -> int:
         """Return the cost of turning label ``have`` of a value into label ``want``.
 
         Parameters
@@ -238,7 +240,7 @@ class Conversions:
             Bytes of the value whole along the axis, local to the others.
         ranks : int
             Devices along the axis.
-        held : bool
+        stationary : bool
             The value may not be communicated (a stationary parameter).
 
         Notes
@@ -251,26 +253,31 @@ class Conversions:
         local_cost = c.keep * (size_bytes // ranks if want >= 0 else size_bytes)
         if have == R:
             return (c.slice if want >= 0 else c.partial) + c.scaled(local_cost)
-        if held:
+        if stationary:
             return INFINITE
         sent = wire_share(conversion_kind(have, want), c.wire * size_bytes, ranks)
         price = c.scaled(sent + c.launch + local_cost)
         return price + c.partial if want == P else price
 
     def supply(
-        self, have: int, needs: frozenset[int], size_bytes: int, ranks: int, held: bool = False
+        self,
+        have: int,
+        needs: frozenset[int],
+        size_bytes: int,
+        ranks: int,
+        stationary: bool = False,
     ) -> Supply:
         """Return the cheapest way to store all labels ``needs``, from ``have``: (cost, steps)."""
-        key = (have, needs, size_bytes, ranks, held)
+        key = (have, needs, size_bytes, ranks, stationary)
         hit = self._supply.get(key)
         if hit is None:
             hit = self._supply[key] = self._cheapest(
-                have, sorted(needs - {have}), size_bytes, ranks, held
+                have, sorted(needs - {have}), size_bytes, ranks, stationary
             )
         return hit
 
     def _cheapest(
-        self, have: int, todo: list[int], size_bytes: int, ranks: int, held: bool
+        self, have: int, todo: list[int], size_bytes: int, ranks: int, stationary: bool
     ) -> Supply:
         best: Supply | None = None
         detours: tuple[tuple[int, ...], ...] = ((),)
@@ -282,7 +289,7 @@ class Conversions:
                 forms, cost, steps = [have], 0, []
                 for want in (*detour, *order):
                     price, source = min(
-                        (self.cost(form, want, size_bytes, ranks, held), i)
+                        (self.cost(form, want, size_bytes, ranks, stationary), i)
                         for i, form in enumerate(forms)
                     )
                     cost = min(INFINITE, cost + price)

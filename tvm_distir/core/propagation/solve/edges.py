@@ -44,10 +44,10 @@ class EdgeTables:
         reach: ReachableAxes,
         model: LabellingProblem,
         sizes: Sequence[int],
-        given: Sequence[Placed],
+        placed: Sequence[Placed],
     ) -> None:
         self.costs, self.prices, self.g, self.reach = costs, costs.prices, g, reach
-        self.model, self.sizes, self.given = model, sizes, given
+        self.model, self.sizes, self.given = model, sizes, placed
         self._stays: dict[int, Held] = {}
 
     def run(self) -> None:
@@ -79,12 +79,12 @@ class EdgeTables:
                 (producer, variable), j = spliced[k].rets[j], 0
             else:
                 producer, variable = ends[k]
-            held = self._held(k) if handed else loose
+            stationary = self._held(k) if handed else loose
             size_bytes = sizes[v] if once else sizes[v] * g.times(v)
             if reader < 0:
-                self._shared(consumers, producer, variable, j, size_bytes, held)
+                self._shared(consumers, producer, variable, j, size_bytes, stationary)
                 continue
-            table = edge(producer, j, consumer, reads, size_bytes, held)
+            table = edge(producer, j, consumer, reads, size_bytes, stationary)
             if 0 <= variable < other and (variable, other) not in factors:  # as most tables
                 factors[variable, other], low = table
                 constant += low
@@ -117,12 +117,12 @@ class EdgeTables:
         variable: int,
         j: int,
         size_bytes: int,
-        held: Held,
+        stationary: Held,
     ) -> None:
         """Add the cost of passing a value, result j of its producer, to several consumers."""
         m, prices = self.model, self.prices
         readers = tuple([(strategies, reads) for strategies, _, reads in consumers])
-        for count, first, rest in self.costs.share(producer, j, readers, size_bytes, held):
+        for count, first, rest in self.costs.share(producer, j, readers, size_bytes, stationary):
             shared = -1
             if count > 1:
                 shared = len(m.domains)
@@ -134,10 +134,10 @@ class EdgeTables:
     def _held(self, maker: int) -> Held:
         """Return per axis the weight of a moved byte, and whether a node's values stay in place."""
         origin = self.g.origin[maker]
-        held = self._stays.get(origin)
-        if held is None:
+        stationary = self._stays.get(origin)
+        if stationary is None:
             move, axes = self.prices.costs.move, zip(self.costs.axes, self.costs.numbers)
             pairs = [hold_on(self.g, self.reach, axis, a, maker) for axis, a in axes]
-            held = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
-            self._stays[origin] = held
-        return held
+            stationary = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
+            self._stays[origin] = stationary
+        return stationary

@@ -113,31 +113,31 @@ class StrategyTable:
         ------
         TooManyStrategies
         """
-        taken: dict[int, int] = {}
+        occupied: dict[int, int] = {}
         for n, strategy in others if others and any(masks) else ():
             if strategy is not None and strategy.factor is not None:
-                taken[strategy.factor] = taken.get(strategy.factor, 1) * n
-        key = (self.rule_number(rule), masks, partials, tuple(sorted(taken.items())))
+                occupied[strategy.factor] = occupied.get(strategy.factor, 1) * n
+        key = (self.rule_number(rule), masks, partials, tuple(sorted(occupied.items())))
         strategies = self._known.get(key)
         if strategies is None:
             columns = [
-                strategies_along(rule, n, mask, partial, taken)
+                strategies_along(rule, n, mask, partial, occupied)
                 for n, mask, partial in zip(self.ranks, masks, partials)
             ]
             together = _product(columns)
             if len(columns) > 1:
-                together = [x for x in together if self.divides(rule, x, taken)]
+                together = [x for x in together if self.divides(rule, x, occupied)]
             strategies = self._known[key] = self.intern(together)
         return strategies
 
-    def divides(self, rule: Rule, axes: NodeStrategy, taken: Mapping[int, int]) -> bool:
+    def divides(self, rule: Rule, axes: NodeStrategy, occupied: Mapping[int, int]) -> bool:
         """Return whether every factor has parts for all axes that follow it."""
         followed: dict[int, list[int]] = {}
         for n, strategy in zip(self.ranks, axes):
             if strategy.factor is not None:
                 followed.setdefault(strategy.factor, []).append(n)
         return all(
-            factor_fits(rule.factors[f], n, taken.get(f, 1) * math.prod(parts) // n)
+            factor_fits(rule.factors[f], n, occupied.get(f, 1) * math.prod(parts) // n)
             for f, parts in followed.items()
             if len(parts) > 1
             for n in parts
@@ -214,18 +214,18 @@ def strategies_along(
     ranks: int,
     mask: int,
     partial: int,
-    taken: Mapping[int, int],
+    occupied: Mapping[int, int],
     enough: Callable[[Iterable[int]], bool] = any,
 ) -> list[OpStrategy]:
     """Return the strategies of an op along an axis of ``ranks`` devices.
 
-    ``taken`` has what other axes split its factors into. Partial sums are taken by groups of
+    ``occupied`` has what other axes split its factors into. Partial sums are taken by groups of
     operands of which ``enough`` may be partial.
     """
     items, whole = list[OpStrategy](), (R,) * len(rule.in_bytes)
     complete = (R,) * len(rule.out_bytes)
     for i, f in enumerate(rule.factors):
-        if mask >> i & 1 and factor_fits(f, ranks, taken.get(i, 1)):
+        if mask >> i & 1 and factor_fits(f, ranks, occupied.get(i, 1)):
             pending = P if f.kind == "sum" else R
             gives = tuple(pending if d is None else d for d in f.outs)
             needs = tuple(R if d is None else d for d in f.ins)
@@ -250,18 +250,18 @@ def _product(columns: Sequence[Sequence[OpStrategy]]) -> list[NodeStrategy]:
     return list(itertools.product(*columns))
 
 
-def fits(size: Any, ranks: int, taken: int, uneven: bool) -> bool:
-    """Return whether ``size``, already split by ``taken``, may be split by ``ranks`` more.
+def fits(size: Any, ranks: int, occupied: int, uneven: bool) -> bool:
+    """Return whether ``size``, already split by ``occupied``, may be split by ``ranks`` more.
 
     An uneven dim is sharded only when there is more than an element for every shard.
     """
-    if divisible(size, ranks * taken):
+    if divisible(size, ranks * occupied):
         return True
     known = isinstance(size, int | tirx.IntImm)
-    return uneven and known and bool(nominal(size) > ranks * taken)
+    return uneven and known and bool(nominal(size) > ranks * occupied)
 
 
-def factor_fits(factor: Factor, ranks: int, taken: int) -> bool:
-    """Return whether a factor, already split by ``taken``, may be split by ``ranks`` more."""
-    uneven = factor.uneven and (taken == 1 or not factor.adjacent)
-    return fits(factor.size, ranks, taken, uneven)
+def factor_fits(factor: Factor, ranks: int, occupied: int) -> bool:
+    """Return whether a factor, already split by ``occupied``, may be split by ``ranks`` more."""
+    uneven = factor.uneven and (occupied == 1 or not factor.adjacent)
+    return fits(factor.size, ranks, occupied, uneven)

@@ -112,11 +112,11 @@ class PriceTables(TableStore):
         """Return how many pieces are memoised."""
         return len(self._turned) + sum(map(len, self.along_axes.values()))
 
-    def serve(self, held: frozenset[int], want: int) -> int:
+    def serve(self, sources: frozenset[int], want: int) -> int:
         """Return the cost of reading a label from those that are stored."""
-        if want in held:
+        if want in sources:
             return 0
-        if R not in held:
+        if R not in sources:
             return INFINITE
         return self.costs.slice if want >= 0 else self.costs.partial
 

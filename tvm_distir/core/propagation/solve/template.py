@@ -126,14 +126,16 @@ class _RecordedCosts(ByteCosts):
         result: int,
         readers: tuple[Reader, ...],
         size_bytes: int,
-        held: Held,
+        stationary: Held,
     ) -> list[Kept]:
         """Record the requests."""
         sets, groups = self.stored(readers)
         shares = []
         for i, group in enumerate(groups):
             first, *rest = [
-                self.recorded.order("share", i, j, producer, result, readers, size_bytes, held)
+                self.recorded.order(
+                    "share", i, j, producer, result, readers, size_bytes, stationary
+                )
                 for j in range(len(readers) + 1)
             ]
             shares.append((math.prod([len(sets[axis]) for axis in group]), first, rest))

@@ -109,9 +109,9 @@ def read_functions(functions: Sequence[Any]) -> list[FunctionView]:
 
 
 def _reading(data: Any) -> FunctionView:
-    bindings, variables, values, said, *others = unpack(data)
+    bindings, variables, values, names_text, *others = unpack(data)
     objects = unpack(bindings), unpack(variables), unpack(values)
-    return FunctionView(*objects, said, *map(numbers_of, others))
+    return FunctionView(*objects, names_text, *map(numbers_of, others))
 
 
 def numbers_of(data: bytes) -> tuple[int, ...]:
@@ -130,16 +130,16 @@ class Readings:
     """A cache of function views."""
 
     def __init__(self) -> None:
-        self._known: dict[
+        self._cache: dict[
             int, tuple[Any, FunctionView]
         ] = {}  # by handle; the function is kept alive
 
     def of(self, functions: Sequence[Any]) -> list[FunctionView]:
         """Return the readings of functions, see :func:`read_functions`."""
-        new = [fn for fn in functions if handle(fn) not in self._known]
+        new = [fn for fn in functions if handle(fn) not in self._cache]
         for fn, reading in zip(new, read_functions(new) if new else (), strict=True):
-            self._known[handle(fn)] = fn, reading
-        return [self._known[handle(fn)][1] for fn in functions]
+            self._cache[handle(fn)] = fn, reading
+        return [self._cache[handle(fn)][1] for fn in functions]
 
 
 class Member(NamedTuple):

@@ -43,8 +43,8 @@ def make_ports(
     which : sequence of int
         The number of the remaining fields of each entry among ``described``.
     """
-    said = _join_names(names)
-    return native_function("make_ports")(said, tuple(index), list(described), tuple(which))
+    names_text = _join_names(names)
+    return native_function("make_ports")(names_text, tuple(index), list(described), tuple(which))
 
 
 def _join_names(names: Sequence[str]) -> str:

@@ -78,5 +78,5 @@ def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Functio
     names : sequence of str
         The names that :attr:`FunctionIndex.named` looks for.
     """
-    said, *arrays = unpack(native_function("survey")(function, annotation, names))
-    return FunctionIndex(said.split("\0")[:-1], *map(numbers_of, arrays))
+    names_text, *arrays = unpack(native_function("survey")(function, annotation, names))
+    return FunctionIndex(names_text.split("\0")[:-1], *map(numbers_of, arrays))

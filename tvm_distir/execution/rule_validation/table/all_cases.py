@@ -86,9 +86,9 @@ def all_cases() -> tuple[list[Case], dict[str, str]]:
     shipped = own_ops()
     cases = [c for c in TABLE if c.op in shipped or registration_of(c.op) is None]
     for name in registered_ops():
-        said = registration_of(name)
-        if said is not None and said.examples is not None and name not in shipped:
-            cases += [c for c in said.examples() if c.op == name]
+        registration = registration_of(name)
+        if registration is not None and registration.examples is not None and name not in shipped:
+            cases += [c for c in registration.examples() if c.op == name]
     named = {c.op for c in cases}
     reasons = {
         name: UNPROVED.get(name, "its registration has no examples")

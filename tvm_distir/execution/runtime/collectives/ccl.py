@@ -207,10 +207,10 @@ def _start_on_thread(collective: Callable[..., Any] | None) -> Callable[..., Any
     """Return the start of a native collective, or of an exchange, on a rank's progress thread."""
 
     def body(fabric: NativeFabric, rank: int, x: Any, *rest: Any) -> None:
-        *given, copies, out = rest
+        *operands, copies, out = rest
         operand = to_tensor(to_array(x)) if int(copies) else x
         run = collective or functools.partial(_exchange, fabric, rank)
-        fabric.start(rank, out.data_ptr(), lambda: run(operand, *given, out))
+        fabric.start(rank, out.data_ptr(), lambda: run(operand, *operands, out))
 
     return body
 
@@ -219,8 +219,8 @@ def _start(name: str) -> Callable[..., Any]:
     """Return the start of a collective as messages."""
 
     def body(fabric: PostedCollectives, rank: int, *args: Any) -> None:
-        *given, _, out = args  # the operand is copied in any case
-        call, (x,) = _decoded(name, given)
+        *operands, _, out = args  # the operand is copied in any case
+        call, (x,) = _decoded(name, operands)
         fabric.start(rank, call, to_array(x), out.data_ptr(), lambda array: _fill(out, array))
 
     return body

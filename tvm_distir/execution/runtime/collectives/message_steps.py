@@ -119,25 +119,25 @@ def exchanged_tiles(
     x : array or torch.Tensor
         The operand of this rank.
     """
-    given: dict[int, list[Any]] = {}
+    pieces: dict[int, list[Any]] = {}
     boxes: dict[int, list[tuple[slice, ...]]] = {}
     for tile in transfer.tiles():
         if tile.src == position:
-            given.setdefault(tile.dst, []).append(x[tile.src_slices()].reshape(-1))
+            pieces.setdefault(tile.dst, []).append(x[tile.src_slices()].reshape(-1))
         if tile.dst == position:
             boxes.setdefault(tile.src, []).append(tile.dst_slices())
-    return given, boxes
+    return pieces, boxes
 
 
 def _exchange(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
     args: dict[str, Any] = dict(call.args)
     transfer = Transfer(0, args["shape"], args["src"], args["dst"])
-    given, boxes = exchanged_tiles(transfer, position, x)
+    tiles, boxes = exchanged_tiles(transfer, position, x)
     mesh, _, labels = transfer.dst
     out = np.zeros([int(n) for n in local_shape(transfer.shape, labels, mesh)], x.dtype)
     counts = {i: [out[box].size for box in targets] for i, targets in boxes.items()}
     rows = yield StepMessages(
-        {i: np.concatenate(pieces) for i, pieces in given.items()},
+        {i: np.concatenate(pieces) for i, pieces in tiles.items()},
         {i: (sum(sizes),) for i, sizes in counts.items()},
     )
     for i, targets in boxes.items():

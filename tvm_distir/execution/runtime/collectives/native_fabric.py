@@ -169,9 +169,9 @@ class NativeFabric(Transfers):
         label = pickle.dumps((meaning, part.shape, part.dtype))
         native.send(tvm_ffi.from_dlpack(flat), route[0], route[2], label)
 
-    def _take(self, route: Route, what: str) -> tuple[Any, Array]:
+    def _take(self, route: Route, message_label: str) -> tuple[Any, Array]:
         tag, source, _ = route
-        label, size_bytes = native.await_message(tag, source, what)
+        label, size_bytes = native.await_message(tag, source, message_label)
         meaning, shape, dtype = pickle.loads(label)
         flat = np.empty(size_bytes, np.uint8)
         native.take_message(tag, source, tvm_ffi.from_dlpack(flat))

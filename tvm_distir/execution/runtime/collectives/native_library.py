@@ -71,15 +71,15 @@ def send(x: Any, tag: int, destination: int, label: bytes) -> None:
     load_library()["ccl_send"](x, tag, destination, label)
 
 
-def await_message(tag: int, source: int, what: str) -> tuple[bytes, int]:
+def await_message(tag: int, source: int, message_label: str) -> tuple[bytes, int]:
     """Wait for a sender's next message; returns its label and the bytes of its data.
 
     Raises
     ------
     EngineError
-        As a collective, with ``what`` for what the rank waits in.
+        As a collective, with ``message_label`` for what the rank waits in.
     """
-    label, size_bytes = load_library()["ccl_await"](tag, source, what)
+    label, size_bytes = load_library()["ccl_await"](tag, source, message_label)
     return bytes(label), int(size_bytes)
 
 

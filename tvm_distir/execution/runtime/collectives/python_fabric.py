@@ -146,12 +146,12 @@ class PythonFabric(PostedCollectives):
             self._steps += 1
             self._changed.notify_all()
 
-    def _take(self, route: Route, what: str) -> tuple[Any, Array]:
+    def _take(self, route: Route, label: str) -> tuple[Any, Array]:
         with self._changed:
             self._check_failure()
             box = self._messages.setdefault(route, deque())
             if not box:
-                here = _Wait(what, lambda: bool(box), lambda: [route[1]])
+                here = _Wait(label, lambda: bool(box), lambda: [route[1]])
                 self._wait(route[2], here, lambda: bool(box))
             return box.popleft()
 
@@ -196,14 +196,14 @@ class PythonFabric(PostedCollectives):
             return
         if any(wait.ready() for wait in self._waits.values()):
             return
-        held = [
+        waiting = [
             f"rank {r} waits in {wait.what} for {ranks_text(wait.missing())}"
             for r, wait in sorted(self._waits.items())
         ]
         ended = f"; ended: {ranks_text(sorted(self._done))}" if self._done else ""
         error = EngineError(
             "DIST0610",
-            "; ".join(held) + ended,
+            "; ".join(waiting) + ended,
             place="ranks",
             remedy="Make every rank of a group call its collectives, and give each send a receive.",
         )

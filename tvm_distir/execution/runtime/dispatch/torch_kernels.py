@@ -30,8 +30,8 @@ def register_torch_kernels() -> None:
         DIST0111 where PyTorch is not installed.
     """
     if importlib.util.find_spec("torch") is None:
-        what = "the program calls kernels of PyTorch, which is not installed"
-        raise missing_extra(what, "dispatch", "torch")
+        problem = "the program calls kernels of PyTorch, which is not installed"
+        raise missing_extra(problem, "dispatch", "torch")
     import torch
     from torch.nn.functional import pad, scaled_dot_product_attention
 

@@ -89,12 +89,12 @@ class Engine(ABC):
         program = as_runnable(dist, self.dispatch)
         check_engine_runs(program.target, f"engine {self.name}")
         ports = (p for entry in program.entries for p in (*entry.inputs, *entry.outputs))
-        held = next((port for port in ports if port.is_object), None)
-        if held is not None and not self.takes_objects:
+        object_port = next((port for port in ports if port.is_object), None)
+        if object_port is not None and not self.takes_objects:
             raise EngineError(
                 "DIST0605",
                 "it is an object of each device, which cannot leave its process",
-                place=f'engine {self.name}/"{held.name}"',
+                place=f'engine {self.name}/"{object_port.name}"',
                 remedy='Use the engine "threads" or "virtual".',
             )
         return self.run_program(sized_program(program, inputs), inputs, outputs)

@@ -53,14 +53,14 @@ def agree(member: JobMember, call: RunCall) -> list[int]:
         )
     ]
     for process, other in enumerate(calls):
-        for what, mine, theirs in (
+        for label, mine, theirs in (
             ("program", calls[0].program, other.program),
             ("form of outputs", calls[0].outputs, other.outputs),
         ):
             if mine != theirs:
                 raise EngineError(
                     "DIST0631",
-                    f"process {process} has another {what} ({theirs}) than process 0 ({mine})",
+                    f"process {process} has another {label} ({theirs}) than process 0 ({mine})",
                     place=member.place,
                     remedy="Give every process the same module, lowered in the same way.",
                 )
@@ -87,16 +87,16 @@ def inputs_of_rank(
         local = bind_inputs(program.entries, inputs, program.stored)
         _scatter(member, program, local)
         return local
-    taken = dict(program.stored)
+    arrays = dict(program.stored)
     for entry in program.entries:
         if member.rank is None or member.rank not in entry.ranks:
             continue
         for port in _asked(entry, program):
             shape, dtype = entry.local_shape(port), np_dtype(port.dtype)
             array = member.receive_array(0, shape, dtype, f'input "{port.name}" from process 0')
-            taken[port.index] = ShardedArray({member.rank: array})
-    missing = {i: ShardedArray({}) for i in input_ports(program.entries) if i not in taken}
-    return LocalInputs({**taken, **missing})
+            arrays[port.index] = ShardedArray({member.rank: array})
+    missing = {i: ShardedArray({}) for i in input_ports(program.entries) if i not in arrays}
+    return LocalInputs({**arrays, **missing})
 
 
 def _asked(entry: EntryFunction, program: Runnable) -> list[Port]:

@@ -47,7 +47,7 @@ class JobMember(Protocol):
         """Return the process that is a rank."""
         ...
 
-    def exchange_texts(self, text: bytes, what: Callable[[list[int]], str]) -> list[bytes]:
+    def exchange_texts(self, text: bytes, describe: Callable[[list[int]], str]) -> list[bytes]:
         """Exchange a few bytes with all processes; returns those of each."""
         ...
 
@@ -56,7 +56,7 @@ class JobMember(Protocol):
         ...
 
     def receive_array(
-        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], what: str
+        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], label: str
     ) -> Array:
         """Wait for the next array of a process."""
         ...

@@ -143,7 +143,7 @@ def collect(
         DIST0604 when replicas differ in any bit.
     """
     digests = {e.rank: e.digests for e in ended if e.rank is not None}
-    taken: dict[int, list[Array]] = {r: [] for e in entries for r in e.ranks}
+    arrays: dict[int, list[Array]] = {r: [] for e in entries for r in e.ranks}
     for entry in entries:
         for k, port in enumerate(entry.outputs):
             holder: dict[Bounds, tuple[int, Array]] = {}
@@ -158,5 +158,5 @@ def collect(
                 first, array = holder[bounds]
                 if digests[rank][k] != digests[first][k]:
                     raise different_bits(first, rank, port, entry.output_place(port))
-                taken[rank].append(array)
-    return taken
+                arrays[rank].append(array)
+    return arrays

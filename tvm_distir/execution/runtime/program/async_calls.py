@@ -88,11 +88,11 @@ def _split(fn: relax.Function, names: dict[Any, Any]) -> relax.Function:
             # The legalization of a start is the packed call of its collective.
             whole, arguments = value.op.get_attr("FLegalize")(None, value).args
             copies = tirx.IntImm("int64", int(not is_here))
-            made = relax.op.call_dps_packed(
+            start_call = relax.op.call_dps_packed(
                 f"{whole.global_symbol}{START}", [*arguments.fields, copies], out_ty=value.ty
             )
             operands |= {var: value.args[0]} if is_here else {}
-            value = typed(made, value.ty)
+            value = typed(start_call, value.ty)
         if isinstance(binding, relax.MatchCast):
             out.append(relax.MatchCast(var, value, binding.ty))
         else:

@@ -46,8 +46,8 @@ def _leaves(sch: Any, rv: Any) -> list[Any]:
     return [leaf for block in inner for leaf in _leaves(sch, block)] if inner else [rv]
 
 
-def _divisor(size: int, wanted: tuple[int, ...]) -> int | None:
-    return next((n for n in wanted if size % n == 0), None)
+def _divisor(size: int, divisors: tuple[int, ...]) -> int | None:
+    return next((n for n in divisors if size % n == 0), None)
 
 
 def _small_plane(sch: Any, rv: Any, spatial: list[Any], reduction: list[Any]) -> None:

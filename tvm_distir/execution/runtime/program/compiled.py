@@ -41,7 +41,7 @@ class _ModuleMap:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._kept: collections.OrderedDict[Key, list[tuple[ir.IRModule, Any]]] = (
+        self._entries: collections.OrderedDict[Key, list[tuple[ir.IRModule, Any]]] = (
             collections.OrderedDict()
         )
         self._turn = Turn()
@@ -50,10 +50,10 @@ class _ModuleMap:
         """Return the value remembered for a module; None for an unknown module."""
         key = self._key(mod)
         with self._turn():
-            if key not in self._kept:
+            if key not in self._entries:
                 return None
-            self._kept.move_to_end(key)
-            alike = tuple(self._kept[key])
+            self._entries.move_to_end(key)
+            alike = tuple(self._entries[key])
         # Structural hashes of unlike nodes meet in TVM: only the comparison decides.
         return next((v for m, v in alike if tvm_ffi.structural_equal(mod, m)), None)
 
@@ -61,9 +61,9 @@ class _ModuleMap:
         """Store a value of a module that is not known yet."""
         key = self._key(mod)
         with self._turn():
-            self._kept.setdefault(key, []).append((mod, value))
-            while len(self._kept) > self._size:
-                self._kept.popitem(last=False)
+            self._entries.setdefault(key, []).append((mod, value))
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
 
     def find_or_make(self, mod: ir.IRModule, make: Callable[[], Any]) -> Any:
         """Return the value remembered for a module, computed once by a single thread."""
@@ -90,7 +90,7 @@ class LibraryCache:
     """
 
     def __init__(self, size: int) -> None:
-        self._known = _ModuleMap(size)
+        self._cache = _ModuleMap(size)
 
     def get(self, mod: ir.IRModule, place: str) -> Any:
         """Return the module compiled, at its first use.
@@ -100,7 +100,7 @@ class LibraryCache:
         EngineError
             DIST0606 when TVM cannot compile it.
         """
-        return self._known.find_or_make(mod, lambda: compile_module(mod, place).jit())
+        return self._cache.find_or_make(mod, lambda: compile_module(mod, place).jit())
 
 
 class KernelCache:
@@ -121,7 +121,7 @@ class KernelCache:
     """
 
     def __init__(self, size: int = _CACHE_SIZE) -> None:
-        self._known = _ModuleMap(size)
+        self._cache = _ModuleMap(size)
         self.compiled = 0
 
     def get(self, mod: ir.IRModule, place: str) -> Any:
@@ -132,7 +132,7 @@ class KernelCache:
         EngineError
             DIST0606 when TVM cannot compile it.
         """
-        return self._known.find_or_make(mod, lambda: self._compile([(mod, place)])[0])
+        return self._cache.find_or_make(mod, lambda: self._compile([(mod, place)])[0])
 
     def prepare(self, needed: Iterable[tuple[ir.IRModule, str]]) -> None:
         """Compile the modules that are not known yet in a single build.
@@ -149,7 +149,7 @@ class KernelCache:
                 return
             try:
                 for (mod, _), function in zip(missing, self._compile(missing)):
-                    self._known.keep(mod, function)
+                    self._cache.keep(mod, function)
             except EngineError as error:
                 if error.code != "DIST0606":
                     raise
@@ -161,7 +161,7 @@ class KernelCache:
         missing: list[tuple[ir.IRModule, str]] = []
         seen = _ModuleMap(_CACHE_SIZE)
         for mod, place in requests:
-            if self._known.find(mod) is None and seen.find(mod) is None:
+            if self._cache.find(mod) is None and seen.find(mod) is None:
                 seen.keep(mod, True)
                 missing.append((mod, place))
         return missing

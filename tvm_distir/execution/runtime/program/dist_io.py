@@ -56,14 +56,14 @@ def entries(mod: ir.IRModule, only: str | None = None) -> tuple[EntryFunction, .
     ModelError
         DIST0341 when there are several of which none is ``main``.
     """
-    wanted = only or _only_family(mod)
+    names = only or _only_family(mod)
     result: list[EntryFunction] = []
     for gv, fn in mod.functions.items():
         name = str(gv.name_hint)
         if not isinstance(fn, relax.Function) or not fn.attrs or IO_ATTR not in fn.attrs:
             continue
-        if wanted in (name, entry_family(name)):
+        if names in (name, entry_family(name)):
             result.append(_entry(mod, name, fn))
     if not result:
-        raise wrong_module(wanted, "there is no such entry function with the attribute dist.io")
+        raise wrong_module(names, "there is no such entry function with the attribute dist.io")
     return check_entries(result)

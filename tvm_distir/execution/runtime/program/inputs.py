@@ -22,10 +22,10 @@ Array = npt.NDArray[Any]
 Inputs = Sequence[Any] | Mapping[str, Any]
 
 
-def bad_input(what: str, remedy: str, port: Port | None = None) -> EngineError:
+def bad_input(problem: str, remedy: str, port: Port | None = None) -> EngineError:
     """Return the error DIST0602, which names the input."""
     place = _input_place(port) if port else "inputs"
-    return EngineError("DIST0602", what, place=place, remedy=remedy)
+    return EngineError("DIST0602", problem, place=place, remedy=remedy)
 
 
 def index_fault(values: Array, index_range: Sequence[int], place: str) -> EngineError | None:
@@ -96,21 +96,21 @@ def _by_position(
 ) -> dict[int, Any]:
     """Return the values by position. A sequence names, in order, the inputs that are not stored."""
     if isinstance(inputs, Mapping):
-        given = _by_name(ports, inputs, faults)
+        by_name = _by_name(ports, inputs, faults)
         for i, port in ports.items():
-            if i not in given and i not in stored:
+            if i not in by_name and i not in stored:
                 needed = f"{port.dtype}{list(port.shape)} is required"
                 faults.add(bad_input(f"missing: {port.name}; {needed}", "Give all inputs.", port))
-        return {**stored, **given}
+        return {**stored, **by_name}
     count = max(ports, default=-1) + 1
-    asked = [i for i in range(count) if i not in stored]
-    if len(inputs) != len(asked):
+    open_ports = [i for i in range(count) if i not in stored]
+    if len(inputs) != len(open_ports):
         inputs = flatten_tuples(inputs)
-    if len(inputs) != len(asked):
+    if len(inputs) != len(open_ports):
         raise bad_input(
-            f"{len(inputs)} inputs are given, {len(asked)} are required", "Give all inputs."
+            f"{len(inputs)} inputs are given, {len(open_ports)} are required", "Give all inputs."
         )
-    return {**stored, **dict(zip(asked, inputs))}
+    return {**stored, **dict(zip(open_ports, inputs))}
 
 
 def _by_name(
@@ -156,9 +156,9 @@ def leaves_by_name(
 def _checked(value: Any, port: Port, faults: Faults) -> Any:
     """Return a value of exactly the port's full shape and type, an array or :class:`Stored`."""
     if port.is_object != isinstance(value, DeviceObjects):
-        given = "an object of each device" if port.is_object else "an array"
+        expected = "an object of each device" if port.is_object else "an array"
         remedy = "Pass td.DeviceObjects." if port.is_object else "Give the full array."
-        faults.add(bad_input(f"it has to be {given}", remedy, port))
+        faults.add(bad_input(f"it has to be {expected}", remedy, port))
         return value
     if isinstance(value, ShardedArray | DeviceObjects):
         return value
@@ -170,11 +170,11 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
             return value
     dtype = np_dtype(port.dtype)
     if tuple(value.shape) != port.shape:
-        told = f"shape {tuple(value.shape)} given, {port.shape} needed"
-        faults.add(bad_input(told, "Give the full array.", port))
+        problem = f"shape {tuple(value.shape)} given, {port.shape} needed"
+        faults.add(bad_input(problem, "Give the full array.", port))
     if value.dtype != dtype:
-        told = f"type {value.dtype} given, {dtype} needed"
-        faults.add(bad_input(told, f'Use .astype("{dtype}").', port))
+        problem = f"type {value.dtype} given, {dtype} needed"
+        faults.add(bad_input(problem, f'Use .astype("{dtype}").', port))
     return value
 
 
@@ -196,7 +196,7 @@ class LocalInputs:
 
     def __init__(self, values: Mapping[int, Any]) -> None:
         self._values = values
-        self._made: dict[tuple[int, Bounds], Array] = {}
+        self._slices: dict[tuple[int, Bounds], Array] = {}
 
     def source(self, port: Port) -> Any:
         """Return the user's value of an input."""
@@ -215,9 +215,9 @@ class LocalInputs:
             return _own_part(value, entry, port, rank)
         bounds = entry.bounds(port, rank)
         key = (port.index, bounds)
-        if key not in self._made:
-            self._made[key] = _cut(value, bounds, entry.local_shape(port), port.segments)
-        return self._made[key]
+        if key not in self._slices:
+            self._slices[key] = _cut(value, bounds, entry.local_shape(port), port.segments)
+        return self._slices[key]
 
 
 def _cut(

@@ -157,10 +157,10 @@ class EntryFunction:
         return f'{self.function}/output {port.index} "{port.name}"'
 
 
-def wrong_module(place: str, what: str) -> EngineError:
+def wrong_module(place: str, problem: str) -> EngineError:
     """Return the error DIST0603 for a module that is not at level 5."""
     return EngineError(
-        "DIST0603", what, place=place, remedy="Lower the module with LowerDistIR first."
+        "DIST0603", problem, place=place, remedy="Lower the module with LowerDistIR first."
     )
 
 

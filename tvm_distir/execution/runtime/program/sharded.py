@@ -81,8 +81,10 @@ class ShardedArray:
         return out
 
 
-def _cannot_join(what: str) -> EngineError:
-    return EngineError("DIST0602", what, place="sharded array", remedy='Run with outputs="whole".')
+def _cannot_join(problem: str) -> EngineError:
+    return EngineError(
+        "DIST0602", problem, place="sharded array", remedy='Run with outputs="whole".'
+    )
 
 
 def read_part(part: Any) -> Array:
@@ -117,8 +119,8 @@ def sharded_outputs(
         for k, port in enumerate(entry.outputs):
             if port.is_object:
                 shapes[port.index] = ()
-                held = objects.setdefault(port.index, {})
-                held.update((rank, results[rank][k]) for rank in entry.ranks if rank in results)
+                by_rank = objects.setdefault(port.index, {})
+                by_rank.update((rank, results[rank][k]) for rank in entry.ranks if rank in results)
                 continue
             shapes[port.index] = port.shape
             for rank in entry.ranks:

@@ -47,8 +47,8 @@ def sizes_of_inputs(entries: Sequence[EntryFunction], values: Mapping[int, Any])
     for port, name, size in _named_dims(entries, values, parts):
         place = f'input {port.index} "{port.name}"'
         if sizes.setdefault(name, size) != size:
-            told = f"the dim {name} has the size {size}, and {sizes[name]} in {where[name]}"
-            raise bad_input(told, "Give inputs of consistent shapes.", port)
+            problem = f"the dim {name} has the size {size}, and {sizes[name]} in {where[name]}"
+            raise bad_input(problem, "Give inputs of consistent shapes.", port)
         where[name] = place
         if size % parts[name]:
             raise EngineError(

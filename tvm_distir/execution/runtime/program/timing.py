@@ -95,10 +95,12 @@ def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
         if keys[name] not in known and keys[name] not in {keys[other] for other in missing}:
             missing[name] = call
     if missing:
-        measured = {keys[name]: took for name, took in _run_all(kernels, missing).items()}
+        measured = {keys[name]: time_s for name, time_s in _run_all(kernels, missing).items()}
         known.update(measured)
         if cached:
-            file.update(_decoded, lambda there: json.dumps({**(there or {}), **measured}).encode())
+            file.update(
+                _decoded, lambda stored: json.dumps({**(stored or {}), **measured}).encode()
+            )
     return {name: known[key] for name, key in keys.items()}
 
 

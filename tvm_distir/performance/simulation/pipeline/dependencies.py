@@ -42,8 +42,8 @@ class RankDependencies:
     ) -> None:  # fmt: skip
         self._staged, self._rank = staged, rank
         self._rank_of = staged.schedule.rank_of
-        self._made: dict[tuple[int, int, int], Places] = {}
-        self._taken: set[tuple[int, int, int, str]] = set()
+        self._produced: dict[tuple[int, int, int], Places] = {}
+        self._awaited: set[tuple[int, int, int, str]] = set()
         self._walk = Dependencies(ran.kinds.lowering, rank)
         self._tags = {id(edge): number for number, edge in enumerate(ran.steps.edges)}
         self._sent = {self._key(messages.edge, False): messages for messages in sent}
@@ -84,8 +84,8 @@ class RankDependencies:
         for slot, places in zip(unit.outputs, results, strict=True):
             self._write(stage, slot, -1 if slot in unit.once else micro, places)
         if run.name.rstrip("+") == FORWARD:
-            for read, written in self._staged.role_of(stage).carried:
-                self._made[stage, read, -1] = self._made.get((stage, written, -1), ())
+            for read, target in self._staged.role_of(stage).carried:
+                self._produced[stage, read, -1] = self._produced.get((stage, target, -1), ())
 
     def _sum(self, number: int) -> None:
         """Add a sum over stages: each adds its term, the last broadcasts the total."""
@@ -101,12 +101,12 @@ class RankDependencies:
                     self._unit(unit, -1)
             if stage not in first:  # passes on its part
                 part, total = pairs[stage]
-                self._write(stage, total, -1, self._made.get((stage, part, -1), ()))
+                self._write(stage, total, -1, self._produced.get((stage, part, -1), ()))
         informed = {e.target[0] for e in stage_sum.edges if e.direction == "total"}
         known = [stage for stage in stages if stage in informed or stage == stage_sum.stages[-1]]
         for stage in stages if known else ():
             total_places = self._read(known[-1], pairs[known[-1]][1], -1, "total")
-            self._made[stage, pairs[stage][1], -1] = total_places
+            self._produced[stage, pairs[stage][1], -1] = total_places
 
     def _read(self, stage: int, slot: int, micro: int, late: str) -> Places:
         """Return the tasks that produce a slot; its message is received at the first read.
@@ -119,28 +119,28 @@ class RankDependencies:
             if (
                 messages is not None
                 and micro in messages.micros
-                and (*key, direction) not in self._taken
+                and (*key, direction) not in self._awaited
             ):
-                self._taken.add((*key, direction))
-                self._made[key] = self._message(messages, micro, "recv", ())
-        return self._made.get(key, ())
+                self._awaited.add((*key, direction))
+                self._produced[key] = self._message(messages, micro, "recv", ())
+        return self._produced.get(key, ())
 
     def _write(self, stage: int, slot: int, micro: int, places: Places) -> None:
-        self._made[stage, slot, micro] = places
+        self._produced[stage, slot, micro] = places
         for direction in ("forward", "backward", "sum", "total"):
             messages = self._sent.get((stage, slot, direction))
             if messages is not None and micro in messages.micros:
                 self._message(messages, micro, "send", places)
         for edge in self._handed.get((stage, slot), ()):
-            self._made[(*edge.target, micro)] = places
+            self._produced[(*edge.target, micro)] = places
 
     def _message(self, messages: EdgeMessages, micro: int, kind: str, data: Places) -> Places:
         edge, arrives = messages.edge, kind == "recv"
         other = self._rank_of[(edge.source if arrives else edge.target)[0]]
-        spent = int(messages.end[0] - messages.start[0])
+        duration = int(messages.end[0] - messages.start[0])
         name = f"{edge.direction} {micro}" if micro >= 0 else edge.direction
         return self._walk.message(
-            name, kind, data, spent, edge.wire_bytes[arrives], (self._rank, other),
+            name, kind, data, duration, edge.wire_bytes[arrives], (self._rank, other),
             self._tags[id(edge)],
         )  # fmt: skip
 

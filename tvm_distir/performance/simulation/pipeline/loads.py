@@ -57,7 +57,7 @@ class StageLoads:
         self.program, self.system, self.kinds = program, system, kinds
         self.steps, self.costs = steps, costs
         self._slower = system.constant("overlap_slowdown") or 1.0
-        self._known: dict[tuple[int, str, int, bool], list[Piece]] = {}
+        self._cache: dict[tuple[int, str, int, bool], list[Piece]] = {}
         self._crossed: dict[tuple[int, tuple[int, ...]], tuple[dict[int, int], int]] = {}
 
     def loads(self) -> Loads | None:
@@ -69,10 +69,10 @@ class StageLoads:
             for step in range(len(self.steps.units.steps))
         ]
         ends = [[rank_of[e.source[0]], rank_of[e.target[0]]] for e in self.steps.edges]
-        spent = self.steps.edge_ps
+        duration = self.steps.edge_ps
         flows = [
-            self._message(edge, here, there, time)
-            for edge, (here, there), time in zip(self.steps.edges, ends, spent, strict=True)
+            self._message(edge, first, second, time)
+            for edge, (first, second), time in zip(self.steps.edges, ends, duration, strict=True)
         ]
         rest = len(self.steps.units.edges) - len(flows)  # copies to the host meet nothing
         classes = [*units, *flows, *[idle] * rest]
@@ -93,9 +93,9 @@ class StageLoads:
     def _unit(self, kind: RunKind) -> list[Piece]:
         rank = self.steps.rank_of[kind.stage]
         key = rank, kind.name, kind.unit.number, kind.once
-        if key not in self._known:
-            self._known[key] = self._pieces(rank, kind)
-        return self._known[key]
+        if key not in self._cache:
+            self._cache[key] = self._pieces(rank, kind)
+        return self._cache[key]
 
     def _pieces(self, rank: int, kind: RunKind) -> list[Piece]:
         """Return the pieces of a unit that begins when all that it reads is there."""
@@ -104,8 +104,8 @@ class StageLoads:
         for row in np.flatnonzero(lowering.counts(kind.unit.function)).tolist():
             count = int(lowering.counts(kind.unit.function)[row])
             if lowering.rows[row].stream == COMM:
-                for link, spent in self._collective(rank, lowering.rows[row]).items():
-                    used[link] = used.get(link, 0.0) + count * spent
+                for link, duration in self._collective(rank, lowering.rows[row]).items():
+                    used[link] = used.get(link, 0.0) + count * duration
         times = np.full((1, STREAM_PORTS + len(maps.ports(number))), NEVER, np.int64)
         times[0, :STREAM_PORTS] = 0
         start = maps.expand(number, times)[0]
@@ -135,29 +135,31 @@ class StageLoads:
             yield float(edges[place + 1]), speed, shares if talk else {}
         yield ENDLESS, 1.0, {}
 
-    def _message(self, edge: Edge, here: int, there: int, spent: int) -> list[Piece]:
+    def _message(self, edge: Edge, source: int, target: int, duration: int) -> list[Piece]:
         """Return a latency, and bytes."""
         meshes, near = self.program.meshes, self.system.intra_node
-        ids = meshes[here].device_ids, meshes[there].device_ids
+        ids = meshes[source].device_ids, meshes[target].device_ids
         size = edge.part_bytes[0]
-        layout = self.costs.pair_layout(here, there)
-        lead = min(self.costs.clock.collective_ps("send", 0, layout), spent)
+        layout = self.costs.pair_layout(source, target)
+        lead = min(self.costs.clock.collective_ps("send", 0, layout), duration)
         used: dict[Hashable, float] = {}
         crossing: dict[tuple[str, int, int], int] = {}
         for pair in pair_up(*ids):
             nodes = [device // near.devices_per_node for device in pair]
             if nodes[0] == nodes[1]:
                 spent_ps = _ps(size, near.bandwidth_GBps)
-                used[OUT, "port", here] = used[IN, "port", there] = spent_ps
+                used[OUT, "port", source] = used[IN, "port", target] = spent_ps
                 continue
-            for side, node, rank, device in zip((OUT, IN), nodes, (here, there), pair, strict=True):
+            for side, node, rank, device in zip(
+                (OUT, IN), nodes, (source, target), pair, strict=True
+            ):
                 key = side, node
                 used[key] = used.get(key, 0.0) + self._pool_ps(size, False)
                 crossing[side, rank, device] = crossing.get((side, rank, device), 0) + 1
         for (side, rank, _), count in crossing.items():
             link = side, "own", rank
             used[link] = max(used.get(link, 0.0), count * self._own_ps(size, False))
-        shares = _shares(used, spent - lead)
+        shares = _shares(used, duration - lead)
         before: list[Piece] = [(float(lead), 1.0, {})] if lead else []
         return [*before, (ENDLESS, 1.0, shares)]
 
@@ -178,7 +180,7 @@ class StageLoads:
             for side in (OUT, IN):
                 result[side, node] = count * self._pool_ps(size, gradients)
                 result[side, "own", rank] = self._own_ps(size, gradients) / most
-        return {link: spent for link, spent in result.items() if spent > 0}
+        return {link: duration for link, duration in result.items() if duration > 0}
 
     def _crossing(self, rank: int, axes: tuple[int, ...]) -> tuple[dict[int, int], int]:
         """Return the groups that leave each node, and their most members on a node."""
@@ -219,7 +221,7 @@ def _shares(used: Shares, length: float) -> Shares:
     """Return the shares of links' time: none takes more than all of it."""
     if length <= 0:
         return {}
-    return {link: min(spent / length, 1.0) for link, spent in used.items() if spent > 0}
+    return {link: min(duration / length, 1.0) for link, duration in used.items() if duration > 0}
 
 
 def _covered(edges: Ints, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:

@@ -143,7 +143,7 @@ class StageSteps:
             programs += [ends[0], program, ends[1]]
         sizes = [sum(len(program) for program in programs[3 * r : 3 * r + 3]) for r in range(ranks)]
         messages = zip(self.edges, self.edge_ps, strict=True)
-        rows = [[self.rank_of[edge.target[0]], spent] for edge, spent in messages]
+        rows = [[self.rank_of[edge.target[0]], duration] for edge, duration in messages]
         return RankPrograms(
             np.array(self._kind_function, np.int64),
             np.array(self._kind_places, np.int64).ravel(),

@@ -148,10 +148,10 @@ class StageRuns:
             begin = int(units.program_begin[first])
             ended = units.programs[begin : begin + int(position[first]), 0]
             at = int(np.isin(ended, self.steps.unit_templates).sum())
-            what = list(order[at]) if 0 <= at < len(order) else "a sum over stages"
+            subject = list(order[at]) if 0 <= at < len(order) else "a sum over stages"
             raise SimulationError(
                 "DIST0720",
-                f"the ranks {stuck} cannot continue: rank {first} waits for {what}",
+                f"the ranks {stuck} cannot continue: rank {first} waits for {subject}",
                 place="schedule",
                 remedy="Order units such that each follows the units that it depends on.",
             )

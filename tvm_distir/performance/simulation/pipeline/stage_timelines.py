@@ -104,9 +104,9 @@ class StageTimeline:
             (_, whole), *called = self.tables.of(run.unit.function).items()
             count = run.micros.size
             elapsed[root] = elapsed[root].plus(replace(whole, calls=0), count)
-            for name, spent in called:
-                empty = ElapsedTimes(spent.depth, 0)
-                elapsed[name] = elapsed.get(name, empty).plus(spent, count)
+            for name, duration in called:
+                empty = ElapsedTimes(duration.depth, 0)
+                elapsed[name] = elapsed.get(name, empty).plus(duration, count)
         return listed(elapsed)
 
     def _moving(self) -> list[EdgeMessages | Copies]:

@@ -116,8 +116,8 @@ def _traffic(timeline: StageTimeline, costs: OpCosts) -> Traffic:
             continue
         peer = rank_of[edge.source[0]]
         key = mesh.name, "send", f"{ran.meshes[peer].name}->{mesh.name}", len(mesh.device_ids)
-        _, spent = costs.edge_ps(edge, peer, rank)
-        add_traffic(result, key, count, (edge.bytes[1], edge.part_bytes[1], spent))
+        _, duration = costs.edge_ps(edge, peer, rank)
+        add_traffic(result, key, count, (edge.bytes[1], edge.part_bytes[1], duration))
         late = int((messages.end - messages.start).sum()) - count * ran.edge_ps(edge)
         result[key][3] += late
     for copies in timeline.copied:

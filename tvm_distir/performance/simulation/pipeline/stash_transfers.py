@@ -86,10 +86,10 @@ class OffloadTransfers:
                 continue
             self._cell[stage] = (cells, 1)
             cells += staged.schedule.micro_batches + 1
-            spent = costs.host_copy_ps(size, f"stage {stage}")
+            duration = costs.host_copy_ps(size, f"stage {stage}")
             for kind in (STORE, FETCH):
                 self._number[stage, kind] = edges + len(self.moves)
-                self.moves.append(StashTransfer(stage, kind, size, spent))
+                self.moves.append(StashTransfer(stage, kind, size, duration))
         self.cells = cells
 
     def rows(self) -> list[list[int]]:

@@ -100,11 +100,11 @@ def bound_of(recipe: Recipe, auto: Auto) -> int:
     return system.memory_capacity_bytes
 
 
-def too_little(what: str, needed: int, bound: int) -> InfeasibleError:
+def too_little(subject: str, needed: int, bound: int) -> InfeasibleError:
     """Return the error about an infeasible bound (DIST0803)."""
     return InfeasibleError(
         "DIST0803",
-        f"{what} needs {needed / GIB:.3g} GiB on each device with full recomputation, and "
+        f"{subject} needs {needed / GIB:.3g} GiB on each device with full recomputation, and "
         f"{bound / GIB:.3g} GiB are available",
         place="train_step (recompute)",
         remedy="Give more memory_gib, or the numbers of shards of activations and weights: "

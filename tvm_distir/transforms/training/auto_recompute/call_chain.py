@@ -171,7 +171,7 @@ class CallChain:
         memory, args = self.memory, place.call.args
         operands = [b for arg in args for b in self._buffers(arg)]
         needed = [b for i in pair.needed for b in self._buffers(args[i])]
-        held = {b for b in needed if self._is_value(b) and self.last.get(b, -1) < place.backward}
+        live = {b for b in needed if self._is_value(b) and self.last.get(b, -1) < place.backward}
         forward = str(pair.forward.name_hint)
         tree, _ = memory.results(forward, operands)
         saved = list(leaves(tree[1])) if pair.saves else []  # views share a buffer
@@ -181,10 +181,10 @@ class CallChain:
             b for b in (*grad, *needed) if self.last.get(b) == place.backward and self._is_value(b)
         }
         return (
-            memory.sizes((*dict.fromkeys(saved), *held)),
-            memory.peak(forward, operands, ends - held) + memory.sizes(ends & held),
+            memory.sizes((*dict.fromkeys(saved), *live)),
+            memory.peak(forward, operands, ends - live) + memory.sizes(ends & live),
             memory.peak(
-                str(pair.backward.name_hint), [*grad, *saved, *needed], {*dying, *saved, *held}
+                str(pair.backward.name_hint), [*grad, *saved, *needed], {*dying, *saved, *live}
             ),
         )
 

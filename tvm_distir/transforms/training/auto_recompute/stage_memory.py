@@ -104,17 +104,17 @@ class StageMemory:
         return replace(self, links=tuple(links), later=self.later + more)
 
 
-def memory_of(written: WrittenPipeline, stage: int, auto: Auto) -> StageMemory:
+def memory_of(pipelined: WrittenPipeline, stage: int, auto: Auto) -> StageMemory:
     """Measure a stage of a step without recomputation."""
-    return _Measuring(written, stage, auto).run()
+    return _Measuring(pipelined, stage, auto).run()
 
 
 class _Measuring:
     """Implementation of :func:`memory_of`."""
 
-    def __init__(self, written: WrittenPipeline, stage: int, auto: Auto) -> None:
-        self.written, self.tools = written, written.tools
-        self.writer, self.pipeline = written.writers[stage], written.pipeline
+    def __init__(self, pipelined: WrittenPipeline, stage: int, auto: Auto) -> None:
+        self.written, self.tools = pipelined, pipelined.tools
+        self.writer, self.pipeline = pipelined.writers[stage], pipelined.pipeline
         self.pair = self.writer.pair
         self.memory = PeakMemory(self.tools.pairs, auto, BLOCK_BYTES)
         self._size, self._sizes = self.memory.size, self.memory.sizes

@@ -61,21 +61,21 @@ class StageKinds:
         self.end = 0
         crowds: list[dict[int, int]] = [{} for _ in memories]
         for stage_ranges in holdings(schedule):
-            kinds = [memories[kind_of[held.stage]] for held in stage_ranges]
+            kinds = [memories[kind_of[live_range.stage]] for live_range in stage_ranges]
             resident = sum(kind.resident + kind.constants for kind in kinds)
             total, beside = np.zeros_like(stage_ranges[0].kept), np.zeros_like(stage_ranges[0].kept)
-            for held, kind in zip(stage_ranges, kinds, strict=True):
-                total = total + held.kept
+            for live_range, kind in zip(stage_ranges, kinds, strict=True):
+                total = total + live_range.kept
                 beside = beside + (
-                    np.where(held.summing, kind.sums, kind.begun)
-                    + held.later * kind.later
-                    + (held.activations + held.given) * kind.activations
-                    + (held.gradients + held.results) * kind.results
+                    np.where(live_range.summing, kind.sums, kind.begun)
+                    + live_range.later * kind.later
+                    + (live_range.activations + live_range.given) * kind.activations
+                    + (live_range.gradients + live_range.results) * kind.results
                 )
             self.end = max(self.end, resident + sum(kind.end for kind in kinds))
-            for held in stage_ranges:
-                known = crowds[kind_of[held.stage]]
-                pairs = zip(total[held.running], beside[held.running], strict=True)
+            for live_range in stage_ranges:
+                known = crowds[kind_of[live_range.stage]]
+                pairs = zip(total[live_range.running], beside[live_range.running], strict=True)
                 for stashes, more in pairs:
                     known[int(stashes)] = max(known.get(int(stashes), 0), resident + int(more))
         self.crowds = [_tightest(known) for known in crowds]
@@ -199,12 +199,12 @@ def _tightest(known: Mapping[int, int]) -> list[PeakMoment]:
     return result
 
 
-def decided_in_stages(written: WrittenPipeline, recipe: Recipe, auto: Auto) -> Recomputation:
+def decided_in_stages(pipelined: WrittenPipeline, recipe: Recipe, auto: Auto) -> Recomputation:
     """Choose the recomputation of a pipelined step, for each stage kind separately.
 
     Parameters
     ----------
-    written : WrittenPipeline
+    pipelined : WrittenPipeline
         The same step without recomputation.
     recipe : Recipe
     auto : Auto
@@ -217,14 +217,14 @@ def decided_in_stages(written: WrittenPipeline, recipe: Recipe, auto: Auto) -> R
         DIST0803 if nothing stays within it.
     """
     bound = bound_of(recipe, auto)
-    names = [note.function for note in written.pipeline.stages]
+    names = [note.function for note in pipelined.pipeline.stages]
     known = list(dict.fromkeys(names))
-    memories = [memory_of(written, names.index(name), auto) for name in known]
+    memories = [memory_of(pipelined, names.index(name), auto) for name in known]
     kind_of = [known.index(name) for name in names]
     handed = {o.later_bytes for memory in memories for link in memory.links for o in link.options}
     tried = [
         StageKinds(
-            [memory.handing_on(most) for memory in memories], kind_of, written.pipeline.schedule
+            [memory.handing_on(most) for memory in memories], kind_of, pipelined.pipeline.schedule
         )
         for most in sorted(handed or {0})
     ]
@@ -238,7 +238,7 @@ def decided_in_stages(written: WrittenPipeline, recipe: Recipe, auto: Auto) -> R
         raise too_little("the step", min(kinds.all_least() for kinds in tried), bound)
     _, options = min(solutions, key=lambda solution: solution[0])
     policies: dict[str, list[str]] = {}
-    for part, kind in zip(written.parts, kind_of, strict=True):
+    for part, kind in zip(pipelined.parts, kind_of, strict=True):
         policy_of = dict(zip(memories[kind].calls, [o.policy for o in options[kind]], strict=True))
         for number, layer in enumerate(part.stage.layers):
             policies.setdefault(layer.name, []).append(policy_of.get(number, NONE))

@@ -43,9 +43,9 @@ def is_float(ty: Any) -> bool:
     return tensor is not None and "float" in str(tensor.dtype)
 
 
-def active(bindings: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
+def active(bindings: Sequence[Any], targets: Sequence[Any]) -> set[Any]:
     """Return the float variables that depend on the given ones."""
-    result = set(wanted)
+    result = set(targets)
     for binding in bindings:
         if is_differentiable(binding.var.ty) and any(v in result for v in variables(binding.value)):
             result.add(binding.var)
@@ -95,12 +95,12 @@ class Reverse:
     ) -> None:
         self.builder, self.live, self.place, self.reread = builder, live, place, reread
         self.calls = calls or {}
-        self._own: set[Any] = set()
+        self._bound: set[Any] = set()
         self.sums: dict[Any, Any] = {}
 
     def run(self, bindings: Sequence[Any]) -> None:
         """Propagate gradients through bindings in reverse order."""
-        self._own = {binding.var for binding in bindings}
+        self._bound = {binding.var for binding in bindings}
         for binding in reversed(bindings):
             self.back(binding.var, binding.value)
 
@@ -122,8 +122,8 @@ class Reverse:
         return self.builder.emit(zeros(ty.shape, str(ty.dtype)))
 
     def _accumulate(self, key: Any, gradient: Any, name: str) -> None:
-        known = self.sums.get(key)
-        total = gradient if known is None else self._sum(known, gradient)
+        cached = self.sums.get(key)
+        total = gradient if cached is None else self._sum(cached, gradient)
         if not isinstance(total, ir.Var):
             total = self.builder.emit(total, name + GRAD_SUFFIX)
         self.sums[key] = total
@@ -163,7 +163,7 @@ class Reverse:
                     if is_differentiable(field):
                         self._accumulate((target, i), _item(gradient, i), str(target.name))
             else:
-                if target in self._own:
+                if target in self._bound:
                     gradient = self._in(gradient, str(target.ty.dtype))
                 self._accumulate(target, gradient, str(target.name))
 
@@ -171,12 +171,12 @@ class Reverse:
         """Return the gradient of a variable so far, or None if there is none."""
         if not isinstance(var.ty, relax.TupleType):
             return self.sums.get(var)
-        known = [self.sums.get((var, i)) for i in range(len(var.ty.fields))]
-        if all(k is None for k in known):
+        cached = [self.sums.get((var, i)) for i in range(len(var.ty.fields))]
+        if all(k is None for k in cached):
             return None
         fields = [
             k if k is not None else self._zeros(t)
-            for k, t in zip(known, var.ty.fields, strict=True)
+            for k, t in zip(cached, var.ty.fields, strict=True)
         ]
         return self.builder.emit(relax.Tuple(fields), str(var.name) + GRAD_SUFFIX)
 
@@ -229,7 +229,7 @@ def reverse(
     builder: relax.BlockBuilder,
     bindings: Sequence[Any],
     loss: Any,
-    wanted: Sequence[Any],
+    targets: Sequence[Any],
     place: str = "main",
     reread: WeightRegather | None = None,
     calls: Mapping[Any, Backward] | None = None,
@@ -245,7 +245,7 @@ def reverse(
         The bindings that lead to the loss, in order and in normal form.
     loss : Var
         A scalar of them.
-    wanted : sequence of Var
+    targets : sequence of Var
         Tensors of a float type.
     place : str
         Name of the function, for messages.
@@ -267,8 +267,8 @@ def reverse(
     ModelError
         DIST0350 an op on the way has no gradient.
     """
-    work = Reverse(builder, active(bindings, wanted), place, reread, calls)
+    work = Reverse(builder, active(bindings, targets), place, reread, calls)
     if loss in work.live:
         work.give(loss, ones((), str(loss.ty.dtype)) if seed is None else seed)
     work.run(bindings)
-    return [work.rounded(var) for var in wanted]
+    return [work.rounded(var) for var in targets]

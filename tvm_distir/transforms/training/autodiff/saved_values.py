@@ -49,12 +49,12 @@ def kept_and_again(
     again : list of Binding
         The bindings that are recomputed, in order.
     """
-    wanted, at_hand = set(read), set(params)
+    needed, at_hand = set(read), set(params)
     values = {binding.var: binding.value for binding in forward}
     saved: list[Any] = []
     recomputed: dict[Any, None] = {}
     for binding in forward:
-        if binding.var not in wanted:
+        if binding.var not in needed:
             continue
         chain = _chain(binding.var, values, at_hand)
         if chain is None:

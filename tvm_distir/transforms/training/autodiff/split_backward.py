@@ -54,7 +54,7 @@ class Splitter:
 
     def __init__(self, functions: NamedFunctions) -> None:
         self.functions = functions
-        self._made: dict[tuple[str, tuple[int, ...]], SplitBackward] = {}
+        self._splits: dict[tuple[str, tuple[int, ...]], SplitBackward] = {}
 
     def split(self, gv: ir.GlobalVar, first: Iterable[int]) -> SplitBackward:
         """Return both parts of a function.
@@ -63,9 +63,9 @@ class Splitter:
         other.
         """
         key = str(gv.name_hint), tuple(sorted(first))
-        if key not in self._made:
-            self._made[key] = self._split(gv, key[1])
-        return self._made[key]
+        if key not in self._splits:
+            self._splits[key] = self._split(gv, key[1])
+        return self._splits[key]
 
     def _split(self, gv: ir.GlobalVar, first: tuple[int, ...]) -> SplitBackward:
         name = str(gv.name_hint)
@@ -148,10 +148,14 @@ class _Writer:
             return
         value = substitute(value, self.env)
         if var in self.needed:
-            wanted = self.needed[var]
+            needed_fields = self.needed[var]
             count = len(var.ty.fields) if isinstance(var.ty, relax.TupleType) else 0
-            if self.splitter._is_call(value) and wanted is not None and len(wanted) < count:
-                self._call(var, value, wanted)
+            if (
+                self.splitter._is_call(value)
+                and needed_fields is not None
+                and len(needed_fields) < count
+            ):
+                self._call(var, value, needed_fields)
             else:
                 self._bind(self.first, var, value)
         elif whole in self.params:  # a field of what is given is at hand in either half
@@ -163,8 +167,8 @@ class _Writer:
         self.env[var] = relax.Var(str(var.name), var.ty)
         half.append(relax.VarBinding(self.env[var], value))
 
-    def _call(self, var: Any, value: Any, wanted: set[int]) -> None:
-        halves = self.splitter.split(value.op, wanted)
+    def _call(self, var: Any, value: Any, needed_fields: set[int]) -> None:
+        halves = self.splitter.split(value.op, needed_fields)
         functions = self.splitter.functions.of
         both = functions[str(halves.inputs.name_hint)].ret_ty
         first_var = relax.Var(str(var.name), both)

@@ -19,8 +19,8 @@ _WITHIN, _SAID = "tvm_distir.within", "tvm_distir.said"
 
 def at_least_zero(default: float) -> Any:
     """Declare a non-negative option, such as a rate or a decay."""
-    said = "a number from 0 to the largest of float32"
-    return field(default=default, metadata={_WITHIN: (0.0, _LARGEST), _SAID: said})
+    description = "a number from 0 to the largest of float32"
+    return field(default=default, metadata={_WITHIN: (0.0, _LARGEST), _SAID: description})
 
 
 def share(default: float) -> Any:

@@ -109,10 +109,10 @@ class StageBody:
         self.when: dict[Any, When] = {}
         self.each: set[Any] = set()
         varying_results = set(varying)
-        for what, var in self.params.items():
-            kind = When.FORWARD if what in varying_results else When.BEGIN
-            self.when[var] = _OF_PARAMETER.get(what.partition(":")[0], kind)
-        self.carried = [what for what in self.results if what in varying_results]
+        for slot, var in self.params.items():
+            kind = When.FORWARD if slot in varying_results else When.BEGIN
+            self.when[var] = _OF_PARAMETER.get(slot.partition(":")[0], kind)
+        self.carried = [slot for slot in self.results if slot in varying_results]
         self.bindings: dict[When, list[Any]] = {when: [] for when in When}
         for binding in bindings:
             when = self._when(mod, binding.value)
@@ -124,14 +124,14 @@ class StageBody:
             self.bindings[self.when[binding.var]].append(binding)
         later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
         read = (v for when in later for b in self.bindings[when] for v in variables(b.value))
-        handed = {self.params[what] for what in self.carried}
+        handed = {self.params[slot] for slot in self.carried}
         self.stash = [
             v for v in dict.fromkeys(read) if self.when.get(v) == When.FORWARD and v not in handed
         ]
 
     def _put_off(self, bindings: Sequence[Any]) -> None:
         """Move bindings that only the end reads behind all micro-batches."""
-        sent = [r for what, r in self.results.items() if what.partition(":")[0] in PASSED]
+        sent = [r for slot, r in self.results.items() if slot.partition(":")[0] in PASSED]
         early = {v for result in sent for v in variables(result)}
         for binding in reversed(bindings):
             if self.when[binding.var] == When.BEGIN and binding.var not in early:

@@ -68,9 +68,9 @@ def expand_schedule(mod: ir.IRModule) -> ir.IRModule:
     renamed = RelocatedFunctions(mod, meshes(mod), wires.of_rank, wires.meshes)
     home: dict[str, int] = {}
     for number, note in enumerate(pipeline.stages):
-        for what in note.results:
-            if what in pipeline.outputs:
-                home.setdefault(what, number)
+        for slot in note.results:
+            if slot in pipeline.outputs:
+                home.setdefault(slot, number)
     functions: dict[Any, Any] = {}
     for rank, steps in enumerate(programs(pipeline.schedule)):
         name = "main" if len(wires.meshes) == 1 else f"main_mesh{rank}"

@@ -68,10 +68,10 @@ class _InTurn:
         self.bodies = [StageBody(mod, note, pipeline.varying) for note in pipeline.stages]
         self.params: dict[str, Any] = {}
         for body in self.bodies:
-            for what, var in body.params.items():
-                if what in pipeline.inputs and what not in self.params:
-                    ty = writer.whole_type(var.ty) if what in pipeline.sliced else var.ty
-                    self.params[what] = relax.Var(plain_name(what), ty)
+            for slot, var in body.params.items():
+                if slot in pipeline.inputs and slot not in self.params:
+                    ty = writer.whole_type(var.ty) if slot in pipeline.sliced else var.ty
+                    self.params[slot] = relax.Var(plain_name(slot), ty)
 
     def run(self) -> relax.Function:
         """Write all tasks, then all sums over stages, then the updates."""
@@ -94,10 +94,10 @@ class _InTurn:
         outputs: dict[str, Any] = {}
         for number, body in enumerate(self.bodies):
             writer.end(number)
-            for what in body.results:
-                if what in pipeline.outputs and what not in outputs:
-                    outputs[what] = writer.result(number, what)
-        return self._function([outputs[what] for what in pipeline.outputs])
+            for slot in body.results:
+                if slot in pipeline.outputs and slot not in outputs:
+                    outputs[slot] = writer.result(number, slot)
+        return self._function([outputs[slot] for slot in pipeline.outputs])
 
     def _function(self, outputs: list[Any]) -> relax.Function:
         params = [self.params[name] for name in self.pipeline.inputs]

@@ -35,41 +35,41 @@ class RankMessages:
         kind = ACTIVATION if step.unit.phase == FORWARD else GRADIENT
         here = self.writer.stages[step.stage].body
         names = here.results if step.kind == SEND else here.params
-        for what in [w for w in names if w.startswith(f"{kind}:")]:
+        for slot in [w for w in names if w.startswith(f"{kind}:")]:
             ends = (step.stage, step.peer) if step.kind == SEND else (step.peer, step.stage)
-            key = (what, step.unit.micro, *ends)
-            written = self.wires.made(ends[0], what)
-            read = self.wires.read(ends[1], what)
-            title = f"{plain_name(what.replace(':', '_'))}_{step.unit.micro}"
+            key = (slot, step.unit.micro, *ends)
+            source_io = self.wires.made(ends[0], slot)
+            read = self.wires.read(ends[1], slot)
+            title = f"{plain_name(slot.replace(':', '_'))}_{step.unit.micro}"
             if step.kind != SEND:
-                value = self._recv(key, self.rank_of[step.peer], written, read, title)
-                self.writer.arrive(step.stage, what, step.unit.micro, value)
+                value = self._recv(key, self.rank_of[step.peer], source_io, read, title)
+                self.writer.arrive(step.stage, slot, step.unit.micro, value)
             else:
-                value = self.writer.made(step.stage, what, step.unit.micro)
-                self._send(key, self.rank_of[step.peer], written, read, value, title)
+                value = self.writer.made(step.stage, slot, step.unit.micro)
+                self._send(key, self.rank_of[step.peer], source_io, read, value, title)
 
     def _send(
-        self, key: Any, peer: int, written: IoPlacement, read: IoPlacement, value: Any, title: str
+        self, key: Any, peer: int, source_io: IoPlacement, read: IoPlacement, value: Any, title: str
     ) -> None:
         call = ops.send(
             value,
             self.mesh,
             self.wires.meshes[peer],
-            written.placement,
+            source_io.placement,
             read.placement,
-            written.shape,
+            source_io.shape,
             self.wires.tag(key),
         )
         self.writer.emit(call, f"{title}_sent")
 
     def _recv(
-        self, key: Any, peer: int, written: IoPlacement, read: IoPlacement, title: str
+        self, key: Any, peer: int, source_io: IoPlacement, read: IoPlacement, title: str
     ) -> Any:
         call = ops.recv(
             device_mesh=self.mesh,
             peer_mesh=self.wires.meshes[peer],
             placement=read.placement,
-            peer_placement=written.placement,
+            peer_placement=source_io.placement,
             shape=read.shape,
             dtype=read.dtype,
             tag=self.wires.tag(key),
@@ -87,42 +87,42 @@ class RankMessages:
                 term_value = writer.result(number, term)
                 if at:
                     before = stages[at - 1]
-                    written = self.wires.made(before, term)
+                    source_io = self.wires.made(before, term)
                     read = self.wires.made(number, term)
                     if self.rank_of[before] != rank:
                         key = (term, before, number)
-                        running = self._recv(key, self.rank_of[before], written, read, title)
+                        running = self._recv(key, self.rank_of[before], source_io, read, title)
                     else:
-                        self.wires.agree(number, term, written, read, NEXT_STAGE)
+                        self.wires.agree(number, term, source_io, read, NEXT_STAGE)
                     running = writer.sum_of(running, term_value, title)
                 else:
                     running = term_value
                 after = stages[at + 1] if at + 1 < len(stages) else None
                 if after is not None and self.rank_of[after] != rank:
-                    written = self.wires.made(number, term)
+                    source_io = self.wires.made(number, term)
                     read = self.wires.made(after, term)
                     key = (term, number, after)
-                    self._send(key, self.rank_of[after], written, read, running, title)
+                    self._send(key, self.rank_of[after], source_io, read, running, title)
         self._tell(name, stages, running)
 
     def _tell(self, name: str, stages: Sequence[int], running: Any) -> None:
         """Broadcast the sum to every stage, once per rank."""
         writer, term, total = self.writer, f"{PART}:{name}", f"{TOTAL}:{name}"
         last = stages[-1]
-        written = self.wires.made(last, term)
+        source_io = self.wires.made(last, term)
         firsts: dict[int, int] = {}
         for number in stages:
             firsts.setdefault(self.rank_of[number], number)
-        value, arrived = running, written  # on the rank of the last stage
+        value, arrived = running, source_io  # on the rank of the last stage
         for rank, number in firsts.items():
             if rank == self.rank_of[last]:
                 continue
             read = self.wires.read(number, total)
             key, title = (total, last, number), f"{plain_name(name)}_told"
             if self.rank_of[last] == self.rank:
-                self._send(key, rank, written, read, running, title)
+                self._send(key, rank, source_io, read, running, title)
             elif rank == self.rank:
-                value, arrived = self._recv(key, self.rank_of[last], written, read, title), read
+                value, arrived = self._recv(key, self.rank_of[last], source_io, read, title), read
         for number in stages:
             if self.rank_of[number] == self.rank:
                 read = self.wires.read(number, total)

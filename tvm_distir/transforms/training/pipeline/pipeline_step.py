@@ -154,10 +154,10 @@ class StagedStep:
         )
 
     def _parts(self, stages: Sequence[ModelStage], called: frozenset[str]) -> list[StageInputs]:
-        held = Counter(var for stage in stages for var in stage.weights)
+        uses = Counter(var for stage in stages for var in stage.weights)
         names = {v: n for n, v in (*self.params.data, *self.params.others)}
         for var in self.params.running:
-            if held[var] > 1:
+            if uses[var] > 1:
                 raise ModelError(
                     "DIST0354",
                     f'"{names[var]}" is a running statistic of several stages',
@@ -165,8 +165,8 @@ class StagedStep:
                     remedy="Split elsewhere (cuts), or give each batch norm separate statistics.",
                 )
         trained = frozenset(v for _, v in self.params.trained)
-        shared = frozenset(v for v in trained if held[v] > 1)
-        unread = tuple(v for _, v in self.params.trained if not held[v])
+        shared = frozenset(v for v in trained if uses[v] > 1)
+        unread = tuple(v for _, v in self.params.trained if not uses[v])
         parts, seen = [], set[Any]()
         meshes, ranks = self.schedule.meshes, self.schedule.rank_of
         for number, stage in enumerate(stages):

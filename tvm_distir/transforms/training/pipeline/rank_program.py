@@ -74,27 +74,27 @@ class RankProgram:
         self.params: dict[str, Any] = {}
         self.inputs: list[dict[str, Any]] = []
         for number, body in self.bodies.items():
-            for what, var in body.params.items():
-                if what in pipeline.inputs and what not in self.params:
-                    self._declare(number, what, var)
+            for slot, var in body.params.items():
+                if slot in pipeline.inputs and slot not in self.params:
+                    self._declare(number, slot, var)
 
-    def _declare(self, number: int, what: str, var: Any) -> None:
+    def _declare(self, number: int, slot_name: str, var: Any) -> None:
         """Declare a parameter of the full step; micro-batched data have all rows."""
-        place, ty = self.wires.read(number, what), var.ty
-        item = place.item(self.pipeline.inputs.index(what), plain_name(what))
-        if what in self.pipeline.sliced:
+        place, ty = self.wires.read(number, slot_name), var.ty
+        item = place.item(self.pipeline.inputs.index(slot_name), plain_name(slot_name))
+        if slot_name in self.pipeline.sliced:
             parts = place.parts(0, self.mesh)
             if parts * int(ty.shape[0]) != place.shape[0]:
                 raise unfit(
-                    f"{self.name}/{what}",
+                    f"{self.name}/{slot_name}",
                     f"{place.shape[0]} rows of a micro-batch are not divisible by {parts} devices",
                     "Choose another batch, or fewer devices along it.",
                 )
             item["shape"][0] *= self.pipeline.schedule.micro_batches
             ty = self.writer.whole_type(ty)
-        is_data = self.pipeline.inputs.index(what) < self.pipeline.data_count
+        is_data = self.pipeline.inputs.index(slot_name) < self.pipeline.data_count
         item["role"] = "data" if is_data else "weight"
-        self.params[what] = relax.Var(plain_name(what), ty)
+        self.params[slot_name] = relax.Var(plain_name(slot_name), ty)
         self.inputs.append(item)
 
     def run(self, steps: Sequence[RankStep]) -> relax.Function:
@@ -115,25 +115,25 @@ class RankProgram:
         outputs, items = [], []
         for number, body in self.bodies.items():
             writer.end(number)
-            for what in body.results:
-                if what in pipeline.outputs and self.home[what] == number:
-                    place = self.wires.made(number, what)
-                    items.append(place.item(pipeline.outputs.index(what), plain_name(what)))
-                    outputs.append(writer.result(number, what))
+            for slot in body.results:
+                if slot in pipeline.outputs and self.home[slot] == number:
+                    place = self.wires.made(number, slot)
+                    items.append(place.item(pipeline.outputs.index(slot), plain_name(slot)))
+                    outputs.append(writer.result(number, slot))
         return self._function(outputs, items)
 
     def _check_neighbours(self) -> None:
         """Reject values that are read on this mesh in another placement than they are written."""
         wires = self.wires
         for number, body in self.bodies.items():
-            for what in body.carried:
-                written, read = wires.made(number, what), wires.read(number, what)
-                wires.agree(number, what, written, read, "the next micro-batch")
+            for slot in body.carried:
+                source_io, read = wires.made(number, slot), wires.read(number, slot)
+                wires.agree(number, slot, source_io, read, "the next micro-batch")
             for kind, other in ((ACTIVATION, number + 1), (GRADIENT, number - 1)):
-                for what in body.results if other in self.bodies else ():
-                    if what.startswith(f"{kind}:"):
-                        written, read = wires.made(number, what), wires.read(other, what)
-                        wires.agree(number, what, written, read, NEXT_STAGE)
+                for slot in body.results if other in self.bodies else ():
+                    if slot.startswith(f"{kind}:"):
+                        source_io, read = wires.made(number, slot), wires.read(other, slot)
+                        wires.agree(number, slot, source_io, read, NEXT_STAGE)
 
     def _function(self, outputs: Sequence[Any], items: Sequence[dict[str, Any]]) -> relax.Function:
         result = (

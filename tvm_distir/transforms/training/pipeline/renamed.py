@@ -48,9 +48,9 @@ class RelocatedFunctions:
         mod: ir.IRModule,
         known: Sequence[DeviceMesh],
         of_rank: Sequence[int],
-        wanted: Sequence[DeviceMesh],
+        target_meshes: Sequence[DeviceMesh],
     ) -> None:
-        self.mod, self.wanted = mod, wanted
+        self.mod, self.target_meshes = mod, target_meshes
         self.source = [mesh_key(known[number]) for number in of_rank]
         communicating = {str(gv.name_hint) for gv, fn in relax_functions(mod) if _communicates(fn)}
         self.moving = callers_closure(mod, communicating)
@@ -61,7 +61,7 @@ class RelocatedFunctions:
     def module(self, rank: int) -> ir.IRModule:
         """Return the module of the functions of a rank."""
         if rank not in self._modules:
-            if mesh_key(self.wanted[rank]) == self.source[rank]:
+            if mesh_key(self.target_meshes[rank]) == self.source[rank]:
                 self._modules[rank] = self.mod
             else:
                 self._modules[rank] = self._moved(rank)
@@ -81,7 +81,7 @@ class RelocatedFunctions:
             new = env[gv]
             if new is not gv:
                 relax.expr._update_type(new, gv.ty)
-            functions[new] = _on(self.wanted[rank], fn, env)
+            functions[new] = _on(self.target_meshes[rank], fn, env)
         return ir.IRModule(functions, global_infos=self.mod.global_infos)
 
     def going_on(self, gv: ir.GlobalVar, rank: int) -> ir.GlobalVar:

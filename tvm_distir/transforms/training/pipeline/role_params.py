@@ -123,12 +123,12 @@ class RoleParams:
         self.part, self.recipe, self.ports = part, recipe, StageSignature()
         stage = part.stage
         named = [part.names[v] for v in (*stage.weights, *stage.data) if v in part.names]
-        taken = set(map(plain_name, named))
+        used_names = set(map(plain_name, named))
 
         def fresh(wish: str) -> str:
-            while wish in taken:
+            while wish in used_names:
                 wish += "_"
-            taken.add(wish)
+            used_names.add(wish)
             return wish
 
         def arrivals(kind: str, wish: str, arrivals_in: Sequence[Any]) -> list[Any]:

@@ -118,11 +118,11 @@ class StageWriter:
 
     def _body(self) -> None:
         stage, builder = self.part.stage, self.builder
-        asked = [True] * len(self.params.activations) + [False] * len(stage.data)
-        asked += [v in self.part.trained for v in stage.weights]
+        differentiable = [True] * len(self.params.activations) + [False] * len(stage.data)
+        differentiable += [v in self.part.trained for v in stage.weights]
         if stage.statistics:
             self.pairs.leading[str(stage.function.name_hint)] = len(stage.outputs)
-        pair = self.pairs.pair_with(str(stage.function.name_hint), tuple(asked), NONE)
+        pair = self.pairs.pair_with(str(stage.function.name_hint), tuple(differentiable), NONE)
         self.pair = pair
         self.tools.mark(pair.forward, FORWARD_PHASE)
         whole = builder.emit(ir.Call(pair.forward, self.params.args), "forward")

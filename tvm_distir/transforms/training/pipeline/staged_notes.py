@@ -86,10 +86,12 @@ class Notes:
         data = [n for n, _ in params.data] + ([RATE] if self.recipe.rate_input else [])
         inputs = [*data, *(n for n, _ in params.others), *states, *counters]
         check_names(inputs)
-        held = {n: [k for k, p in enumerate(parts) if v in p.shared] for n, v in params.trained}
-        shared = [name for name, holders in held.items() if holders]
+        stages_of = {
+            n: [k for k, p in enumerate(parts) if v in p.shared] for n, v in params.trained
+        }
+        shared = [name for name, holders in stages_of.items() if holders]
         if self.schedule.stash and (shared or scaling.looks_at_gradients):
-            what = (
+            problem = (
                 f'"{shared[0]}" is a weight of several stages'
                 if shared
                 else "clipping by the norm is requested"
@@ -97,11 +99,11 @@ class Notes:
             raise ModelError(
                 "DIST0354",
                 "stages that update their weights after every micro-batch have no common sums: "
-                f"{what}",
+                f"{problem}",
                 place="schedule/stash",
                 remedy="Remove stash, or untie the weight and disable clipping.",
             )
-        sums = [SumNote(name, tuple(held[name])) for name in shared]
+        sums = [SumNote(name, tuple(stages_of[name])) for name in shared]
         if scaling.looks_at_gradients:
             sums.append(SumNote(SQUARES, tuple(range(len(parts)))))
         new = {*(v for _, v in params.trained), *params.running, params.dropout}

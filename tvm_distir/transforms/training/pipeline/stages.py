@@ -168,14 +168,14 @@ def _stage(
 def _needed(flat: Flat, bindings: Sequence[Any]) -> list[Any]:
     """Return the bindings that depend only on data and constants and that others read."""
     values = {b.var: b for b in flat.bindings if b.var in flat.anywhere}
-    wanted: set[Any] = set()
+    needed: set[Any] = set()
     waiting = [v for b in bindings for v in variables(b.value)]
     while waiting:
         var = waiting.pop()
-        if var in values and var not in wanted:
-            wanted.add(var)
+        if var in values and var not in needed:
+            needed.add(var)
             waiting.extend(variables(values[var].value))
-    return [b for b in values.values() if b.var in wanted]
+    return [b for b in values.values() if b.var in needed]
 
 
 def _layers(bindings: Sequence[Any], policies: Policies) -> tuple[Layer, ...]:

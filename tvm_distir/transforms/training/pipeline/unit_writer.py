@@ -115,17 +115,17 @@ class UnitWriter:
         self, number: int, body: StageBody, arguments: Mapping[str, Any], sliced: Collection[str]
     ) -> None:
         """Start a stage with the parameters of the full step; ``sliced`` ones have all rows."""
-        inputs = {what: arguments[what] for what in body.params if what in arguments}
-        rows = {what: var for what, var in inputs.items() if what in sliced}
-        env = {body.params[what]: var for what, var in inputs.items() if what not in rows}
+        inputs = {slot: arguments[slot] for slot in body.params if slot in arguments}
+        rows = {slot: var for slot, var in inputs.items() if slot in sliced}
+        env = {body.params[slot]: var for slot, var in inputs.items() if slot not in rows}
         self.stages[number] = stage = Running(body, rows, env)
         for binding in body.bindings[When.BEGIN]:
             self._copy(binding, stage.env, "")
 
-    def arrive(self, number: int, what: str, micro: int, value: Any) -> None:
+    def arrive(self, number: int, slot: str, micro: int, value: Any) -> None:
         """Receive a value of another stage."""
         stage = self.stages[number]
-        stage.micro(micro)[stage.body.params[what]] = value
+        stage.micro(micro)[stage.body.params[slot]] = value
 
     def _slice(self, whole: Any, micro: int) -> Any:
         """Slice the rows of a micro-batch from data: a row of every ``micro_batches``."""
@@ -157,9 +157,9 @@ class UnitWriter:
             for binding in stage.body.bindings[part]:
                 self._copy(binding, env, f"_{unit.micro}")
         if when == When.FORWARD:
-            for what in stage.body.carried:
-                result = stage.body.results[what]
-                stage.env[stage.body.params[what]] = stage.env[result] = substitute(result, env)
+            for slot in stage.body.carried:
+                result = stage.body.results[slot]
+                stage.env[stage.body.params[slot]] = stage.env[result] = substitute(result, env)
         if when == (When.WEIGHT if self.splits else When.BACKWARD):
             self._sums(stage, env, unit.micro)
             if stage.body.each:
@@ -169,15 +169,15 @@ class UnitWriter:
     def _forward_reads(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
         """Reuse values that are not computed for every micro-batch."""
         params = stage.body.params
-        env.update({params[what]: self._slice(var, micro) for what, var in stage.rows.items()})
+        env.update({params[slot]: self._slice(var, micro) for slot, var in stage.rows.items()})
         if stage.body.each:  # the weights as they are now
             env.update(stage.now)
             for binding in stage.body.bindings[When.BEGIN]:
                 self._copy(binding, env, f"_{micro}")
-        for what, var in params.items():
-            if what.startswith(f"{STREAM}:"):
-                env[var] = relax.const(first_stream(what, micro), "int64")
-        env.update({params[what]: stage.env[params[what]] for what in stage.body.carried})
+        for slot, var in params.items():
+            if slot.startswith(f"{STREAM}:"):
+                env[var] = relax.const(first_stream(slot, micro), "int64")
+        env.update({params[slot]: stage.env[params[slot]] for slot in stage.body.carried})
 
     def _sums(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
         """Write the sums over the micro-batches so far."""
@@ -198,14 +198,14 @@ class UnitWriter:
             self._copy(binding, env, f"_{micro}")
         stage.env.update(env)
         stage.ended.update(b.var for b in stage.body.bindings[When.END])
-        for what, param in stage.body.params.items():
-            if what in stage.body.results and what.partition(":")[0] not in PASSED:
-                stage.now[param] = substitute(stage.body.results[what], env)
+        for slot, param in stage.body.params.items():
+            if slot in stage.body.results and slot.partition(":")[0] not in PASSED:
+                stage.now[param] = substitute(stage.body.results[slot], env)
 
-    def made(self, number: int, what: str, micro: int) -> Any:
+    def made(self, number: int, slot: str, micro: int) -> Any:
         """Return the value that a task of a micro-batch computed for another stage."""
         stage = self.stages[number]
-        return substitute(stage.body.results[what], stage.micro(micro))
+        return substitute(stage.body.results[slot], stage.micro(micro))
 
     def _hand_on(self, number: int, unit: PipelineAction) -> None:
         """Pass the results of a task to the neighbouring stage in the same function."""
@@ -215,17 +215,17 @@ class UnitWriter:
         other = number + ahead
         if other not in self.stages:
             return
-        for what in self.stages[number].body.results:
-            if what.startswith(f"{kind}:"):
-                self.arrive(other, what, unit.micro, self.made(number, what, unit.micro))
+        for slot in self.stages[number].body.results:
+            if slot.startswith(f"{kind}:"):
+                self.arrive(other, slot, unit.micro, self.made(number, slot, unit.micro))
 
-    def end(self, number: int, wanted: Sequence[str] | None = None) -> None:
+    def end(self, number: int, returned: Sequence[str] | None = None) -> None:
         """Write the work after all micro-batches, for some results or all of them."""
         stage = self.stages[number]
         bindings = stage.body.bindings[When.END]
         needed: set[Any] | None = None
-        if wanted is not None:
-            needed = {v for what in wanted for v in variables(stage.body.results[what])}
+        if returned is not None:
+            needed = {v for slot in returned for v in variables(stage.body.results[slot])}
             for binding in reversed(bindings):
                 if binding.var in needed:
                     needed.update(variables(binding.value))
@@ -234,10 +234,10 @@ class UnitWriter:
                 stage.ended.add(binding.var)
                 self._copy(binding, stage.env, "")
 
-    def result(self, number: int, what: str) -> Any:
+    def result(self, number: int, slot: str) -> Any:
         """Return a result that is computed once."""
         stage = self.stages[number]
-        return substitute(stage.body.results[what], stage.env)
+        return substitute(stage.body.results[slot], stage.env)
 
     def function(
         self, params: Sequence[Any], result: Any, is_pure: bool, attrs: Mapping[str, Any]

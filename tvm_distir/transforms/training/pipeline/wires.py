@@ -16,9 +16,9 @@ from .places import IoPlacement, rank_meshes, read_ports
 NEXT_STAGE = "the next stage of the same mesh"
 
 
-def unfit(place: str, what: str, remedy: str) -> LoweringError:
+def unfit(place: str, problem: str, remedy: str) -> LoweringError:
     """Return the error about stages that do not fit together."""
-    return LoweringError("DIST0512", what, place=place, remedy=remedy)
+    return LoweringError("DIST0512", problem, place=place, remedy=remedy)
 
 
 class MessageEndpoints:
@@ -70,25 +70,26 @@ class MessageEndpoints:
         self.names = [f"{names[k]}_{r}" if many else names[k] for r, k in enumerate(self.of_rank)]
         self._tags: dict[Any, int] = {}
 
-    def made(self, stage: int, what: str) -> IoPlacement:
+    def made(self, stage: int, slot: str) -> IoPlacement:
         """Return the placement of a result of a stage."""
         note = self.pipeline.stages[stage]
-        return self.ports[note.function].outputs[note.results.index(what)]
+        return self.ports[note.function].outputs[note.results.index(slot)]
 
-    def read(self, stage: int, what: str) -> IoPlacement:
+    def read(self, stage: int, slot: str) -> IoPlacement:
         """Return the placement of a parameter of a stage."""
         note = self.pipeline.stages[stage]
-        return self.ports[note.function].inputs[note.params.index(what)]
+        return self.ports[note.function].inputs[note.params.index(slot)]
 
     def agree(
-        self, stage: int, what: str, made: IoPlacement, read: IoPlacement, reader: str
+        self, stage: int, slot: str, source: IoPlacement, read: IoPlacement, reader: str
     ) -> None:
         """Reject values that are read on a stage's mesh in another placement (DIST0512)."""
         mesh = self.meshes[self.rank_of[stage]]
-        if made.labels(mesh) != read.labels(mesh):
+        if source.labels(mesh) != read.labels(mesh):
             raise unfit(
-                f"{self.pipeline.stages[stage].function}/{what}",
-                f'it is produced as "{made.placement}" and read as "{read.placement}" by {reader}',
+                f"{self.pipeline.stages[stage].function}/{slot}",
+                f'it is produced as "{source.placement}" and read as "{read.placement}" '
+                f"by {reader}",
                 "Give both the same placement in the plan.",
             )
 

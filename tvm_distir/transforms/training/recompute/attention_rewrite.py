@@ -96,10 +96,10 @@ def keeping_sums(
     rewritten = {b.var for bindings in remade.values() for b in bindings}
     of_forward = {b.var for b in forward} | set(params)
     again = [b for b in forward if b.var in core] + [b for bs in remade.values() for b in bs]
-    wanted = [v for b in (*backward, *again) for v in variables(b.value) if v in of_forward]
-    wanted += [v for v in read if v in of_forward]
+    needed = [v for b in (*backward, *again) for v in variables(b.value) if v in of_forward]
+    needed += [v for v in read if v in of_forward]
     at_hand = [*params, *core, *rewritten]
-    outside = [v for v in wanted if v not in core and v not in rewritten]
+    outside = [v for v in needed if v not in core and v not in rewritten]
     saved, views = kept_and_again(forward, outside, at_hand)
     views_of = {b.var for b in views}
     ordered: list[Any] = []

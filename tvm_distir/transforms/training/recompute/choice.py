@@ -69,12 +69,12 @@ def _positive(text: str) -> float:
     return number
 
 
-def read_recompute(said: str | Mapping[str, str]) -> Recomputation | Auto:
+def read_recompute(policy: str | Mapping[str, str]) -> Recomputation | Auto:
     """Parse the argument of :func:`..step.train_step` (ModelError DIST0351)."""
-    if isinstance(said, str) and said.partition(":")[0].strip() == AUTO:
-        return Auto.read(said)
-    return Recomputation.read(said, _wrong)
+    if isinstance(policy, str) and policy.partition(":")[0].strip() == AUTO:
+        return Auto.read(policy)
+    return Recomputation.read(policy, _wrong)
 
 
-def _wrong(what: str, remedy: str) -> ModelError:
-    return ModelError("DIST0351", what, place="train_step (recompute)", remedy=remedy)
+def _wrong(problem: str, remedy: str) -> ModelError:
+    return ModelError("DIST0351", problem, place="train_step (recompute)", remedy=remedy)

@@ -89,14 +89,14 @@ class _Values:
     def _point(self, at_hand: set[Any]) -> Point:
         """Follow the values that are read back to those that are saved."""
         saved, again = [], []
-        wanted = set(self.read)
+        needed = set(self.read)
         for i in reversed(range(len(self.bindings))):
             var = self.bindings[i].var
-            if var in wanted and var in at_hand:
+            if var in needed and var in at_hand:
                 saved.append(i)
-            elif var in wanted:
+            elif var in needed:
                 again.append(i)
-                wanted.update(variables(self.bindings[i].value))
+                needed.update(variables(self.bindings[i].value))
         return Point(
             sum(self.bytes[i] for i in saved),
             sum(self.times[i] for i in again),
@@ -117,11 +117,11 @@ class Frontier:
     """
 
     def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: ValueTimes) -> None:
-        self.forward, self.wanted, self.times = forward, read, times
+        self.forward, self.returned, self.times = forward, read, times
 
     @cached_property
     def _graph(self) -> _Values:
-        return _Values(self.forward, self.wanted, self.times)
+        return _Values(self.forward, self.returned, self.times)
 
     @cached_property
     def points(self) -> list[Point]:
@@ -166,9 +166,9 @@ class FlowNetwork:
 
     def edge(self, start: int, end: int, capacity: int) -> None:
         """Add an edge."""
-        for here, there, most in ((start, end, capacity), (end, start, 0)):
-            self.edges[here].append(len(self.ends))
-            self.ends.append(there)
+        for source, target, most in ((start, end, capacity), (end, start, 0)):
+            self.edges[source].append(len(self.ends))
+            self.ends.append(target)
             self.left.append(most)
 
     def source_side(self) -> list[bool]:

@@ -51,13 +51,13 @@ def keeping_narrow(
     forward, backward = _with_masks(before, after, kernels)
     backward = _with_half_weights(forward, backward)
     of_forward = {b.var: b.value for b in forward}
-    wanted = {v: None for b in backward for v in variables(b.value)}
-    wanted |= dict.fromkeys(v for v in read if v in returned)
-    wanted = {v: None for v in wanted if v in of_forward or v in set(params)}
-    for var in list(wanted):
-        wanted |= dict.fromkeys(_narrower(of_forward.get(var), var))
-    saved, again = kept_and_again(forward, list(wanted), params)
-    return AttentionRewrite(forward, backward, saved, again, [*wanted])
+    needed = {v: None for b in backward for v in variables(b.value)}
+    needed |= dict.fromkeys(v for v in read if v in returned)
+    needed = {v: None for v in needed if v in of_forward or v in set(params)}
+    for var in list(needed):
+        needed |= dict.fromkeys(_narrower(of_forward.get(var), var))
+    saved, again = kept_and_again(forward, list(needed), params)
+    return AttentionRewrite(forward, backward, saved, again, [*needed])
 
 
 def _with_masks(

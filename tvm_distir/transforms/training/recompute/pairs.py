@@ -111,7 +111,7 @@ class Differentiator:
         self.functions, self.recompute, self.times = functions, recompute, times
         self._masks = MaskKernels(functions)
         self._drafts: dict[tuple[str, Roles], DraftPair] = {}
-        self._made: dict[tuple[str, Roles, str], ForwardBackward] = {}
+        self._pairs: dict[tuple[str, Roles, str], ForwardBackward] = {}
         self.leading: dict[str, int] = {}
         self.inside: dict[str, Mapping[str, str]] = {}
         self._open: list[str] = []
@@ -154,9 +154,9 @@ class Differentiator:
     def pair_with(self, name: str, roles: Roles, policy: str) -> ForwardBackward:
         """Return the pair of a function under a policy; it raises as :meth:`pair` does."""
         key = (name, roles, policy)
-        if key not in self._made:
-            self._made[key] = self._write(name, roles, policy)
-        return self._made[key]
+        if key not in self._pairs:
+            self._pairs[key] = self._write(name, roles, policy)
+        return self._pairs[key]
 
     def draft(self, name: str, roles: Roles) -> DraftPair:
         """Return both passes of a function; it raises as :meth:`pair` does."""
@@ -171,7 +171,7 @@ class Differentiator:
     def _drafted(self, name: str, roles: Roles) -> DraftPair:
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
         params, bindings = list(fn.params), pure_bindings(fn, name)
-        differentiated = tuple(i for i, asked in enumerate(roles) if asked)
+        differentiated = tuple(i for i, is_active in enumerate(roles) if is_active)
         grad = relax.Var("grad", self._leading(name, fn.body.body).ty)
         forward: list[Any] = []
 
@@ -272,15 +272,15 @@ def pure_bindings(fn: relax.Function, name: str) -> list[Any]:
     bindings = []
     for block in fn.body.blocks:
         for binding in block.bindings:
-            what = None
+            problem = None
             if isinstance(binding, relax.MatchCast):
-                what = "is a match_cast: bind the symbolic dims first"
+                problem = "is a match_cast: bind the symbolic dims first"
             elif isinstance(binding.value, relax.If):
-                what = "is a branch, which has no gradient"
+                problem = "is a branch, which has no gradient"
             elif not is_pure(binding.value):
-                what = f"has effects ({op_name(binding.value)})"
-            if what is not None:
-                raise _unfit(name, f"{binding.var.name} {what}")
+                problem = f"has effects ({op_name(binding.value)})"
+            if problem is not None:
+                raise _unfit(name, f"{binding.var.name} {problem}")
             bindings.append(binding)
     return bindings
 
@@ -289,10 +289,10 @@ def _position(bindings: Sequence[Any], var: Any) -> int:
     return next(i for i, binding in enumerate(bindings) if binding.var.same_as(var))
 
 
-def _unfit(name: str, what: str) -> ModelError:
+def _unfit(name: str, problem: str) -> ModelError:
     return ModelError(
         "DIST0351",
-        what,
+        problem,
         place=name,
         remedy="Use functions that contain only pure calls.",
     )

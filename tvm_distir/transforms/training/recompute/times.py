@@ -29,7 +29,7 @@ class ValueTimes:
         self.functions = functions
         self._clock = None if system is None else Clock(system)
         self._weights = Costs()
-        self._known: dict[str, int] = {}
+        self._cache: dict[str, int] = {}
 
     @cached_property
     def kernels(self) -> ir.IRModule:
@@ -64,7 +64,7 @@ class ValueTimes:
         fn = self.functions.of[name]
         if not isinstance(fn, relax.Function):
             return 0
-        if name not in self._known:
+        if name not in self._cache:
             blocks = fn.body.blocks
-            self._known[name] = sum(self.of(b.value) for block in blocks for b in block.bindings)
-        return self._known[name]
+            self._cache[name] = sum(self.of(b.value) for block in blocks for b in block.bindings)
+        return self._cache[name]

@@ -58,14 +58,14 @@ SEEDS = 1 << 48
 _TYPE = relax.TensorType([], "int64")
 
 
-def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
+def with_streams(mod: ir.IRModule, as_input: bool = False) -> ir.IRModule:
     """Write dropouts as kernels, with additional trailing parameters of their functions.
 
     Parameters
     ----------
     mod : IRModule
         The module, at level 1.
-    given : bool
+    as_input : bool
         Whether ``main`` gets its first stream as a parameter too, since each micro-batch has a
         different stream.
 
@@ -78,12 +78,12 @@ def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
         _is_dropout(b.value) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)
     ):
         return mod
-    streams = _Streams(given)
+    streams = _Streams(as_input)
     functions = dict(mod.functions.items())
     for gv, fn in callees_first(mod):
-        written = streams.function(gv, fn)
+        new_fn = streams.function(gv, fn)
         del functions[gv]
-        functions[streams.variables[str(gv.name_hint)]] = written
+        functions[streams.variables[str(gv.name_hint)]] = new_fn
     return ir.IRModule({**functions, **streams.kernels}, attrs=mod.attrs)
 
 
@@ -102,18 +102,18 @@ class _Streams:
         The variable of each function as it is written.
     """
 
-    def __init__(self, given: bool) -> None:
-        self.given = given
+    def __init__(self, as_input: bool) -> None:
+        self.as_input = as_input
         self.kernels: dict[Any, Any] = {}
         self.variables: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
-        self._known: dict[Any, Any] = {}
+        self._cache: dict[Any, Any] = {}
 
     def function(self, gv: Any, fn: relax.Function) -> relax.Function:
         """Write a function."""
         name = str(gv.name_hint)
         added = [relax.Var(DROPOUT, _TYPE)]
-        if name != MAIN or self.given:
+        if name != MAIN or self.as_input:
             added.append(relax.Var(STREAM, _TYPE))
         builder = relax.BlockBuilder()
         builder.begin_scope([*fn.params, *added])
@@ -144,11 +144,11 @@ class _Streams:
     def kernel(self, shape: tuple[int, ...], dtype: str, rate: float) -> Any:
         """Return the kernel of a dropout."""
         key = (shape, dtype, rate)
-        if key not in self._known:
+        if key not in self._cache:
             function = dropout_kernel(shape, dtype, rate)
-            handle = relax.BlockBuilder().add_func(function, f"{DROPOUT_KERNEL}_{len(self._known)}")
-            self._known[key], self.kernels[handle] = handle, function
-        return self._known[key]
+            handle = relax.BlockBuilder().add_func(function, f"{DROPOUT_KERNEL}_{len(self._cache)}")
+            self._cache[key], self.kernels[handle] = handle, function
+        return self._cache[key]
 
 
 class _Body:
@@ -265,6 +265,6 @@ def _is_op(value: Any, name: str) -> bool:
     return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and str(value.op.name) == name
 
 
-def _unfit(place: str, what: str) -> ModelError:
+def _unfit(place: str, problem: str) -> ModelError:
     remedy = "Read the first result of a dropout of a static shape, with a rate below 1."
-    return ModelError("DIST0351", what, place=place, remedy=remedy)
+    return ModelError("DIST0351", problem, place=place, remedy=remedy)

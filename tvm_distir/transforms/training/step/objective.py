@@ -147,13 +147,13 @@ class Objective:
                 )
             if not is_trained_on(types[0]):
                 raise unfit(f"main returns {types[0]}, not one tensor of floats")
-            wanted = [(base, LOSSES[term.loss].targets(types[0]))]
+            target_types = [(base, LOSSES[term.loss].targets(types[0]))]
             function = None
         else:
             function, params = self._function(term, functions, variables, types)
             single = len(params) == 1
-            wanted = [(base if single else str(p.name), p.ty) for p in params]
-        targets = [relax.Var(name, ty) for name, ty in wanted]
+            target_types = [(base if single else str(p.name), p.ty) for p in params]
+        targets = [relax.Var(name, ty) for name, ty in target_types]
         self.inputs += [(str(var.name), var) for var in targets]
         return _Part(numbers, term, function, targets)
 
@@ -253,16 +253,16 @@ def _output_names(forward: relax.Function, count: int) -> list[str]:
     return [plain_name(str(f.name)) if v else str(i) for i, (f, v) in enumerate(zip(fields, named))]
 
 
-def unfit(what: str) -> ModelError:
+def unfit(problem: str) -> ModelError:
     """Return the error about a model that cannot be trained."""
     return ModelError(
         "DIST0351",
-        what,
+        problem,
         place="train_step",
         remedy="Give a forward model: main(*data, *weights) with floats as its results, and a "
         "loss for each output to train on.",
     )
 
 
-def _wrong(what: str, remedy: str) -> ModelError:
-    return ModelError("DIST0351", what, place="train_step (loss)", remedy=remedy)
+def _wrong(problem: str, remedy: str) -> ModelError:
+    return ModelError("DIST0351", problem, place="train_step (loss)", remedy=remedy)

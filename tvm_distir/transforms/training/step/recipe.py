@@ -107,12 +107,12 @@ def recipe_of(
         scale = 1.0 if dynamic else float(loss_scale)
     except ValueError:
         scale = math.nan
-    for what, value, most in (("loss_scale", scale, math.inf), ("clip", clip or 1.0, math.inf)):
+    for label, value, most in (("loss_scale", scale, math.inf), ("clip", clip or 1.0, math.inf)):
         if not 0 < value < most:
-            option, other = (loss_scale, f", or {DYNAMIC}") if what == "loss_scale" else (clip, "")
+            option, other = (loss_scale, f", or {DYNAMIC}") if label == "loss_scale" else (clip, "")
             raise ModelError(
                 "DIST0351",
-                f"{what} is {shortened(str(option))}",
+                f"{label} is {shortened(str(option))}",
                 place="train_step",
                 remedy=f"Give a positive number{other}.",
             )
@@ -126,5 +126,5 @@ def recipe_of(
         rate_input,
         tuple(frozen),
         read_recompute(recompute),
-        System.known(system),
+        System.resolve(system),
     )

@@ -124,18 +124,20 @@ class TrainStepWriter:
 
     def _body(self) -> list[Any]:
         """Emit everything; return the loss and the updates in the order of the parameters."""
-        wanted = [w.var for w in self.weights]
+        weight_vars = [w.var for w in self.weights]
         tape = self.tape
         for binding in self.bindings:
             self._forward(tape, binding)
         output = tape.replaced(self.params.forward.body.body)
         loss = tape.output(self.params.objective.write(tape, output), "loss")
-        reread = WeightRegather(self.builder, wanted, tape.bindings) if self.recipe.reread else None
+        reread = (
+            WeightRegather(self.builder, weight_vars, tape.bindings) if self.recipe.reread else None
+        )
         gradients = reverse(
             self.builder,
             tape.bindings,
             loss,
-            wanted,
+            weight_vars,
             reread=reread,
             calls=tape.calls,
             seed=self.scaling.seed(loss),

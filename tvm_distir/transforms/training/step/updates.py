@@ -80,11 +80,11 @@ def grouped(
     gradients: Sequence[Any],
 ) -> Groups:
     """Group weights by the call that computes their gradients, see :data:`Groups`."""
-    written = [call for call in calls if call.back is not None]
-    times = Counter(call.pair.name for call in written)
+    differentiated = [call for call in calls if call.back is not None]
+    times = Counter(call.pair.name for call in differentiated)
     owners = {
         call.back: (call, Owner(call.pair.name, call.label))
-        for call in written
+        for call in differentiated
         if times[call.pair.name] > 1
     }
     layers: Groups = {}
@@ -119,10 +119,10 @@ class Updates:
         builder: relax.BlockBuilder,
         optimizer: Optimizer,
         functions: NamedFunctions,
-        made: dict[Any, ir.GlobalVar] | None = None,
+        written: dict[Any, ir.GlobalVar] | None = None,
     ) -> None:
         self.builder, self.optimizer, self.functions = builder, optimizer, functions
-        self._made = {} if made is None else made
+        self._functions = {} if written is None else written
 
     def squares(self, groups: Groups) -> Any:
         """Emit the sum of the squares of all gradients, float32 ()."""
@@ -168,13 +168,15 @@ class Updates:
     def _squares_of(self, owner: Owner, gradients: list[Any]) -> Any:
         """Emit the call that sums the squares of a layer's gradients."""
         key = (_SQUARES, owner.name, *(str(gradient.ty) for gradient in gradients))
-        if key not in self._made:
+        if key not in self._functions:
             params = [relax.Var(f"grad{i}", g.ty) for i, g in enumerate(gradients)]
             bindings, total = write_function(params, lambda builder: _squares(builder, params))
             title = owner.name + _SQUARES
             function = private_function(title, params, bindings, total)
-            self._made[key] = self.functions.add(title, function)
-        return self.builder.emit(ir.Call(self._made[key], gradients), f"{owner.label}{_SQUARES}")
+            self._functions[key] = self.functions.add(title, function)
+        return self.builder.emit(
+            ir.Call(self._functions[key], gradients), f"{owner.label}{_SQUARES}"
+        )
 
     def _layer(self, owner: Owner, rows: Rows, shared: Shared) -> Mapping[str, Any]:
         """Emit the call that updates the weights of a layer."""
@@ -187,9 +189,9 @@ class Updates:
         ]
         labels = [label for _, _, label in rows]
         key = (_UPDATE, owner.name, *labels, *shared, *(str(arg.ty) for arg in args))
-        if key not in self._made:
-            self._made[key] = self._function(owner.name, labels, weights, args, list(shared))
-        new = self.builder.emit(ir.Call(self._made[key], args), f"{owner.label}{_UPDATE}")
+        if key not in self._functions:
+            self._functions[key] = self._function(owner.name, labels, weights, args, list(shared))
+        new = self.builder.emit(ir.Call(self._functions[key], args), f"{owner.label}{_UPDATE}")
         names = [name for weight in weights for name in (weight.name, *weight.names)]
         return {name: relax.TupleGetItem(new, k) for k, name in enumerate(names)}
 

@@ -26,24 +26,24 @@ SCHEDULES = [
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_closed_forms(ranks: int, micros: int) -> None:
     """Beside the micro-batch that runs: of 1F1B P - s - 1, of GPipe M - 1; ZB-H1 s wait for W."""
-    for rank, (one,) in enumerate(holdings(Schedule("1f1b", ranks, micros))):
-        assert one.kept.max() == min(micros, ranks - rank) - 1
-        assert one.later.max() == 0
-    for (one,) in holdings(Schedule("gpipe", ranks, micros)):
-        assert one.kept.max() == micros - 1
-    for rank, (one,) in enumerate(holdings(Schedule("zero_bubble", ranks, micros))):
-        assert one.kept.max() == min(micros, ranks - rank) - 1
-        assert one.later.max() == min(micros, rank + 1)
+    for rank, (single,) in enumerate(holdings(Schedule("1f1b", ranks, micros))):
+        assert single.kept.max() == min(micros, ranks - rank) - 1
+        assert single.later.max() == 0
+    for (single,) in holdings(Schedule("gpipe", ranks, micros)):
+        assert single.kept.max() == micros - 1
+    for rank, (single,) in enumerate(holdings(Schedule("zero_bubble", ranks, micros))):
+        assert single.kept.max() == min(micros, ranks - rank) - 1
+        assert single.later.max() == min(micros, rank + 1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: f"{s.kind}-{s.stages}")
 def test_counts_follow_from_the_orders(schedule: Schedule) -> None:
-    for units, own in zip(schedule.orders, holdings(schedule), strict=True):
-        for chunk, held in enumerate(own):
+    for units, local in zip(schedule.orders, holdings(schedule), strict=True):
+        for chunk, stored in enumerate(local):
             for place, unit in enumerate(units):
                 done = {(u.phase, u.micro) for u in units[:place] if u.chunk == chunk}
                 now = (unit.phase, unit.micro) if unit.chunk == chunk else None
-                kept = [
+                remaining = [
                     m
                     for m in range(schedule.micro_batches)
                     if (FORWARD, m) in done and not {(BACKWARD, m)} & {now, *done}
@@ -54,10 +54,10 @@ def test_counts_follow_from_the_orders(schedule: Schedule) -> None:
                     if {(BACKWARD, m)} & {now, *done} and (WEIGHT, m) not in done
                 ]
                 last = WEIGHT if schedule.splits_backward else BACKWARD
-                assert held.summing[place] == any(phase == last for phase, _ in done)
-                assert held.running[place] == (unit.chunk == chunk)
-                assert held.kept[place] == len(kept)
-                assert held.later[place] == (len(later) if schedule.splits_backward else 0)
-            for messages in (held.activations, held.gradients, held.results, held.given):
+                assert stored.summing[place] == any(phase == last for phase, _ in done)
+                assert stored.running[place] == (unit.chunk == chunk)
+                assert stored.kept[place] == len(remaining)
+                assert stored.later[place] == (len(later) if schedule.splits_backward else 0)
+            for messages in (stored.activations, stored.gradients, stored.results, stored.given):
                 assert 0 <= messages.min() <= messages.max() <= schedule.micro_batches
-            assert not held.results.max() and not held.given.max()  # they go at once
+            assert not stored.results.max() and not stored.given.max()  # they go at once

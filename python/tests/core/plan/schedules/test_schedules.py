@@ -25,7 +25,7 @@ def _schedule(kind: str, ranks: int, micros: int) -> Schedule:
 
 
 def _length(schedule: Schedule, times: Times) -> float:
-    return max(one.end for one in timeline(schedule.orders, schedule.rank_of, times))
+    return max(each.end for each in timeline(schedule.orders, schedule.rank_of, times))
 
 
 @pytest.mark.parametrize("kind", ORDERS)
@@ -34,7 +34,7 @@ def test_every_phase_of_every_micro_batch_runs_once(kind: str, ranks: int, micro
     schedule = _schedule(kind, ranks, micros)
     ran = timeline(schedule.orders, schedule.rank_of, Times())
     phases = 3 if kind.startswith("zero_bubble") else 2
-    seen = Counter((one.stage, one.unit.phase, one.unit.micro) for one in ran)
+    seen = Counter((each.stage, each.unit.phase, each.unit.micro) for each in ran)
     assert len(seen) == schedule.stage_count * micros * phases
     assert set(seen.values()) == {1}
 
@@ -100,25 +100,25 @@ def _meet(first: RankStep, second: RankStep) -> bool:
     )
 
 
-def _waits_forever(found: list[list[RankStep]]) -> bool:
+def _waits_forever(matches: list[list[RankStep]]) -> bool:
     """Whether programs stop where a send waits for its receive."""
-    at = [0] * len(found)
+    at = [0] * len(matches)
     moved = True
     while moved:
         moved = False
-        for rank, steps in enumerate(found):
+        for rank, steps in enumerate(matches):
             while at[rank] < len(steps) and steps[at[rank]].kind == RUN:
                 at[rank] += 1
                 moved = True
-        heads = [steps[at[r]] if at[r] < len(steps) else None for r, steps in enumerate(found)]
-        for a, b in itertools.combinations(range(len(found)), 2):
-            one, two = heads[a], heads[b]
-            if one is not None and two is not None and _meet(one, two):
+        heads = [steps[at[r]] if at[r] < len(steps) else None for r, steps in enumerate(matches)]
+        for a, b in itertools.combinations(range(len(matches)), 2):
+            single, two = heads[a], heads[b]
+            if single is not None and two is not None and _meet(single, two):
                 at[a] += 1
                 at[b] += 1
                 moved = True
                 break
-    return any(n < len(steps) for n, steps in zip(at, found, strict=True))
+    return any(n < len(steps) for n, steps in zip(at, matches, strict=True))
 
 
 @pytest.mark.parametrize("kind", ORDERS)
@@ -164,17 +164,17 @@ def _custom(units: list[list[list[Any]]], **more: Any) -> dict[str, Any]:
 )
 def test_wrong_schedules_are_refused(data: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=says) as refused:
-        Schedule.known(data)
+        Schedule.resolve(data)
     assert refused.value.code == "DIST0236"
 
 
 def test_schedules_survive_their_json_and_text_forms() -> None:
     custom = _custom([[["F", 0], ["B", 0]], [["F", 0], ["B", 0]]], devices=[[0], [5]])
     for data in ({"kind": "interleaved", "stages": 2, "micro_batches": 4, "chunks": 3}, custom):
-        made = Schedule.known(data)
-        assert made is not None
-        assert Schedule.known(made.to_dict()) == made
-    text = Schedule.known("1f1b:stages=4,micro_batches=8")
+        created = Schedule.resolve(data)
+        assert created is not None
+        assert Schedule.resolve(created.to_dict()) == created
+    text = Schedule.resolve("1f1b:stages=4,micro_batches=8")
     assert text == Schedule("1f1b", 4, 8)
     with pytest.raises(PlanError, match="DIST0236"):
-        Schedule.known("1f1b:stages")
+        Schedule.resolve("1f1b:stages")

@@ -61,7 +61,7 @@ class MpiFabric(PostedCollectives):
         self.ranks = sorted(ranks)
         self._process = {rank: i for i, rank in enumerate(self.ranks)}
         self._executed: list[Executed] = []
-        self._own: dict[Route, deque[tuple[Any, Array]]] = {}
+        self._local_messages: dict[Route, deque[tuple[Any, Array]]] = {}
         self._headers: dict[tuple[Any, ...], bytes] = {}
         self.failure: tuple[int, BaseException] | None = None
         self.is_origin = False
@@ -119,19 +119,19 @@ class MpiFabric(PostedCollectives):
         """Return the number of processes of the job."""
         return self._world.size
 
-    def exchange_texts(self, text: bytes, what: Callable[[list[int]], str]) -> list[bytes]:
+    def exchange_texts(self, text: bytes, describe: Callable[[list[int]], str]) -> list[bytes]:
         """Exchange a few bytes with all processes; returns those of each."""
-        return self._world.exchange(text, self.check, what)
+        return self._world.exchange(text, self.check, describe)
 
     def send_array(self, process: int, array: Array) -> None:
         """Send an array to a process; does not wait."""
         self.messages.post_array(process, ARRAYS, None, array)
 
     def receive_array(
-        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], what: str
+        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], label: str
     ) -> Array:
         """Wait for the next array of a process."""
-        return self.messages.take_array(process, ARRAYS, what)[1]
+        return self.messages.take_array(process, ARRAYS, label)[1]
 
     def share(
         self, rank: int, array: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -234,17 +234,17 @@ class MpiFabric(PostedCollectives):
     def _post(self, route: Route, message: tuple[Any, Array]) -> None:
         tag, source, destination = route
         if source == destination:
-            self._own.setdefault(route, deque()).append(message)
+            self._local_messages.setdefault(route, deque()).append(message)
             return
         transfer, part = message
         self.messages.post_array(self._process[destination], MESSAGES + tag, transfer, part)
 
-    def _take(self, route: Route, what: str) -> tuple[Any, Array]:
+    def _take(self, route: Route, label: str) -> tuple[Any, Array]:
         tag, source, destination = route
         if source == destination:
-            return self._own[route].popleft()
+            return self._local_messages[route].popleft()
         process = self._process[source]
-        return self.messages.take_array(process, MESSAGES + tag, f"{what} from rank {source}")
+        return self.messages.take_array(process, MESSAGES + tag, f"{label} from rank {source}")
 
 
 def _waits(call: Collective, missing: Sequence[int]) -> str:

@@ -86,8 +86,8 @@ def raise_failure(job: Job, folder: Path, code: int) -> None:
 def last_words(folder: Path) -> str:
     """Return the end of the output of the job."""
     lines = _log(folder).splitlines()
-    said = [line.strip() for line in lines if re.search(r"\w", line)]
-    return " / ".join(said[-4:])[:600] or "no output"
+    messages = [line.strip() for line in lines if re.search(r"\w", line)]
+    return " / ".join(messages[-4:])[:600] or "no output"
 
 
 def _failures(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
@@ -107,10 +107,10 @@ def _deaths(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
     return deaths
 
 
-def _died(job: Job, what: str) -> EngineError:
+def _died(job: Job, problem: str) -> EngineError:
     return EngineError(
         "DIST0615",
-        what,
+        problem,
         place=job.entries[0].function if len(job.entries) == 1 else "engine mpi",
         remedy="Check the system's log for the cause: too little memory, or a crash.",
     )

@@ -35,7 +35,7 @@ class Messages:
         self.world, self.rank, self.check = world, rank, check
 
     def next(
-        self, process: int, tag: int, what: Callable[[], str]
+        self, process: int, tag: int, describe: Callable[[], str]
     ) -> tuple[bytes, npt.NDArray[np.uint8], int] | None:
         """Return the next message of a process, None while there is none.
 
@@ -50,7 +50,7 @@ class Messages:
             if message is None:
                 raise EngineError(
                     "DIST0610",
-                    f"rank {self.rank} waits in {what()}; process {process} has ended",
+                    f"rank {self.rank} waits in {describe()}; process {process} has ended",
                     place="ranks",
                     remedy="Make every rank of a group call its collectives, and give each send "
                     "a receive.",
@@ -72,16 +72,16 @@ class Messages:
         head = pickle.dumps((meaning, array.shape, array.dtype))
         self.world.post(process, tag, head, as_bytes(array))
 
-    def take_array(self, process: int, tag: int, what: str) -> tuple[Any, Array]:
+    def take_array(self, process: int, tag: int, label: str) -> tuple[Any, Array]:
         """Wait for the next array of a process."""
         deadline = Deadline(self.world.timeout_s)
-        message = self.next(process, tag, lambda: what)
+        message = self.next(process, tag, lambda: label)
         while message is None:
-            self.world.turn(deadline, self.check, lambda: what)
-            message = self.next(process, tag, lambda: what)
+            self.world.turn(deadline, self.check, lambda: label)
+            message = self.next(process, tag, lambda: label)
         meaning, shape, dtype = pickle.loads(message[0])
         out = np.empty(shape, dtype)
         self.world.finish(
-            self.take_data(process, tag, message, as_bytes(out)), self.check, lambda: what
+            self.take_data(process, tag, message, as_bytes(out)), self.check, lambda: label
         )
         return meaning, out

@@ -168,7 +168,7 @@ class World:
         return [self._comm.Irecv(piece, peer, tag) for piece in _pieces(out)]
 
     def finish(
-        self, requests: Sequence[Any], check: Callable[[], None], what: Callable[[], str]
+        self, requests: Sequence[Any], check: Callable[[], None], describe: Callable[[], str]
     ) -> None:
         """Wait for requests.
 
@@ -177,7 +177,7 @@ class World:
         requests : sequence
         check : callable
             Raises when there is no sense in waiting on.
-        what : callable
+        describe : callable
             Words for what is waited for.
         """
         waiting = list(requests)
@@ -187,12 +187,14 @@ class World:
                 waiting = [r for r in waiting if not r.Test()]
                 if not waiting:
                     return
-                self.turn(deadline, check, what)
+                self.turn(deadline, check, describe)
         except BaseException:
             _abandoned.extend(waiting)
             raise
 
-    def turn(self, deadline: Deadline, check: Callable[[], None], what: Callable[[], str]) -> None:
+    def turn(
+        self, deadline: Deadline, check: Callable[[], None], describe: Callable[[], str]
+    ) -> None:
         """Check for failures and the timeout in a waiting loop, then pause.
 
         Raises
@@ -205,14 +207,14 @@ class World:
         if deadline.is_over:
             raise EngineError(
                 "DIST0613",
-                f"waited {self.timeout_s:g} s in {what()}",
+                f"waited {self.timeout_s:g} s in {describe()}",
                 place=f"process {self.rank}",
                 remedy="Raise the engine's timeout_s if it is only slow.",
             )
         deadline.pause()
 
     def exchange(
-        self, text: bytes, check: Callable[[], None], what: Callable[[list[int]], str]
+        self, text: bytes, check: Callable[[], None], describe: Callable[[list[int]], str]
     ) -> list[bytes]:
         """Exchange a few bytes with all processes; returns those of each."""
         for other in self.others:
@@ -227,7 +229,7 @@ class World:
                     got[other] = message[0]
             if len(got) == before:
                 missing = [r for r in self.others if r not in got]
-                self.turn(deadline, check, lambda m=missing: what(m))  # type: ignore[misc]
+                self.turn(deadline, check, lambda m=missing: describe(m))  # type: ignore[misc]
         return [got[i] for i in range(self.size)]
 
 

@@ -47,7 +47,7 @@ class LibraryFiles:
 
     def __init__(self, size: int = _SIZE) -> None:
         self._size = size
-        self._kept: list[_StoredLibrary] = []  # the most recently used last
+        self._recent: list[_StoredLibrary] = []  # the most recently used last
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._numbers = itertools.count()
 
@@ -62,7 +62,7 @@ class LibraryFiles:
             DIST0112 when the library cannot be linked.
         """
         name = entry.function
-        library = next((k for k in self._kept if k.holds(program, name)), None)
+        library = next((k for k in self._recent if k.holds(program, name)), None)
         if library is None:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="tvm_distir_")
@@ -70,13 +70,13 @@ class LibraryFiles:
             folder = Path(self._folder.name) / str(next(self._numbers))
             folder.mkdir()
             library = _StoredLibrary(program, name, program.target, program.save(entry, folder))
-            for dropped in self._kept[: max(0, len(self._kept) + 1 - self._size)]:
-                self._kept.remove(dropped)
+            for dropped in self._recent[: max(0, len(self._recent) + 1 - self._size)]:
+                self._recent.remove(dropped)
                 if Path(self._folder.name) in dropped.path.parents:
                     shutil.rmtree(dropped.path.parent, ignore_errors=True)
         else:
-            self._kept.remove(library)
-        self._kept.append(library)
+            self._recent.remove(library)
+        self._recent.append(library)
         return library.path
 
 

@@ -66,9 +66,9 @@ class Pool:
         """
         if self._owner != os.getpid():
             self._begin()  # a fork of the controller must leave the controller's workers alone
-        wanted = list(ranks)
+        requested = list(ranks)
         self._forget_ended()
-        missing = [rank for rank in wanted if rank not in self._workers]
+        missing = [rank for rank in requested if rank not in self._workers]
         try:
             if missing and self._channel is None:
                 self._start_server()
@@ -83,35 +83,35 @@ class Pool:
                 remedy="Check its output on stderr, or use the engine threads, which needs no "
                 "processes.",
             ) from err
-        return {rank: self._workers[rank] for rank in wanted}
+        return {rank: self._workers[rank] for rank in requested}
 
     def _start_server(self) -> None:
-        mine, its = socket.socketpair()
+        local_end, peer_end = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
-        with its:
+        with peer_end:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", _SERVER, str(its.fileno())],
-                pass_fds=[its.fileno()],
+                [sys.executable, "-m", _SERVER, str(peer_end.fileno())],
+                pass_fds=[peer_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,
                 # The controller decides what a Ctrl-C at the terminal means.
                 start_new_session=True,
             )
-        self._channel = mine
+        self._channel = local_end
         self._ends.clear()
 
     def _start_worker(self, rank: int) -> None:
-        mine, its = socket.socketpair()
-        with its:
-            send(self._server_channel(), {"rank": rank}, [its.fileno()])
+        local_end, peer_end = socket.socketpair()
+        with peer_end:
+            send(self._server_channel(), {"rank": rank}, [peer_end.fileno()])
         deadline_s = time.monotonic() + _START_S
         while rank not in self._workers:
             message = self._read_server(deadline_s - time.monotonic())
             if message is None:
                 raise OSError(f"no worker within {_START_S:g} s")
             if message.get("rank") == rank:
-                mine.settimeout(_SEND_S)
-                self._workers[rank] = Worker(rank, int(message["pid"]), mine)
+                local_end.settimeout(_SEND_S)
+                self._workers[rank] = Worker(rank, int(message["pid"]), local_end)
 
     def _server_channel(self) -> socket.socket:
         if self._channel is None:

@@ -86,11 +86,11 @@ def _compute(message: Message, files: list[int]) -> None:
     results = [to_array(t) for t in flat_tensors(machine[function](*args))]
     places = [ArraySlot.from_list(p) for p in message["outputs"]]
     promised = [(p.shape, p.dtype) for p in places]
-    given = [(r.shape, str(r.dtype)) for r in results]
-    if given != promised:
+    actual = [(r.shape, str(r.dtype)) for r in results]
+    if actual != promised:
         raise EngineError(
             "DIST0603",
-            f"the results are {given}, dist.io declares {promised}",
+            f"the results are {actual}, dist.io declares {promised}",
             place=function,
             remedy="Lower the module again: its entry function does not match its dist.io.",
         )

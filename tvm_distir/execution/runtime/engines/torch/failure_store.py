@@ -51,13 +51,13 @@ class LostPeers(Exception):
 
     def __init__(
         self,
-        what: Callable[[list[int]], str],
+        describe: Callable[[list[int]], str],
         processes: Sequence[int],
         waited_s: float | None = None,
         detail: str = "",
     ) -> None:
         super().__init__(detail or f"waited {waited_s} s")
-        self.what = what
+        self.what = describe
         self.processes = tuple(processes)
         self.waited_s = waited_s
         self.detail = detail

@@ -272,7 +272,7 @@ class Mover:
             to, source = to % count, source % count
         parts = {to: x.reshape(-1)} if 0 <= to < count else {}
         sizes = [x.numel() if i == source else 0 for i in range(count)]
-        pieces, works, held = self.routed(parts, sizes, x, group)
+        pieces, works, buffers = self.routed(parts, sizes, x, group)
 
         def place() -> None:
             if 0 <= source < count:
@@ -280,16 +280,16 @@ class Mover:
             else:
                 out.zero_()
 
-        return PendingCollective(works, place, held)
+        return PendingCollective(works, place, buffers)
 
     def exchange(
         self, group: RankGroup, x: Any, out: Any, position: int, transfer: Transfer
     ) -> PendingCollective:
         """Start to send and receive the tiles of a transfer whose ranks are positions."""
-        given, boxes = exchanged_tiles(transfer, position, x)
-        parts = {i: self._torch.cat(pieces) for i, pieces in given.items()}
+        tiles, boxes = exchanged_tiles(transfer, position, x)
+        parts = {i: self._torch.cat(pieces) for i, pieces in tiles.items()}
         sizes = [sum(out[box].numel() for box in boxes.get(i, [])) for i in range(len(group.ranks))]
-        pieces, works, held = self.routed(parts, sizes, x, group)
+        pieces, works, buffers = self.routed(parts, sizes, x, group)
 
         def place() -> None:
             out.zero_()
@@ -298,7 +298,7 @@ class Mover:
                 for box, piece in zip(targets, ends):
                     out[box] = piece.reshape(out[box].shape)
 
-        return PendingCollective(works, place, held)
+        return PendingCollective(works, place, buffers)
 
     # What needs no other rank ---------------------------------------------------------------
 

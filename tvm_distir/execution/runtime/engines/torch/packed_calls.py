@@ -144,12 +144,12 @@ class PackedCalls:
         args = (("shape", shape), ("src", (mesh, places, before)), ("dst", (mesh, places, after)))
         call = Collective("exchange", split_groups(groups, int(size)), args)
         group = self._group(call)
-        given, result = as_torch(x), as_torch(out)
-        self._compare(call, given, group)
+        operand, result = as_torch(x), as_torch(out)
+        self._compare(call, operand, group)
         transfer = Transfer(0, shape, (mesh, places, before), (mesh, places, after))
         position = group.ranks.index(self._rank)
         self.executed.append(Executed(call.name, call.groups, counted_bytes(call, result), 1))
-        return call, group, self._mover.exchange(group, given, result, position, transfer)
+        return call, group, self._mover.exchange(group, operand, result, position, transfer)
 
     def _blocking(self, begin: Callable[..., _Begun]) -> Callable[..., None]:
         return lambda *args: self._finish(*begin(*args))
@@ -176,13 +176,13 @@ class PackedCalls:
     def _finish(
         self, call: Collective, group: RankGroup, pending: PendingCollective | None
     ) -> None:
-        def what(late: Sequence[int]) -> str:
+        def describe(late: Sequence[int]) -> str:
             missing = late or [r for r in group.ranks if r != self._rank]
             return f"{call.text()} for {ranks_text(missing)}"
 
         while pending is not None:
             for work in pending.works:
-                self._job.finish(work, what, group.processes)
+                self._job.finish(work, describe, group.processes)
             pending = pending.complete()
 
     def _local(self, name: str) -> Callable[..., None]:
@@ -245,24 +245,24 @@ class PackedCalls:
         failures = self._job.failures
         if failures is None:
             return "another collective"
-        own = hashlib.sha256(words.encode()).digest()[:_DIGEST_BYTES]
-        return failures.swap_texts(own.hex(), words, digest.hex())
+        words_digest = hashlib.sha256(words.encode()).digest()[:_DIGEST_BYTES]
+        return failures.swap_texts(words_digest.hex(), words, digest.hex())
 
     # Messages -------------------------------------------------------------------------------
 
     def _send(self, x: Any, *args: Any) -> Any:
-        transfer, given = parse_transfer(args), as_torch(x)
+        transfer, operand = parse_transfer(args), as_torch(x)
         for tile in transfer.tiles():
             if tile.src != self._rank:
                 continue
-            part = given[tile.src_slices()].clone(memory_format=load_torch().contiguous_format)
+            part = operand[tile.src_slices()].clone(memory_format=load_torch().contiguous_format)
             if tile.dst == self._rank:
                 self._mail.setdefault(transfer.tag, deque()).append(part)
                 continue
             if self._check:
                 self._post(self._header(transfer, part), tile.dst, transfer)
             self._post(part, tile.dst, transfer)
-        return tvm.runtime.from_dlpack(given.clone())
+        return tvm.runtime.from_dlpack(operand.clone())
 
     def _header(self, transfer: Transfer, part: Any) -> Any:
         """Return a digest of a message, which goes before it where calls are compared."""
@@ -272,12 +272,12 @@ class PackedCalls:
         return torch.tensor(list(digest), dtype=torch.uint8, device=part.device)
 
     def _post(self, part: Any, rank: int, transfer: Transfer) -> None:
-        here, there = self._process[self._rank], self._process[rank]
+        source, peer = self._process[self._rank], self._process[rank]
         work = load_torch().distributed.isend(
-            as_bytes(part), there, group=self._job.channel(here, there), tag=transfer.tag
+            as_bytes(part), peer, group=self._job.channel(source, peer), tag=transfer.tag
         )
         words = f"send of {transfer.text()} to rank {rank}"
-        self._sent.append((self._job.message(work), part, words, (here, there)))
+        self._sent.append((self._job.message(work), part, words, (source, peer)))
 
     def _receive(self, *args: Any) -> None:
         *parts, out = args
@@ -298,10 +298,10 @@ class PackedCalls:
     def _await_header(self, transfer: Transfer, rank: int, box: Any) -> None:
         if not self._check:
             return
-        wanted = self._header(transfer, box)
-        header = wanted.new_empty(wanted.shape)
+        expected = self._header(transfer, box)
+        header = expected.new_empty(expected.shape)
         self._take(header, rank, transfer)
-        if not bool((header == wanted).all()):
+        if not bool((header == expected).all()):
             raise EngineError(
                 "DIST0611",
                 f"rank {self._rank} expects {transfer.text()} of {box.dtype}{list(box.shape)}, "
@@ -311,12 +311,12 @@ class PackedCalls:
             )
 
     def _take(self, box: Any, rank: int, transfer: Transfer) -> None:
-        here, there = self._process[self._rank], self._process[rank]
+        source, peer = self._process[self._rank], self._process[rank]
         work = load_torch().distributed.irecv(
-            as_bytes(box), there, group=self._job.channel(there, here), tag=transfer.tag
+            as_bytes(box), peer, group=self._job.channel(peer, source), tag=transfer.tag
         )
         words = f"receive of {transfer.text()} from rank {rank}"
-        self._job.finish(self._job.message(work), lambda _: words, (here, there))
+        self._job.finish(self._job.message(work), lambda _: words, (source, peer))
 
     def finish(self) -> None:
         """Wait for what was sent."""

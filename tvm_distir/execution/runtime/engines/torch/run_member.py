@@ -62,20 +62,22 @@ class TorchMember:
 
     # Texts and arrays -----------------------------------------------------------------------
 
-    def _wait(self, work: Any, what: Callable[[list[int]], str], processes: Sequence[int]) -> None:
-        self._job.finish_on_host(work, what, processes)
+    def _wait(
+        self, work: Any, describe: Callable[[list[int]], str], processes: Sequence[int]
+    ) -> None:
+        self._job.finish_on_host(work, describe, processes)
 
     def _tensor(self, data: Any) -> Any:
         return self._job.torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
-    def exchange_texts(self, text: bytes, what: Callable[[list[int]], str]) -> list[bytes]:
+    def exchange_texts(self, text: bytes, describe: Callable[[list[int]], str]) -> list[bytes]:
         """Exchange a few bytes with all processes; returns those of each."""
         torch, dist = self._job.torch, self._job.dist
         everyone = range(self.size)
 
         def words(late: list[int]) -> str:
             named = [self.ranks.index(r) if r in self.ranks else r for r in late]
-            return what(named or [p for p in everyone if p != self._job.process])
+            return describe(named or [p for p in everyone if p != self._job.process])
 
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in everyone]
         mine = torch.tensor([len(text)])
@@ -99,14 +101,14 @@ class TorchMember:
         self._sending.append((self._job.host_message(work), data))
 
     def receive_array(
-        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], what: str
+        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], label: str
     ) -> Array:
         """Wait for the next array of a process."""
         out = np.empty(shape, dtype)
         data = self._job.torch.empty(out.nbytes, dtype=self._job.torch.uint8)
         if out.nbytes:
             work = self._job.dist.irecv(data, process, group=self._job.control, tag=_ARRAYS_TAG)
-            self._wait(self._job.host_message(work), lambda _: what, (process,))
+            self._wait(self._job.host_message(work), lambda _: label, (process,))
         received: Array = data.numpy().view(dtype).reshape(shape)
         return received
 

@@ -42,8 +42,8 @@ def load_torch() -> Any:
             return torch
     except ImportError:
         pass
-    what = "the engine torch requires PyTorch with torch.distributed"
-    raise missing_extra(what, "engine torch", "torch")
+    problem = "the engine torch requires PyTorch with torch.distributed"
+    raise missing_extra(problem, "engine torch", "torch")
 
 
 def is_initialized() -> bool:
@@ -237,13 +237,15 @@ class TorchJob:
         """Return a send or receive of gloo as a work for :meth:`finish_on_host`."""
         return _MessageWork(work)
 
-    def finish(self, work: Any, what: Callable[[list[int]], str], processes: Sequence[int]) -> None:
+    def finish(
+        self, work: Any, describe: Callable[[list[int]], str], processes: Sequence[int]
+    ) -> None:
         """Wait for a work of this process' groups; of NCCL, the stream waits and not the host.
 
         Parameters
         ----------
         work : torch.distributed.Work
-        what : callable
+        describe : callable
             Words for what is waited for, from the ranks that are missing.
         processes : sequence of int
             The processes that take part.
@@ -258,13 +260,13 @@ class TorchJob:
         if self.device == "cuda":
             work.wait()
         else:
-            self.finish_on_host(work, what, processes)
+            self.finish_on_host(work, describe, processes)
 
     def finish_on_host(
-        self, work: Any, what: Callable[[list[int]], str], processes: Sequence[int]
+        self, work: Any, describe: Callable[[list[int]], str], processes: Sequence[int]
     ) -> None:
         """Wait for a work of gloo; see :meth:`finish`."""
-        self.wait_until(lambda: has_succeeded(work, what, processes), what, processes)
+        self.wait_until(lambda: has_succeeded(work, describe, processes), describe, processes)
 
     def wait_for_device(self, place: str) -> None:
         """Wait for the kernels and collectives of this process' GPU, if it has one."""
@@ -284,7 +286,7 @@ class TorchJob:
     def wait_until(
         self,
         is_done: Callable[[], bool],
-        what: Callable[[list[int]], str],
+        describe: Callable[[list[int]], str],
         processes: Sequence[int],
     ) -> None:
         """Poll until something is done, a process fails, or the time is over.
@@ -300,17 +302,17 @@ class TorchJob:
         """
         failures = self.failures
         if failures is None:
-            raise LostPeers(what, processes)
+            raise LostPeers(describe, processes)
         begun_s = time.monotonic()
         ended_s: float | None = None
         before = failures.state
         has_ended = before == ENDED
-        failures.state = ENDED if has_ended else f"waits in {what([])}"
+        failures.state = ENDED if has_ended else f"waits in {describe([])}"
         while not is_done():
             failures.check()
             now_s = time.monotonic()
             if now_s - begun_s > self.timeout_s:
-                raise LostPeers(what, processes, self.timeout_s)
+                raise LostPeers(describe, processes, self.timeout_s)
             if has_ended:
                 continue
             ended = failures.ended(p for p in processes if p != self.process)
@@ -327,7 +329,9 @@ class TorchJob:
                 group.data._get_backend(self.torch_device).abort()
 
 
-def has_succeeded(work: Any, what: Callable[[list[int]], str], processes: Sequence[int]) -> bool:
+def has_succeeded(
+    work: Any, describe: Callable[[list[int]], str], processes: Sequence[int]
+) -> bool:
     """Wait for a work of gloo for a moment; returns whether it has succeeded.
 
     Raises
@@ -344,14 +348,14 @@ def has_succeeded(work: Any, what: Callable[[list[int]], str], processes: Sequen
         try:  # the wait may have timed out just before the work succeeded
             work.wait(limit)
         except RuntimeError as err:
-            raise LostPeers(what, processes, None, str(err).splitlines()[0]) from err
+            raise LostPeers(describe, processes, None, str(err).splitlines()[0]) from err
     return True
 
 
-def _unlisted(what: str) -> EngineError:
+def _unlisted(subject: str) -> EngineError:
     return EngineError(
         "DIST0605",
-        f"the program does not list {what} among its groups and transfers",
+        f"the program does not list {subject} among its groups and transfers",
         place="engine torch",
         remedy="Use the collectives R.dist.*, and deploy the program again.",
     )

@@ -146,16 +146,16 @@ class _Run:
     ) -> FunctionSteps:
         """Return the branch that all ranks take."""
         values = self.evaluate(step.condition, env, len(entry.ranks))
-        taken = [bool(to_array(v)) for v in values]
-        if any(condition != taken[0] for condition in taken):
-            first = taken.index(not taken[0])
+        conditions = [bool(to_array(v)) for v in values]
+        if any(condition != conditions[0] for condition in conditions):
+            first = conditions.index(not conditions[0])
             raise EngineError(
                 "DIST0604",
                 f"ranks {entry.ranks[0]} and {entry.ranks[first]} take different branches",
                 place=step.place,
                 remedy="Add the missing collective: the condition must be replicated.",
             )
-        return step.then if taken[0] else step.otherwise
+        return step.then if conditions[0] else step.otherwise
 
     def segment(self, step: Segment, env: dict[relax.Var, PerRank], count: int) -> None:
         if step not in self.machines:

@@ -118,8 +118,8 @@ class FunctionSteps:
     last_use: tuple[tuple[relax.Var, ...], ...]
 
 
-def _cannot(place: str, what: str, remedy: str) -> EngineError:
-    return EngineError("DIST0605", what, place=place, remedy=remedy)
+def _cannot(place: str, problem: str, remedy: str) -> EngineError:
+    return EngineError("DIST0605", problem, place=place, remedy=remedy)
 
 
 def leaf_vars(expr: Any) -> list[relax.Var]:

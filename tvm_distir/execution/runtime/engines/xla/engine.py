@@ -109,8 +109,8 @@ class XlaEngine(Engine):
         job.check_program(f"{program.fingerprint} {outputs}")
         entries = program.entries
         local = bind_inputs(entries, inputs, program.stored)
-        given = {rank: local.of(entries[0], rank) for rank in job.local_ranks}
-        results, ran = job.run(text, given)
+        inputs_of = {rank: local.of(entries[0], rank) for rank in job.local_ranks}
+        results, ran = job.run(text, inputs_of)
         self.ran = [XlaCollective(*entry) for entry in ran]
         if outputs == "sharded":
             return list(sharded_outputs(entries, results))
@@ -121,18 +121,18 @@ class XlaEngine(Engine):
         """Return the device ids and the text of a program, if it can be run."""
         mod: Any = getattr(program, "mod", None)
         if mod is None or len(program.entries) != 1:
-            what = "a compiled program" if mod is None else f"{len(program.entries)} programs"
-            raise _unfit(f"runs a single module on a single mesh, not {what}")
+            problem = "a compiled program" if mod is None else f"{len(program.entries)} programs"
+            raise _unfit(f"runs a single module on a single mesh, not {problem}")
         for name in (*mesh_names(mod), *chain(*mesh_axes(mod))):
             if not name.isascii():  # XLA ends itself where it reads one
                 raise _unfit(f'supports only ASCII names of meshes and axes, not "{name}"')
         return sorted(program.entries[0].ranks), to_stablehlo(mod, "replicas")
 
 
-def _unfit(what: str) -> EngineError:
+def _unfit(problem: str) -> EngineError:
     return EngineError(
         "DIST0605",
-        f"the engine xla {what}",
+        f"the engine xla {problem}",
         place="engine",
         remedy='Use the engine "threads" or "virtual".',
     )

@@ -89,17 +89,19 @@ class JaxFunction:
         if len(args) != len(self.inputs):
             raise _wrong(f"{len(args)} arguments are given, the module has {len(self.inputs)}")
         for arg, port in zip(args, self.inputs):
-            given, wanted = (tuple(arg.shape), str(arg.dtype)), (port.shape, port.dtype)
-            if given != wanted:
-                raise _wrong(f'"{port.name}" is {given[1]}{given[0]}, not {wanted[1]}{wanted[0]}')
+            actual, expected = (tuple(arg.shape), str(arg.dtype)), (port.shape, port.dtype)
+            if actual != expected:
+                raise _wrong(
+                    f'"{port.name}" is {actual[1]}{actual[0]}, not {expected[1]}{expected[0]}'
+                )
         results: tuple[Any, ...] = self._jitted(*args)
         return results
 
 
-def _wrong(what: str) -> EngineError:
+def _wrong(problem: str) -> EngineError:
     return EngineError(
         "DIST0602",
-        what,
+        problem,
         place="to_jax",
         remedy="Give full arrays in the order of the attribute inputs, or a mapping of names.",
     )
@@ -196,5 +198,5 @@ def to_jax(dist: ir.IRModule, devices: Sequence[Any] | None = None) -> JaxFuncti
     return JaxFunction(text, entry, axes, placed[: len(entry.ranks)])
 
 
-def _unfit(what: str, remedy: str) -> EngineError:
-    return EngineError("DIST0605", what, place="to_jax", remedy=remedy)
+def _unfit(problem: str, remedy: str) -> EngineError:
+    return EngineError("DIST0605", problem, place="to_jax", remedy=remedy)

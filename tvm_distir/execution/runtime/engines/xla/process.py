@@ -83,7 +83,7 @@ class XlaProcess:
             stderr=subprocess.DEVNULL,
             env={**environment, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
         )
-        self._said = b""
+        self._unread = b""
         if "version" not in self._asked(None, timeout_s):
             self.close()
             raise missing(python)
@@ -151,8 +151,8 @@ class XlaProcess:
                     place="xla",
                     remedy="Check its text: tvm_distir.to_stablehlo(module).",
                 )
-            with np.load(paths["outputs.npz"]) as held:
-                results = [_typed(held[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
+            with np.load(paths["outputs.npz"]) as archive:
+                results = [_typed(archive[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
         return results, [XlaCollective(*entry) for entry in answer["collectives"]]
 
     def close(self) -> int:
@@ -184,22 +184,22 @@ class XlaProcess:
                 pipe.flush()
         end = time.monotonic() + timeout_s
         source = self._process.stdout.fileno() if self._process.stdout else -1
-        while b"\n" not in self._said:
+        while b"\n" not in self._unread:
             if not select.select([source], [], [], max(end - time.monotonic(), 0))[0]:
                 raise self._late(question, timeout_s)
             part = os.read(source, _PART)
             if not part:
                 raise self._ended()
-            self._said += part
-        line, _, self._said = self._said.partition(b"\n")
+            self._unread += part
+        line, _, self._unread = self._unread.partition(b"\n")
         return dict(json.loads(line))
 
     @staticmethod
     def _late(question: str | None, timeout_s: float) -> EngineError:
-        what = "start" if question is None else "compile and run the program"
+        action = "start" if question is None else "compile and run the program"
         return EngineError(
             "DIST0617",
-            f"the process of XLA did not {what} within {timeout_s:g} s and was killed",
+            f"the process of XLA did not {action} within {timeout_s:g} s and was killed",
             place="xla",
             remedy="Raise the engine's timeout_s if it is only slow.",
         )

@@ -160,8 +160,8 @@ def _bytes(kind: str, bits: str, shape: str) -> int:
 def _read(path: str, kinds: list[str]) -> list[Any]:
     import ml_dtypes
 
-    with np.load(path) as held:
-        arrays = [held[str(i)] for i in range(len(kinds))]
+    with np.load(path) as archive:
+        arrays = [archive[str(i)] for i in range(len(kinds))]
     return [
         array.view(getattr(ml_dtypes, kind)) if hasattr(ml_dtypes, kind) else array
         for array, kind in zip(arrays, kinds, strict=True)

@@ -52,8 +52,10 @@ def _attention(var: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
 
 
 def _is_zero(value: Any, builder: relax.BlockBuilder) -> bool:
-    made = builder.lookup_binding(value) if isinstance(value, relax.Var) else value
-    return isinstance(made, ir.Call) and str(getattr(made.op, "name", "")) == "relax.zeros"
+    definition = builder.lookup_binding(value) if isinstance(value, relax.Var) else value
+    return (
+        isinstance(definition, ir.Call) and str(getattr(definition.op, "name", "")) == "relax.zeros"
+    )
 
 
 @register_gradient("nn.attention", "nn.attention_bias")

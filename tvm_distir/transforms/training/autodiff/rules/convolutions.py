@@ -142,11 +142,11 @@ def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any
     return strided_slice(builder.emit(value), axes, [0] * len(axes), [shape[d] for d in axes])
 
 
-def _turned(value: Any, layout: str, wanted: str, builder: relax.BlockBuilder) -> Any:
+def _turned(value: Any, layout: str, target: str, builder: relax.BlockBuilder) -> Any:
     """Convert a value from a layout to another."""
-    if layout == wanted:
+    if layout == target:
         return value
-    return builder.emit(permute_dims(value, [layout.index(c) for c in wanted]))
+    return builder.emit(permute_dims(value, [layout.index(c) for c in target]))
 
 
 def _plain(
@@ -155,14 +155,16 @@ def _plain(
     """Return data, weight and gradient in plain layouts, with the original layouts."""
     a, (data, weight) = call.attrs, call.args
     names = SPATIAL[len(shape_of(data)) - 2]
-    wanted = (f"NC{names}", f"{kernel}{names}", f"NC{names}")
+    plain_layouts = (f"NC{names}", f"{kernel}{names}", f"NC{names}")
     layouts = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout))
-    if any(sorted(g) != sorted(w) for g, w in zip(layouts, wanted, strict=True)):
+    if any(sorted(g) != sorted(w) for g, w in zip(layouts, plain_layouts, strict=True)):
         raise refuse(call, f"the gradient for the layouts {', '.join(layouts)} is not known")
     values = (data, weight, grad)
     if str(grad.ty.dtype) != str(data.ty.dtype):
         values = (data, weight, builder.emit(relax.op.astype(grad, str(data.ty.dtype))))
-    plain = [_turned(v, g, w, builder) for v, g, w in zip(values, layouts, wanted, strict=True)]
+    plain = [
+        _turned(v, g, w, builder) for v, g, w in zip(values, layouts, plain_layouts, strict=True)
+    ]
     return plain[0], plain[1], plain[2], (layouts[0], layouts[1])
 
 

@@ -63,8 +63,8 @@ class WindowRange:
         places = np.arange(self.count)[:, None] * self.stride - self.before
         places = places + np.arange(self.kernel) * self.dilation
         low, high = (-self.before, self.rows + self.after) if include else (0, self.rows)
-        held = ((places >= low) & (places < high)).sum(1)
-        return np.asarray(1 / np.maximum(held, 1))
+        counts = ((places >= low) & (places < high)).sum(1)
+        return np.asarray(1 / np.maximum(counts, 1))
 
 
 def _padded(x: Any, reaches: Sequence[WindowRange], fill: float) -> Any:
@@ -116,7 +116,7 @@ def of_windows(
             grad = builder.emit(multiply(grad, table))
     else:
         x = builder.emit(_padded(x, reaches, lowest))
-    total, taken = None, None
+    total, covered = None, None
     for elements in itertools.product(*(range(r.kernel) for r in reaches)):
         part = grad
         if lowest is not None:
@@ -126,11 +126,11 @@ def of_windows(
                 [r.stride for r in reaches],
             )  # fmt: skip
             mine = builder.emit(equal(builder.emit(read), y))
-            if taken is None:
-                taken = mine
+            if covered is None:
+                covered = mine
             else:
-                known = taken if isinstance(taken, ir.Var) else builder.emit(taken)
-                taken = logical_or(known, mine)
+                known = covered if isinstance(covered, ir.Var) else builder.emit(covered)
+                covered = logical_or(known, mine)
                 mine = builder.emit(logical_and(mine, logical_not(known)))
             part = builder.emit(where(mine, grad, constant_like(0.0, grad)))
         spread = _spread(part, reaches, elements, builder)

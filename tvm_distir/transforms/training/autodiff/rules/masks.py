@@ -77,8 +77,8 @@ class _Draw:
         named: list[tuple[Any, Any]] = []
         counter = (*_words(element), *_words(self._stream()))
         value = of(philox(counter, _words(self._state()), named)[0] >= self._threshold)
-        for var, what in reversed(named):
-            value = tirx.Let(var, what, value)
+        for var, title in reversed(named):
+            value = tirx.Let(var, title, value)
         return value
 
 
@@ -153,7 +153,7 @@ class MaskKernels:
 
     def __init__(self, functions: NamedFunctions) -> None:
         self.functions = functions
-        self._made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._kernels: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def __call__(self, handle: Any, ty: Any) -> tuple[Any, Any] | None:
         """Return the kernel that stores the mask, and the kernel that reads it.
@@ -172,11 +172,11 @@ class MaskKernels:
         rate = float(rate)
         shape, dtype = known_shape(ty) or (), str(ty.dtype)
         key = (shape, dtype, rate)
-        if key not in self._made:
+        if key not in self._kernels:
             keeping = mask_keeping_kernel(shape, dtype, rate)
             masked = masked_kernel(shape, dtype, rate)
-            self._made[key] = (
+            self._kernels[key] = (
                 self.functions.add(f"{DROPOUT_KERNEL}_keeping", keeping),
                 self.functions.add(f"{DROPOUT_KERNEL}_masked", masked),
             )
-        return self._made[key]
+        return self._kernels[key]

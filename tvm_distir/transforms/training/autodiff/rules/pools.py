@@ -116,8 +116,8 @@ def _average(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any
             starts = np.arange(count) * w.strides[k]
             after.append(max(w.after[k], int(starts[-1]) + w.kernel[k] - rows - w.before[k]))
             low, high = (0, end) if w.include else (w.before[k], w.before[k] + rows)
-            held = np.minimum(starts + w.kernel[k], high) - np.maximum(starts, low)
-            shares = w.kernel[k] / np.maximum(held, 1)
+            counts = np.minimum(starts + w.kernel[k], high) - np.maximum(starts, low)
+            shares = w.kernel[k] / np.maximum(counts, 1)
             wide = [count if i == d else 1 for i in range(len(shape_of(x)))]
             table = array_like(shares.reshape(wide), x, builder)
             grad = builder.emit(multiply(grad, table))

@@ -118,8 +118,8 @@ def _cumprod(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
         _backwards(builder.emit(multiply(grad, y)), axis, exclusive, builder),
         where(empty, unit, data),
     )
-    there = _backwards(builder.emit(multiply(grad, filled)), axis, exclusive, builder)
-    gradient = where(equal(count, zero), before, where(first, there, zero))
+    total = _backwards(builder.emit(multiply(grad, filled)), axis, exclusive, builder)
+    gradient = where(equal(count, zero), before, where(first, total, zero))
     if y.ty.dtype != x.ty.dtype:
         gradient = astype(gradient, str(x.ty.dtype))
     return [reshape(gradient, x.ty.shape) if a.axis is None else gradient]

@@ -47,11 +47,11 @@ def shape_of(expr: Any) -> tuple[Any, ...]:
     return static_shape(expr.ty) or ()
 
 
-def refuse(call: ir.Call, what: str) -> ModelError:
+def refuse(call: ir.Call, problem: str) -> ModelError:
     """Return the error about an op without a known gradient."""
     return ModelError(
         "DIST0350",
-        what,
+        problem,
         place=str(call.op.name),
         remedy="Remove it from the model, or write the gradients by hand.",
     )

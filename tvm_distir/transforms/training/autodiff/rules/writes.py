@@ -173,9 +173,9 @@ def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder
 @register_gradient("slice_scatter")
 def _slice_scatter(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Differentiate ``slice_scatter``: overwritten elements have no gradient."""
-    _data, written = call.args[:2]
+    _data, update = call.args[:2]
     low, high, step = (int(n) for n in call.args[2:5])
     axis = int(call.attrs.axis)
-    empty = builder.emit(zeros(written.ty.shape, str(written.ty.dtype)))
+    empty = builder.emit(zeros(update.ty.shape, str(update.ty.dtype)))
     cleared = slice_scatter(grad, empty, low, high, step, axis)
     return [cleared, strided_slice(grad, [axis], [low], [high], [step]), None, None, None]
