@@ -219,7 +219,7 @@ def analyze(
     >>> model = "zoo:mlp?layers=2,hidden=64,batch=32"
     >>> result = td.analyze(model, strategy="data_parallel", mesh={"dp": 2}, system="dgx-a100")
     >>> print(result.summary.splitlines()[1])
-      dp=2 (2 devices), strategy data_parallel
+      dp=2 (2 devices), strategy data_parallel, batch 32
     >>> result.time_s == td.simulate(td.export(result.module), "dgx-a100").time_s
     True
     """

@@ -55,7 +55,7 @@ def resnet():
         y = emit(nn.avg_pool2d(emit(nn.relu(y)), (2, 2), (1, 1), (1, 1), count_include_pad=True))
         return op.matmul(emit(op.mean(y, [2, 3])), head)
 
-    shapes = {"stem": (4, 3, 3, 3), "one": (4, 4, 3, 3), "deep": (4, 1, 3, 3)}
+    shapes = {"stem": (4, 3, 3, 3), "single": (4, 4, 3, 3), "deep": (4, 1, 3, 3)}
     return model({**shapes, "short": (4, 4, 1, 1), "head": (4, 5)}, write, 4, 32)
 
 

@@ -91,7 +91,7 @@ def test_too_few_processes():
 @needs_mpi
 def test_without_a_linker_the_processes_compile(monkeypatch):
     """For the target in scope here; nothing that was linked before is taken."""
-    monkeypatch.setattr(LIBRARIES, "_kept", [])
+    monkeypatch.setattr(LIBRARIES, "_recent", [])
     monkeypatch.setattr("tvm_distir.execution.runtime.program.lowered.find_compiler", lambda: None)
     mod, inputs = CASES["one_mesh"]()
     (want,) = VirtualEngine().run(mod, inputs)

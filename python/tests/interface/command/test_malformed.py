@@ -29,7 +29,6 @@ CASES = [
     ("unknown command", 2, "DIST0150", "analyse mlp.py"),
     ("unknown option", 2, "DIST0150", f"{MLP} {STRATEGY} --mesh dp=2 --colour"),
     ("no system", 2, "DIST0150", f"analyze mlp.py {STRATEGY} --mesh dp=2"),
-    ("no engine", 2, "DIST0150", f"verify mlp.py {STRATEGY} --mesh dp=2"),
     ("plan and strategy", 2, "DIST0151", f"{MLP} --plan plan.json {STRATEGY} --mesh dp=2"),
     ("neither plan nor strategy", 2, "DIST0238", f"{MLP} --mesh dp=2"),
     ("strategy without mesh", 2, "DIST0151", f"{MLP} {STRATEGY}"),

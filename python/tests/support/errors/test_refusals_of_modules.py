@@ -114,16 +114,14 @@ def test_collectives_of_tvm_are_no_model() -> None:
         Reference(mod)
 
 
-def test_an_object_as_an_input_is_not_drawn() -> None:
+def test_an_object_as_an_input_is_passed_through() -> None:
     """It is distributed, and the user passes an object of each device to run it."""
     mod = relu(relax.AnyType())
     x = np.arange(-32, 32).reshape(8, 8).astype("float32")
     inputs = {"x": x, "y": td.DeviceObjects(dict.fromkeys(range(2), tvm.runtime.ShapeTuple([1])))}
     (result,) = td.run(td.distribute(mod, PLAN), inputs, engine="virtual")
     assert np.array_equal(result, np.maximum(x, 0))
-    with pytest.raises(DistIRError, match="main/y: ") as caught:
-        td.verify(mod, PLAN)
-    assert "td.DeviceObjects" in caught.value.remedy
+    assert td.verify(mod, PLAN).equal  # a placeholder stands for an object that no call takes
     with pytest.raises(ModelError, match=r"DIST0380 main/y: a value of type R\.Any"):
         td.to_stablehlo(mod)
 

@@ -115,11 +115,11 @@ def test_an_output_without_a_loss_trains_nothing():
 
 def test_a_function_of_the_module_is_a_loss():
     inputs, result, step = run("value:weighted*0.25")
-    assert list(inputs) == ["x", "y", "wanted", "each", "w", "v"]
+    assert list(inputs) == ["x", "y", "expected", "each", "w", "v"]
     names = {str(gv.name_hint) for gv in step.functions}
     assert {"weighted_forward", "weighted_backward"} <= names
     h, _, value = outputs(inputs)
-    apart = value - inputs["wanted"]
+    apart = value - inputs["expected"]
     loss = 0.25 * np.sum(apart * np.tanh(apart) * inputs["each"])
     np.testing.assert_allclose(result["loss"], loss, rtol=1e-4)
     slope = np.tanh(apart) + apart * (1 - np.tanh(apart) ** 2)
