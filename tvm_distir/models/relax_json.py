@@ -32,12 +32,12 @@ def _check_nodes(graph: Any) -> None:
     depths: list[int] = []
     for number, node in enumerate(graph["nodes"]):
         depth = 0
-        for held in _held(node["type"], node.get("data")):
-            if not 0 <= held < number:
+        for child in _held(node["type"], node.get("data")):
+            if not 0 <= child < number:
                 raise ValueError(
-                    f"the node {number} contains the node {held}, which does not precede it"
+                    f"the node {number} contains the node {child}, which does not precede it"
                 )
-            depth = max(depth, depths[held] + 1)
+            depth = max(depth, depths[child] + 1)
         if depth > _MOST_DEEP:
             raise ValueError(f"nodes are nested more than {_MOST_DEEP} deep")
         depths.append(depth)

@@ -21,6 +21,10 @@ SHARED_CLASS_NAMES: frozenset[str] = frozenset()
 MOST_SHARED_CLASS_NAMES = 5
 MOST_SHARED_FILE_NAMES = 8
 MOST_VAGUE_WORDS = 400
+VAGUE_NAMES = frozenset(
+    "asked found given gone held kept made one own said spent taken there told took wanted".split()
+)
+"""Participles and pronouns that are no names of variables and parameters."""
 VAGUE = re.compile(r"\b(?:one|found|own)\b")
 FRAGMENT = re.compile(
     r"(?:Those|That|These|Which|Who|Whose|What|How|Why|When|Where|If|Of|As|So|By|In|On|At|With"
@@ -72,6 +76,13 @@ def _fault(summary: str) -> str | None:
     if re.search(r"[.:?!)`]$", summary.strip()) is None:
         return "ends without punctuation"
     return None
+
+
+def _bound_name(node: ast.AST) -> str:
+    """Return the name of a variable that a node binds, or an empty text."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else ""
 
 
 def test_public_class_names_have_a_single_meaning(classes: dict[str, list[str]]) -> None:
@@ -149,3 +160,16 @@ def test_fragments_are_recognized(summary: str, fault: str | None) -> None:
 def test_vague_words_are_counted_outside_of_docstrings() -> None:
     code = '"""The one found."""\n\n\ndef f(own):\n    """Its own."""\n    return own  # one\n'
     assert _vague_words(code, ast.parse(code)) == len(["own", "own", "one"])
+
+
+def test_variables_are_named_by_nouns(modules: list[Module]) -> None:
+    names = [
+        f"{module.path}:{node.lineno} {name}"
+        for module in modules
+        for function in ast.walk(module.tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for node in ast.walk(function)
+        for name in [_bound_name(node)]
+        if name in VAGUE_NAMES
+    ]
+    assert sorted(set(names)) == []

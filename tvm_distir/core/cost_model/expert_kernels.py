@@ -27,11 +27,11 @@ _FEW = 0.55
 """The share of experts that work where each has one slot at most."""
 
 
-def work_rows(tokens: int, held: int, top_k: int, experts: int) -> float:
+def work_rows(tokens: int, local_experts: int, top_k: int, experts: int) -> float:
     """Return the rows of the experts of a device that work: their slots, of those selected."""
     slots = min(tokens, max(1, int(np.ceil(SLOT_FACTOR * tokens * top_k / experts))))
-    working = held * (1 - (1 - top_k / experts) ** tokens)
-    return float(min(held, max(1.0, np.ceil(working - 1e-9))) * slots)
+    working = local_experts * (1 - (1 - top_k / experts) ** tokens)
+    return float(min(local_experts, max(1.0, np.ceil(working - 1e-9))) * slots)
 
 
 def tokens_of(sizes: Floats) -> Floats:
@@ -39,8 +39,8 @@ def tokens_of(sizes: Floats) -> Floats:
 
     It is the inverse of :func:`work_rows`, but for rounding.
     """
-    rows, held, _, _, top_k, experts = sizes.T[:6]
-    share = rows / held
+    rows, local_experts, _, _, top_k, experts = sizes.T[:6]
+    share = rows / local_experts
     idle = -np.log1p(-np.minimum(top_k / experts, 1 - 1e-9))
     few = -np.log1p(-np.minimum(share, _FEW)) / idle
     many = np.maximum(share, 0.8) * experts / (SLOT_FACTOR * top_k)
@@ -49,10 +49,10 @@ def tokens_of(sizes: Floats) -> Floats:
 
 def expert_work(sizes: Floats, element_bytes: float) -> tuple[Floats, Floats]:
     """Return FLOPs and bytes of kernels of experts: of tokens, without empty slots."""
-    _, held, first, second, top_k, experts = sizes.T[:6]
+    _, local_experts, first, second, top_k, experts = sizes.T[:6]
     tokens = tokens_of(sizes)
-    pairs = tokens * top_k * held / experts
-    working = np.maximum(held * (1 - (1 - top_k / experts) ** tokens), 1.0)
+    pairs = tokens * top_k * local_experts / experts
+    working = np.maximum(local_experts * (1 - (1 - top_k / experts) ** tokens), 1.0)
     moved = _MATRICES * working * first * second * element_bytes + 5 * pairs * (first + second)
     return 2 * _MATRICES * pairs * first * second, moved
 
@@ -65,7 +65,7 @@ def share_of(sizes: Floats, flops: Any) -> Floats:
 
 def expert_features(sizes: Floats) -> Floats:
     """Return what the residuals of kernels of experts depend on, (rows, features)."""
-    rows, held, first, second, top_k, experts, skew = sizes.T
-    logs = (tokens_of(sizes), first * second, top_k, experts, held, rows / held)
+    rows, local_experts, first, second, top_k, experts, skew = sizes.T
+    logs = (tokens_of(sizes), first * second, top_k, experts, local_experts, rows / local_experts)
     aspect = np.abs(np.log(first / second))
     return np.stack([*(np.log(values) for values in logs), aspect, skew], axis=1)

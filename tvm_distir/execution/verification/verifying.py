@@ -58,8 +58,8 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
     if isinstance(drawn, Mapping):
         params = mod[entry_of(mod)].params
         names = [name for p in params for name, _ in named_leaves(str(p.name), p.ty)]
-        given = {known: value for _, known, value in leaves_by_name(drawn, names)}
-        absent = [name for name in names if name not in given]
+        values_by_name = {known: value for _, known, value in leaves_by_name(drawn, names)}
+        absent = [name for name in names if name not in values_by_name]
         if absent:
             raise ModelError(
                 "DIST0340",
@@ -67,7 +67,7 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
                 place=f"{entry_of(mod)}/{absent[0]}",
                 remedy="Give an array for each parameter, or remove the inputs.",
             )
-        return [np.asarray(given[name]) for name in names]
+        return [np.asarray(values_by_name[name]) for name in names]
     return [np.asarray(value) for value in flatten_tuples(drawn)]
 
 
@@ -231,8 +231,8 @@ def verify(
     ModelError
         DIST0341 where there is no such entry, or several of which none is ``main``.
     """
-    for given in (mod, *(() if dist is None else (dist,))):
-        check_module(given, "td.verify")
+    for module in (mod, *(() if dist is None else (dist,))):
+        check_module(module, "td.verify")
     chosen = make_engine(engine, dispatch).for_verification()
     all_functions = {str(gv.name_hint) for gv in mod.functions}
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
@@ -243,9 +243,9 @@ def verify(
     alone = exact or inputs is not None
     distributions = DISTRIBUTIONS[:1] if alone else DISTRIBUTIONS
     draws = [RandomInputs(plain, exact, known, name) for name in distributions]
-    given = None if inputs is None else _ordered(plain, inputs)
+    values = None if inputs is None else _ordered(plain, inputs)
     reference = Reference(plain)
-    others = finite_samples(reference, draws, seed, given)
+    others = finite_samples(reference, draws, seed, values)
     first = next(others)
     if plan is not None or dist is None:
         left_out = all_functions - {str(gv.name_hint) for gv in mod.functions}

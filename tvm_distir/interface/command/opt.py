@@ -127,8 +127,8 @@ def _inputs(arguments: argparse.Namespace, specs: Iterable[Any]) -> dict[str, st
         for key, value in spec.options.items()
         if key in ("plan", "system") and isinstance(value, str)
     }
-    given = {"--plan": arguments.plan, "--system": arguments.system}
-    return {"in.py": model_file(arguments.input), **given, **options}
+    paths = {"--plan": arguments.plan, "--system": arguments.system}
+    return {"in.py": model_file(arguments.input), **paths, **options}
 
 
 def _change(name: str, before: Any, after: Any) -> str:

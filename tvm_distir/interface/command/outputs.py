@@ -84,8 +84,8 @@ def _keys(target: Path) -> tuple[tuple[object, ...], ...]:
     """Return the keys of a file: its inode, if it exists, and its name in its folder."""
     keys: list[tuple[object, ...]] = [(str(target),)]
     if target.exists():
-        there = target.stat()
-        keys.append((there.st_dev, there.st_ino))
+        status = target.stat()
+        keys.append((status.st_dev, status.st_ino))
     elif target.parent.exists():
         folder = target.parent.stat()
         keys.append((folder.st_dev, folder.st_ino, target.name))
@@ -237,12 +237,12 @@ class Outputs:
                     if path.parent == folder and path not in self._named
                 ]
                 OutputRecord(folder).check(names, option)
-        made = [folder for folder in self._folders if not folder.exists()]
+        new_folders = [folder for folder in self._folders if not folder.exists()]
         ready: list[tuple[str, Path]] = []
         done = False
         where = Path()
         try:
-            for where in made:
+            for where in new_folders:
                 where.mkdir()
             for where, content in self._content:
                 ready.append((_temporary(where), where))
@@ -260,7 +260,7 @@ class Outputs:
                 if os.path.exists(temporary):
                     os.unlink(temporary)
             if not done:
-                for folder in made:
+                for folder in new_folders:
                     if folder.is_dir() and not any(folder.iterdir()):
                         folder.rmdir()
         return [path for path, _ in self._content]

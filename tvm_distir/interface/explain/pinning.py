@@ -104,8 +104,8 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Replace the old annotation, or add one after the variable is bound."""
         if self.old is not None and binding.var.same_as(self.old.var):
-            made = self._call(self.visit_expr(binding.value.args[0]))
-            self.builder_.emit_normalized(relax.VarBinding(binding.var, made))
+            call = self._call(self.visit_expr(binding.value.args[0]))
+            self.builder_.emit_normalized(relax.VarBinding(binding.var, call))
             return
         super().visit_var_binding_(binding)
         self._after(binding.var)
@@ -118,9 +118,9 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
     def _after(self, var: Any) -> None:
         if self.old is None and var.same_as(self.var):
             kind = relax.DataflowVar if isinstance(var, relax.DataflowVar) else relax.Var
-            made = self._annotation(self.visit_expr(var), kind)
-            self.builder_.emit_normalized(made)
-            self.set_var_remap(var, made.var)
+            call = self._annotation(self.visit_expr(var), kind)
+            self.builder_.emit_normalized(call)
+            self.set_var_remap(var, call.var)
 
     def _call(self, value: Any) -> Any:
         closed = [R if x is None else x for x in self.labels]
@@ -129,8 +129,8 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
         )
 
     def _annotation(self, value: Any, kind: Any) -> relax.VarBinding:
-        made = self._call(value)
-        return relax.VarBinding(kind(self.name, made.ty), made)
+        call = self._call(value)
+        return relax.VarBinding(kind(self.name, call.ty), call)
 
 
 def _open_axes(fn: relax.Function) -> dict[str, Sequence[int]]:

@@ -69,7 +69,9 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "links": [dict(vars(link)) for link in analysis.links],
         "unmodelled_ops": list(analysis.unmodelled_ops),
         "branches": [dict(vars(branch)) for branch in analysis.branches],
-        "timings_s": {stage: round(took, 6) for stage, took in analysis.timings_s.items()},
+        "timings_s": {
+            stage: round(duration_s, 6) for stage, duration_s in analysis.timings_s.items()
+        },
         **({} if analysis.pipeline is None else {"pipeline": analysis.pipeline.to_dict()}),
     }
 

@@ -75,49 +75,59 @@ def figures(analysis: Analysis) -> Figures:
     )
 
 
-def throughput_words(given: Figures) -> str:
+def throughput_words(step_figures: Figures) -> str:
     """Return tokens (without a token input, samples) per second; empty where unknown."""
-    if given.tokens_per_s is not None and given.tokens_per_s_per_device is not None:
-        total, each, unit = given.tokens_per_s, given.tokens_per_s_per_device, "tokens/s"
-    elif given.samples_per_s is not None and given.samples_per_s_per_device is not None:
-        total, each, unit = given.samples_per_s, given.samples_per_s_per_device, "samples/s"
+    if step_figures.tokens_per_s is not None and step_figures.tokens_per_s_per_device is not None:
+        total, each, unit = (
+            step_figures.tokens_per_s,
+            step_figures.tokens_per_s_per_device,
+            "tokens/s",
+        )
+    elif (
+        step_figures.samples_per_s is not None and step_figures.samples_per_s_per_device is not None
+    ):
+        total, each, unit = (
+            step_figures.samples_per_s,
+            step_figures.samples_per_s_per_device,
+            "samples/s",
+        )
     else:
         return ""
     return f"{units.count(total)} {unit}, {units.count(each)} per device"
 
 
-def utilisation_words(analysis: Analysis, given: Figures) -> str:
+def utilisation_words(analysis: Analysis, step_figures: Figures) -> str:
     """Return MFU, and HFU of a step with recomputation; empty where unknown."""
-    if given.mfu is None:
+    if step_figures.mfu is None:
         return ""
     peak = f"of {units.count(analysis.hardware.peak_flops or 0, 'FLOP/s')}"
-    hfu = "" if given.hfu is None else f", HFU {units.share(given.hfu, 1)}"
-    return f"MFU {units.share(given.mfu, 1)}{hfu} {peak} {analysis.hardware.dtype}".rstrip()
+    hfu = "" if step_figures.hfu is None else f", HFU {units.share(step_figures.hfu, 1)}"
+    return f"MFU {units.share(step_figures.mfu, 1)}{hfu} {peak} {analysis.hardware.dtype}".rstrip()
 
 
-def cost_parts(given: Figures) -> list[str]:
+def cost_parts(step_figures: Figures) -> list[str]:
     """Return the cost of a step, an hour and a million tokens, and the energy of a step.
 
     They are empty without a price: the energy alone is in :class:`Figures`.
     """
-    if given.cost_per_step_usd is None:
+    if step_figures.cost_per_step_usd is None:
         return []
     words = [
-        f"${given.cost_per_step_usd:.4g} per step",
-        f"${given.cost_per_hour_usd:,.2f} per hour",
+        f"${step_figures.cost_per_step_usd:.4g} per step",
+        f"${step_figures.cost_per_hour_usd:,.2f} per hour",
     ]
-    if given.cost_per_million_tokens_usd is not None:
-        words.append(f"${given.cost_per_million_tokens_usd:.4g} per million tokens")
-    if given.energy_per_step_kWh is not None:
-        words.append(f"{given.energy_per_step_kWh:.3g} kWh per step")
+    if step_figures.cost_per_million_tokens_usd is not None:
+        words.append(f"${step_figures.cost_per_million_tokens_usd:.4g} per million tokens")
+    if step_figures.energy_per_step_kWh is not None:
+        words.append(f"{step_figures.energy_per_step_kWh:.3g} kWh per step")
     return words
 
 
 def figure_lines(analysis: Analysis) -> list[str]:
     """Return throughput and utilisation in a line, and the cost in another."""
-    given = figures(analysis)
-    rates = [throughput_words(given), utilisation_words(analysis, given)]
-    lines = ["; ".join(word for word in rates if word), ", ".join(cost_parts(given))]
+    step_figures = figures(analysis)
+    rates = [throughput_words(step_figures), utilisation_words(analysis, step_figures)]
+    lines = ["; ".join(word for word in rates if word), ", ".join(cost_parts(step_figures))]
     return [line for line in lines if line]
 
 

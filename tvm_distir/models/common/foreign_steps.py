@@ -55,9 +55,9 @@ def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> 
         return mod
     notes = _Step(mod, fn).notes() if not gradients and _may_be_step(fn) else {}
     fields = _fields(fn) if gradients else []
-    said = {weight: str(fields[i].name) for weight, i in (gradients or {}).items()}
-    if said:
-        notes["gradients"] = {**notes.get("gradients", {}), **said}
+    field_names = {weight: str(fields[i].name) for weight, i in (gradients or {}).items()}
+    if field_names:
+        notes["gradients"] = {**notes.get("gradients", {}), **field_names}
     if not notes:
         return mod
     changed = _with_data_first(fn, set(notes.get("updated", ())))

@@ -45,8 +45,8 @@ class Composites:
         write : callable
             Writes what it computes.
         """
-        said = None if is_direct(step, name) else _attributes_text(step)
-        if said is None:
+        attributes_text = None if is_direct(step, name) else _attributes_text(step)
+        if attributes_text is None:
             return write(step)
         name = str(step.call.op.name).removeprefix("relax.")
         body, operands = Body(), list(_leaves(step.args))
@@ -54,7 +54,7 @@ class Composites:
         result = write(replace(step, args=_renamed(step.args, iter(inner)), body=body))
         results = list(_leaves(result))
         title = self._function(f"{PREFIX}.{name}", inner, results, body.lines)
-        notes = f"composite_attributes = {{{said}}}, decomposition = @{title}"
+        notes = f"composite_attributes = {{{attributes_text}}}, decomposition = @{title}"
         notes += f', name = "{PREFIX}.{name}", version = 1 : i32'
         kinds = [(value.shape, value.dtype) for value in results]
         if len(kinds) == 1:
@@ -103,12 +103,12 @@ def _attributes_text(step: ExportStep) -> str | None:
     """Return a call's attributes and non-tensor arguments as text, or None if impossible."""
     call = step.call
     try:
-        said = [f"{key} = {_text(value)}" for key, value in _attributes(step) if value is not None]
+        texts = [f"{key} = {_text(value)}" for key, value in _attributes(step) if value is not None]
         if not all(_is_tensor(arg) for arg in call.args):
-            said.append(f"{ARGUMENTS} = [{', '.join(map(_argument, call.args))}]")
+            texts.append(f"{ARGUMENTS} = [{', '.join(map(_argument, call.args))}]")
     except Unwritable:
         return None
-    return ", ".join(said)
+    return ", ".join(texts)
 
 
 def _attributes(step: ExportStep) -> Iterator[tuple[str, Any]]:

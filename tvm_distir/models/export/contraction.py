@@ -71,9 +71,9 @@ def _einsum(step: ExportStep) -> Ssa:
 
 def _rearranged(body: Body, value: Ssa, word: str, result: str) -> Ssa:
     """Sum over the letters that the result lacks, and reorder the dims."""
-    gone = [i for i, letter in enumerate(word) if letter not in result]
+    summed = [i for i, letter in enumerate(word) if letter not in result]
     letters = [letter for letter in word if letter in result]
-    return body.transpose(body.reduce("sum", value, gone), [letters.index(c) for c in result])
+    return body.transpose(body.reduce("sum", value, summed), [letters.index(c) for c in result])
 
 
 def _outer(step: ExportStep) -> Ssa:

@@ -179,16 +179,16 @@ class FunctionWriter:
             return [_number(field) for field in arg.fields]
         return _number(arg) if _is_number(arg) else self._value(arg)
 
-    def signature(self, said: Sequence[str] | None = None, public: bool = True) -> list[str]:
+    def signature(self, port_texts: Sequence[str] | None = None, public: bool = True) -> list[str]:
         """Return the arguments as text, with names and, for public functions, placements."""
         places = public and self._devices.form != "shard"
         first = self._first_annotations() if places else {}
         names = _leaf_names(self._fn)
         lines = []
-        for value, note, name in zip(self.arguments, said or self._notes, names):
-            said = (note or first.get(value.name, "")) if public else ""
+        for value, note, name in zip(self.arguments, port_texts or self._notes, names):
+            text = (note or first.get(value.name, "")) if public else ""
             location = f" loc({string(name)})" if name else ""
-            notes = f" {{{said}}}" if said else ""
+            notes = f" {{{text}}}" if text else ""
             lines.append(f"{value.name}: {value.type}{notes}{location}")
         return lines
 
@@ -206,9 +206,9 @@ class FunctionWriter:
             first_annotations.setdefault(value.name, f"sdy.sharding = #sdy.sharding{text}")
         return first_annotations
 
-    def results(self, values: Sequence[Ssa], said: Sequence[str] | None = None) -> list[str]:
+    def results(self, values: Sequence[Ssa], port_texts: Sequence[str] | None = None) -> list[str]:
         """Return the types of the results as text, with their placements."""
-        notes = said or [self._note_of(ty) for ty in flat_types(self._fn.body.ty)]
+        notes = port_texts or [self._note_of(ty) for ty in flat_types(self._fn.body.ty)]
         return [v.type + (f" {{{note}}}" if note else "") for v, note in zip(values, notes)]
 
 

@@ -67,18 +67,18 @@ class ArgumentNames:
         ModelError
             DIST0373 data is named that the function does not have.
         """
-        written = [
+        given_names = [
             read_name(argument.location, self._locations)
             for argument in function.regions[0].arguments
         ]
         count = _count(function)
-        titles = _distinct([cleaned(name) or f"arg{i}" for i, name in enumerate(written)])
+        titles = _distinct([cleaned(name) or f"arg{i}" for i, name in enumerate(given_names)])
         if self._data is None and count is not None and 0 <= count <= len(titles):
             return Signature(titles, list(range(len(titles))), count)
         if self._data is None:
-            data = [i for i, name in enumerate(written) if not ("[" in name or "." in name)]
+            data = [i for i, name in enumerate(given_names) if not ("[" in name or "." in name)]
         else:
-            roots = [cleaned(_ROOT.split(name)[0]) for name in written]
+            roots = [cleaned(_ROOT.split(name)[0]) for name in given_names]
             named = [{title, root} for title, root in zip(titles, roots, strict=True)]
             data = [i for i, names in enumerate(named) if names & self._data]
             for name in sorted(self._data.difference(*named)):

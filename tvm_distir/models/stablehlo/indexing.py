@@ -62,12 +62,12 @@ def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
     rest = [("window", i) for i in range(len(places.table) - 1)]
     have = rest[:axis] + [("index", i) for i in range(count)] + rest[axis:]
     seen = {"window": 0, "index": 0}
-    wanted = []
+    needed_rows = []
     for dim in range(len(places.result)):
         kind = "window" if dim in places.windows else "index"
-        wanted.append((kind, seen[kind]))
+        needed_rows.append((kind, seen[kind]))
         seen[kind] += 1
-    return write.permute(rows, [have.index(item) for item in wanted])
+    return write.permute(rows, [have.index(item) for item in needed_rows])
 
 
 def _scatter(call: HloCall) -> TranslatedTensor:

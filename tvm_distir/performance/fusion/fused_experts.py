@@ -54,34 +54,34 @@ def _moves(op: Op) -> bool:
 
 def _behind_selection(fn: Function, flow: Dataflow) -> set[int]:
     """Return the kernels that depend on a selection of experts by kernels and views alone."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for number, op in enumerate(fn.ops):
-        if op.op == _SELECTION or (op.kind == "compute" and found & _makers(flow, number)):
-            found.add(number)
-    return found
+        if op.op == _SELECTION or (op.kind == "compute" and numbers & _makers(flow, number)):
+            numbers.add(number)
+    return numbers
 
 
 def _before(fn: Function, flow: Dataflow, products: set[int], selected: set[int]) -> set[int]:
     """Return the kernels that bring rows to the products."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     waiting = list(products)
     while waiting:
-        for maker in _makers(flow, waiting.pop()) - found:
+        for maker in _makers(flow, waiting.pop()) - numbers:
             if maker in selected and _moves(fn.ops[maker]):
-                found.add(maker)
+                numbers.add(maker)
                 waiting.append(maker)
-    return found
+    return numbers
 
 
 def _behind(fn: Function, flow: Dataflow, products: set[int], selected: set[int]) -> set[int]:
     """Return the kernels that read results of the products, and nothing from elsewhere."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for number, op in enumerate(fn.ops):
         makers = _makers(flow, number)
-        inside = makers & (products | found)
+        inside = makers & (products | numbers)
         if inside and number not in products and _moves(op) and makers <= selected | products:
-            found.add(number)
-    return found
+            numbers.add(number)
+    return numbers
 
 
 def _free(op: Op) -> Op:

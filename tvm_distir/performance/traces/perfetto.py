@@ -93,8 +93,8 @@ class _Writer:
         word, args = sheet.unit, {"unit": sheet.unit, "place": sheet.place}
         names = [f"{word} {micro}" if micro >= 0 else word for micro in sheet.micros.tolist()]
         duration = sheet.span[:, 1] - sheet.span[:, 0]
-        notes = {took: self._note(args, took) for took in np.unique(duration).tolist()}
-        rows = [(self._name(name), notes[took]) for name, took in zip(names, duration.tolist())]
+        notes = {time: self._note(args, time) for time in np.unique(duration).tolist()}
+        rows = [(self._name(name), notes[time]) for name, time in zip(names, duration.tolist())]
         ids = np.array(rows, np.int64)
         self._flush()
         track = np.full(len(ids), uuid + UNITS)
@@ -110,11 +110,11 @@ class _Writer:
         rows = [
             (
                 self._name(kind.name),
-                self._note(kind.args, took),
+                self._note(kind.args, time),
                 COMPUTE if kind.stream == "compute" else COMM,
-                took,
+                time,
             )
-            for kind, took in zip(kinds, duration.tolist(), strict=True)
+            for kind, time in zip(kinds, duration.tolist(), strict=True)
         ]
         self._flush()
         ids = np.array(rows, np.int64).reshape(-1, 4)
@@ -142,7 +142,7 @@ class _Writer:
             other = SEND if wire.stream == "send" else RECV + len(tracks)
             track = tracks.setdefault(wire.stream, other)
             duration = (wire.end - wire.start).tolist()
-            keys = [(id(kind), took) for kind, took in zip(wire.kinds, duration, strict=True)]
+            keys = [(id(kind), time) for kind, time in zip(wire.kinds, duration, strict=True)]
             notes = {
                 key: self._note(kind.args, key[1])
                 for key, kind in dict(zip(keys, wire.kinds, strict=True)).items()

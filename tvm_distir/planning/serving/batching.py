@@ -355,10 +355,10 @@ def serve_by_replicas(
     total, room = _STEPS, 0
     while total > room:  # the run is the same each time, and writes as many steps as have room
         room = total
-        found = np.zeros(count * _FIELDS, np.int64)
+        records = np.zeros(count * _FIELDS, np.int64)
         steps = np.zeros(room * _STEP_FIELDS, np.int64)
-        given = (tvm_ffi.from_dlpack(a) for a in (*arrays, found, steps))
-        total = int(load_library()["serve"](*given))
+        tensors = (tvm_ffi.from_dlpack(a) for a in (*arrays, records, steps))
+        total = int(load_library()["serve"](*tensors))
     if total < 0:
         most = int((requests.input_tokens + requests.output_tokens).max())
         raise SimulationError(
@@ -367,7 +367,9 @@ def serve_by_replicas(
             place="workload",
             remedy="Use more devices, caches of a narrower type, or shorter requests.",
         )
-    first, finish, preemptions, _, start, arrival, replica = found.reshape(count, _FIELDS).T.copy()
+    first, finish, preemptions, _, start, arrival, replica = records.reshape(
+        count, _FIELDS
+    ).T.copy()
     requests = replace(requests, arrival_ps=arrival)
     done = steps.reshape(-1, _STEP_FIELDS)[:total]
     result = []

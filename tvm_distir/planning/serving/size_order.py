@@ -162,8 +162,8 @@ def ranges_of(
         return plain
     tried = order.between(0, _NO_RANK, 8 * max(first for first, _ in sizes))
     expected = [[r.kinds[k] for k in r.of(tried).tolist()] for r in (plain, slotted)]
-    for size, one, other in zip(tried.tolist(), *expected, strict=True):
-        if one != other:
+    for size, left, other in zip(tried.tolist(), *expected, strict=True):
+        if left != other:
             return slotted if kind(size, sizes[0][1]) == other else plain
     return plain
 

@@ -106,8 +106,8 @@ class ServedModel:
         keys = {"entry": "serve", "batch": batch, "seq": seq, "past": past, "page": self.page}
         keys |= {"pools": self.pools} if self.pools > 1 else {}
         keys |= {"kv_dtype": self.kv_dtype} if self.kv_dtype else {}
-        name, _, given = self.model.partition("?")
-        words = given.split(",") if given else []
+        name, _, options = self.model.partition("?")
+        words = options.split(",") if options else []
         if self.layers:
             words = [word for word in words if not word.startswith("layers=")]
             keys["layers"] = self.layers

@@ -140,9 +140,9 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
 
     @functools.wraps(function)
     def planned(*args: Arguments.args, **options: Arguments.kwargs) -> Plan:
-        given = args[0] if args else options[reserved[0]]
-        check_module(given, f'strategy "{function.__name__}"')
-        mod = open_tuples(fold_shapes(given))
+        module = args[0] if args else options[reserved[0]]
+        check_module(module, f'strategy "{function.__name__}"')
+        mod = open_tuples(fold_shapes(module))
         if args:
             return with_updates(mod, opened(mod, *args[1:], **options))
         return with_updates(mod, opened(**{**options, reserved[0]: mod}))

@@ -97,8 +97,8 @@ class ServingPipeline(ProgramPipeline):
 
     def served_row(self, row: Configuration) -> ServedRow:
         """Return the step of a row."""
-        name, given = self.named
-        keys, caches = zoo.split_serve_keys(self.model, {**given, **dict(row.sizes)})
+        name, options = self.named
+        keys, caches = zoo.split_serve_keys(self.model, {**options, **dict(row.sizes)})
         assert caches is not None
         seq = keys.pop(SEQ, None)
         keys |= {"pages": str(caches.pages)} if caches.pages else {}

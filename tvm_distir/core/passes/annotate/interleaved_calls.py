@@ -51,10 +51,10 @@ class InterleavedFunctions:
         self._versions: dict[tuple[Any, Orders], Any] = {}
         self._names = {str(gv.name_hint) for gv in self.functions}
 
-    def interleave_entry(self, gv: Any, given: Mapping[int, Segments]) -> None:
+    def interleave_entry(self, gv: Any, segments_of: Mapping[int, Segments]) -> None:
         """Rewrite an entry for parameters that are interleaved, and what it calls."""
         name = str(gv.name_hint)
-        new = interleave(self._cache[name], self.mod, given, self._named(name), self._version)
+        new = interleave(self._cache[name], self.mod, segments_of, self._named(name), self._version)
         self.functions[gv] = new
 
     def module(self) -> ir.IRModule:
