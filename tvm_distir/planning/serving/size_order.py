@@ -16,7 +16,7 @@ from tvm_distir.models import DecoderConfig
 Ints = npt.NDArray[np.int64]
 
 _PARTS = 1 << 20
-"""Parts of a token per slot that are told apart."""
+"""Parts of a token per slot that are distinguished."""
 _NO_RANK = 1 << 62
 
 

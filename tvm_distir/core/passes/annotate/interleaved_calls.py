@@ -16,8 +16,10 @@ from tvm import ir, relax
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_distir.core.ir.segments import Segments
-from tvm_distir.core.ir.types import is_private, relax_functions
+from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.plan.matching import FunctionTargets
+from tvm_distir.core.plan.name_patterns import free_name
+from tvm_distir.core.rewriting.entries import public_functions, reached_from
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import with_body
@@ -47,19 +49,23 @@ class InterleavedFunctions:
     def __init__(self, mod: ir.IRModule, targets: Mapping[str, FunctionTargets]) -> None:
         self.mod, self.targets = mod, dict(targets)
         self.functions: dict[Any, Any] = dict(mod.functions.items())
-        self._cache = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
+        self._sources = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
         self._versions: dict[tuple[Any, Orders], Any] = {}
         self._names = {str(gv.name_hint) for gv in self.functions}
 
     def interleave_entry(self, gv: Any, segments_of: Mapping[int, Segments]) -> None:
         """Rewrite an entry for parameters that are interleaved, and what it calls."""
         name = str(gv.name_hint)
-        new = interleave(self._cache[name], self.mod, segments_of, self._named(name), self._version)
+        new = interleave(
+            self._sources[name], self.mod, segments_of, self._named(name), self._version
+        )
         self.functions[gv] = new
 
     def module(self) -> ir.IRModule:
         """Return the module of all functions that an entry reaches, or reached before."""
-        superseded = {gv for gv, _ in self._versions} - self._reached()
+        mod = ir.IRModule(self.functions)
+        reached = reached_from(mod, public_functions(mod))
+        superseded = {gv for gv, _ in self._versions} - reached.keys()
         env: dict[Any, Any] = {}
         for (gv, _), version in self._versions.items():
             if gv in superseded and gv not in env.values():
@@ -77,12 +83,14 @@ class InterleavedFunctions:
     def _version(self, gv: Any, orders: Orders) -> Any:
         """Return the version of a function for some orders, None for what is no Relax function."""
         name = str(gv.name_hint)
-        if name not in self._cache:
+        if name not in self._sources:
             return None
         if (gv, orders) not in self._versions:
-            version = self._versions[gv, orders] = ir.GlobalVar(self._fresh(f"{name}{SUFFIX}"))
+            unique = free_name(f"{name}{SUFFIX}", self._names)
+            self._names.add(unique)
+            version = self._versions[gv, orders] = ir.GlobalVar(unique)
             relax.expr._update_type(version, gv.ty)
-            fn, copied = self._cache[name], copy_with_new_vars(self._cache[name])
+            fn, copied = self._sources[name], copy_with_new_vars(self._sources[name])
             self._copy_targets(name, str(version.name_hint), fn, copied)
             named = self._named(str(version.name_hint))
             new = interleave(copied, self.mod, dict(orders), named, self._version)
@@ -107,31 +115,6 @@ class InterleavedFunctions:
             args={env[var]: rules for var, rules in target.args.items()},
             caches={env[var]: rule for var, rule in target.caches.items()},
         )
-
-    def _reached(self) -> set[Any]:
-        """Return the functions that entries reach."""
-        waiting = [
-            gv
-            for gv, fn in self.functions.items()
-            if isinstance(fn, relax.Function) and not is_private(fn)
-        ]
-        reached = set(waiting)
-        while waiting:
-            fn = self.functions.get(waiting.pop())
-            called = relax.analysis.all_global_vars(fn) if isinstance(fn, relax.Function) else ()
-            for gv in called:
-                if gv not in reached:
-                    reached.add(gv)
-                    waiting.append(gv)
-        return reached
-
-    def _fresh(self, name: str) -> str:
-        number, fresh = 0, name
-        while fresh in self._names:
-            number += 1
-            fresh = f"{name}_{number}"
-        self._names.add(fresh)
-        return fresh
 
 
 def _renamed_calls(fn: Any, env: Mapping[Any, Any]) -> Any:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,7 @@ from tvm_distir.core.ir.types import is_private, known_shape
 from tvm_distir.core.ops.packed import CACHE_HEADS
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.plan.matching import FunctionTargets, resolve
-from tvm_distir.core.plan.name_patterns import plain_name
+from tvm_distir.core.plan.name_patterns import free_name, plain_name
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.recomputation import check_policies
 from tvm_distir.core.plan.schedules.notes import scheduled
@@ -231,7 +231,7 @@ def _all_meshes(mod: ir.IRModule, plan: Plan) -> tuple[list[Any], list[str], lis
         if mesh_key(mesh) in used and mesh_key(mesh) not in keys:
             keys.append(mesh_key(mesh))
             merged.append(mesh)
-            names.append(_fresh(name, names))
+            names.append(free_name(name, names))
             axes.append(row)
     return merged, names, axes
 
@@ -245,15 +245,6 @@ def _used_meshes(mod: ir.IRModule) -> list[Any]:
             if mesh is not None:
                 keys.append(mesh_key(mesh))
     return keys
-
-
-def _fresh(name: str, used_names: Collection[str]) -> str:
-    if name not in used_names:
-        return name
-    number = 1
-    while f"{name}_{number}" in used_names:
-        number += 1
-    return f"{name}_{number}"
 
 
 class _Annotator:
@@ -353,7 +344,7 @@ class _Annotator:
 
     def _emit(self, value: Any, name: str, rule: PlanRule, local: bool) -> Any:
         """Bind the annotation of ``value`` and give back its variable."""
-        unique = _fresh(plain_name(name) + SUFFIX, self.used_names)
+        unique = free_name(plain_name(name) + SUFFIX, self.used_names)
         self.used_names.add(unique)
         key = (rule.mesh, rule.closed_labels)
         if key not in self.annotations:

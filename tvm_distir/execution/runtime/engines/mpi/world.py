@@ -8,6 +8,7 @@ the message, for word of a failure, for the deadline.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import struct
 import sys
@@ -229,7 +230,7 @@ class World:
                     got[other] = message[0]
             if len(got) == before:
                 missing = [r for r in self.others if r not in got]
-                self.turn(deadline, check, lambda m=missing: describe(m))  # type: ignore[misc]
+                self.turn(deadline, check, functools.partial(describe, missing))
         return [got[i] for i in range(self.size)]
 
 
