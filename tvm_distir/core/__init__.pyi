@@ -24,6 +24,7 @@ from .cost_model.constants import LINKS as LINKS
 from .cost_model.constants import MEANINGS as MEANINGS
 from .cost_model.constants import Constant as Constant
 from .cost_model.expert_kernels import EXPERTS as EXPERTS
+from .cost_model.expert_kernels import SERVED_CAPACITY as SERVED_CAPACITY
 from .cost_model.hardware import KERNEL_CLASSES as KERNEL_CLASSES
 from .cost_model.hardware import TENSOR_CLASSES as TENSOR_CLASSES
 from .cost_model.hardware import VIEW as VIEW

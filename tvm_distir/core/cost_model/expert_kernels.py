@@ -20,8 +20,8 @@ EXPERTS = "experts"
 ROUTER_SKEW = 1.01
 """The exponent of the power law by which routers are taken to select experts; 0: evenly. It is
 assumed: tables have kernels of several, measured with drawn tokens."""
-SLOT_FACTOR = 1.25
-"""Slots of an expert relative to an even spread of tokens, as serving steps have them."""
+SERVED_CAPACITY = 1.25
+"""Slots of an expert in serving steps, relative to an even spread of the tokens, by default."""
 _MATRICES = 3
 _FEW = 0.55
 """The share of experts that work where each has one slot at most."""
@@ -29,7 +29,7 @@ _FEW = 0.55
 
 def work_rows(tokens: int, local_experts: int, top_k: int, experts: int) -> float:
     """Return the rows of the experts of a device that work: their slots, of those selected."""
-    slots = min(tokens, max(1, int(np.ceil(SLOT_FACTOR * tokens * top_k / experts))))
+    slots = min(tokens, max(1, int(np.ceil(SERVED_CAPACITY * tokens * top_k / experts))))
     working = local_experts * (1 - (1 - top_k / experts) ** tokens)
     return float(min(local_experts, max(1.0, np.ceil(working - 1e-9))) * slots)
 
@@ -43,7 +43,7 @@ def tokens_of(sizes: Floats) -> Floats:
     share = rows / local_experts
     idle = -np.log1p(-np.minimum(top_k / experts, 1 - 1e-9))
     few = -np.log1p(-np.minimum(share, _FEW)) / idle
-    many = np.maximum(share, 0.8) * experts / (SLOT_FACTOR * top_k)
+    many = np.maximum(share, 0.8) * experts / (SERVED_CAPACITY * top_k)
     return np.asarray(np.maximum(np.where(share < _FEW, few, many), 1.0))
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tvm import ir
 
+from tvm_distir.core import SERVED_CAPACITY
 from tvm_distir.support import ModelError, nearest
 
 from . import (
@@ -377,8 +378,6 @@ _MODELS = {
 }
 
 NAMES = tuple(_MODELS)
-SERVED_CAPACITY = 1.25
-"""Slots of an expert in serving steps, relative to an even spread of the tokens, by default."""
 _NO_TOKENS = "it does not generate tokens one after the other"
 _CROSS = "its decoder attends to an encoder, whose keys and values have no caches"
 WITHOUT_SERVING: Mapping[str, str] = {
