@@ -21,7 +21,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_cases import CASES, PROFILES, draw_inputs, prepare
+from gpu_cases import (
+    CASES,
+    FEW_STEPS,
+    FRAMEWORK_STEPS,
+    PREDICTIONS,
+    PROFILES,
+    draw_inputs,
+    prepare,
+)
 
 REPEATS = 10
 TARGET = {"kind": "cuda", "arch": "sm_90", "host": {"kind": "llvm", "mcpu": "x86-64-v3"}}
@@ -198,19 +206,20 @@ class Checks:
         yield from write_tables(self.out, self.device, self.few, until_s)
 
     def frameworks(self) -> Iterator[str]:
-        """Time the same models as modules of PyTorch, eager and compiled."""
+        """Time steps of modules of transformers, eager and compiled."""
         from gpu_frameworks import measured
 
-        for name, step_s in measured(self.device, self.few, self.left_s, timed_s):
-            self.results[f"pytorch {name}"] = {"measured_s": step_s}
-            case = self.cases.get(_like(name), {}).get("predicted_s", {})
-            yield f"{name}: {_beside(step_s, case)}"
-
-
-def _like(name: str) -> str:
-    """Return the case of the same model as ``gpt2 forward eager``."""
-    model, step, _ = name.split()
-    return f"{model}-train-torch" if step == "train" else f"{model}-bfloat16-torch"
+        predictions = json.loads((self.folder / PREDICTIONS).read_text())
+        steps = FEW_STEPS if self.few else FRAMEWORK_STEPS
+        for name, result in measured(steps, self.device, self.left_s, timed_s):
+            self.results[f"pytorch {name}"] = result
+            prediction = predictions.get(name.rpartition(" ")[0], {})
+            memory = ", ".join(
+                f"{key.removesuffix('_bytes')} {result[key] / 2**30:.2f} GiB"
+                for key in ("peak_bytes", "reserved_bytes")
+                if key in result
+            )
+            yield f"{name}: {_beside(result['measured_s'], prediction)}; {memory}"
 
 
 def _beside(step_s: float, predicted_s: dict[str, float]) -> str:

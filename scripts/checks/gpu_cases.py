@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 SYSTEM = "h100"
-PROFILES = ("fused", "torch-eager")
+PROFILES = ("fused", "torch-compile", "torch-eager")
 """Kernel profiles whose predictions are printed."""
 CASES = "cases.json"
+PREDICTIONS = "predictions.json"
 EQUALITY_SIZES = "size=tiny,layers=4,hidden=256,heads=8,seq=128,positions=128,vocab=1000,batch=4"
 GPT2 = "zoo:gpt?size=gpt2,seq=1024,attention=flash,fused_qkv=1"
 WRITTEN_GPT2 = "zoo:gpt?size=gpt2,seq=1024"
@@ -69,6 +70,83 @@ ALL = [
 ]
 
 
+@dataclass(frozen=True)
+class FrameworkStep:
+    """A step of a module of transformers that is timed, and predicted.
+
+    Attributes
+    ----------
+    name, model : str
+        The name of the step, and that of the model in :data:`gpu_frameworks.MAKERS`.
+    zoo : str
+        The same model of the zoo, without its batch.
+    batch, positions : int
+    train : bool
+        Whether it is a training step with AdamW, without float32 copies of weights.
+    recompute : bool
+        Whether layers are computed again in the backward pass.
+    modes : tuple of str
+        ``"eager"`` and ``"compiled"``.
+    """
+
+    name: str
+    model: str
+    zoo: str
+    batch: int
+    positions: int = 1024
+    train: bool = False
+    recompute: bool = False
+    modes: tuple[str, ...] = ("eager",)
+
+
+_LLAMA_8B = "zoo:llama?size=8b,seq=8192,layers="
+_BOTH = ("eager", "compiled")
+FRAMEWORK_STEPS = [
+    FrameworkStep("llama-8b-4 train", "llama-8b-4", f"{_LLAMA_8B}4", 1, 8192, True, modes=_BOTH),
+    FrameworkStep("llama-8b-2 train", "llama-8b-2", f"{_LLAMA_8B}2", 1, 8192, True, modes=_BOTH),
+    FrameworkStep(
+        "llama-8b-4 train, recomputed", "llama-8b-4", f"{_LLAMA_8B}4", 2, 8192, True, True
+    ),
+    FrameworkStep(
+        "llama-8b-2 train, recomputed", "llama-8b-2", f"{_LLAMA_8B}2", 2, 8192, True, True
+    ),
+    FrameworkStep("gpt2 forward", "gpt2", GPT2, 8, modes=_BOTH),
+    FrameworkStep("gpt2 train", "gpt2", GPT2, 8, train=True, modes=_BOTH),
+    FrameworkStep("medium train", "medium", MEDIUM, 4, train=True, modes=_BOTH),
+    FrameworkStep("llama-1b forward", "llama-1b", LLAMA, 4, modes=_BOTH),
+    FrameworkStep("llama-1b train", "llama-1b", LLAMA, 2, train=True, modes=_BOTH),
+]
+FEW_STEPS = [
+    FrameworkStep("tiny forward", "tiny", "", 2, 64),
+    FrameworkStep("tiny train", "tiny", "", 2, 64, True, True, modes=_BOTH),
+]
+
+
+def predict(system: str = SYSTEM) -> dict[str, dict[str, float]]:
+    """Return seconds by profile, and bytes, that are predicted for the steps of frameworks."""
+    import tvm_distir as td
+
+    predictions = {}
+    for step in FRAMEWORK_STEPS:
+        results = {
+            profile: td.analyze(
+                f"{step.zoo},batch={step.batch},dtype=bfloat16",
+                system=system,
+                strategy="data_parallel",
+                mesh={"dp": 1},
+                train={"optimizer": "adamw"} if step.train else False,
+                recompute="checkpoint" if step.recompute else None,
+                kernels=profile,
+            ).simulation
+            for profile in PROFILES
+        }
+        predictions[step.name] = {
+            **{name: result.time_s for name, result in results.items()},
+            **{f"{name} bytes": result.peak_memory_bytes for name, result in results.items()},
+        }
+    return predictions
+
+
 def prepare(folder: Path, target: str, names: list[str]) -> None:
     """Compile the cases, and write predictions, inputs and results of the CPU beside them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +162,7 @@ def prepare(folder: Path, target: str, names: list[str]) -> None:
             continue
         (folder / CASES).write_text(json.dumps(known, indent=1) + "\n")
         print(f"{case.name}: {time.monotonic() - begin_s:.0f} s", flush=True)
+    (folder / PREDICTIONS).write_text(json.dumps(predict(), indent=1) + "\n")
 
 
 def _prepared(case: Case, folder: Path, target: str) -> dict[str, Any]:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from gpu_cases import FrameworkStep
+
 MODES = ("eager", "compiled")
-COMPILE_S = 45.0
+COMPILE_S = 40.0
 """Time that compiling a model may take: none is compiled when less is left."""
 
 
@@ -21,72 +23,97 @@ def _gpt2(layers: int, width: int, heads: int) -> Any:
     )
 
 
-def _llama() -> Any:
+def _llama(layers: int, width: int, inner: int) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=128256,
-            hidden_size=2048,
-            intermediate_size=8192,
-            num_hidden_layers=16,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
             num_attention_heads=32,
             num_key_value_heads=8,
+            max_position_embeddings=8192,
             rope_theta=500000.0,
             use_cache=False,
         )
     )
 
 
-def _cases(few: bool) -> Iterator[tuple[str, Callable[[], Any], tuple[tuple[str, int], ...]]]:
-    """Yield a name, a maker and the batch of the forward pass and of the training step."""
-    if few:
-        yield "tiny", lambda: _gpt2(2, 64, 4), (("forward", 2), ("train", 2))
-        return
-    yield "gpt2", lambda: _gpt2(12, 768, 12), (("forward", 8), ("train", 8))
-    yield "medium", lambda: _gpt2(24, 1024, 16), (("forward", 8), ("train", 4))
-    yield "llama-1b", _llama, (("forward", 4), ("train", 2))
+MAKERS: dict[str, Callable[[], Any]] = {
+    "tiny": lambda: _gpt2(2, 64, 4),
+    "gpt2": lambda: _gpt2(12, 768, 12),
+    "medium": lambda: _gpt2(24, 1024, 16),
+    "llama-1b": lambda: _llama(16, 2048, 8192),
+    "llama-8b-2": lambda: _llama(2, 4096, 14336),
+    "llama-8b-4": lambda: _llama(4, 4096, 14336),
+}
+"""Models by their names in :data:`gpu_cases.FRAMEWORK_STEPS`."""
 
 
 def measured(
-    device: str, few: bool, left_s: Callable[[], float], timed_s: Callable[..., float]
-) -> Iterator[tuple[str, float]]:
-    """Yield ``model step mode`` and the seconds of a step, in bfloat16 at 1,024 positions."""
+    steps: Iterable[FrameworkStep],
+    device: str,
+    left_s: Callable[[], float],
+    timed_s: Callable[..., float],
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield ``model step mode`` with the seconds of a step and the largest memory, in bfloat16.
+
+    Blocks of layers are compiled one by one, as torchtitan compiles them. ``peak_bytes`` is what
+    tensors take at the most, and ``reserved_bytes`` what the allocator takes.
+    """
     import torch
 
-    positions = 64 if few else 1024
+    steps = list(steps)
     for mode in MODES:
-        for name, make, steps in _cases(few):
-            if left_s() < (COMPILE_S if mode == "compiled" else 0.0):
+        for step in steps:
+            if mode not in step.modes or left_s() < (COMPILE_S if mode == "compiled" else 0.0):
                 continue
+            torch.manual_seed(0)
             with torch.device(device):  # random weights are made there
-                model = make().to(torch.bfloat16)
-            runner = torch.compile(model) if mode == "compiled" else model
-            for step, batch in steps:
-                tokens = torch.randint(0, 100, (batch, positions), device=device)
-                yield f"{name} {step} {mode}", timed_s(_step(runner, model, step, tokens), device)
-            del model, runner
+                model = MAKERS[step.model]().to(torch.bfloat16)
+            if mode == "compiled":
+                for layer in _layers(model):
+                    layer.compile()
+            if step.recompute:
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+            tokens = torch.randint(0, 100, (step.batch, step.positions), device=device)
+            call = _step(model, step, tokens)
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            result = {"measured_s": timed_s(call, device)}
+            if device == "cuda":
+                result["peak_bytes"] = torch.cuda.max_memory_allocated()
+                result["reserved_bytes"] = torch.cuda.max_memory_reserved()
+            yield f"{step.name} {mode}", result
+            del model, call
             torch._dynamo.reset()
             if device == "cuda":
                 torch.cuda.empty_cache()
 
 
-def _step(runner: Any, model: Any, step: str, tokens: Any) -> Callable[[], Any]:
+def _layers(model: Any) -> Any:
+    base = model.base_model
+    return base.h if hasattr(base, "h") else base.layers
+
+
+def _step(model: Any, step: FrameworkStep, tokens: Any) -> Callable[[], Any]:
     import torch
 
-    if step == "forward":
+    if not step.train:
         model.eval()
 
         def forward() -> Any:
             with torch.no_grad():
-                return runner(tokens).logits
+                return model(tokens).logits
 
         return forward
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=tokens.is_cuda)
 
     def train() -> Any:
-        loss = runner(tokens, labels=tokens).loss
+        loss = model(tokens, labels=tokens).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
