@@ -39,7 +39,12 @@ from tvm_distir.transforms import (
 from .strategies.composition import compose
 from .strategies.context_parallelism import recompute_of
 from .strategies.memory_fit import REFERENCE_SYSTEM, evenly_cut, fitted
-from .strategies.pipelining import check_micro_batches, in_micro_batches, schedule_of
+from .strategies.pipelining import (
+    check_micro_batches,
+    in_micro_batches,
+    is_single_pass,
+    schedule_of,
+)
 from .strategies.registry import StrategySpec, parse
 from .strategies.training_parts import with_updates
 
@@ -164,7 +169,8 @@ class Study:
                 place="batch", remedy="Remove them, or give a file or a model of the zoo.",
             )  # fmt: skip
         schedule = self._schedule
-        if schedule is not None and self.train is None:
+        forward = self.train is None
+        if forward and schedule is not None and not (self.strategy and is_single_pass(schedule)):
             raise UsageError(
                 "DIST0151", "stages and micro-batches require a training step",
                 place="train", remedy="Pass train= (on the command line, --train).",

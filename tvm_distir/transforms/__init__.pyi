@@ -29,6 +29,7 @@ from .optimize.move import MoveSlices as MoveSlices
 from .optimize.passes import OptimizeCollectives as OptimizeCollectives
 from .optimize.prefetch import PrefetchGathers as PrefetchGathers
 from .optimize.regather import GatherAgain as GatherAgain
+from .optimize.replicate_inputs import ReplicateInputs as ReplicateInputs
 from .optimize.ring import RingAttention as RingAttention
 from .optimize.share import CancelCollectives as CancelCollectives
 from .optimize.share import ShareCollectives as ShareCollectives

@@ -37,6 +37,7 @@ PASSES = Registry(
             "unused": "transforms.optimize.unused:RemoveUnused",
             "regather": "transforms.optimize.regather:GatherAgain",
             "lower": "core.passes.lower.passes:LowerDistIR",
+            "replicate-inputs": "transforms.optimize.replicate_inputs:ReplicateInputs",
             "ring": "transforms.optimize.ring:RingAttention",
             "bucket": "transforms.optimize.bucket:BucketReductions",
             "bucket-gathers": "transforms.optimize.bucket:BucketGathers",
@@ -62,6 +63,8 @@ def passes_for(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
         steps[PIPELINE.index("propagate")][1]["complete"] = True
     if plan.regather:
         steps.insert(-1, ("regather", {"axes": plan.regather}))
+    if len(plan.meshes) > 1 and plan.schedule is None:
+        steps.append(("replicate-inputs", {}))
     return (*steps, *([("ring", {"axes": plan.ring})] if plan.ring else []))
 
 

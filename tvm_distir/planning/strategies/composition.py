@@ -27,10 +27,19 @@ from tvm_distir.core import (
 from tvm_distir.support import PlanError
 
 from .conflicts import placed, resolve_conflicts, sharing_batches, target_of
+from .forward_stages import forward_stages
 from .head_groups import mesh_of
 from .local_branches import LOCAL_LAYERS, on_branches
 from .model_info import MeshLike, as_mesh_spec
-from .pipelining import AXIS, PIPELINE, on_stages, schedule_of
+from .pipelining import (
+    AXIS,
+    PIPELINE,
+    check_forward,
+    check_layers,
+    is_forward,
+    on_stages,
+    schedule_of,
+)
 from .registry import BEFORE, OTHERS, SYSTEM, StrategySpec, checked, find_strategy, parse
 from .training_parts import new_names
 
@@ -96,9 +105,17 @@ def compose(
     stages: Plan | None = None
     schedule_spec = schedule_of(chosen_specs, spec.axes)
     if schedule_spec is not None:
-        axis = next(str(o.options.get("axis", AXIS)) for o in chosen_specs if o.name == PIPELINE)
-        stages = on_stages(mod, spec, schedule_spec, axis)
+        options = next(o.options for o in chosen_specs if o.name == PIPELINE)
+        axis, layers = str(options.get("axis", AXIS)), str(options.get("layers", ""))
         chosen_specs = [spec for spec in chosen_specs if spec.name != PIPELINE]
+        if axis in spec.axes and is_forward(mod):
+            check_forward(schedule_spec)
+            rest = {name: size for name, size in spec.axes.items() if name != axis}
+            inner = MeshSpec(DEFAULT_MESH, rest or {axis: 1})
+            others = compose(mod, inner, chosen_specs, system) if chosen_specs else None
+            return forward_stages(mod, spec, axis, layers, others)
+        check_layers(layers)
+        stages = on_stages(mod, spec, schedule_spec, axis)
         if not chosen_specs:
             return stages
         (spec,) = stages.meshes

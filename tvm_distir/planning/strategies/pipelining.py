@@ -1,6 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Divide the cluster into stages, which process a training step by micro-batches."""
+"""Divide the cluster into stages, which process a training step by micro-batches.
+
+Stages of a forward pass or of a serving step are those of :mod:`.forward_stages`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,18 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
-from tvm_distir.core import MeshSpec, Pipeline, Plan, Schedule, mesh_devices
+from tvm_distir.core import (
+    MeshSpec,
+    Pipeline,
+    Plan,
+    Schedule,
+    mesh_devices,
+    relax_functions,
+    training_notes,
+)
 from tvm_distir.support import PlanError, UsageError, shortened
 
+from .forward_stages import forward_stages
 from .model_info import MeshLike, as_mesh_spec, mesh_axis
 from .registry import StrategySpec, checked, plan_maker
 
@@ -34,6 +46,7 @@ def pipeline(
     chunks: int = 1,
     stash: bool = False,
     offload: str = "none",
+    layers: str = "",
 ) -> Plan:
     """Plan that places pipeline stages along a mesh axis.
 
@@ -43,10 +56,14 @@ def pipeline(
     receives the activations at each cut once per micro-batch and their gradients back. A weight
     that several stages read is kept by each, and its gradients are summed between them.
 
+    The layers of a forward pass, or of a serving step, are divided over the stages; activations
+    are sent from stage to stage. A stage holds the weights and the caches of its layers.
+
     Parameters
     ----------
     mod : IRModule
-        A training step made with the same schedule (``train_step(..., schedule=...)``).
+        A training step made with the same schedule (``train_step(..., schedule=...)``), or a
+        module that is run forward.
     mesh : MeshSpec or mapping of str to int
         Of the whole cluster.
     axis : str
@@ -67,24 +84,71 @@ def pipeline(
     offload : str
         Stages that offload stored activations to the host: ``none``, ``all``, or numbers, as
         ``0/1``.
+    layers : str
+        Numbers of layers of each stage of a forward pass, as ``17/15``; empty: evenly, where
+        layers that are left over go to the stages before the last one.
 
     Returns
     -------
     Plan
-        The mesh of one stage, and the schedule with the devices of every rank.
+        The mesh of one stage, and the schedule with the devices of every rank; for a forward pass
+        the meshes of all stages, and rules for its parameters.
 
     Raises
     ------
     MeshError
         DIST0206 when the mesh has no such axis.
     PlanError
-        DIST0233 the step has no stages, or others; DIST0236 the schedule is wrong.
+        DIST0233 the step has no stages, or others, or a forward pass cannot be divided so;
+        DIST0236 the schedule is wrong.
     """
     spec = as_mesh_spec(mesh)
     target_schedule = _schedule(
         spec.axes, axis, stages, micro_batches, schedule, chunks, stash, offload
     )
+    if is_forward(mod):
+        check_forward(target_schedule)
+        return forward_stages(mod, spec, axis, layers)
+    check_layers(layers)
     return on_stages(mod, spec, target_schedule, axis)
+
+
+def is_forward(mod: ir.IRModule) -> bool:
+    """Return whether a module is run forward: it is no training step, with stages or without."""
+    return Pipeline.of(mod) is None and not any(
+        training_notes(fn, "updated") for _, fn in relax_functions(mod)
+    )
+
+
+def check_forward(schedule: Schedule) -> None:
+    """Refuse (PlanError DIST0233) a schedule of several micro-batches for a forward pass."""
+    if not is_single_pass(schedule):
+        raise PlanError(
+            "DIST0233",
+            f"the module is not a training step, and the strategy divides it into "
+            f"{schedule.micro_batches} micro-batches and {schedule.chunks} stages per rank",
+            place=f'strategy "{PIPELINE}"',
+            remedy="Use the options axis and layers only, or create a training step with --train, "
+            "or train_step(..., schedule=...).",
+        )
+
+
+def check_layers(layers: str) -> None:
+    """Refuse (PlanError DIST0233) numbers of layers for a training step."""
+    if layers:
+        raise PlanError(
+            "DIST0233",
+            f'layers="{shortened(layers)}" divides forward passes, and the module is a training '
+            "step",
+            place=f'strategy "{PIPELINE}"',
+            remedy='Create the step with the "cuts" of a schedule.',
+        )
+
+
+def is_single_pass(schedule: Schedule) -> bool:
+    """Return whether each rank has one stage, which runs once."""
+    parts = schedule.micro_batches, schedule.chunks
+    return parts == (1, 1) and not schedule.stash and not schedule.offload
 
 
 def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -> Schedule | None:
@@ -151,8 +215,12 @@ def _schedule(
     chunks: int = 1,
     stash: bool = False,
     offload: str = "none",
+    layers: str = "",
 ) -> Schedule:
-    """Return the schedule of the options of :func:`pipeline`, with its errors."""
+    """Return the schedule of the options of :func:`pipeline`, with its errors.
+
+    It does not depend on ``layers``.
+    """
     size = axes.get(axis)
     if size is None and stages != 1:
         mesh_axis(MeshSpec("mesh", axes or {"": 1}), axis, PIPELINE)
@@ -242,8 +310,12 @@ def _stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, .
 
 __all__ = [
     "PIPELINE",
+    "check_forward",
+    "check_layers",
     "check_micro_batches",
     "in_micro_batches",
+    "is_forward",
+    "is_single_pass",
     "on_stages",
     "pipeline",
     "schedule_of",

@@ -1,0 +1,324 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Divide the layers of a forward pass, or of a serving step, over pipeline stages.
+
+Each stage has a mesh of its own, with the weights and the caches of its layers. An op runs on the
+mesh of its weights, so that activations are sent from stage to stage, and the last stage has the
+logits.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    MeshSpec,
+    OpenLabels,
+    Plan,
+    PlanRule,
+    R,
+    data_positions,
+    is_private,
+    mesh_devices,
+    size_bytes,
+    static_shape,
+    tensor_type,
+    variables,
+)
+from tvm_distir.support import PlanError, shortened
+
+from .model_info import Parameter, entries, same_size, tensor_parameters
+
+STAGE = "stage"
+"""Begins the names of the meshes of stages."""
+
+
+def forward_stages(
+    mod: ir.IRModule, mesh: MeshSpec, axis: str, layers: str = "", others: Plan | None = None
+) -> Plan:
+    """Return the plan of a forward pass whose layers are divided over the stages along an axis.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1, with a single entry.
+    mesh : MeshSpec
+        Of the whole cluster.
+    axis : str
+        The mesh axis of the stages.
+    layers : str
+        Numbers of layers of each stage, as ``17/15``; empty: evenly, see :func:`even_layers`.
+    others : Plan, optional
+        The plan of other strategies on the mesh of a stage.
+
+    Returns
+    -------
+    Plan
+        A mesh for each stage. Parameters are on the mesh of the stage that reads them first.
+
+    Raises
+    ------
+    PlanError
+        DIST0232 where another strategy places values inside of layers; DIST0233 where the module
+        cannot be divided so.
+    """
+    named = entries(mod)
+    if len(named) > 1:
+        names = ", ".join(name for name, _, _ in named)
+        raise _unfit(f"the module has several entries: {names}", "Choose one with --entry.")
+    name, fn, rule_name = named[0]
+    stages = _stage_meshes(mesh, axis, others)
+    division = _Division(mod, fn, len(stages), layers)
+    rules = _Rules(division, stages, tensor_parameters(name, fn, rule_name), rule_name)
+    data = data_positions(fn, name)
+    placed = rules.parameters(data, others) + rules.calls(data, others)
+    if others is None:
+        return Plan(tuple(stages), tuple(placed))
+    return replace(others, meshes=tuple(stages), rules=(*placed, *rules.values(others)))
+
+
+def even_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the number of layers of each stage, where none are stated.
+
+    Layers that are left over go to the stages before the last one, which has the output layer
+    too, the latest first; as vLLM divides them.
+    """
+    least, more = divmod(layers, stages)
+    return tuple(least + (stages - 1 - more <= k < stages - 1) for k in range(stages))
+
+
+def _unfit(problem: str, remedy: str) -> PlanError:
+    return PlanError("DIST0233", problem, place='strategy "pipeline"', remedy=remedy)
+
+
+def _stage_meshes(mesh: MeshSpec, axis: str, others: Plan | None) -> list[MeshSpec]:
+    """Return the meshes of the stages, whose axes are those of the plan of other strategies."""
+    ids = np.moveaxis(mesh_devices(mesh.device_mesh()), mesh.axis_number(axis), 0)
+    axes: Mapping[str, int] = {axis: 1} if others is None else others.meshes[0].axes
+    result = []
+    for number, row in enumerate(ids):
+        devices = tuple(int(i) for i in row.ravel())
+        in_order = devices == tuple(range(devices[0], devices[0] + len(devices)))
+        where: Any = {"start": devices[0]} if in_order else {"device_ids": devices}
+        result.append(MeshSpec(f"{STAGE}{number}", axes, **where))
+    return result
+
+
+class _Division:
+    """Division of the bindings of an entry into stages.
+
+    Parameters
+    ----------
+    mod : IRModule
+    fn : relax.Function
+    stages : int
+    layers : str
+        See :func:`forward_stages`.
+
+    Attributes
+    ----------
+    bindings : list of Binding
+        Those of the entry.
+    stage_of : list of int
+        The stage of each binding.
+    """
+
+    def __init__(self, mod: ir.IRModule, fn: relax.Function, stages: int, layers: str) -> None:
+        self.mod, self.fn, self.stages = mod, fn, stages
+        self.bindings = [b for block in fn.body.blocks for b in block.bindings]
+        calls = [i for i, b in enumerate(self.bindings) if self._callee(b.value)]
+        if layers or len(calls) >= stages:
+            self.stage_of = self._by_calls(calls, layers)
+        else:
+            self.stage_of = self._by_weights()
+
+    def _callee(self, value: Any) -> str:
+        """Return the private function that a value calls, or an empty string."""
+        if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
+            return ""
+        called = self.mod[value.op]
+        is_layer = isinstance(called, relax.Function) and is_private(called)
+        return str(value.op.name_hint) if is_layer else ""
+
+    @cached_property
+    def calls(self) -> list[tuple[int, str, int]]:
+        """Return the binding, the callee and the number among its calls, of each call."""
+        counts: dict[str, int] = {}
+        result = []
+        for at, binding in enumerate(self.bindings):
+            value = binding.value
+            if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
+                name = str(value.op.name_hint)
+                result.append((at, name, counts.get(name, 0)))
+                counts[name] = counts.get(name, 0) + 1
+        return result
+
+    def _by_calls(self, calls: Sequence[int], layers: str) -> list[int]:
+        """Divide the calls of layers; what is between two of them belongs to the first."""
+        counts = even_layers(len(calls), self.stages)
+        if layers:
+            words = layers.split("/")
+            numeric = all(word.isascii() and word.isdigit() and len(word) < 7 for word in words)
+            evenly, counts = counts, tuple(map(int, words)) if numeric else ()
+            if len(counts) != self.stages or sum(counts) != len(calls) or min(counts) < 1:
+                raise _unfit(
+                    f'layers="{shortened(layers)}" does not divide {len(calls)} layers into '
+                    f"{self.stages} stages",
+                    f"Write the layers of each stage: {'/'.join(map(str, evenly))}.",
+                )
+        ends = [calls[k] for k in np.cumsum(counts)[:-1]]
+        return [sum(at >= end for end in ends) for at in range(len(self.bindings))]
+
+    def _by_weights(self) -> list[int]:
+        """Divide a module without layers by the bytes of the weights that bindings read first."""
+        data = data_positions(self.fn)
+        weights = [p for i, p in enumerate(self.fn.params) if i not in data]
+        left = {}
+        for param in weights:
+            tensor = tensor_type(param.ty)
+            if tensor is not None:
+                left[param] = size_bytes(static_shape(param.ty) or (), str(tensor.dtype))
+        sizes = [
+            float(sum(left.pop(v, 0) for v in variables(b.value) if v in left))
+            for b in self.bindings
+        ]
+        before = np.concatenate([[0.0], np.cumsum(sizes)])
+        middle = before[:-1] + np.array(sizes) / 2
+        stage_of = np.minimum(middle / max(before[-1], 1.0) * self.stages, self.stages - 1)
+        result: list[int] = stage_of.astype(int).tolist()
+        weighted = {stage for stage, size in zip(result, sizes, strict=True) if size}
+        if len(weighted) < self.stages:
+            raise _unfit(
+                f"the weights of the module fill {len(weighted)} of {self.stages} stages",
+                "Use fewer stages, or a model with more layers.",
+            )
+        return result
+
+    def first_reader(self, param: Any) -> int:
+        """Return the first stage that reads a parameter; the first one if none does."""
+        return self._first_readers.get(param, 0)
+
+    @cached_property
+    def activations(self) -> set[Any]:
+        """Return the variables that follow from weights."""
+        data = set(data_positions(self.fn))
+        result = {p for i, p in enumerate(self.fn.params) if i not in data}
+        for binding in self.bindings:
+            if any(var in result for var in variables(binding.value)):
+                result.add(binding.var)
+        return result
+
+    @cached_property
+    def _first_readers(self) -> dict[Any, int]:
+        result: dict[Any, int] = {}
+        for binding, stage in zip(self.bindings, self.stage_of, strict=True):
+            for var in variables(binding.value):
+                result.setdefault(var, stage)
+        return result
+
+
+class _Rules:
+    """Writer of the rules of a plan on the meshes of stages."""
+
+    def __init__(
+        self,
+        division: _Division,
+        stages: Sequence[MeshSpec],
+        parameters: Sequence[Parameter],
+        rule_name: str | None,
+    ) -> None:
+        self.division, self.stages, self._rule_name = division, stages, rule_name
+        self._parameters = parameters
+        self._open: OpenLabels = (None,) * len(stages[0].axes)
+
+    def parameters(self, data: Sequence[int], others: Plan | None) -> list[PlanRule]:
+        """Return the rules of the parameters."""
+        like = {r.name: r for r in (others.rules if others else ()) if r.kind == "param"}
+        rules = []
+        for parameter in self._parameters:
+            var = self.division.fn.params[parameter.position]
+            stage = self.stages[self.division.first_reader(var)].name
+            title = glob.escape(parameter.name)
+            whole = (R,) * len(self._open)
+            stationary = parameter.position not in data
+            rule = PlanRule("param", title, whole, stage, stationary, parameter.function)
+            other = like.get(title)
+            rules.append(rule if other is None else replace(other, mesh=stage))
+        return rules
+
+    def _activation(self, data: Sequence[int], others: Plan | None) -> Callable[[Any], OpenLabels]:
+        """Return the function from the type of an activation to its labels, as of the first data.
+
+        It is sharded as its dims of the same place and size are.
+        """
+        rules = {r.name: r for r in (others.rules if others else ()) if r.kind == "param"}
+        first = next((p for p in self._parameters if p.position in data), None)
+        rule = None if first is None else rules.get(glob.escape(first.name))
+        if first is None or rule is None or first.shape is None:
+            return lambda ty: self._open
+        sizes, placement = first.shape, rule.placement
+
+        def labels(ty: Any) -> OpenLabels:
+            shape = static_shape(ty) or ()
+            same = {d for d, (a, b) in enumerate(zip(shape, sizes)) if same_size(a, b)}
+            return tuple(label if label in same else None for label in placement)
+
+        return labels
+
+    def calls(self, data: Sequence[int], others: Plan | None) -> list[PlanRule]:
+        """Return rules that put the arguments of the layers of a stage on its mesh."""
+        like = {
+            (r.name, r.index, r.arg): r.placement
+            for r in (others.rules if others else ())
+            if r.kind == "call"
+        }
+        params = {var: self.division.first_reader(var) for var in self.division.fn.params}
+        activation = self._activation(data, others)
+        rules = []
+        for at, callee, number in self.division.calls:
+            stage = self.division.stage_of[at]
+            for i, arg in enumerate(self.division.bindings[at].value.args):
+                labels = like.get((callee, number, i), like.get((callee, None, i)))
+                here = stage == 0 or params.get(arg) == stage if isinstance(arg, ir.Var) else True
+                if tensor_type(arg.ty) is None or (here and labels is None):
+                    continue
+                if labels is None and arg in self.division.activations:
+                    labels = activation(arg.ty)
+                rules.append(
+                    PlanRule(
+                        "call", callee, labels or self._open, self.stages[stage].name,
+                        function=self._rule_name, index=number, arg=i,
+                    )
+                )  # fmt: skip
+        return rules
+
+    def values(self, others: Plan) -> list[PlanRule]:
+        """Return the rules of values of other strategies, on the meshes of their stages."""
+        stage_of = {
+            glob.escape(str(b.var.name)): stage
+            for b, stage in zip(self.division.bindings, self.division.stage_of, strict=True)
+        }
+        rules = []
+        for rule in others.rules:
+            if rule.kind != "value":
+                continue
+            if rule.function != self._rule_name or rule.name not in stage_of:
+                raise PlanError(
+                    "DIST0232",
+                    f"another strategy places {rule.title} inside of a layer, which several "
+                    "stages have",
+                    place="strategy",
+                    remedy="Use strategies that place weights and inputs only.",
+                )
+            rules.append(replace(rule, mesh=self.stages[stage_of[rule.name]].name))
+        return rules
+
+
+__all__ = ["even_layers", "forward_stages"]
