@@ -16,9 +16,11 @@ import lazy_loader
 from .interface.registration import is_awaited as _is_awaited
 from .interface.registration import register as _register
 from .public_paths import PATHS
+from .support import warn_without_library as _warn_without_library
 from .support.versions import check_versions as _check_versions
 
 _check_versions()
+_warn_without_library()
 
 
 if not _is_awaited():

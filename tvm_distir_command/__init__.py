@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import warnings
 
 registers = False
 """Whether the command runs: the package then leaves it to the command when TVM is imported."""
@@ -19,6 +20,7 @@ def main() -> int:
     """Run ``tvm-distir`` with the arguments of the process; returns its exit code."""
     global registers
     registers = True
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         from tvm_distir.interface.command.app import main as run
     except KeyboardInterrupt:

@@ -58,8 +58,11 @@ from .errors.user_input import nearest as nearest
 from .errors.user_input import parse_int as parse_int
 from .errors.user_input import printable as printable
 from .errors.user_input import shortened as shortened
+from .native.loader import has_library as has_library
 from .native.loader import load_library as load_library
 from .native.loader import native_function as native_function
+from .native.loader import reference as reference
+from .native.loader import warn_without_library as warn_without_library
 from .plugins.docstrings import summary as summary
 from .plugins.extras import missing_extra as missing_extra
 from .plugins.kinds import Unreadable as Unreadable

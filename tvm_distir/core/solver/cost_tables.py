@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.support import load_library
+from tvm_distir.support import load_library, reference
 
 from .dual_bounds import Dual
 from .problem import INFINITE, Array, Factors, Problem, ints
@@ -75,7 +75,7 @@ class Tables:
             self._dual,
             self._forget,
             self._counts,
-        ) = load_library()["tables"]()
+        ) = (reference("tables") or load_library()["tables"])()
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
         self._arrays: dict[int, Array] = {}
         self._dearest: dict[int, int] = {}

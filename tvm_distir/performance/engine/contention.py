@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Simulate units and messages that share links, by the native code."""
+"""Simulate units and messages that share links, by the native code where it is installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.support import load_library
+from tvm_distir.support import load_library, reference
 
 from .activities import Activities, ActivityGraphBuilder, Loads
 from .function_summaries import FunctionSummaries, Ints, representable
@@ -70,7 +70,7 @@ def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) ->
     woven = ActivityGraphBuilder(maps, units).woven()
     activities = woven.activities
     with representable():
-        time, clock = _meet_native(activities, loads)
+        time, clock = (reference("contention") or _contend_native)(activities, loads)
     run_of = np.full(activities.kind.size, -1, np.int64)
     run_of[woven.runs] = np.arange(woven.runs.size)
     runs = run_of[clock[:, 0]]
@@ -89,7 +89,7 @@ def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) ->
     return ContendedTimes(ran, ended, np.concatenate(([0], np.cumsum(counts))), clock[order, 1:])
 
 
-def _meet_native(activities: Activities, loads: Loads) -> tuple[Ints, Ints]:
+def _contend_native(activities: Activities, loads: Loads) -> tuple[Ints, Ints]:
     ints = (
         activities.matrix, activities.matrix_begin, activities.matrix_ports, activities.kind,
         activities.group, activities.rank, activities.spent,

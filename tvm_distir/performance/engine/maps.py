@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute max-plus maps of functions, by the native code."""
+"""Compute max-plus maps of functions, by the native code where it is installed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.support import load_library
+from tvm_distir.support import load_library, reference
 
 from .function_summaries import STREAM_PORTS, FunctionSummaries, FunctionTable, Ints, representable
 from .rank_programs import RANK_STREAMS, ActionTimes, RankPrograms
 
 
 def summarize_functions(table: FunctionTable) -> FunctionSummaries:
-    """Read the functions of a table into the native code.
+    """Read the functions of a table.
 
     Raises
     ------
     DependencyError
-        DIST0110 without the native library.
+        DIST0110 for a native library that cannot be used.
     """
-    return NativeMaps(table)
+    maps: FunctionSummaries = (reference("simulation") or NativeMaps)(table)
+    return maps
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run the requests of a workload through an engine, by the native event loop.
+"""Run the requests of a workload through an engine, by the native event loop where it is installed.
 
 Schedulers: ``continuous`` decodes every running request in each step, and fills caches with what
 is left of the tokens of a step (Agrawal et al. 2024, "Sarathi-Serve"); ``prefill_first`` fills the
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import PICOSECONDS, System
-from tvm_distir.support import SimulationError, load_library, nearest
+from tvm_distir.support import SimulationError, load_library, nearest, reference
 
 from .surface import ServedModel, Surface
 from .workload import Ints, Requests, workload_fault
@@ -335,6 +335,12 @@ def serve_by_replicas(
     """
     import tvm_ffi
 
+    python = reference("serve")
+    if python is not None:
+        outcome: list[tuple[Ints, ServedRequests]] = python(
+            requests, times, options, pages, page, users, filled, pools, replicas
+        )
+        return outcome
     count = len(requests)
     table = np.stack(
         [
@@ -360,13 +366,7 @@ def serve_by_replicas(
         tensors = (tvm_ffi.from_dlpack(a) for a in (*arrays, records, steps))
         total = int(load_library()["serve"](*tensors))
     if total < 0:
-        most = int((requests.input_tokens + requests.output_tokens).max())
-        raise SimulationError(
-            "DIST0761",
-            f"a request of up to {most} tokens does not fit in caches of {pages * page} tokens",
-            place="workload",
-            remedy="Use more devices, caches of a narrower type, or shorter requests.",
-        )
+        raise too_long(requests, pages * page)
     first, finish, preemptions, _, start, arrival, replica = records.reshape(
         count, _FIELDS
     ).T.copy()
@@ -381,6 +381,17 @@ def serve_by_replicas(
         )  # fmt: skip
         result.append((which, served))
     return result
+
+
+def too_long(requests: Requests, tokens: int) -> SimulationError:
+    """Return the error of a request that caches of so many tokens do not hold."""
+    most = int((requests.input_tokens + requests.output_tokens).max())
+    return SimulationError(
+        "DIST0761",
+        f"a request of up to {most} tokens does not fit in caches of {tokens} tokens",
+        place="workload",
+        remedy="Use more devices, caches of a narrower type, or shorter requests.",
+    )
 
 
 def seconds(time_ps: Ints) -> npt.NDArray[np.float64]:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the references of the simulator's native kernels in the place of the kernels."""
+"""Puts the references of native functions in the place of the functions."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from tests.performance.native.maps_reference import ReferenceMaps
-from tests.performance.native.meeting_reference import Meeting
-from tests.performance.native.schedule_reference import schedule_reference
-from tvm_distir.performance.engine import contention, maps, schedule
+from tvm_distir.support.native.loader import LIBRARY_VARIABLE, NO_LIBRARY, has_library
 
-KERNELS = ("native", "reference")
+KERNELS = ("native", "reference") if has_library() else ("reference",)
 
 
 @contextmanager
 def using(kernels: str) -> Iterator[None]:
-    """Let the simulator call its native kernels, or the references in Python (slow, exact)."""
+    """Call native functions, or their references in Python (slow, exact)."""
     if kernels == "native":
         yield
         return
-    with (
-        patch.object(maps, "NativeMaps", ReferenceMaps),
-        patch.object(contention, "_meet_native", lambda *inputs: Meeting(*inputs).go()),
-        patch.object(schedule, "_schedule_native", schedule_reference),
-    ):
+    with patch.dict("os.environ", {LIBRARY_VARIABLE: NO_LIBRARY}):
         yield

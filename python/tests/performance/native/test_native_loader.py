@@ -1,12 +1,15 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The loader: where it looks, and that nothing is a silent fallback."""
+"""The loader: where it looks, what stands for an absent library, and that nothing is silent."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +17,18 @@ from tvm_distir.performance.engine.schedule import schedule
 from tvm_distir.performance.engine.tasks import Tasks
 from tvm_distir.support.errors.tree import DependencyError
 from tvm_distir.support.native import loader
-from tvm_distir.support.native.loader import LIBRARY_VARIABLE, library_path, load_library
+from tvm_distir.support.native.loader import (
+    LIBRARY_VARIABLE,
+    NO_LIBRARY,
+    AbsentLibraryWarning,
+    library_path,
+    load_library,
+    reference,
+    warn_without_library,
+)
+from tvm_distir.support.native.references import REFERENCES
+
+SOURCES = Path(__file__).parents[4] / "passes"
 
 
 def refused():
@@ -97,3 +111,30 @@ def test_import_loads_nothing(tmp_path):
         env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), LIBRARY_VARIABLE: "/none.so"},
     )
     assert "misses=0" in out.stdout
+
+
+def test_every_native_function_has_a_reference(monkeypatch):
+    """All but the collectives, which engines replace or refuse."""
+    text = "".join(path.read_text() for path in SOURCES.rglob("*.cc"))
+    exported = set(re.findall(r"EXPORT_TYPED_FUNC\((\w+),", text))
+    collectives = {name for name in exported if name.startswith("ccl_")}
+    assert exported - collectives == {*REFERENCES, "abi_version"} and collectives
+    monkeypatch.setenv(LIBRARY_VARIABLE, NO_LIBRARY)
+    assert all(callable(reference(name)) for name in REFERENCES)
+    assert LIBRARY_VARIABLE in refused()
+
+
+def test_an_absent_library_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv(LIBRARY_VARIABLE, NO_LIBRARY)
+    with pytest.warns(AbsentLibraryWarning, match="native library absent"):
+        warn_without_library()
+    monkeypatch.delenv(LIBRARY_VARIABLE)
+    monkeypatch.setattr(loader, "_has_library", loader._has_library.__wrapped__)
+    monkeypatch.setattr(loader, "_candidates", lambda: iter([tmp_path / "a.so"]))
+    with pytest.warns(AbsentLibraryWarning):
+        warn_without_library()
+    (tmp_path / "a.so").touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_without_library()
+        assert reference("schedule") is None

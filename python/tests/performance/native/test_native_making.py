@@ -12,6 +12,8 @@ from tvm_distir.core.rewriting.native.making import make_ports, make_variables
 from tvm_distir.core.rewriting.nodes import make_var
 from tvm_distir.support.native.loader import load_library
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 TYPES = [relax.TensorType((2, 3), "float32"), relax.TensorType((4,), "int64")]
 
 
@@ -50,6 +52,7 @@ def test_ports():
         ("a\0", (-1,), IndexError, "-1 is not in"),
     ],
 )
+@pytest.mark.parametrize("kernels", ["native"], indirect=True)
 def test_what_does_not_fit_is_refused(said, which, kind, message):
     with pytest.raises(kind, match=message):
         load_library()["make_variables"](said, TYPES, which)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.performance.native.meeting_reference import fair_speeds
 from tests.performance.native.random_loads import loads_of
 from tests.performance.native.simulation_proof import differing_meetings
 from tvm_distir.performance.engine.activities import ENDLESS
 from tvm_distir.performance.engine.contention import run_contended
 from tvm_distir.performance.engine.function_summaries import FunctionTable
 from tvm_distir.performance.engine.maps import summarize_functions
+from tvm_distir.performance.engine.python_contention import fair_speeds
 from tvm_distir.performance.engine.rank_programs import RUN, SEND, RankPrograms
 
 

@@ -45,7 +45,7 @@ def test_first_use_refuses_what_tvm_lacks(monkeypatch, table, value, message) ->
     monkeypatch.setattr(tvm_nodes, table, value)
     monkeypatch.setattr(loader, "check_nodes", tvm_nodes.check_nodes.__wrapped__)
     with pytest.raises(DependencyError) as caught:
-        loader.native_function.__wrapped__("read_functions")
+        loader._native_function.__wrapped__("read_functions", None)
     assert caught.value.code == "DIST0115"
     assert message in str(caught.value)
     assert "apache-tvm" in caught.value.remedy

@@ -12,6 +12,8 @@ from tvm.script import relax as R
 from tvm_distir.core.rewriting.native.pruning import mentioned, pruned, pruned_bindings
 from tvm_distir.support.native.loader import load_library
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 @I.ir_module
 class Module:
@@ -93,6 +95,7 @@ def test_functions_that_are_mentioned(main: relax.Function) -> None:
     assert mentioned(relax.Function([x], relax.SeqExpr([block], x), x.ty)) == {"kernel"}
 
 
+@pytest.mark.parametrize("kernels", ["native"], indirect=True)
 def test_arguments_are_checked(main: relax.Function) -> None:
     """A flag for each block; a function with bindings."""
     with pytest.raises(ValueError, match="a flag for each block"):

@@ -17,6 +17,8 @@ from tvm_distir.core.rewriting.native.function_index import (
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.support.errors.tree import LoweringError
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 def function(*values):
     """``main(x, y, z)`` of (4, 4), (4, 4) and (4, 2) that binds each of the values."""

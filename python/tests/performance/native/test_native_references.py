@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The references of the simulator's kernels really take their place in simulations."""
+"""The references of native functions take their place where the library is absent."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.performance.native.schedule_reference import schedule_reference
+from tvm_distir.performance.engine.python_schedule import schedule_tasks
 from tvm_distir.performance.engine.schedule import _schedule_native, find_cycle, schedule
 from tvm_distir.performance.engine.tasks import Tasks
 from tvm_distir.support.errors.tree import SimulationError
@@ -145,7 +145,7 @@ def test_native_equals_reference_on_random_graphs():
     for _ in range(3000):
         tasks = random_tasks(rng)
         start, end, done = _schedule_native(tasks)
-        expected_start, expected_end, expected_done = schedule_reference(tasks)
+        expected_start, expected_end, expected_done = schedule_tasks(tasks)
         assert done == expected_done
         np.testing.assert_array_equal(start, expected_start)
         np.testing.assert_array_equal(end, expected_end)
@@ -164,7 +164,7 @@ def test_native_equals_reference_on_a_larger_graph():
     tasks = Tasks.from_pairs(
         rng.integers(0, 10**6, count), rng.integers(-1, 6, count), np.array(waits)
     )
-    native, reference = schedule(tasks), schedule_reference(tasks)
+    native, reference = schedule(tasks), schedule_tasks(tasks)
     np.testing.assert_array_equal(native[0], reference[0])
     np.testing.assert_array_equal(native[1], reference[1])
     assert int(native[1].max()) > 10**7

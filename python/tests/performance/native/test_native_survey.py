@@ -15,6 +15,8 @@ from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.rewriting.native.survey import survey
 from tvm_distir.models import zoo
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 ANNOTATE = ir.Op.get("relax.dist.annotate_sharding")
 
 

@@ -17,6 +17,8 @@ from tvm_distir.core.rewriting.native.function_index import unpack
 from tvm_distir.core.rewriting.native.union_find import union_find
 from tvm_distir.core.rewriting.nodes import make_binding, make_call, make_var
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 SOURCE = """
 @I.ir_module
 class Module:
@@ -97,6 +99,7 @@ def test_what_a_block_hides(function, dataflow, hidden):
     assert [type(v) is relax.DataflowVar for v in (a, c)] == hidden
 
 
+@pytest.mark.parametrize("kernels", ["native"], indirect=True)
 def test_writer_refuses_what_does_not_fit(function):
     writer, known, _ = opened(function, WHICH)
     block = function.body.blocks[0].bindings

@@ -11,7 +11,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.planning.serving.engine_reference import ReferenceReplicas
 from tvm_distir.planning.serving import batching
 from tvm_distir.planning.serving.batching import (
     ROUTERS,
@@ -24,6 +23,7 @@ from tvm_distir.planning.serving.batching import (
     serve_requests,
 )
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
+from tvm_distir.planning.serving.python_events import PythonReplicas
 from tvm_distir.planning.serving.request_trace import request_trace
 from tvm_distir.planning.serving.workload import Lengths, Workload
 from tvm_distir.support.errors.tree import SimulationError
@@ -80,7 +80,7 @@ def compare_with_reference(numbers):
     for number in numbers:
         case = random_case(number)
         requests, pages = case[0], case[3]
-        reference = ReferenceReplicas(*case)
+        reference = PythonReplicas(*case)
         places = []
         for engine, (which, got), (expected, want) in zip(
             reference.engines, serve_by_replicas(*case), reference.run(), strict=True
@@ -93,7 +93,7 @@ def compare_with_reference(numbers):
             np.testing.assert_array_equal(got.requests.arrival_ps, want.requests.arrival_ps)
             preempted += int(got.preemptions.sum())
             assert got.steps[:, 4].max(initial=0) <= pages
-            remaining = sum(p["pages"] for p in engine.prefixes.values())
+            remaining = sum(p.pages for p in engine.prefixes.values())
             assert engine.free + remaining == pages
             if not case[6] and not got.preemptions.any() and requests.prefix_id.max() < 0:
                 assert got.steps[:, 3].sum() == got.requests.input_tokens.sum()

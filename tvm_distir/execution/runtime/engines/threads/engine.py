@@ -40,7 +40,7 @@ from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.run_trace import RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
-from tvm_distir.support import EngineError, nearest, repair_disco
+from tvm_distir.support import EngineError, has_library, nearest, repair_disco
 
 Array = npt.NDArray[Any]
 
@@ -179,8 +179,9 @@ class ThreadsEngine(Engine):
     timeout_s : float
         The time for which a rank waits for another rank that is busy; ranks that can never meet are
         detected at once.
-    collectives : str
-        ``"native"``, those of the native library, or ``"python"``, their slow reference.
+    collectives : str, optional
+        ``"native"``, those of the native library, or ``"python"``, their slow reference; None: the
+        native collectives where the package has the library.
 
     Attributes
     ----------
@@ -197,7 +198,9 @@ class ThreadsEngine(Engine):
     takes_objects = True
     records_trace = True
 
-    def __init__(self, timeout_s: float = TIMEOUT_S, collectives: str = "native") -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S, collectives: str | None = None) -> None:
+        if collectives is None:
+            collectives = "native" if has_library() else "python"
         if collectives not in ccl.FABRICS:
             raise EngineError(
                 "DIST0601",

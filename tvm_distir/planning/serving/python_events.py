@@ -1,21 +1,59 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The event loops of engines in plain Python, with which the native ones are compared."""
+"""Run the event loops of serving engines in plain Python, as the native code does.
+
+That code is ``passes/simulate/serving.cc``.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_distir.planning.serving.batching import UNIT, ServedRequests
+from .batching import (
+    UNIT,
+    Replicas,
+    SchedulerOptions,
+    ServedRequests,
+    StepTimes,
+    too_long,
+)
+from .workload import Ints, Requests
+
+Chunks = list[tuple[int, int]]
+"""Requests, each with the tokens of its prompt that a step fills its cache with."""
 
 
-def interpolated(rows, columns, times, row, column):
-    """Bilinear between points, linear beyond."""
-    i = below(rows, row)
-    j = below(columns, column)
+def serve(
+    requests: Requests,
+    times: StepTimes,
+    options: SchedulerOptions,
+    pages: int,
+    page: int,
+    users: int,
+    filled: bool,
+    pools: int,
+    replicas: Replicas,
+) -> list[tuple[Ints, ServedRequests]]:
+    """Serve requests by replicas of an engine; see :func:`.batching.serve_by_replicas`."""
+    return PythonReplicas(
+        requests, times, options, pages, page, users, filled, pools, replicas
+    ).run()
+
+
+def _interpolated(
+    rows: Sequence[int],
+    columns: Sequence[int],
+    times: Sequence[Sequence[float]],
+    row: float,
+    column: float,
+) -> float:
+    """Return a time of a table: bilinear between its points, linear beyond."""
+    i, j = _below(rows, row), _below(columns, column)
     u = (row - rows[i]) / float(rows[i + 1] - rows[i])
     v = (column - columns[j]) / float(columns[j + 1] - columns[j])
     first = times[i][j] + (times[i][j + 1] - times[i][j]) * v
@@ -23,7 +61,7 @@ def interpolated(rows, columns, times, row, column):
     return first + (second - first) * u
 
 
-def below(axis, value):
+def _below(axis: Sequence[int], value: float) -> int:
     i = 0
     while i + 2 < len(axis) and axis[i + 1] <= value:
         i += 1
@@ -31,18 +69,20 @@ def below(axis, value):
 
 
 @dataclass
-class Entry:
+class _Request:
+    """A request and its state: tokens in its cache, pages, and tokens generated (in UNIT parts)."""
+
     arrival: int
     input: int
     output: int
     prefix: int
     prefix_tokens: int
     filled: bool
+    again: int
     held: int = 0
     pages: int = 0
     shared: int = 0
     made: int = 0
-    again: int = 0
     uses_prefix: bool = False
     first: int = -1
     finish: int = -1
@@ -51,34 +91,57 @@ class Entry:
     replica: int = -1
 
 
-class ReferenceReplicas:
+@dataclass
+class _Prefix:
+    """The pages of a prefix, how many requests use them, and when they were used last."""
+
+    pages: int
+    users: int
+    used_at: int
+
+
+class PythonReplicas:
     """Serves requests by engines in order of time, and routes each when it arrives."""
 
-    def __init__(self, requests, times, options, pages, page, users, filled, pools, replicas):
+    def __init__(
+        self,
+        requests: Requests,
+        times: StepTimes,
+        options: SchedulerOptions,
+        pages: int,
+        page: int,
+        users: int,
+        filled: bool,
+        pools: int,
+        replicas: Replicas,
+    ) -> None:
         self.requests, self.users, self.router = requests, users, replicas.router
         columns = (
             requests.arrival_ps, requests.input_tokens, requests.output_tokens,
             requests.prefix_id, requests.prefix_tokens,
         )  # fmt: skip
-        self.entries = [Entry(*map(int, row), filled) for row in zip(*columns, strict=True)]
-        for e in self.entries:
-            e.again = 0 if filled else e.input
+        self.entries = [
+            _Request(arrival, tokens, output, prefix, shared, filled, 0 if filled else tokens)
+            for arrival, tokens, output, prefix, shared in np.stack(columns, axis=1).tolist()
+        ]
+        self.unfinished = len(self.entries)
         self.engines = [
-            ReferenceEngine(self, times, options, pages, page, pools) for _ in range(replicas.count)
+            _PythonEngine(self, times, options, pages, page, pools) for _ in range(replicas.count)
         ]
         first = min(users, len(self.entries)) if users else len(self.entries)
         self.arriving = sorted((e.arrival, n) for n, e in enumerate(self.entries[:first]))
         self.later = list(range(first, len(self.entries)))
 
-    def run(self):
+    def run(self) -> list[tuple[Ints, ServedRequests]]:
+        """Return, for each replica, the places of its requests and their times."""
         routed = 0
-        while any(e.finish < 0 for e in self.entries):
+        while self.unfinished:
             ready = [(x.now, k) for k, x in enumerate(self.engines) if x.running or x.waiting]
             if self.arriving and (not ready or self.arriving[0][0] <= min(ready)[0]):
                 time, number = self.arriving.pop(0)
                 replica = routed % len(self.engines)
                 if self.router == "least_requests":
-                    loads = [self.in_flight(k, time) for k in range(len(self.engines))]
+                    loads = [self._in_flight(k, time) for k in range(len(self.engines))]
                     replica = loads.index(min(loads))
                 routed += 1
                 self.entries[number].replica = replica
@@ -88,93 +151,106 @@ class ReferenceReplicas:
                 engine.waiting.append(number)
             else:
                 self.engines[min(ready)[1]].step()
-        return [(np.array(self.places(k), np.int64), self.served(k)) for k in self.numbers()]
+        return [self._served(k) for k in range(len(self.engines))]
 
-    def numbers(self):
-        return range(len(self.engines))
-
-    def places(self, replica):
-        return [n for n, e in enumerate(self.entries) if e.replica == replica]
-
-    def in_flight(self, replica, time):
+    def _in_flight(self, replica: int, time: int) -> int:
         mine = [e for e in self.entries if e.replica == replica]
         return sum(not 0 <= e.finish <= time for e in mine)
 
-    def served(self, replica):
-        which = self.places(replica)
-        e = [self.entries[n] for n in which]
-        column = lambda name: np.array([getattr(x, name) for x in e], np.int64)  # noqa: E731
+    def _served(self, replica: int) -> tuple[Ints, ServedRequests]:
+        which = [n for n, e in enumerate(self.entries) if e.replica == replica]
+
+        def column(name: str) -> Ints:
+            return np.array([getattr(self.entries[n], name) for n in which], np.int64)
+
+        places = np.array(which, np.int64)
+        requests = replace(self.requests.some(places), arrival_ps=column("arrival"))
         steps = np.array(self.engines[replica].steps, np.int64).reshape(-1, 5)
-        requests = replace(self.requests.some(which), arrival_ps=column("arrival"))
-        return ServedRequests(
+        return places, ServedRequests(
             requests, column("first"), column("finish"), column("start"), column("preemptions"),
             steps,
         )  # fmt: skip
 
-    def ended(self, time):
-        """The next request of a closed loop arrives when another has its answer."""
+    def ended(self, time: int) -> None:
+        """Note that a request has ended; in a closed loop the next request arrives then."""
+        self.unfinished -= 1
         if self.users and self.later:
             number = self.later.pop(0)
             self.entries[number].arrival = time
-            self.arriving = sorted([*self.arriving, (time, number)])
+            insort(self.arriving, (time, number))
 
 
-class ReferenceEngine:
-    """Serves requests one step after the other, as the words of ``batching`` say."""
+class _PythonEngine:
+    """Serves the requests of a replica step by step."""
 
-    def __init__(self, whole, times, options, pages, page, pools):
+    def __init__(
+        self,
+        whole: PythonReplicas,
+        times: StepTimes,
+        options: SchedulerOptions,
+        pages: int,
+        page: int,
+        pools: int,
+    ) -> None:
         self.whole, self.entries, self.pools = whole, whole.entries, pools
-        self.times, self.options, self.page = times, options, page
+        self.options, self.page = options, page
         self.total = self.free = pages
         self.gain = round(times.gain * UNIT)
-        self.overhead = round(options.step_overhead_us * 1e6)
-        self.axes = [x.tolist() for x in (times.batches, times.contexts, times.tokens, times.pasts)]
-        self.decode = times.decode_ps.astype(float).tolist()
-        self.prefill = times.prefill_ps.astype(float).tolist()
-        self.prefixes = {}
-        self.now, self.waiting, self.running, self.steps = 0, [], [], []
+        self.overhead = round((options.step_overhead_us or 0.0) * 1e6)
+        axes = (times.batches, times.contexts, times.tokens, times.pasts)
+        self.axes: list[list[int]] = [axis.tolist() for axis in axes]
+        self.decode: list[list[float]] = times.decode_ps.astype(float).tolist()
+        self.prefill: list[list[float]] = times.prefill_ps.astype(float).tolist()
+        self.prefixes: dict[int, _Prefix] = {}
+        self.now = 0
+        self.preempted = False
+        self.waiting: list[int] = []
+        self.running: list[int] = []
+        self.steps: list[list[int]] = []
 
-    def make_room(self, count):
+    def _make_room(self, count: int) -> bool:
+        """Free pages of unused prefixes, the oldest first; return whether they suffice."""
         while self.free < count:
-            idle = [(p["used_at"], k) for k, p in self.prefixes.items() if p["users"] == 0]
+            idle = [(p.used_at, key) for key, p in self.prefixes.items() if p.users == 0]
             if not idle:
                 return False
-            self.free += self.prefixes.pop(min(idle)[1])["pages"]
+            self.free += self.prefixes.pop(min(idle)[1]).pages
         return True
 
-    def grow(self, e, tokens):
+    def _grow(self, e: _Request, tokens: int) -> bool:
+        """Take pages so that a request can hold some tokens; return whether there are enough."""
         more = -(-tokens // self.page) - e.shared - e.pages
         if more <= 0:
             return True
-        if not self.make_room(more):
+        if not self._make_room(more):
             return False
         self.free -= more
         e.pages += more
         return True
 
-    def release(self, e):
+    def _release(self, e: _Request) -> None:
         self.free += e.pages
         e.pages = e.held = 0
         if e.uses_prefix:
-            self.prefixes[e.prefix]["users"] -= 1
-            self.prefixes[e.prefix]["used_at"] = self.now
+            self.prefixes[e.prefix].users -= 1
+            self.prefixes[e.prefix].used_at = self.now
             e.uses_prefix = False
         e.shared = 0
 
-    def admit(self, number, tokens):
+    def _admit(self, number: int, tokens: int) -> bool:
         e = self.entries[number]
         before = e.again
         known = self.prefixes.get(e.prefix) if e.prefix >= 0 and not e.filled else None
         if known is not None:
-            known["users"] += 1
-            known["used_at"] = self.now
-            e.uses_prefix, e.shared = True, known["pages"]
-            e.held = min(known["pages"] * self.page, e.again - 1)
+            known.users += 1
+            known.used_at = self.now
+            e.uses_prefix, e.shared = True, known.pages
+            e.held = min(known.pages * self.page, e.again - 1)
             e.again -= e.held
         arrives_full = e.filled and e.held == 0
         needed = e.input + 1 if arrives_full else e.held + min(tokens, e.again)
-        if not self.grow(e, needed):
-            self.release(e)
+        if not self._grow(e, needed):
+            self._release(e)
             e.again = before
             return False
         if arrives_full:
@@ -184,49 +260,60 @@ class ReferenceEngine:
         self.running.append(number)
         return True
 
-    def preempt(self, place):
+    def _preempt(self, place: int) -> None:
+        """Take its pages from a running request, which computes its tokens again later."""
         number = self.running.pop(place)
         e = self.entries[number]
         known = e.held + e.again
-        self.release(e)
+        self._release(e)
         e.again, e.filled = known, False
         e.preemptions += 1
         self.waiting.insert(0, number)
         self.preempted = True
 
-    def choose_decoding(self, budget):
-        chosen, place = [], 0
+    def _choose_decoding(self, budget: int) -> tuple[list[int], int]:
+        """Return the requests that decode, and the tokens that are left for the step."""
+        chosen: list[int] = []
+        place = 0
         while place < len(self.running):
             e = self.entries[self.running[place]]
             if e.again > 0 or budget <= 0:
                 place += 1
                 continue
-            while not self.grow(e, e.held + 1):
+            while not self._grow(e, e.held + 1):
                 if len(self.running) > place + 1:
-                    self.preempt(len(self.running) - 1)
+                    self._preempt(len(self.running) - 1)
                     continue
                 if len(self.running) > 1:
-                    self.preempt(place)
+                    self._preempt(place)
                 return chosen, budget
             chosen.append(self.running[place])
             budget -= 1
             place += 1
         return chosen, budget
 
-    def step(self):
+    def step(self) -> None:
+        """Choose what the next step works on, and do it.
+
+        Raises
+        ------
+        SimulationError
+            DIST0761 for a request that the caches do not hold.
+        """
         kind, most = self.options.kind, self.options.tokens
         budget = most * self.pools
         together = kind == "continuous"
-        chunks, decoding = [], []
+        chunks: Chunks = []
+        decoding: list[int] = []
         prompts = any(self.entries[n].again > 0 for n in self.running)
         may_admit = kind != "static" or not self.running
         self.preempted = False
         if together:
-            decoding, budget = self.choose_decoding(budget)
+            decoding, budget = self._choose_decoding(budget)
         for number in self.running:
             e = self.entries[number]
             chunk = min(e.again, budget, most)
-            if chunk > 0 and self.grow(e, e.held + chunk):
+            if chunk > 0 and self._grow(e, e.held + chunk):
                 chunks.append((number, chunk))
                 budget -= chunk
         while may_admit and not self.preempted and self.waiting and budget > 0:
@@ -236,7 +323,7 @@ class ReferenceEngine:
             e = self.entries[number]
             if not together and e.again > budget and chunks:
                 break
-            if not self.admit(number, min(budget, most)):
+            if not self._admit(number, min(budget, most)):
                 break
             self.waiting.pop(0)
             if e.again == 0:
@@ -246,65 +333,73 @@ class ReferenceEngine:
             chunks.append((number, min(e.again, budget, most)))
             budget -= chunks[-1][1]
         if not together and not chunks:
-            decoding, budget = self.choose_decoding(budget)
-        if not chunks and not decoding:
-            assert self.running and prompts and len(self.running) > 1, "a request never fits"
-            self.preempt(len(self.running) - 1)
-            return
-        self.work(decoding, chunks)
+            decoding, budget = self._choose_decoding(budget)
+        if chunks or decoding:
+            self._work(decoding, chunks)
+        elif prompts and len(self.running) > 1:
+            self._preempt(len(self.running) - 1)
+        else:
+            raise too_long(self.whole.requests, self.total * self.page)
 
-    def span(self, decoding, chunks):
+    def _time_ps(self, decoding: list[int], chunks: Chunks) -> float:
+        """Return the time of a step, without that of the host."""
         count = float(len(decoding))
         context = sum(float(self.entries[n].held) for n in decoding)
         context = context / count if count else 0.0
-        decode = lambda past: interpolated(*self.axes[:2], self.decode, count, past)  # noqa: E731
+
+        def decode(past: float) -> float:
+            return _interpolated(self.axes[0], self.axes[1], self.decode, count, past)
+
         if not chunks:
             return decode(context)
-        tokens = [float(c) for _, c in chunks]
+        tokens = [float(chunk) for _, chunk in chunks]
         seen = [float(c) * (float(self.entries[n].held) + float(c) / 2) for n, c in chunks]
         filled = min(self.pools, len(chunks))
         rows = max(max(tokens), sum(tokens) / filled) + count / self.pools
         pairs = max(max(seen), sum(seen) / filled)
-        time = interpolated(*self.axes[2:], self.prefill, rows, pairs / rows - rows / 2)
+        past = pairs / rows - rows / 2
+        time = _interpolated(self.axes[2], self.axes[3], self.prefill, rows, past)
         if count:
             time += decode(context) - decode(0.0)
         return time
 
-    def work(self, decoding, chunks):
+    def _work(self, decoding: list[int], chunks: Chunks) -> None:
         begin, used = self.now, self.total - self.free
-        self.now += max(1, math.floor(self.span(decoding, chunks) + 0.5)) + self.overhead
+        self.now += max(1, math.floor(self._time_ps(decoding, chunks) + 0.5)) + self.overhead
         for number, chunk in chunks:
             e = self.entries[number]
             e.held += chunk
             e.again -= chunk
             if e.again == 0:
-                self.publish(e)
+                self._publish(e)
                 if e.made == 0:
                     e.first = self.now
                 e.made += UNIT
-                self.end(e)
+                self._end(e)
         for number in decoding:
             e = self.entries[number]
             e.made = min(e.output * UNIT, e.made + self.gain)
             e.held = max(e.held, e.input + e.made // UNIT - 1)
             if e.first < 0:
                 e.first = self.now
-            self.end(e)
+            self._end(e)
         self.running = [n for n in self.running if self.entries[n].finish < 0]
-        prompt_tokens = sum(c for _, c in chunks)
+        prompt_tokens = sum(chunk for _, chunk in chunks)
         self.steps.append([begin, self.now - begin, len(decoding), prompt_tokens, used])
 
-    def publish(self, e):
+    def _publish(self, e: _Request) -> None:
+        """Leave the full pages of the prefix of a request to others."""
         pages = min(e.prefix_tokens // self.page, e.pages)
         if e.prefix < 0 or e.uses_prefix or pages == 0 or e.prefix in self.prefixes:
             return
-        self.prefixes[e.prefix] = {"pages": pages, "users": 1, "used_at": self.now}
+        self.prefixes[e.prefix] = _Prefix(pages, 1, self.now)
         e.pages -= pages
         e.shared, e.uses_prefix = pages, True
 
-    def end(self, e):
+    def _end(self, e: _Request) -> None:
+        """End a request that has all its tokens."""
         if e.made < e.output * UNIT:
             return
         e.finish = self.now
-        self.release(e)
+        self._release(e)
         self.whole.ended(self.now)

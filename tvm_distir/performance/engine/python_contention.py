@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Activities that meet in plain Python: max-min fair speeds, made anew at every event."""
+"""Run activities that share links in plain Python, with max-min fair speeds at every event."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tests.performance.native.units_reference import times_of
-from tvm_distir.performance.engine.activities import (
+from .activities import (
     ALL_ALONG,
     AT_ZERO,
     FLOW,
@@ -19,7 +18,8 @@ from tvm_distir.performance.engine.activities import (
     Activities,
     Loads,
 )
-from tvm_distir.performance.engine.function_summaries import NEVER, Ints
+from .function_summaries import NEVER, Ints
+from .python_units import times_of
 
 EXACT = 1 << 53
 """Times up to which a float64 is exact."""
@@ -32,7 +32,7 @@ ROUNDING = 1e-9
 def fair_speeds(
     most: Sequence[float], loads: Sequence[Mapping[int, float]], capacity: Sequence[float]
 ) -> list[float]:
-    """Max-min fair speeds: none can grow but by slowing one that is no faster.
+    """Return max-min fair speeds: none can grow but by slowing one that is no faster.
 
     Faster is who puts more on the link that it loads most.
 
@@ -75,8 +75,19 @@ def fair_speeds(
     return result
 
 
-class Meeting:
-    """One run of activities.
+def contend(activities: Activities, loads: Loads) -> tuple[Ints, Ints]:
+    """Return the times of all tokens, and where the speeds of units change.
+
+    Raises
+    ------
+    OverflowError
+        For times beyond 2**53 picoseconds.
+    """
+    return Contention(activities, loads).go()
+
+
+class Contention:
+    """A run of activities.
 
     Attributes
     ----------
@@ -107,7 +118,7 @@ class Meeting:
         self._now = 0
 
     def go(self) -> tuple[Ints, Ints]:
-        """Times of all tokens, and the clock."""
+        """Return the times of all tokens, and the clock."""
         self._come(ALL_ALONG, NEVER)
         self._come(AT_ZERO, 0)
         changed = True
@@ -128,7 +139,7 @@ class Meeting:
                 self._ready.append(each)
 
     def _begin(self, number: int) -> bool:
-        """Begin an activity; whether it takes any more time."""
+        """Begin an activity; return whether it takes any more time."""
         tokens = self._ins[self._in_begin[number] : self._in_begin[number + 1]]
         times = [self.time[token] for token in tokens]
         kind, token, origin = self._kind[number], self._out_begin[number], self._now
@@ -187,7 +198,7 @@ class Meeting:
             each.speed = speed
 
     def _advance(self) -> bool:
-        """Go on to the next event; whether speeds may change."""
+        """Go on to the next event; return whether speeds may change."""
         when = [each.next_at(self._now, self.loads) for each in self._active]
         now, changed = min(when), False
         if now > EXACT:
@@ -219,7 +230,7 @@ class _Active:
         self.loads: dict[int, float] = {}
 
     def turn(self, loads: Loads) -> bool:
-        """Take the piece of this moment; whether it is another one."""
+        """Take the piece of this moment; return whether it is another piece."""
         before = self.piece
         while self.origin + float(loads.until[self.piece]) <= self.clock:
             self.piece += 1
@@ -228,9 +239,9 @@ class _Active:
         return self.piece != before
 
     def goal(self, loads: Loads) -> float:
-        """What the clock shows at its next event."""
+        """Return what the clock shows at its next event."""
         return min(float(self.later[-1][0]), self.origin + float(loads.until[self.piece]))
 
     def next_at(self, now: int, loads: Loads) -> int:
-        """When that is."""
+        """Return the time of its next event."""
         return now + math.floor((self.goal(loads) - self.clock) / self.speed + 0.5)

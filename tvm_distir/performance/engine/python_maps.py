@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Max-plus maps in NumPy: simple, slow, and what the native ones must equal in every time.
+"""Compute max-plus maps of functions in NumPy: simple, slow, and equal to the native ones.
 
-Every parameter is a port here, so that the choice of ports is checked as well.
+Every parameter is a port here, so that a comparison checks the choice of ports as well.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tests.performance.native.units_reference import checked, run_units, times_of
-from tvm_distir.performance.engine.function_summaries import (
+from tvm_distir.support import SimulationError
+
+from .function_summaries import (
     AFTER,
     COMPUTE_PORT,
     HOLDS,
@@ -29,8 +30,8 @@ from tvm_distir.performance.engine.function_summaries import (
     Ints,
     representable,
 )
-from tvm_distir.performance.engine.rank_programs import ActionTimes, RankPrograms
-from tvm_distir.support import SimulationError
+from .python_units import checked, run_units, times_of
+from .rank_programs import ActionTimes, RankPrograms
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class _Function:
 
 
 def _read(table: FunctionTable) -> list[_Function]:
-    """The functions of a table."""
+    """Return the functions of a table."""
     ops, ins, outs, results = (
         iter(each) for each in (table.ops, table.ins, table.outs, table.results)
     )
@@ -82,40 +83,40 @@ def _retimed(op: _Op, column: int, elapsed: Ints) -> _Op:
     return op if column < 0 else replace(op, duration=int(elapsed[column]))
 
 
-class ReferenceMaps:
-    """See :class:`FunctionSummaries`."""
+class PythonMaps:
+    """See :class:`.function_summaries.FunctionSummaries`."""
 
     def __init__(self, table: FunctionTable) -> None:
         self._functions = _read(table)
         self._cache: dict[int, tuple[Ints, list[Ints]]] = {}
 
     def result_sources(self, function: int) -> list[int]:
-        """See :class:`FunctionSummaries`: all results may come whenever."""
+        """See :class:`.function_summaries.FunctionSummaries`: all results may come whenever."""
         return [IS_FREE] * len(self._functions[function].results)
 
     def independent_inputs(self, function: int) -> list[bool]:
-        """See :class:`FunctionSummaries`: all parameters matter."""
+        """See :class:`.function_summaries.FunctionSummaries`: all parameters matter."""
         return [True] * self._functions[function].params
 
     def open(self, function: int, classes: Sequence[int]) -> None:
-        """See :class:`FunctionSummaries`: all parameters are ports anyway."""
+        """See :class:`.function_summaries.FunctionSummaries`: all parameters are ports anyway."""
 
     def ports(self, function: int) -> list[int]:
-        """See :class:`FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         return list(range(self._functions[function].params))
 
     def tasks(self, function: int) -> int:
-        """See :class:`FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         return sum(
             1 if op.callee < 0 else self.tasks(op.callee) for op in self._functions[function].ops
         )
 
     def matrix(self, function: int) -> Ints:
-        """See :class:`FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         return self._summary(function)[0]
 
     def _summary(self, function: int) -> tuple[Ints, list[Ints]]:
-        """Rows of streams and results; and per op that of its start, or those of its callee's."""
+        """Return the rows of streams and results, and per op those of its starts."""
         if function not in self._cache:
             with representable():
                 self._cache[function] = self._summarised(self._functions[function])
@@ -152,7 +153,7 @@ class ReferenceMaps:
         return np.stack([*streams, *(value[k] for k in fn.results)]), starts
 
     def expand(self, function: int, times: Ints) -> Ints:
-        """See :class:`FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         return np.array([self._starts(function, row) for row in times], np.int64).reshape(
             len(times), self.tasks(function)
         )
@@ -165,7 +166,7 @@ class ReferenceMaps:
         return matches
 
     def spans(self, function: int, times: Ints) -> Ints:
-        """See :class:`FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         ops = [(k, op) for k, op in enumerate(self._ops(function)) if op.stream == COMPUTE_PORT]
         result = np.full((len(times), 2), NEVER, np.int64)
         if ops:
@@ -175,12 +176,12 @@ class ReferenceMaps:
         return result
 
     def run(self, units: RankPrograms) -> ActionTimes:
-        """See :class:`FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         with representable():
             return run_units(self, units)
 
     def sweep(self, columns: Ints, duration: Ints, sent: Ints, units: RankPrograms) -> Ints:
-        """See :class:`FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         result = np.full(duration.shape[1], -1, np.int64)
         for row in range(result.size):
             column = iter(columns.tolist())
@@ -199,7 +200,7 @@ class ReferenceMaps:
         return result
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
-        """See :class:`FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         changes: list[tuple[int, int, int]] = []
         for kind, pairs in enumerate((computing, talking)):
             for start, end in pairs.reshape(-1, 2).tolist():
@@ -223,7 +224,7 @@ class ReferenceMaps:
         return sums[0], sums[1], sums[2]
 
     def _ops(self, function: int) -> Iterator[_Op]:
-        """All ops in order of issue, callees' included."""
+        """Yield all ops in order of issue, those of callees included."""
         for op in self._functions[function].ops:
             if op.callee < 0:
                 yield op

@@ -1,17 +1,17 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels in plain Python: slow, simple, and what the native ones must equal exactly."""
+"""Schedule tasks in plain Python: slow, simple, and equal to the native event loop."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tvm_distir.performance.engine.tasks import Ints, Tasks
+from .tasks import Ints, Tasks
 
 _LARGEST = (1 << 63) - 1
 
 
-def schedule_reference(tasks: Tasks) -> tuple[Ints, Ints, int]:
+def schedule_tasks(tasks: Tasks) -> tuple[Ints, Ints, int]:
     """Schedule tasks by asking again and again which one could start.
 
     Each stream holds a queue in order of issue. In every round, whatever stands at the head of
@@ -36,7 +36,7 @@ def schedule_reference(tasks: Tasks) -> tuple[Ints, Ints, int]:
     free_at = dict.fromkeys(queues, 0)
 
     def ready_at(task: int) -> int | None:
-        """When the task could start; None when something before it is not done."""
+        """Return when the task could start; None when something before it is not done."""
         times = [0]
         stream = int(tasks.stream[task])
         if stream >= 0:

@@ -1,19 +1,19 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units on ranks in plain Python, and max-plus products in NumPy."""
+"""Run units on ranks in plain Python, with max-plus products in NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tvm_distir.performance.engine.function_summaries import (
+from .function_summaries import (
     LATEST,
     NEVER,
     STREAM_PORTS,
     FunctionSummaries,
     Ints,
 )
-from tvm_distir.performance.engine.rank_programs import (
+from .rank_programs import (
     COPY,
     MARK,
     RANK_STREAMS,
@@ -27,12 +27,12 @@ from tvm_distir.performance.engine.rank_programs import (
 
 
 def run_units(maps: FunctionSummaries, units: RankPrograms) -> ActionTimes:
-    """Run units as early as possible; see :meth:`FunctionSummaries.run`."""
+    """Run units as early as possible; see :meth:`.function_summaries.FunctionSummaries.run`."""
     return _Run(maps, units).go()
 
 
 def times_of(matrix: Ints, rows: Ints) -> Ints:
-    """The max-plus product of a matrix (n, ports) with rows (ports, m)."""
+    """Return the max-plus product of a matrix (n, ports) with rows (ports, m)."""
     terms = matrix[:, :, None] + rows[None, :, :]
     present = (matrix[:, :, None] > NEVER) & (rows[None, :, :] > NEVER)
     matches: Ints = np.where(present, terms, NEVER).max(axis=1, initial=NEVER)
@@ -40,14 +40,14 @@ def times_of(matrix: Ints, rows: Ints) -> Ints:
 
 
 def checked(matches: Ints) -> Ints:
-    """The same, where no time is too late."""
+    """Return the same times; raise OverflowError where one is too late."""
     if matches.max(initial=NEVER) > LATEST:
         raise OverflowError("a time is too long")
     return matches
 
 
 class _Run:
-    """One run of units."""
+    """A run of units."""
 
     def __init__(self, maps: FunctionSummaries, units: RankPrograms) -> None:
         self.maps, self.units = maps, units

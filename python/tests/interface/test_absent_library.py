@@ -1,0 +1,57 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Commands without the native library: a warning, and the output of those with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tvm_distir.interface.command.app import main
+from tvm_distir.support.native.loader import LIBRARY_VARIABLE, NO_LIBRARY
+
+COMMANDS = (
+    "analyze zoo:gpt?size=tiny --strategy data_parallel+megatron --mesh dp=2,tp=2 --system h100 "
+    "--advice bounds --json",
+    "verify zoo:mlp?layers=2,hidden=16 --strategy tensor_parallel --mesh tp=2 --engine virtual "
+    "--json",
+    "verify zoo:mlp?layers=2,hidden=16 --strategy tensor_parallel --mesh tp=2 --engine threads "
+    "--json",
+)
+
+RUN_ALL = "import sys\nfrom tvm_distir_command import main\n" + "\n".join(
+    f"sys.argv[1:] = {command.split()!r}\nassert main() == 0" for command in COMMANDS
+)
+
+
+def parsed(text):
+    """Return the JSON objects of a text, without the times that stages took."""
+    decoder, values = json.JSONDecoder(), []
+    text = text.strip()
+    while text:
+        value, end = decoder.raw_decode(text)
+        assert value.pop("timings_s")
+        values.append(json.dumps(value))
+        text = text[end:].strip()
+    return values
+
+
+@pytest.mark.optimized  # as the process of the command compiles
+def test_the_output_is_that_of_the_native_library(capfd):
+    for command in COMMANDS:
+        assert main(command.split()) == 0
+    expected = parsed(capfd.readouterr().out)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL],
+        env={**os.environ, LIBRARY_VARIABLE: NO_LIBRARY, "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: native library absent: Python references are used") == 1
+    assert parsed(done.stdout) == expected
+    assert len(expected) == len(COMMANDS)
