@@ -10,6 +10,9 @@
 // interpolated in tables. Requests wait in order of arrival; a request takes pages of the cache as
 // its tokens grow, and the one that was admitted last gives its pages up where none are free, to
 // compute its tokens again. Prefixes that requests share stay in pages that nobody needs.
+//
+// A replica in pipeline stages has as many groups of requests in flight as stages, each an engine
+// with its own caches. A step passes the stages in order; each stage works on one step at a time.
 
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
@@ -41,30 +44,36 @@ enum FoundField {
 };
 enum OptionField {
   kScheduler, kMostTokens, kMostRequests, kPages, kPage, kStepOverhead, kGain, kUsers, kPools,
-  kReplicas, kRouter, kOptionFields
+  kReplicas, kRouter, kStages, kOptionFields
 };
 enum StepField { kBegin, kSpan, kDecoding, kPromptTokens, kUsedPages, kStepReplica, kStepFields };
 constexpr int64_t kUnit = 1 << 16;  // fixed point of the tokens that a step gains
 constexpr int64_t kNever = -1;
 
 // A table of times at points of two sizes, bilinear between them and linear beyond.
+//
+// There are several such tables of the same sizes, one for each part of a step: the time in the
+// first stage, the time from the end of a stage to the beginning of the next, the time there, ...
 class Table {
  public:
-  Table(const TensorView& rows, const TensorView& columns, const TensorView& times, const char* name)
+  Table(const TensorView& rows, const TensorView& columns, const TensorView& times, int64_t parts,
+        const char* name)
       : rows_(Listed(rows, "rows")), columns_(Listed(columns, "columns")),
         times_(Listed(times, name)) {
     if (rows_.size() < 2 || columns_.size() < 2 ||
-        times_.size() != rows_.size() * columns_.size()) {
-      TVM_FFI_THROW(ValueError) << name << " needs two rows and columns at least";
+        times_.size() != static_cast<size_t>(parts) * rows_.size() * columns_.size()) {
+      TVM_FFI_THROW(ValueError) << name << " needs two rows and columns at least in each part";
     }
   }
 
-  double At(double row, double column) const {
+  double At(double row, double column, int64_t part) const {
     const size_t i = Below(rows_, row), j = Below(columns_, column);
+    const size_t top = (static_cast<size_t>(part) * rows_.size() + i) * columns_.size() + j;
+    const size_t below = top + columns_.size();
     const double u = (row - rows_[i]) / static_cast<double>(rows_[i + 1] - rows_[i]);
     const double v = (column - columns_[j]) / static_cast<double>(columns_[j + 1] - columns_[j]);
-    const double first = Cell(i, j) + (Cell(i, j + 1) - Cell(i, j)) * v;
-    const double second = Cell(i + 1, j) + (Cell(i + 1, j + 1) - Cell(i + 1, j)) * v;
+    const double first = Cell(top) + (Cell(top + 1) - Cell(top)) * v;
+    const double second = Cell(below) + (Cell(below + 1) - Cell(below)) * v;
     return first + (second - first) * u;
   }
 
@@ -74,9 +83,7 @@ class Table {
     while (i + 2 < axis.size() && static_cast<double>(axis[i + 1]) <= value) ++i;
     return i;
   }
-  double Cell(size_t i, size_t j) const {
-    return static_cast<double>(times_[i * columns_.size() + j]);
-  }
+  double Cell(size_t place) const { return static_cast<double>(times_[place]); }
 
   std::vector<int64_t> rows_, columns_, times_;
 };
@@ -101,7 +108,6 @@ struct Workload {
            Table prefill_times, const TensorView& found_rows, const TensorView& step_rows)
       : option(Listed(options, "options")), decode(std::move(decode_times)),
         prefill(std::move(prefill_times)), found(found_rows, "found"), steps(step_rows, "steps") {
-    if (option.size() != kOptionFields) TVM_FFI_THROW(ValueError) << "options are incomplete";
     const std::vector<int64_t> rows = Listed(given, "requests");
     for (size_t at = 0; at + kRequestFields <= rows.size(); at += kRequestFields) {
       Request r;
@@ -142,15 +148,18 @@ struct Workload {
 
 class Engine {
  public:
-  Engine(Workload* work, int64_t replica)
+  Engine(Workload* work, int64_t replica, std::vector<int64_t>* stages)
       : option_(work->option), decode_(work->decode), prefill_(work->prefill),
         found_(work->found), steps_(work->steps), requests_(work->requests), work_(work),
-        replica_(replica), free_(work->option[kPages]) {}
+        stages_(stages), replica_(replica), free_(work->option[kPages]) {}
 
   bool Idle() const { return running_.empty() && waiting_.empty(); }
 
-  // When the next step begins, if the engine is not idle.
-  int64_t Now() const { return now_; }
+  // When the next step begins, if the engine is not idle: when the first stage is free.
+  int64_t Now() const { return std::max(now_, stages_->front()); }
+
+  // Since when the engine waits for the first stage.
+  int64_t Ready() const { return now_; }
 
   // Requests that have been taken, and have not ended at a time since the last step began.
   int64_t InFlight(int64_t time) const { return taken_ - ended_ + (now_ > time ? ending_ : 0); }
@@ -165,6 +174,7 @@ class Engine {
 
   // Runs a step; false if a request can never run.
   bool Step() {
+    now_ = Now();
     const int64_t kind = option_[kScheduler];
     const int64_t most = option_[kMostTokens];
     int64_t budget = most * option_[kPools];
@@ -343,13 +353,19 @@ class Engine {
     }
   }
 
-  double StepTime(const std::vector<int64_t>& decoding,
+  // The sizes by which the times of a step are looked up.
+  struct StepSizes {
+    double count = 0, context = 0;  // requests that decode, and tokens in the cache of each
+    double rows = 0, past = 0;      // tokens that fill caches, and those before them
+  };
+
+  StepSizes Sizes(const std::vector<int64_t>& decoding,
                   const std::vector<std::pair<int64_t, int64_t>>& chunks) const {
-    const double count = static_cast<double>(decoding.size());
-    double time = 0, context = 0;
-    for (const int64_t id : decoding) context += static_cast<double>(requests_[id].held);
-    if (count > 0) context /= count;
-    if (chunks.empty()) return decode_.At(count, context);
+    StepSizes sizes;
+    sizes.count = static_cast<double>(decoding.size());
+    for (const int64_t id : decoding) sizes.context += static_cast<double>(requests_[id].held);
+    if (sizes.count > 0) sizes.context /= sizes.count;
+    if (chunks.empty()) return sizes;
     double tokens = 0, pairs = 0, most_tokens = 0, most_pairs = 0;
     for (const auto& [id, chunk] : chunks) {
       const double rows = static_cast<double>(chunk);
@@ -363,10 +379,35 @@ class Engine {
     // many pairs of queries and keys takes as long.
     const double pools = static_cast<double>(option_[kPools]);
     const double filled = std::min(pools, static_cast<double>(chunks.size()));
-    const double rows = std::max(most_tokens, tokens / filled) + count / pools;
+    sizes.rows = std::max(most_tokens, tokens / filled) + sizes.count / pools;
     pairs = std::max(most_pairs, pairs / filled);
-    time = prefill_.At(rows, pairs / rows - rows / 2);
-    if (count > 0) time += decode_.At(count, context) - decode_.At(count, 0);
+    sizes.past = pairs / sizes.rows - sizes.rows / 2;
+    return sizes;
+  }
+
+  // The time of a part of a step.
+  int64_t Span(const StepSizes& sizes, int64_t part) const {
+    double time = 0;
+    if (sizes.rows == 0) {
+      time = decode_.At(sizes.count, sizes.context, part);
+    } else {
+      time = prefill_.At(sizes.rows, sizes.past, part);
+      if (sizes.count > 0) {
+        time += decode_.At(sizes.count, sizes.context, part) - decode_.At(sizes.count, 0, part);
+      }
+    }
+    return static_cast<int64_t>(std::floor(time + 0.5));
+  }
+
+  // Takes each stage when the step arrives there and the stage is free; returns when it ends.
+  int64_t Pass(const StepSizes& sizes) {
+    int64_t time = now_;
+    for (size_t stage = 0; stage < stages_->size(); ++stage) {
+      const int64_t part = 2 * static_cast<int64_t>(stage);
+      if (stage > 0) time += Span(sizes, part - 1);
+      time = std::max(time, (*stages_)[stage]) + std::max<int64_t>(1, Span(sizes, part));
+      (*stages_)[stage] = time;
+    }
     return time;
   }
 
@@ -374,10 +415,8 @@ class Engine {
             const std::vector<std::pair<int64_t, int64_t>>& chunks) {
     const int64_t begin = now_;
     ending_ = 0;
-    const int64_t span = std::max<int64_t>(
-        1, static_cast<int64_t>(std::floor(StepTime(decoding, chunks) + 0.5)));
     const int64_t used = option_[kPages] - free_;
-    now_ += span + option_[kStepOverhead];
+    now_ = Pass(Sizes(decoding, chunks)) + option_[kStepOverhead];
     int64_t prompt_tokens = 0;
     for (const auto& [id, chunk] : chunks) {
       Request& r = requests_[id];
@@ -434,6 +473,7 @@ class Engine {
   const Int64View& steps_;
   std::vector<Request>& requests_;
   Workload* work_;
+  std::vector<int64_t>* stages_;  // when each stage of the replica is free
   std::vector<int64_t> running_;
   std::deque<int64_t> waiting_;
   std::map<int64_t, Prefix> prefixes_;
@@ -458,12 +498,21 @@ size_t Routed(const std::vector<Engine>& engines, int64_t router, int64_t time, 
 // when a step begins takes part in it.
 int64_t Run(Workload* work) {
   std::vector<Engine> engines;
-  for (int64_t k = 0; k < work->option[kReplicas]; ++k) engines.emplace_back(work, k);
+  const int64_t stages = work->option[kStages], count = work->option[kReplicas];
+  std::vector<std::vector<int64_t>> free(static_cast<size_t>(count),
+                                         std::vector<int64_t>(static_cast<size_t>(stages), 0));
+  for (int64_t k = 0; k < count * stages; ++k) {
+    engines.emplace_back(work, k, &free[static_cast<size_t>(k / stages)]);
+  }
   int64_t routed = 0;
   while (work->finished < work->Count()) {
     Engine* next = nullptr;
     for (Engine& engine : engines) {
-      if (!engine.Idle() && (next == nullptr || engine.Now() < next->Now())) next = &engine;
+      if (engine.Idle()) continue;
+      if (next == nullptr || std::pair(engine.Now(), engine.Ready()) <
+                                 std::pair(next->Now(), next->Ready())) {
+        next = &engine;
+      }
     }
     if (!work->arriving.empty()) {
       const auto [time, id] = work->arriving.top();
@@ -482,9 +531,14 @@ int64_t Serve(const TensorView& requests, const TensorView& options, const Tenso
               const TensorView& contexts, const TensorView& decode, const TensorView& tokens,
               const TensorView& pasts, const TensorView& prefill, const TensorView& found,
               const TensorView& steps) {
-  Workload work(requests, options, Table(batches, contexts, decode, "decode"),
-                Table(tokens, pasts, prefill, "prefill"), found, steps);
-  if (work.option[kReplicas] < 1) TVM_FFI_THROW(ValueError) << "there is no replica";
+  const std::vector<int64_t> option = Listed(options, "options");
+  if (option.size() != kOptionFields) TVM_FFI_THROW(ValueError) << "options are incomplete";
+  if (option[kReplicas] < 1 || option[kStages] < 1) {
+    TVM_FFI_THROW(ValueError) << "there is no replica, or no stage";
+  }
+  const int64_t parts = 2 * option[kStages] - 1;
+  Workload work(requests, options, Table(batches, contexts, decode, parts, "decode"),
+                Table(tokens, pasts, prefill, parts, "prefill"), found, steps);
   return Run(&work);
 }
 

@@ -154,7 +154,7 @@ def simulated(pools: int) -> list[list[int]]:
     zeros, ones = np.zeros(count, np.int64), np.ones((2, 2), np.int64)
     sizes = (np.array(column, np.int64) for column in (INPUTS, OUTPUTS))
     requests = Requests(zeros, *sizes, zeros - 1, zeros)
-    times = StepTimes(axis, axis, ones, axis, axis, ones)
+    times = StepTimes(axis, axis, ones[None], axis, axis, ones[None])
     options = SchedulerOptions("prefill_first", CHUNK, MOST)
     result = serve_requests(requests, times, options, PAGES * pools, PAGE, pools=pools)
     return [[int(row[2]), int(row[3])] for row in result.steps]

@@ -6,7 +6,7 @@
 Usage: scripts/checks/serving_laws.py [events] [search[:K/N]] [surfaces[:K/N]]
 
 ``events``: 500 random workloads, the native loop against the reference in Python. ``search``: the
-best choice against exhaustive search in 50 small spaces. ``surfaces``: steps of ten plans against
+best choice against exhaustive search in 50 small spaces. ``surfaces``: steps of 13 plans against
 the pipeline, to the picosecond. All of them by default; ``:K/N`` checks the K-th of N parts. Prints
 a line for each, exits 1 when one fails.
 """
@@ -30,6 +30,9 @@ PLANS = (
     ("mixtral", "expert_parallel", {"ep": 2}),
     ("gpt_oss,experts=16", "megatron", {"tp": 1}),
     ("moe", "expert_parallel", {"ep": 4}),
+    ("llama3,layers=18", "pipeline+megatron", {"pp": 3, "tp": 2}),
+    ("gpt_oss,layers=8", "pipeline:layers=5/3+megatron", {"pp": 2, "tp": 1}),
+    ("mixtral,layers=4", "pipeline+expert_parallel", {"pp": 2, "ep": 2}),
 )
 POINTS = 20
 
@@ -61,11 +64,12 @@ def check_surfaces(part: slice) -> str:
     from tests.planning.serving.test_serving_surface import SYSTEM, differing_sizes
 
     from tvm_distir.core import System
-    from tvm_distir.planning.serving.surface import ServedModel
+    from tvm_distir.planning.serving.served_model import ServedModel
 
     for model, strategy, mesh in PLANS[part]:
         name, _, keys = model.partition(",")
-        text = f"zoo:{name}?size=tiny,layers=3" + (f",{keys}" if keys else "")
+        layers = "" if "layers=" in keys else ",layers=3"
+        text = f"zoo:{name}?size=tiny{layers}" + (f",{keys}" if keys else "")
         served = ServedModel(text, strategy, mesh, System.load(SYSTEM))
         differing = differing_sizes(served, POINTS)
         assert not differing, f"{model} {served.plan_text}: {differing}"

@@ -26,8 +26,8 @@ import numpy as np
 from tvm_distir.core import System
 from tvm_distir.planning.serving.batching import SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels
+from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment
-from tvm_distir.planning.serving.surface import ServedModel
 from tvm_distir.planning.serving.workload import Workload
 from tvm_distir.support import DistIRError
 

@@ -37,6 +37,7 @@ from .program.storage import StorageStep as StorageStep
 from .program.unit_phases import unit_phases as unit_phases
 from .simulation.batched import Batch as Batch
 from .simulation.batched_flat import FlatBatch as FlatBatch
+from .simulation.batched_flat import FlatTimes as FlatTimes
 from .simulation.batched_flat import ResourceTimes as ResourceTimes
 from .simulation.critical import PathPart as PathPart
 from .simulation.critical import critical_path as critical_path

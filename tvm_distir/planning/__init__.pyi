@@ -13,11 +13,11 @@ from .serving.batching import Speculation as Speculation
 from .serving.batching import StepTimes as StepTimes
 from .serving.levels import ServiceLevels as ServiceLevels
 from .serving.request_trace import request_trace as request_trace
+from .serving.served_model import ServedModel as ServedModel
 from .serving.serving_report import ServingReport as ServingReport
 from .serving.serving_report import serve_analyze as serve_analyze
 from .serving.serving_search import ServingSearchResult as ServingSearchResult
 from .serving.serving_search import search_serving as search_serving
-from .serving.surface import ServedModel as ServedModel
 from .serving.surface import Surface as Surface
 from .serving.workload import Workload as Workload
 from .strategies.composition import make_plan as make_plan

@@ -211,6 +211,12 @@ def add_serving(parser: Any) -> None:
         default="none",
         help="Try types of weights, such as none,fp8,int4.",
     )
+    group.add_argument(
+        "--stages",
+        metavar="1,2",
+        default="1",
+        help="Try numbers of pipeline stages of a replica (default: 1).",
+    )
     group.add_argument("--picture", metavar="FILE.svg", help="Draw the front of --serve.")
 
 
@@ -220,6 +226,7 @@ def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> in
     picture = outputs.promise(arguments.picture, "--picture")
     page = outputs.promise(arguments.report, "--report")
     guess = _speculation(arguments)
+    stages = [parse_count(word, "--stages") for word in arguments.stages.split(",")]
     system = begin(arguments, "--serve", None)
     from tvm_distir.interface.report.serving_front import front_svg
     from tvm_distir.interface.report.serving_page import serving_page
@@ -236,6 +243,7 @@ def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> in
         apart=arguments.apart,
         speculation=Speculation(*guess) if guess[1] else None,
         router=arguments.router,
+        stages=stages,
     )
     put(json.dumps(result.to_dict(), indent=1) if as_json else result.text())
     put("\n")

@@ -15,7 +15,8 @@ from .pipeline_program import Edge, PipelineProgram
 from .program import Program
 
 OP_NUMBERS = 4
-"""The numbers of an op: FLOPs, bytes moved, payload, size of the group."""
+"""The numbers of an op: FLOPs, bytes moved, payload, size of the group. In the place of the payload
+a transfer has its bytes on the wire."""
 EDGE_NUMBERS = 5
 """The numbers of an edge: bytes and bytes on the wire at either end, parts that it is sent in."""
 
@@ -111,7 +112,6 @@ def _ops(numbers: Numbers, digest: Any, fn: Function) -> Iterator[int]:
             op.selects,
         )  # fmt: skip
         digest.update(repr(rest).encode())
-        numbers.values += [
-            op.flops, op.bytes_read + op.bytes_written, op.payload_bytes, op.group_size,
-        ]  # fmt: skip
+        payload = op.wire_bytes if op.kind == "transfer" else op.payload_bytes
+        numbers.values += [op.flops, op.bytes_read + op.bytes_written, payload, op.group_size]
         yield len(numbers.values) - OP_NUMBERS

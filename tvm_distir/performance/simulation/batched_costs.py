@@ -84,6 +84,8 @@ class BatchPrices:
         flops, moved, payload, _ = self.which[at : at + 4].tolist()
         if op.kind == "collective":
             return "collective", op.collective, payload, op.mesh, op.mesh_axes, op.kernel_class
+        if op.kind == "transfer":
+            return "transfer", op.collective, payload, op.mesh, op.peer_mesh
         if op.kernel_class == HOST:
             return HOST, function, flops
         if op.kernel_class in HOSTS:
@@ -103,6 +105,8 @@ class BatchPrices:
         assert isinstance(key, tuple)
         if op.kind == "collective":
             return self._collective(op, self.quantities[key[2]]), self._codes(_NETWORK)
+        if op.kind == "transfer":
+            return self._transfer(op, self.quantities[key[2]]), self._codes(_NETWORK)
         if key[0] == "kernel":
             flops, moved = self.quantities[key[1]], self.quantities[key[2]]
             return self._kernel(flops, moved, op, self._sizes(op, function, flops))
@@ -156,6 +160,15 @@ class BatchPrices:
         for rows, costs in self._of_shape:
             layout = costs.layout(op.mesh, op.mesh_axes)
             result[rows] = self._slowest(op.collective, payload[rows], layout, rows, gradients)
+        return result
+
+    def _transfer(self, op: Op, payload: Ints) -> Ints:
+        """Compute the durations of an end of a message whose devices send all of their part."""
+        result = np.zeros(self.rows, np.int64)
+        for rows, costs in self._of_shape:
+            layout = costs.pair_layout(op.mesh, op.peer_mesh)
+            if layout.spreads:
+                result[rows] = self._slowest(op.collective, payload[rows], layout, rows)
         return result
 
     def _slowest(

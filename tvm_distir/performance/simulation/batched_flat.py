@@ -6,6 +6,9 @@ A device runs the ops of a step in order, on a stream of kernels and one of coll
 times are arrays with an element per step. A call like the call before it, which begins in the same
 state but for a shift in time, ends in the same state but for this shift: layers are computed once
 or twice, whatever their number.
+
+A program may have several entries, each of which receives from those before it alone, as the
+stages of a forward pass do.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy.typing as npt
 
 from tvm_distir.core import System
 from tvm_distir.performance.program.numbers import Numbers
-from tvm_distir.performance.program.parts import Function
+from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError
 
@@ -28,7 +31,8 @@ from .op_costs import COMM, COMPUTE
 
 Ints = npt.NDArray[np.int64]
 
-_KINDS = ("compute", "collective", "view", "call", "wait")
+SENT = "send"
+_KINDS = ("compute", "collective", "view", "call", "wait", "transfer")
 
 
 class FlatTimes(NamedTuple):
@@ -41,12 +45,18 @@ class FlatTimes(NamedTuple):
         The time in which each stream is busy.
     fits : bool array (rows,)
         The rows all of whose times fit.
+    part_ps : int64 array (2 * entries - 1, rows)
+        The time of each entry alone, with all that it receives there from the beginning; between
+        two of them the time from the end of the first to the beginning of the second, which may
+        begin before the end where it does not need what it receives at once. The sum is
+        ``time_ps``.
     """
 
     time_ps: Ints
     kernel_ps: Ints
     collective_ps: Ints
     fits: npt.NDArray[np.bool_]
+    part_ps: Ints
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ class FlatBatch:
     Raises
     ------
     SimulationError
-        DIST0760 for a program with branches, transfers or several entries.
+        DIST0760 for a program with branches, or whose entries receive from later ones.
     """
 
     def __init__(
@@ -129,12 +139,16 @@ class FlatBatch:
     ) -> None:
         self.program, self.system, self.numbers, self.which = program, system, numbers, which
         self.blocking = blocking
-        if len(program.entries) != 1:
-            raise _unsupported("several entries", "program")
         for name, fn in program.functions.items():
             for op in fn.ops:
                 if op.kind not in _KINDS or op.is_start:
                     raise _unsupported(f"an op of kind {op.kind}", f"{name}/{op.name}")
+                back = op.kind == "transfer" and (op.mesh < op.peer_mesh) != (op.collective == SENT)
+                if back:
+                    raise _unsupported("a message to an earlier mesh", f"{name}/{op.name}")
+        order = [entry.mesh for entry in program.entries]
+        if order != sorted(set(order)):
+            raise _unsupported("several programs of a mesh", "program")
 
     def run(self, quantities: Ints) -> FlatTimes:
         """Simulate steps, of which ``quantities`` (quantities, rows) has the numbers."""
@@ -162,15 +176,34 @@ class _Run:
         )
         self.zero = np.zeros(self.rows, np.int64)
         self.known: dict[str, _KnownCall] = {}
+        self.sent: dict[tuple[int, int, int], Ints] | None = {}
 
     def times(self) -> FlatTimes:
-        """Return the times of the entry."""
-        root = self.batch.program.entries[0].function
+        """Return the times of the entries."""
+        parts: list[Ints] = []
+        busy = [self.zero, self.zero]
+        end = self.zero
+        for entry in self.batch.program.entries:
+            state = self._entry(entry.function)
+            last, end = end, np.maximum(*state.free)
+            busy = [a + b for a, b in zip(busy, state.busy, strict=True)]
+            alone = end
+            if parts:
+                sent, self.sent = self.sent, None
+                alone = np.maximum(*self._entry(entry.function).free)
+                self.sent = sent
+                parts.append(end - last - alone)
+            parts.append(alone)
+        kernel_ps, collective_ps = busy[COMPUTE], busy[COMM]
+        return FlatTimes(end, kernel_ps, collective_ps, self.prices.fits, np.array(parts))
+
+    def _entry(self, root: str) -> _State:
+        """Run an entry; return the state behind it."""
         fn = self.batch.program.functions[root]
         state = _State([self.zero] * 2, [self.zero] * 2)
+        self.known.clear()
         self._function(root, fn, [self.zero] * len(fn.params), state)
-        time_ps = np.maximum(*state.free)
-        return FlatTimes(time_ps, state.busy[COMPUTE], state.busy[COMM], self.prices.fits)
+        return state
 
     def resource_times(self) -> ResourceTimes:
         """Return the times of ops, which run as often as their functions are called."""
@@ -178,11 +211,11 @@ class _Run:
         moved = self.zero
         for function, times in self._calls().items():
             for number, op in enumerate(self.batch.program.functions[function].ops):
-                if op.kind not in ("compute", "collective"):
+                if op.kind not in ("compute", "collective") and op.collective != SENT:
                     continue
                 key = self.prices.key(function, number, op)
                 duration, codes = self.prices.of(key, op, function)
-                if op.kind == "collective":
+                if op.kind != "compute":
                     moved = moved + times * duration
                     continue
                 name = op.title
@@ -192,10 +225,10 @@ class _Run:
         return ResourceTimes(kernels, moved)
 
     def _calls(self) -> Counter[str]:
-        """Return how often each function is called, from the entry on."""
+        """Return how often each function is called, from the entries on."""
         functions = self.batch.program.functions
-        root = self.batch.program.entries[0].function
-        calls, waiting = Counter({root: 1}), Counter({root: 1})
+        calls = Counter(entry.function for entry in self.batch.program.entries)
+        waiting = Counter(calls)
         while waiting:
             name, times = waiting.popitem()
             for op in functions[name].ops:
@@ -217,6 +250,9 @@ class _Run:
                 for value, time in zip(op.outputs, results, strict=True):
                     ready[value] = time
                 continue
+            if op.kind == "transfer":
+                self._transfer(name, number, op, ready)
+                continue
             stream = COMM if op.kind == "collective" else COMPUTE
             start = state.free[stream]
             for i in op.inputs:
@@ -237,6 +273,27 @@ class _Run:
             for value in op.outputs:
                 ready[value] = end
         return [ready[i] for i in fn.results]
+
+    def _transfer(self, name: str, number: int, op: Op, ready: list[Ints]) -> None:
+        """Run an end of a message: both begin when its value and the sender are ready.
+
+        A run of an entry alone has no messages: what it receives is there.
+        """
+        ends = (op.mesh, op.peer_mesh) if op.collective == SENT else (op.peer_mesh, op.mesh)
+        if self.sent is None:
+            for value in op.outputs:
+                ready[value] = self.zero if op.collective != SENT else ready[op.inputs[0]]
+            return
+        duration = self.prices.of(self.prices.key(name, number, op), op, name)[0]
+        if op.collective != SENT:
+            for value in op.outputs:
+                ready[value] = self.sent[(*ends, op.tag)] + duration
+            return
+        sender = (op.mesh, -1, -1)
+        start = np.maximum(ready[op.inputs[0]], self.sent.get(sender, self.zero))
+        self.sent[(*ends, op.tag)], self.sent[sender] = start, start + duration
+        for value in op.outputs:
+            ready[value] = ready[op.inputs[0]]
 
     def _call(self, name: str, args: list[Ints], state: _State) -> list[Ints]:
         """Run a function, or shift what it did when it was called in the same state."""

@@ -7,6 +7,10 @@ is left of the tokens of a step (Agrawal et al. 2024, "Sarathi-Serve"); ``prefil
 caches of waiting requests in steps of their own, before others go on (Yu et al. 2022, "Orca");
 ``static`` admits requests when all before have ended.
 
+A replica in pipeline stages has as many groups of requests in flight as stages, as vLLM and SGLang
+do: a step of each group passes the stages in order, and a stage works on one step at a time. Each
+group takes requests as a replica does, and has its part of the caches.
+
 Routers of replicas: ``round_robin`` sends requests to them in turn; ``least_requests`` sends
 a request to the first of those with the fewest requests in flight when it arrives ("join the
 shortest queue", Winston 1977).
@@ -22,7 +26,8 @@ import numpy.typing as npt
 from tvm_distir.core import PICOSECONDS, System
 from tvm_distir.support import SimulationError, load_library, nearest, reference
 
-from .surface import ServedModel, Surface
+from .served_model import ServedModel
+from .surface import Surface
 from .workload import Ints, Requests, workload_fault
 
 SCHEDULERS = ("continuous", "prefill_first", "static")
@@ -113,10 +118,11 @@ class StepTimes:
     ----------
     batches, contexts : int64 arrays
         Axes of ``decode_ps``.
-    decode_ps : int64 array (batches, contexts)
+    decode_ps : int64 array (2 * stages - 1, batches, contexts)
+        Of each part: see :class:`.surface.Surface`.
     tokens, pasts : int64 arrays
         Axes of ``prefill_ps``.
-    prefill_ps : int64 array (tokens, pasts)
+    prefill_ps : int64 array (2 * stages - 1, tokens, pasts)
     gain : float
         Tokens that a request gains by a step that decodes.
     """
@@ -134,13 +140,20 @@ class StepTimes:
         """Tabulate a surface."""
         axes = [np.array(axis, np.int64) for axis in (_BATCHES, _CONTEXTS, _TOKENS, _PASTS)]
         decode, prefill = (
-            evaluate(*(x.ravel() for x in np.meshgrid(a, b, indexing="ij"))).reshape(a.size, b.size)
+            evaluate(*(x.ravel() for x in np.meshgrid(a, b, indexing="ij"))).reshape(
+                -1, a.size, b.size
+            )
             for evaluate, a, b in (
-                (surface.decode_ps, axes[0], axes[1]),
-                (surface.prefill_ps, axes[2], axes[3]),
+                (surface.decode_parts_ps, axes[0], axes[1]),
+                (surface.prefill_parts_ps, axes[2], axes[3]),
             )
         )
         return StepTimes(axes[0], axes[1], decode, axes[2], axes[3], prefill)
+
+    @property
+    def stages(self) -> int:
+        """Return the number of pipeline stages."""
+        return (len(self.decode_ps) + 1) // 2
 
     def with_host(self, request_us: float, prompt_us: float) -> StepTimes:
         """Return the times with those of the host added.
@@ -148,18 +161,17 @@ class StepTimes:
         Parameters
         ----------
         request_us : float
-            For each request of a step that decodes.
+            For each request of a step that decodes, in the last stage, which samples tokens.
         prompt_us : float
             For a step that fills caches with more tokens than CUDA graphs have been captured for
-            (:data:`GRAPH_TOKENS`): its kernels are launched one by one.
+            (:data:`GRAPH_TOKENS`): its kernels are launched one by one, in each stage its part.
         """
         requests = np.rint(self.batches * request_us * 1e6).astype(np.int64)
-        prompts = np.where(self.tokens > GRAPH_TOKENS, round(prompt_us * 1e6), 0)
-        return replace(
-            self,
-            decode_ps=self.decode_ps + requests[:, None],
-            prefill_ps=self.prefill_ps + prompts.astype(np.int64)[:, None],
-        )
+        prompts = np.where(self.tokens > GRAPH_TOKENS, round(prompt_us * 1e6 / self.stages), 0)
+        decode, prefill = self.decode_ps.copy(), self.prefill_ps.copy()
+        decode[-1] += requests[:, None]
+        prefill[::2] += prompts.astype(np.int64)[:, None]
+        return replace(self, decode_ps=decode, prefill_ps=prefill)
 
 
 @dataclass(frozen=True)
@@ -186,8 +198,11 @@ class Speculation:
         Raises
         ------
         SimulationError
-            DIST0761 for an acceptance that is no probability.
+            DIST0761 for an acceptance that is no probability, and for stages.
         """
+        if plain.stages > 1:
+            problem = "the steps of a draft model are not divided over pipeline stages"
+            raise workload_fault(problem, "draft_tokens", "Use a plan without stages.")
         target = Surface(served, self.tokens + 1)
         draft = Surface(replace(served, model=self.draft or served.model))
         return speculative(target, draft, self.acceptance, plain)
@@ -221,7 +236,7 @@ def speculative(target: Surface, draft: Surface, acceptance: float, plain: StepT
         raise workload_fault(problem, "acceptance", "Give a share from 0 to 1.")
     count = target.new - 1
     pairs = [x.ravel() for x in np.meshgrid(plain.batches, plain.contexts, indexing="ij")]
-    duration = target.decode_ps(*pairs) + count * draft.decode_ps(*pairs)
+    duration = target.decode_parts_ps(*pairs) + count * draft.decode_parts_ps(*pairs)
     gain = (
         float(target.new)
         if acceptance == 1
@@ -312,8 +327,10 @@ def serve_by_replicas(
         In order of arrival.
     times : StepTimes
     options : SchedulerOptions
+        The groups of a replica have the most requests that run at a time together.
     pages, page : int
-        Pages of the caches of a replica, and positions of each.
+        Pages of the caches of a replica, and positions of each; of the pages each group of a
+        replica has its part.
     users : int
         Users that ask again when they have their answer; 0: requests arrive when they say.
     filled : bool
@@ -326,7 +343,7 @@ def serve_by_replicas(
     Returns
     -------
     list of (int64 array, ServedRequests)
-        Of each replica: the places of its requests, and their times.
+        Of each group of each replica: the places of its requests, and their times.
 
     Raises
     ------
@@ -341,7 +358,8 @@ def serve_by_replicas(
             requests, times, options, pages, page, users, filled, pools, replicas
         )
         return outcome
-    count = len(requests)
+    count, stages = len(requests), times.stages
+    pages, most = pages // stages, max(1, options.requests // stages)
     table = np.stack(
         [
             requests.arrival_ps, requests.input_tokens, requests.output_tokens, requests.prefix_id,
@@ -350,9 +368,9 @@ def serve_by_replicas(
         axis=1,
     )  # fmt: skip
     numbers = [
-        SCHEDULERS.index(options.kind), options.tokens, options.requests, pages, page,
+        SCHEDULERS.index(options.kind), options.tokens, most, pages, page,
         round((options.step_overhead_us or 0.0) * 1e6), round(times.gain * UNIT), users, pools,
-        replicas.count, ROUTERS.index(replicas.router),
+        replicas.count, ROUTERS.index(replicas.router), stages,
     ]  # fmt: skip
     arrays = [
         table.ravel(), np.array(numbers, np.int64), times.batches, times.contexts,
@@ -373,7 +391,7 @@ def serve_by_replicas(
     requests = replace(requests, arrival_ps=arrival)
     done = steps.reshape(-1, _STEP_FIELDS)[:total]
     result = []
-    for number in range(replicas.count):
+    for number in range(replicas.count * stages):
         which = np.flatnonzero(replica == number)
         served = ServedRequests(
             requests.some(which), first[which], finish[which], start[which], preemptions[which],

@@ -125,9 +125,15 @@ class PythonReplicas:
             for arrival, tokens, output, prefix, shared in np.stack(columns, axis=1).tolist()
         ]
         self.unfinished = len(self.entries)
-        self.engines = [
-            _PythonEngine(self, times, options, pages, page, pools) for _ in range(replicas.count)
-        ]
+        stages = times.stages
+        options = replace(options, requests=max(1, options.requests // stages))
+        self.engines: list[_PythonEngine] = []
+        for _ in range(replicas.count):
+            free = [0] * stages
+            self.engines += [
+                _PythonEngine(self, times, options, pages // stages, page, pools, free)
+                for _ in range(stages)
+            ]
         first = min(users, len(self.entries)) if users else len(self.entries)
         self.arriving = sorted((e.arrival, n) for n, e in enumerate(self.entries[:first]))
         self.later = list(range(first, len(self.entries)))
@@ -136,7 +142,11 @@ class PythonReplicas:
         """Return, for each replica, the places of its requests and their times."""
         routed = 0
         while self.unfinished:
-            ready = [(x.now, k) for k, x in enumerate(self.engines) if x.running or x.waiting]
+            ready = [
+                (max(x.now, x.stages[0]), x.now, k)
+                for k, x in enumerate(self.engines)
+                if x.running or x.waiting
+            ]
             if self.arriving and (not ready or self.arriving[0][0] <= min(ready)[0]):
                 time, number = self.arriving.pop(0)
                 replica = routed % len(self.engines)
@@ -150,7 +160,9 @@ class PythonReplicas:
                     engine.now = max(engine.now, time)
                 engine.waiting.append(number)
             else:
-                self.engines[min(ready)[1]].step()
+                time, _, replica = min(ready)
+                self.engines[replica].now = time
+                self.engines[replica].step()
         return [self._served(k) for k in range(len(self.engines))]
 
     def _in_flight(self, replica: int, time: int) -> int:
@@ -191,7 +203,9 @@ class _PythonEngine:
         pages: int,
         page: int,
         pools: int,
+        stages: list[int],
     ) -> None:
+        self.stages = stages
         self.whole, self.entries, self.pools = whole, whole.entries, pools
         self.options, self.page = options, page
         self.total = self.free = pages
@@ -199,8 +213,8 @@ class _PythonEngine:
         self.overhead = round((options.step_overhead_us or 0.0) * 1e6)
         axes = (times.batches, times.contexts, times.tokens, times.pasts)
         self.axes: list[list[int]] = [axis.tolist() for axis in axes]
-        self.decode: list[list[float]] = times.decode_ps.astype(float).tolist()
-        self.prefill: list[list[float]] = times.prefill_ps.astype(float).tolist()
+        self.decode: list[list[list[float]]] = times.decode_ps.astype(float).tolist()
+        self.prefill: list[list[list[float]]] = times.prefill_ps.astype(float).tolist()
         self.prefixes: dict[int, _Prefix] = {}
         self.now = 0
         self.preempted = False
@@ -341,31 +355,41 @@ class _PythonEngine:
         else:
             raise too_long(self.whole.requests, self.total * self.page)
 
-    def _time_ps(self, decoding: list[int], chunks: Chunks) -> float:
-        """Return the time of a step, without that of the host."""
+    def _time_ps(self, decoding: list[int], chunks: Chunks, part: int) -> int:
+        """Return the time of a part of a step, without that of the host."""
         count = float(len(decoding))
         context = sum(float(self.entries[n].held) for n in decoding)
         context = context / count if count else 0.0
 
         def decode(past: float) -> float:
-            return _interpolated(self.axes[0], self.axes[1], self.decode, count, past)
+            return _interpolated(self.axes[0], self.axes[1], self.decode[part], count, past)
 
         if not chunks:
-            return decode(context)
+            return math.floor(decode(context) + 0.5)
         tokens = [float(chunk) for _, chunk in chunks]
         seen = [float(c) * (float(self.entries[n].held) + float(c) / 2) for n, c in chunks]
         filled = min(self.pools, len(chunks))
         rows = max(max(tokens), sum(tokens) / filled) + count / self.pools
         pairs = max(max(seen), sum(seen) / filled)
         past = pairs / rows - rows / 2
-        time = _interpolated(self.axes[2], self.axes[3], self.prefill, rows, past)
+        time = _interpolated(self.axes[2], self.axes[3], self.prefill[part], rows, past)
         if count:
             time += decode(context) - decode(0.0)
+        return math.floor(time + 0.5)
+
+    def _passed(self, decoding: list[int], chunks: Chunks) -> int:
+        """Take each stage when the step arrives there and the stage is free; return its end."""
+        time = self.now
+        for stage, free in enumerate(self.stages):
+            if stage:
+                time += self._time_ps(decoding, chunks, 2 * stage - 1)
+            duration = self._time_ps(decoding, chunks, 2 * stage)
+            self.stages[stage] = time = max(time, free) + max(1, duration)
         return time
 
     def _work(self, decoding: list[int], chunks: Chunks) -> None:
         begin, used = self.now, self.total - self.free
-        self.now += max(1, math.floor(self._time_ps(decoding, chunks) + 0.5)) + self.overhead
+        self.now = self._passed(decoding, chunks) + self.overhead
         for number, chunk in chunks:
             e = self.entries[number]
             e.held += chunk

@@ -12,8 +12,8 @@ from tvm_distir.core import System
 
 from .batching import SchedulerOptions, ServedRequests, Speculation
 from .levels import ServiceLevels, ServiceSummary
+from .served_model import ServedModel
 from .serving_run import ServingEngine, ServingSetup, run_deployment
-from .surface import ServedModel
 from .weight_types import with_weights
 from .workload import Workload
 
@@ -221,7 +221,8 @@ def report_of(
     if price is not None and summary.output_tokens_per_s > 0:
         hourly = price * deployment.devices
         cost = hourly / 3600 / summary.output_tokens_per_s * 1e6
-    batch = max(1, round(summary.decoding / deployment.replicas))
+    groups = deployment.replicas * engine.served.stages
+    batch = max(1, round(summary.decoding / groups))
     decode_s = engine.surface.decode_s(batch, inputs)
     causes, advice = _causes(deployment, levels, summary, alone_ttft_s, alone_tpot_s, decode_s)
     return ServingReport(

@@ -22,7 +22,8 @@ from .batching import (
     serve_by_replicas,
 )
 from .levels import ServiceLevels, ServiceSummary, summarize
-from .surface import ServedModel, StepMemory, Surface
+from .served_model import ServedModel
+from .surface import StepMemory, Surface
 from .workload import CLOSED, POISSON, Ints, Requests, Workload
 
 MEMORY_SHARE = 0.9
@@ -84,7 +85,7 @@ class ServingEngine:
     def serve(
         self, requests: Requests, replicas: Replicas, users: int = 0, filled: bool = False
     ) -> list[tuple[Ints, ServedRequests]]:
-        """Serve requests by replicas: of each the places of its requests, and their times."""
+        """Serve requests by replicas: of each group the places of its requests, and times."""
         system = self.served.system
         times = self.times.with_host(
             system.constant("serving_request_us"), system.constant("serving_prompt_us")
@@ -232,22 +233,26 @@ def most_requests_per_s(deployment: ServingSetup, workload: Workload) -> float:
     """Return an upper bound of the requests per second that a deployment can serve.
 
     Every token takes at least its share of the fastest step, per token, in which it can be: one
-    that decodes, or that fills caches, with nothing in the caches before.
+    that decodes, or that fills caches, with nothing in the caches before. Each stage works on one
+    step at a time, so that the bound of each is one of all.
     """
     engine = deployment.engine
     times, inputs, outputs = engine.times, workload.mean_input, workload.mean_output
     most = max(1, engine.largest_batch(workload))
     batches = np.unique(np.append(times.batches[times.batches <= most], most))
     nothing = np.zeros_like(batches)
-    decode = engine.surface.decode_ps(batches, nothing)
-    filling = engine.surface.prefill_ps(np.maximum(batches // engine.served.pools, 2), nothing)
-    steps = np.minimum(decode, filling) / PICOSECONDS
-    decode_s = float((steps / batches).min()) / times.gain
+    decode = engine.surface.decode_parts_ps(batches, nothing)[::2]
+    filling = engine.surface.prefill_parts_ps(
+        np.maximum(batches // engine.served.pools, 2), nothing
+    )
+    steps = np.minimum(decode, filling[::2]) / PICOSECONDS
+    decode_s = (steps / batches).min(axis=1) / times.gain
     filler = engine if deployment.prefill is None else deployment.prefill
     tokens = np.minimum(times.tokens, filler.options.tokens)
-    fill_s = float((filler.surface.prefill_ps(tokens, np.zeros_like(tokens)) / tokens).min())
-    fill_s = fill_s / PICOSECONDS * inputs / filler.served.pools
+    spans = filler.surface.prefill_parts_ps(tokens, np.zeros_like(tokens))[::2]
+    fill_s = (spans / tokens).min(axis=1) / PICOSECONDS * inputs / filler.served.pools
     if deployment.prefill is not None:
-        rate = deployment.replicas / (max(outputs - 1, 0.5) * decode_s)
-        return min(rate, deployment.prefill_replicas / fill_s)
-    return deployment.replicas / max((outputs - 1) * decode_s, fill_s, 1e-12)
+        rate = deployment.replicas / (max(outputs - 1, 0.5) * float(decode_s.max()))
+        return min(rate, deployment.prefill_replicas / float(fill_s.max()))
+    least_s = np.maximum((outputs - 1) * decode_s, fill_s).max()
+    return deployment.replicas / max(float(least_s), 1e-12)

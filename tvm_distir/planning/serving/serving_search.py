@@ -23,9 +23,9 @@ from tvm_distir.support import DistIRError, InternalError, SimulationError
 
 from .batching import Replicas, SchedulerOptions, Speculation
 from .levels import ServiceLevels, ServiceSummary
+from .served_model import ServedModel
 from .serving_report import ServingReport, report_of
 from .serving_run import ServingEngine, ServingSetup, most_requests_per_s, run_deployment
-from .surface import ServedModel
 from .weight_types import with_weights
 from .workload import CLOSED, TRACE, Workload, workload_fault
 
@@ -155,6 +155,7 @@ def search_serving(
     front: bool = True,
     bounds: bool = True,
     router: str = "round_robin",
+    stages: Sequence[int] = (1,),
 ) -> ServingSearchResult:
     """Search the way of serving that keeps the levels at the highest rate per device.
 
@@ -182,6 +183,8 @@ def search_serving(
         Whether to cut choices by bounds; False: simulate all.
     router : str
         The router of replicas: see :func:`.serving_report.serve_analyze`.
+    stages : sequence of int
+        Numbers of pipeline stages of a replica to try.
 
     Raises
     ------
@@ -198,7 +201,7 @@ def search_serving(
         problem = "a trace has its own rate, and the search varies the rate of requests"
         raise workload_fault(problem, work.path, "Give poisson:1 with in= and out=.")
     options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
-    search = _Search(model, devices, resolved, work, levels, options, bounds, router)
+    search = _Search(model, devices, resolved, work, levels, options, bounds, router, stages)
     systems = [with_weights(resolved, kind) for kind in weights]
     for quantized, kv_dtype in itertools.product(systems, kv_dtypes):
         search.engines(quantized, kv_dtype, speculation)
@@ -221,10 +224,12 @@ class _Search:
         options: Sequence[SchedulerOptions],
         bounds: bool,
         router: str,
+        stages: Sequence[int],
     ) -> None:
         self.model, self.devices, self.system, self.work = model, devices, system, work
         self.levels, self.options, self.bounds = levels, options, bounds
         self.router = Replicas(router=router).router
+        self.stages = stages
         self.result = ServingSearchResult()
         self._engines: list[ServingEngine] = []
         self._best: tuple[float, ServingSetup] | None = None
@@ -248,7 +253,7 @@ class _Search:
                 self.result.cuts.append(CutChoice(name, why))
                 continue
             self._engines.append(engine)
-            if speculation is not None:
+            if speculation is not None and served.stages == 1:
                 self._engines.append(engine.with_speculation(speculation))
 
     def _types(self, served: ServedModel) -> str:
@@ -266,13 +271,15 @@ class _Search:
     def _plans(self) -> Iterator[tuple[str, dict[str, int]]]:
         """Yield strategies and meshes of a replica."""
         config, _ = serving_step(ServedModel(self.model, "", {"tp": 1}, self.system).text(1, 1, 0))
-        for count in range(1, self.devices + 1):
-            if self.devices % count:
+        for count, stages in itertools.product(range(1, self.devices + 1), self.stages):
+            if self.devices % count or count % stages:
                 continue
-            if count == 1 or not config.kv_rank:
-                yield "megatron", {"tp": count}
-            if config.experts and count > 1:
-                yield "expert_parallel", {"ep": count}
+            rest = count // stages
+            before, mesh = ("pipeline+", {"pp": stages}) if stages > 1 else ("", {})
+            if rest == 1 or not config.kv_rank:
+                yield f"{before}megatron", {**mesh, "tp": rest}
+            if config.experts and rest > 1:
+                yield f"{before}expert_parallel", {**mesh, "ep": rest}
 
     def rate(self, apart: bool) -> None:
         """Find the highest rates, of the choices with the highest bounds first."""

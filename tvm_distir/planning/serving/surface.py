@@ -6,23 +6,27 @@ The numbers of a program (FLOPs, bytes, payloads) are sums of monomials in the s
 fitted exactly to samples that went through the pipeline, as in a sweep. So the times are those of
 the pipeline to the picosecond, for thousands of sizes at once. Layers of the same kind take equally
 long, so that a deep model is predicted from two of few layers.
+
+A step in pipeline stages has a time in each stage, and one from the end of a stage to the beginning
+of the next: the parts of its time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import EXPERT_MATMUL_OP, PICOSECONDS, System, active_experts, mesh_text
-from tvm_distir.models import CacheConfig, DecoderConfig, serving_step
+from tvm_distir.core import EXPERT_MATMUL_OP, PICOSECONDS, active_experts
+from tvm_distir.models import serving_step
 from tvm_distir.performance import (
     FlatBatch,
     FlatPeaks,
+    FlatTimes,
     Profile,
     Program,
     ProgramTemplate,
@@ -32,6 +36,7 @@ from tvm_distir.performance import (
 from tvm_distir.planning.study import Study
 from tvm_distir.support import SimulationError
 
+from .served_model import ServedModel
 from .size_order import SizeOrder, SizeRanges, ranges_of, slots_of
 from .step_predictions import StepPredictions
 
@@ -43,112 +48,10 @@ _PREFILL = ((16, 0), (48, 100), (130, 1000), (512, 0), (2048, 4096), (8192, 512)
 """Tokens of a prompt, and tokens before them in its cache, of the samples that fill caches."""
 _FEW_TOKENS = ((2, 3), (5, 300))
 """More of these samples, in which tokens select a part of the experts."""
-_POSITIONS = 16384
-"""Rows of tables of learned positions; requests have fewer tokens."""
 _MOST_ROWS = 8192
 _MOST_RANGES = 4
 _EXTRA = ((1, 1), (2, 0), (1, 0), (0, 1))
 """Exponents of the terms of causal attention to pages."""
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """Model, plan and system of an engine.
-
-    Parameters
-    ----------
-    model : str
-        MODEL string of a decoder, without the keys of a serving step.
-    strategy : str
-        Text of strategies.
-    mesh : mapping of str to int
-        Sizes of the mesh axes.
-    system : System
-    kv_dtype : str
-        The dtype of caches; empty: that of the model.
-    page : int
-        Positions of a page.
-    layers : int
-        The layers, where they are not those of the model; 0: those of the model.
-    """
-
-    model: str
-    strategy: str
-    mesh: Mapping[str, int]
-    system: System
-    kv_dtype: str = ""
-    page: int = 16
-    layers: int = 0
-
-    @property
-    def plan_text(self) -> str:
-        """Return the strategies and the mesh."""
-        return f"{self.strategy} {mesh_text(self.mesh)}"
-
-    @property
-    def devices(self) -> int:
-        """Return the number of devices of a replica."""
-        return math.prod(self.mesh.values())
-
-    @property
-    def pools(self) -> int:
-        """Return the parts into which data parallelism divides requests."""
-        return math.prod(n for axis, n in self.mesh.items() if axis in ("dp", "ep"))
-
-    def text(self, batch: int, seq: int, past: int) -> str:
-        """Return the MODEL string of a step; tables of learned positions have rows for samples."""
-        step = self.step_text(batch, seq, past)
-        learned = not self.config[0].rotary_share and "positions=" not in self.model
-        return step + (f",positions={_POSITIONS}" if learned else "")
-
-    def step_text(self, batch: int, seq: int, past: int) -> str:
-        """Return the MODEL string of a step; a model has as many positions as it says."""
-        keys = {"entry": "serve", "batch": batch, "seq": seq, "past": past, "page": self.page}
-        keys |= {"pools": self.pools} if self.pools > 1 else {}
-        keys |= {"kv_dtype": self.kv_dtype} if self.kv_dtype else {}
-        name, _, options = self.model.partition("?")
-        words = options.split(",") if options else []
-        if self.layers:
-            words = [word for word in words if not word.startswith("layers=")]
-            keys["layers"] = self.layers
-        return f"{name}?" + ",".join([*words, *(f"{key}={value}" for key, value in keys.items())])
-
-    def study(self, batch: int, seq: int, past: int) -> Study:
-        """Return the study of a step of ``seq`` tokens of each of ``batch`` requests."""
-        return Study(
-            self.text(batch, seq, past),
-            strategy=self.strategy,
-            mesh=self.mesh,
-            system=self.system,
-            decide="bytes",
-        )
-
-    @cached_property
-    def config(self) -> tuple[DecoderConfig, CacheConfig]:
-        """Return the configurations of the model and of a step."""
-        return serving_step(self.step_text(self.pools, 1, 0))
-
-    @cached_property
-    def repeated(self) -> tuple[ServedModel, ServedModel, int] | None:
-        """Return the model with few layers, with one period of layers more, and the periods left.
-
-        Layers repeat with a period: that of windows, behind the layers without experts. None where
-        there are too few layers for a difference of two depths to be that of all others.
-        """
-        config, _ = self.config
-        kinds = [(config.has_experts(k), config.has_window(k)) for k in range(config.layers)]
-        first = next((k for k, kind in enumerate(kinds) if kind[0] == kinds[-1][0]), 0)
-        for period in range(1, config.layers // 2):
-            if kinds[first + period :] == kinds[first:-period]:
-                break
-        else:
-            return None
-        least = first + max(period, 2)
-        few = least + (config.layers - least) % period
-        times = (config.layers - few) // period
-        if times < 3:
-            return None
-        return replace(self, layers=few), replace(self, layers=few + period), times
 
 
 @dataclass(frozen=True)
@@ -216,8 +119,8 @@ class _Part:
     sizes: list[tuple[int, int]]
 
     @cached_property
-    def memory(self) -> list[tuple[int, int, float, int]]:
-        """Return of each sample: tokens, and bytes of weights, caches per token, and workspace."""
+    def memory(self) -> list[tuple[int, list[StepMemory]]]:
+        """Return the tokens of each sample, and the memory of each stage."""
         return [self.samples.memory(*size) for size in self.sizes]
 
 
@@ -241,7 +144,7 @@ class Surface:
     def __init__(self, served: ServedModel, new: int = 1, shallow: Surface | None = None) -> None:
         self.served, self.new, self._shallow = served, new, shallow
         self._parts: dict[bool, _Part] = {}
-        self._depths: tuple[Surface, Surface, int] | None = None
+        self._depths: tuple[Surface, Surface, tuple[int, ...]] | None = None
         if served.repeated is not None:
             few, more, times = served.repeated
             first = Surface(few, new)
@@ -257,13 +160,21 @@ class Surface:
         context : int64 array (rows,)
             Tokens in the cache of each.
         """
-        pools = self.served.pools
-        batch = -(-np.asarray(batch, np.int64) // pools) * pools
-        return self._times(False, batch, np.asarray(context, np.int64))
+        return np.asarray(self.decode_parts_ps(batch, context).sum(axis=0), np.int64)
 
     def prefill_ps(self, tokens: Ints, past: Ints) -> Ints:
         """Return the picoseconds of steps that fill a cache with ``tokens`` behind ``past``."""
-        return self._times(True, np.asarray(tokens, np.int64), np.asarray(past, np.int64))
+        return np.asarray(self.prefill_parts_ps(tokens, past).sum(axis=0), np.int64)
+
+    def decode_parts_ps(self, batch: Ints, context: Ints) -> Ints:
+        """Return the parts of :meth:`decode_ps`, (2 * stages - 1, rows)."""
+        pools = self.served.pools
+        batch = -(-np.asarray(batch, np.int64) // pools) * pools
+        return self._parts_ps(False, batch, np.asarray(context, np.int64))
+
+    def prefill_parts_ps(self, tokens: Ints, past: Ints) -> Ints:
+        """Return the parts of :meth:`prefill_ps`, (2 * stages - 1, rows)."""
+        return self._parts_ps(True, np.asarray(tokens, np.int64), np.asarray(past, np.int64))
 
     def decode_s(self, batch: int, context: int) -> float:
         """Return the seconds of a step that decodes."""
@@ -277,53 +188,81 @@ class Surface:
         """Return the memory of an engine whose steps have so many tokens at most.
 
         The workspace of steps grows with their tokens: that of the smallest sample with as many
-        is taken, or that of the largest one in proportion.
+        is taken, or that of the largest one in proportion. Of stages it is the memory of that in
+        which caches hold the fewest tokens.
         """
+        capacity = self.served.system.memory_capacity_bytes
+        return min(self.memories(tokens), key=lambda memory: memory.tokens(capacity))
+
+    def memories(self, tokens: int) -> list[StepMemory]:
+        """Return the memory of each stage, as :meth:`memory` has it."""
         if self._depths is not None:
             few, more, times = self._depths
-            low, high = few.memory(tokens), more.memory(tokens)
-            return StepMemory(
-                low.weight_bytes + times * (high.weight_bytes - low.weight_bytes),
-                low.token_bytes + times * (high.token_bytes - low.token_bytes),
-                low.workspace_bytes + times * max(0, high.workspace_bytes - low.workspace_bytes),
-            )
-        samples = sorted(self._part(False).memory + self._part(True).memory)
-        workspace = 0.0
-        for count, _, _, size in samples:
-            workspace = max(workspace, size * max(1.0, tokens / samples[-1][0]))
+            pairs = zip(few.memories(tokens), more.memories(tokens), times, strict=True)
+            return [
+                StepMemory(
+                    low.weight_bytes + n * (high.weight_bytes - low.weight_bytes),
+                    low.token_bytes + n * (high.token_bytes - low.token_bytes),
+                    low.workspace_bytes + n * max(0, high.workspace_bytes - low.workspace_bytes),
+                )
+                for low, high, n in pairs
+            ]
+        samples = sorted(
+            self._part(False).memory + self._part(True).memory,
+            key=lambda sample: (sample[0], [stage.workspace_bytes for stage in sample[1]]),
+        )
+        workspaces = [0.0] * self.served.stages
+        for count, stages in samples:
+            share = max(1.0, tokens / samples[-1][0])
+            workspaces = [
+                max(size, stage.workspace_bytes * share)
+                for size, stage in zip(workspaces, stages, strict=True)
+            ]
             if count >= tokens:
                 break
-        _, weights, per_token, _ = samples[0]
-        return StepMemory(weights, per_token, math.ceil(workspace))
+        return [
+            replace(stage, workspace_bytes=math.ceil(size))
+            for stage, size in zip(samples[0][1], workspaces, strict=True)
+        ]
 
-    def _times(self, prefill: bool, first: Ints, before: Ints) -> Ints:
+    def _parts_ps(self, prefill: bool, first: Ints, before: Ints) -> Ints:
         if self._depths is not None:
             few, more, periods = self._depths
-            low = few._times(prefill, first, before)
-            return low + periods * (more._times(prefill, first, before) - low)
-        result = np.zeros(first.size, np.int64)
+            low = few._parts_ps(prefill, first, before)
+            high = more._parts_ps(prefill, first, before)
+            low[::2] += np.array(periods, np.int64)[:, None] * (high[::2] - low[::2])
+            return low
+        result = np.zeros((2 * self.served.stages - 1, first.size), np.int64)
         for rows, kind, quantities in self._quantities(prefill, first, before):
-            result[rows] = self._time_ps(kind, quantities)
+            result[:, rows] = self._run(kind, quantities).part_ps
         return result
 
     def costs(self, batch: Ints, context: Ints) -> StepPredictions:
-        """Return the times and the memory of steps that decode, as :meth:`decode_ps` takes them."""
+        """Return the times and the memory of steps that decode, as :meth:`decode_ps` takes them.
+
+        Raises
+        ------
+        SimulationError
+            DIST0760 for a plan with stages, as each has a peak of its own.
+        """
+        if self.served.stages > 1:
+            raise _unpredicted(self.served, "its stages have a peak of memory each")
         batch, context = np.asarray(batch, np.int64), np.asarray(context, np.int64)
         if self._depths is not None:
             few, more, periods = self._depths
-            return few.costs(batch, context).extended(more.costs(batch, context), periods)
+            return few.costs(batch, context).extended(more.costs(batch, context), *periods)
         parts = []
         for rows, kind, quantities in self._quantities(False, batch, context):
             times = kind.batch.resource_times(quantities)
-            time_ps = self._time_ps(kind, quantities)
+            time_ps = self._run(kind, quantities).time_ps
             parts.append((rows, StepPredictions(time_ps, kind.peaks.of(quantities), times)))
         return StepPredictions.joined(parts, batch.size)
 
-    def _time_ps(self, kind: _Kind, quantities: Ints) -> Ints:
+    def _run(self, kind: _Kind, quantities: Ints) -> FlatTimes:
         times = kind.batch.run(quantities)
         if not times.fits.all():
             raise _unpredicted(self.served, "a time is too long")
-        return times.time_ps
+        return times
 
     def _quantities(
         self, prefill: bool, first: Ints, before: Ints
@@ -472,24 +411,29 @@ class _Samples:
         """Return the digest of all of a program but its numbers."""
         return self._sample(first, before)[2]
 
-    def memory(self, first: int, before: int) -> tuple[int, int, float, int]:
-        """Return the tokens and the bytes of a step."""
+    def memory(self, first: int, before: int) -> tuple[int, list[StepMemory]]:
+        """Return the tokens and the memory of each stage of a step."""
         study, program, _ = self._sample(first, before)
         return _memory(study, program, *self._sizes(first), before)
 
 
 def _memory(
     study: Study, program: Program, batch: int, seq: int, past: int
-) -> tuple[int, int, float, int]:
-    """Return tokens, and bytes of weights, caches per token, and workspace of a sample."""
-    fn = program.functions[program.entries[0].function]
-    params = [fn.values[index] for index in fn.params]
-    caches = sum(v.bytes for v in params if v.name.endswith("_cache"))
-    weights = sum(v.bytes for v in params if not v.name.endswith("_cache"))
-    peak = study.result.peak_memory_bytes
+) -> tuple[int, list[StepMemory]]:
+    """Return tokens, and the memory of each stage, of a sample."""
     page = study.source.mod["main"].params[3].ty.shape[2]
     cached_tokens = batch * -(-(past + seq) // int(page)) * int(page)
-    return batch * seq, weights, caches / cached_tokens, max(0, peak - weights - caches)
+    stages = []
+    peaks = {device.id: device.peak_memory_bytes for device in study.result.devices}
+    for entry in program.entries:
+        fn = program.functions[entry.function]
+        params = [fn.values[index] for index in fn.params]
+        caches = sum(v.bytes for v in params if v.name.endswith("_cache"))
+        weights = sum(v.bytes for v in params if not v.name.endswith("_cache"))
+        peak = max(peaks[device] for device in program.meshes[entry.mesh].device_ids)
+        workspace = max(0, peak - weights - caches)
+        stages.append(StepMemory(weights, caches / cached_tokens, workspace))
+    return batch * seq, stages
 
 
 def _unpredicted(served: ServedModel, problem: str) -> SimulationError:

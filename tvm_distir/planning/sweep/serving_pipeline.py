@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from tvm_distir.models import CacheConfig, serving_step, split_keys, zoo, zoo_spec
-from tvm_distir.planning.serving.surface import ServedModel
+from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError
 

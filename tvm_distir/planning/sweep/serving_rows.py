@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.planning.serving.surface import ServedModel, Surface
+from tvm_distir.planning.serving.served_model import ServedModel
+from tvm_distir.planning.serving.surface import Surface
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 

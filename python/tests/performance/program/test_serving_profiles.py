@@ -16,7 +16,7 @@ from tvm_distir.performance.fusion.profile import Profile
 from tvm_distir.performance.program.parts import Function, Op, Value
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.simulator import simulate
-from tvm_distir.planning.serving.surface import ServedModel
+from tvm_distir.planning.serving.served_model import ServedModel
 
 BITS = {"serving-fp8": 8.0, "serving-nvfp4": 4.5, "serving-int4": 4.125}
 

@@ -36,13 +36,30 @@ def ints(*values):
     return np.array(values, np.int64)
 
 
-def steps_of(base=5 * MS, request=MS // 10, context=1000, token=MS // 100, past=50):
-    """Times of an engine: a step takes ``base``, and more for what it works on."""
+def steps_of(
+    base=5 * MS, request=MS // 10, context=1000, token=MS // 100, past=50, parts=((1, 1),)
+):
+    """Times of an engine: a step takes ``base``, and more for what it works on.
+
+    Each part of a step takes a share of it.
+    """
     batches, contexts = ints(1, 4, 16, 64, 256), ints(0, 128, 1024, 8192)
     tokens, pasts = ints(2, 64, 512, 4096), ints(0, 1024, 8192)
     decode = base + batches[:, None] * (request + contexts[None, :] * context)
     prefill = base + tokens[:, None] * (token + pasts[None, :] * past + tokens[:, None] * past // 2)
+    decode, prefill = (
+        np.array([whole * part // of for part, of in parts], np.int64)
+        for whole in (decode, prefill)
+    )
     return StepTimes(batches, contexts, decode, tokens, pasts, prefill)
+
+
+STAGES = (
+    ((1, 1),),
+    ((1, 2), (-1, 50), (1, 3)),
+    ((1, 5), (1, 9), (1, 3), (1, 9), (1, 4)),
+)
+"""Shares of the parts of a step in one to three stages; a stage may begin before it receives."""
 
 
 def random_case(number):
@@ -58,7 +75,9 @@ def random_case(number):
         float(rng.integers(0, 2)) * 150.5,
     )  # fmt: skip
     pages = int(rng.integers(24, 80))
-    times = replace(steps_of(), gain=1.0 if number % 2 else float(rng.uniform(1, 3)))
+    parts = STAGES[number % 11 % 3] if number % 4 == 1 else STAGES[0]
+    pages *= (len(parts) + 1) // 2
+    times = replace(steps_of(parts=parts), gain=1.0 if number % 2 else float(rng.uniform(1, 3)))
     users = work.users if work.kind == "closed" else 0
     filled = number % 7 == 3 and not users
     replicas = Replicas((1, 2, 3)[number % 5 % 3], ROUTERS[number % 2])
@@ -67,7 +86,7 @@ def random_case(number):
 
 
 def test_the_native_loop_is_the_reference():
-    """With preemption, prefixes, speculation, closed loops, full caches, pools and replicas.
+    """With preemption, prefixes, speculation, closed loops, full caches, pools, stages, replicas.
 
     ``scripts/checks/serving_laws.py`` compares 500 workloads.
     """
@@ -81,6 +100,7 @@ def compare_with_reference(numbers):
         case = random_case(number)
         requests, pages = case[0], case[3]
         reference = PythonReplicas(*case)
+        pages //= case[1].stages
         places = []
         for engine, (which, got), (expected, want) in zip(
             reference.engines, serve_by_replicas(*case), reference.run(), strict=True
@@ -176,10 +196,30 @@ def test_a_request_alone_takes_the_time_of_its_steps():
     served = serve_requests(
         Workload.parse("burst,in=64,out=3").draw(1), times, SchedulerOptions(), 64, PAGE
     )
-    first = int(times.prefill_ps[1, 0])
+    first = int(times.prefill_ps[0, 1, 0])
     decode = [5 * MS + MS // 10 + c * 1000 for c in (64, 65)]
     assert served.first_ps.tolist() == [first]
     assert served.finish_ps.tolist() == [first + sum(decode)]
+
+
+@pytest.mark.parametrize(("users", "period_ms"), [(1, 42), (2, 42), (3, 60), (6, 60)])
+def test_stages_work_on_as_many_steps_as_there_are_stages(users, period_ms):
+    """A step takes 10 + 1 + 20 + 1 + 10 ms, and the second stage one of them every 20 ms.
+
+    So a user alone has a token in the sum of the parts, and three groups one in three times the
+    slowest stage. More users share the steps of the groups.
+    """
+    parts = ((10, 1), (1, 1), (20, 1), (1, 1), (10, 1))
+    times = steps_of(base=MS, request=0, context=0, token=0, past=0, parts=parts)
+    work = Workload.parse("burst,in=16,out=40")
+    served = serve_by_replicas(
+        work.draw(users), times, SchedulerOptions(), 4096, PAGE, 0, False, 1, Replicas()
+    )
+    for _, group in served:
+        begins = group.steps[10:, 0]
+        assert set(np.diff(begins).tolist()) <= {period_ms * MS}
+    tokens = sum(int(group.steps[:, 2].sum()) for _, group in served)
+    assert tokens == users * 39
 
 
 @pytest.mark.parametrize("lengths", [(256, 256), (512, 64), (100, 700)])

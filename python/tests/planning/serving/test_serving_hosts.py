@@ -10,8 +10,9 @@ import pytest
 from tvm_distir.core import System
 from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes, serve_requests
 from tvm_distir.planning.serving.levels import ServiceLevels
+from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment
-from tvm_distir.planning.serving.surface import ServedModel, Surface
+from tvm_distir.planning.serving.surface import Surface
 from tvm_distir.planning.serving.weight_types import with_weights
 from tvm_distir.planning.serving.workload import Workload
 from tvm_distir.support.errors.tree import UsageError
@@ -23,8 +24,9 @@ def constant_times(decode_us: int, prefill_us: int) -> StepTimes:
     """Return times of steps that do not depend on their sizes."""
     rows, columns = np.array([1, 4096]), np.array([0, 65536])
     tokens = np.array([2, 512, 513, 32768])
-    decode = np.full((2, 2), decode_us * 10**6)
-    return StepTimes(rows, columns, decode, tokens, columns, np.full((4, 2), prefill_us * 10**6))
+    decode = np.full((1, 2, 2), decode_us * 10**6)
+    prefill = np.full((1, 4, 2), prefill_us * 10**6)
+    return StepTimes(rows, columns, decode, tokens, columns, prefill)
 
 
 @pytest.mark.parametrize(("tokens", "eager"), [(500, False), (2000, True)])

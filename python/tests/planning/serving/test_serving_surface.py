@@ -16,9 +16,10 @@ from tvm_distir.core import System
 from tvm_distir.interface.command.__main__ import main
 from tvm_distir.planning.serving.batching import Speculation
 from tvm_distir.planning.serving.levels import ServiceLevels
+from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
-from tvm_distir.planning.serving.surface import ServedModel, Surface, mixed_ps
+from tvm_distir.planning.serving.surface import Surface, mixed_ps
 from tvm_distir.support.errors.tree import SimulationError
 
 SYSTEM = "dgx-h100"
@@ -26,6 +27,7 @@ MODELS = [
     ("llama3", "megatron", {"tp": 8}),
     ("gemma", "megatron", {"tp": 2}),
     ("mixtral", "expert_parallel", {"ep": 2}),
+    ("llama3", "pipeline+megatron", {"pp": 2, "tp": 2}),
 ]
 """More of them, at more sizes, are those of ``scripts/checks/serving_laws.py``."""
 
@@ -160,7 +162,7 @@ def compare_with_exhaustive(spaces):
             search_serving(
                 "zoo:llama3?size=tiny", devices, SYSTEM, f"poisson:1,{lengths}", levels,
                 schedulers=("continuous:tokens=128", "prefill_first:tokens=512"),
-                apart=apart, front=False, bounds=bounds,
+                apart=apart, front=False, bounds=bounds, stages=(1, 2),
             )
             for bounds in (True, False)
         ]  # fmt: skip

@@ -34,7 +34,7 @@ def _inputs(local: ir.IRModule, mesh: int) -> list[str]:
 @pytest.mark.parametrize(
     ("model", "strategy", "axes", "engine"),
     [
-        (f"llama3?size=tiny,layers=2,{SERVE}", "pipeline+megatron", {"pp": 2, "tp": 2}, "threads"),
+        (f"llama3?size=tiny,layers=2,{SERVE}", "pipeline+megatron", {"pp": 2, "tp": 2}, "virtual"),
         ("gpt?size=tiny,layers=3", "data_parallel+pipeline", {"dp": 2, "pp": 3}, "virtual"),
     ],
 )
