@@ -43,7 +43,7 @@ def main() -> None:
         rules = [rule for rule in data.rules if rule.name != "wte.weight"]
         plan = Plan(data.meshes, (*rules, *table.rules))
         td.verify(mod, plan, engine="virtual").check()
-        result = td.analyze(mod, plan, system="dgx-a100")
+        result = td.analyze(mod, plan, system="a100")
         print(f"dim {dim}: {result.time_s * 1e6:.0f} us, {result.peak_memory_bytes:,} bytes")
 
 

@@ -19,7 +19,7 @@ def model(batch: int) -> ir.IRModule:
 
 def main() -> None:
     """Search on four devices of a DGX A100, and verify the best plan."""
-    result = td.search(model, 4, "dgx-a100", batch=16)
+    result = td.search(model, 4, "a100", batch=16)
     print(result)
     best = result.plans[0]
     td.verify(model(16), best.plan, engine="virtual").check()

@@ -14,17 +14,22 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import tvm_distir as td
 from tvm_distir.planning.strategies.training_parts import new_names
 from tvm_distir.support.errors.tree import DistIRError
 
+SYSTEMS = Path(__file__).parents[2] / "python" / "tests" / "systems"
+A100, H100 = (str(SYSTEMS / f"plain-{name}.json") for name in ("a100", "h100"))
+"""Rooflines on which each op is a kernel."""
+
 SETTINGS = (
-    ("llama?size=8b,layers=2,batch=16", {"dp": 2, "tp": 4}, "dgx-a100"),
-    ("llama?size=8b,layers=4,batch=64", {"dp": 8, "tp": 8}, "dgx-h100"),
-    ("gpt?size=gpt3-6.7b,layers=2,batch=16", {"dp": 2, "tp": 4}, "dgx-a100"),
-    ("bert?size=bert-large,layers=2,batch=32", {"dp": 4, "tp": 2}, "dgx-a100"),
+    ("llama?size=8b,layers=2,batch=16", {"dp": 2, "tp": 4}, A100),
+    ("llama?size=8b,layers=4,batch=64", {"dp": 8, "tp": 8}, H100),
+    ("gpt?size=gpt3-6.7b,layers=2,batch=16", {"dp": 2, "tp": 4}, A100),
+    ("bert?size=bert-large,layers=2,batch=32", {"dp": 4, "tp": 2}, A100),
 )
 """Zoo model, mesh, system."""
 

@@ -14,35 +14,40 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import tvm_distir as td
 from tvm_distir.planning.search.candidates import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.support.errors.tree import DistIRError
 
+SYSTEMS = Path(__file__).parents[2] / "python" / "tests" / "systems"
+A100, H100 = (str(SYSTEMS / f"plain-{name}.json") for name in ("a100", "h100"))
+"""Rooflines on which each op is a kernel."""
+
 TRAIN = {"optimizer": "adam"}
 
 SETTINGS = (
-    ("gpt?size=gpt2,layers=2", "dgx-a100", 8, 16, True),
-    ("gpt?size=gpt2,layers=2", "dgx-h100", 8, 64, True),
-    ("gpt?size=gpt3-6.7b,layers=2", "dgx-a100", 8, 16, True),
-    ("gpt?size=gpt3-6.7b,layers=2", "dgx-a100", 16, 64, True),
-    ("llama?size=8b,layers=2", "dgx-h100", 8, 16, True),
-    ("llama?size=8b,layers=2", "dgx-h100", 16, 16, True),
-    ("llama?size=8b,layers=2", "dgx-a100", 32, 64, True),
-    ("llama?size=70b,layers=1", "dgx-h100", 16, 16, True),
-    ("moe?size=mixtral-8x7b,layers=1", "dgx-h100", 8, 16, True),
-    ("bert?size=bert-large,layers=2", "dgx-a100", 8, 64, True),
-    ("vit?size=vit-l16,layers=2", "dgx-a100", 8, 64, True),
-    ("vit?size=vit-l16,layers=2", "dgx-h100", 24, 96, True),
-    ("gpt?size=gpt3-6.7b,layers=2", "dgx-a100", 8, 1, False),
-    ("gpt?size=gpt3-6.7b,layers=2", "dgx-a100", 8, 16, False),
-    ("llama?size=8b,layers=2", "dgx-h100", 8, 1, False),
-    ("llama?size=8b,layers=2", "dgx-h100", 8, 32, False),
-    ("bert?size=bert-large,layers=2", "dgx-a100", 8, 32, False),
-    ("vit?size=vit-l16,layers=2", "dgx-a100", 8, 64, False),
-    ("resnet", "dgx-a100", 8, 64, False),
-    ("moe?size=mixtral-8x7b,layers=1", "dgx-h100", 8, 16, False),
+    ("gpt?size=gpt2,layers=2", A100, 8, 16, True),
+    ("gpt?size=gpt2,layers=2", H100, 8, 64, True),
+    ("gpt?size=gpt3-6.7b,layers=2", A100, 8, 16, True),
+    ("gpt?size=gpt3-6.7b,layers=2", A100, 16, 64, True),
+    ("llama?size=8b,layers=2", H100, 8, 16, True),
+    ("llama?size=8b,layers=2", H100, 16, 16, True),
+    ("llama?size=8b,layers=2", A100, 32, 64, True),
+    ("llama?size=70b,layers=1", H100, 16, 16, True),
+    ("moe?size=mixtral-8x7b,layers=1", H100, 8, 16, True),
+    ("bert?size=bert-large,layers=2", A100, 8, 64, True),
+    ("vit?size=vit-l16,layers=2", A100, 8, 64, True),
+    ("vit?size=vit-l16,layers=2", H100, 24, 96, True),
+    ("gpt?size=gpt3-6.7b,layers=2", A100, 8, 1, False),
+    ("gpt?size=gpt3-6.7b,layers=2", A100, 8, 16, False),
+    ("llama?size=8b,layers=2", H100, 8, 1, False),
+    ("llama?size=8b,layers=2", H100, 8, 32, False),
+    ("bert?size=bert-large,layers=2", A100, 8, 32, False),
+    ("vit?size=vit-l16,layers=2", A100, 8, 64, False),
+    ("resnet", A100, 8, 64, False),
+    ("moe?size=mixtral-8x7b,layers=1", H100, 8, 16, False),
 )
 """Zoo model, system, devices, batch, whether a step of training with Adam."""
 

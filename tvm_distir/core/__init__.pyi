@@ -221,6 +221,7 @@ from .plan.coerce import PlanLike as PlanLike
 from .plan.coerce import as_plan as as_plan
 from .plan.coerce import plan_of_meshes as plan_of_meshes
 from .plan.name_patterns import MAIN as MAIN
+from .plan.name_patterns import free_name as free_name
 from .plan.name_patterns import match_name as match_name
 from .plan.name_patterns import plain_name as plain_name
 from .plan.partition_spec import PartitionSpec as PartitionSpec

@@ -217,10 +217,10 @@ def analyze(
     --------
     >>> import tvm_distir as td
     >>> model = "zoo:mlp?layers=2,hidden=64,batch=32"
-    >>> result = td.analyze(model, strategy="data_parallel", mesh={"dp": 2}, system="dgx-a100")
+    >>> result = td.analyze(model, strategy="data_parallel", mesh={"dp": 2}, system="a100")
     >>> print(result.summary.splitlines()[1])
       dp=2 (2 devices), strategy data_parallel, batch 32
-    >>> result.time_s == td.simulate(td.export(result.module), "dgx-a100").time_s
+    >>> result.time_s == td.simulate(td.export(result.module), "a100").time_s
     True
     """
     if plan is not None and strategy is not None:

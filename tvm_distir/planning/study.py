@@ -14,20 +14,24 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core import (
+    ATTENTION_OP,
     Plan,
     PlanLike,
     Schedule,
     System,
+    all_bindings,
     as_plan,
     data_positions,
     entry_of,
     keep_entry,
     mesh_text,
+    relax_functions,
 )
 from tvm_distir.models import Model, load_model
 from tvm_distir.performance import Profile, Program, Result, export, simulate
 from tvm_distir.support import Stopwatch, UsageError
 from tvm_distir.transforms import (
+    FUSE_ATTENTION,
     FuseAttention,
     OutlineRepeatedLayers,
     PassSpec,
@@ -294,7 +298,8 @@ class Study:
     def step_plan(self) -> Plan:
         """Return the plan of the step."""
         step = self.step
-        return self._make_plan(step) if self._fitted_plan is None else self._fitted_plan
+        plan = self._make_plan(step) if self._fitted_plan is None else self._fitted_plan
+        return with_attention(step, plan) if self._fuses_attention else plan
 
     def _train_step(self, recompute: Recompute) -> ir.IRModule:
         with self.watch.stage("train"):
@@ -378,6 +383,7 @@ class Study:
             *(
                 (name, {**options, "system": system})
                 for name, options in passes_for(self.step_plan)
+                if name != FUSE_ATTENTION  # done before the step was made
             ),
             *communication_passes(
                 mod,
@@ -413,10 +419,17 @@ class Study:
         if system is None:
             raise UsageError(
                 "DIST0151", "a step is simulated on a system, and none is given",
-                place="system", remedy='Give a system, for example system="dgx-a100".',
+                place="system", remedy='Give a system, for example system="a100".',
             )  # fmt: skip
         with self.watch.stage("simulate"):
             return simulate(program, system, kernels=self.kernels, allocator=self.allocator)
+
+
+def with_attention(mod: ir.IRModule, plan: Plan) -> Plan:
+    """Return a plan that says where the module has attention as a single op."""
+    values = (b.value for _, fn in relax_functions(mod) for b in all_bindings(fn.body))
+    is_fused = any(str(getattr(getattr(v, "op", None), "name", "")) == ATTENTION_OP for v in values)
+    return replace(plan, attention=FUSED) if is_fused else plan
 
 
 def _is_of_mesh(plan: Plan, axes: Sequence[tuple[str, int]]) -> bool:

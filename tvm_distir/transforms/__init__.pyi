@@ -39,6 +39,7 @@ from .optimize.traffic import TrafficInstrument as TrafficInstrument
 from .optimize.traffic import traffic as traffic
 from .optimize.unused import RemoveUnused as RemoveUnused
 from .outline.outliner import OutlineRepeatedLayers as OutlineRepeatedLayers
+from .registry import FUSE_ATTENTION as FUSE_ATTENTION
 from .registry import PASSES as PASSES
 from .registry import PIPELINE as PIPELINE
 from .registry import check_name as check_name

@@ -15,6 +15,8 @@ from tvm_distir.support import Registry, UsageError, nearest
 if TYPE_CHECKING:
     from tvm_distir.core import PassInfo, Plan
 
+FUSE_ATTENTION = "fuse-attention"
+"""The pass before all others of a plan that is for fused attention."""
 PASSES = Registry(
     "tvm_distir.passes",
     {
@@ -23,7 +25,7 @@ PASSES = Registry(
             "train": "transforms.training.passes:TrainStep",
             "outline": "transforms.outline.outliner:OutlineRepeatedLayers",
             "inline": "transforms.inline.passes:InlinePrivateFunctions",
-            "fuse-attention": "transforms.attention.passes:FuseAttention",
+            FUSE_ATTENTION: "transforms.attention.passes:FuseAttention",
             "annotate": "core.passes.annotate.passes:AnnotateSharding",
             "propagate": "core.passes.propagate.passes:PropagateSharding",
             "legalize": "core.passes.legalize.passes:LegalizeRedistribute",
@@ -65,6 +67,8 @@ def passes_for(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
         steps.insert(-1, ("regather", {"axes": plan.regather}))
     if len(plan.meshes) > 1 and plan.schedule is None:
         steps.append(("replicate-inputs", {}))
+    if plan.attention:
+        steps.insert(0, (FUSE_ATTENTION, {}))
     return (*steps, *([("ring", {"axes": plan.ring})] if plan.ring else []))
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Parse passes with options, such as ``bucket{bucket_bytes=1048576},schedule{system=dgx-h100}``."""
+"""Parse passes with options, such as ``bucket{bucket_bytes=1048576},schedule{system=h100}``."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import tvm_distir as td
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.models.onnx import gpt2
 from tvm_distir.planning import strategies as strategy
@@ -27,7 +28,7 @@ def analysed(mod, plan):
     """Distribute, export, simulate on dgx-a100."""
     lowered = td.distribute(mod, plan)
     check_level(lowered, 5)
-    return lowered, td.simulate(td.export(lowered), td.System.load("dgx-a100"))
+    return lowered, td.simulate(td.export(lowered), td.System.load(PLAIN_A100))
 
 
 def test_the_onnx_package_bundles_nine_models():
@@ -48,7 +49,7 @@ def test_bundled_onnx_models_data_parallel(name):
     assert int(lowered["main"].ret_ty.shape[0]) == BATCH // DEVICES
     whole = td.simulate(
         td.export(td.distribute(mod, strategy.make_plan(mod, "data_parallel", {"dp": 1}))),
-        td.System.load("dgx-a100"),
+        td.System.load(PLAIN_A100),
     )
     assert sum(d.flops for d in result.devices) == sum(d.flops for d in whole.devices)
 

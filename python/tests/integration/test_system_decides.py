@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import tvm_distir as td
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.execution.runtime.engines.registry import engine
@@ -21,7 +22,7 @@ from tvm_distir.transforms.training.train_step import train_step
 
 GPT = "zoo:gpt?size=tiny,layers=1,hidden=32,vocab=67,batch=8"
 VIT = "zoo:vit?size=tiny,layers=1,hidden=32,batch=8"
-SYSTEM = "dgx-a100"
+SYSTEM = PLAIN_A100
 
 
 def made(model, strategy, mesh, train, system):

@@ -15,13 +15,14 @@ import pytest
 
 import tvm_distir as td
 from tests.interface.command.cli_inputs import write_inputs
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.interface.command import main
 from tvm_distir.planning.study import Study
 from tvm_distir.support.errors.tree import DistIRError, PlanError, UsageError
 from tvm_distir.support.stopwatch import Stopwatch
 
 GPT = "zoo:gpt?size=tiny,layers=2,hidden=32,heads=2,vocab=64,seq=16,batch=8,positions=16"
-SYSTEM = "dgx-a100"
+SYSTEM = PLAIN_A100
 
 
 @pytest.fixture(scope="module")

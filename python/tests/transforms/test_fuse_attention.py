@@ -169,6 +169,27 @@ def test_a_sharded_training_step_is_equal(strategy, mesh, moved):
     assert td.verify(step, study.step_plan, engine="virtual", dist=study.local).equal
 
 
+@pytest.mark.parametrize("spec", MODELS)
+@pytest.mark.parametrize(
+    ("form", "moved"),
+    [("gather", "all_gather"), ("all_to_all", "all_to_all"), ("ring", "collective_permute")],
+)
+def test_the_form_of_context_parallelism_decides_what_moves(spec, form, moved):
+    """Also where a system decides by times, and where an exchange would be as fast."""
+    strategy = f"context_parallel:form={form}"
+    study = Study(spec, strategy=strategy, mesh={"cp": 2}, system="h100", attention="fused")
+    ops = ops_of(study.local)
+    assert "dist.attention" in ops_of(study.forward)
+    kinds = {"dist.all_gather", "dist.all_to_all", "dist.collective_permute", "dist.exchange"}
+    assert kinds.intersection(ops) == {f"dist.{moved}"}
+    plan = td.Plan.from_dict(study.step_plan.to_dict())
+    assert plan.attention == "fused"
+    model = td.load_model(spec).mod  # its attention is written out
+    dist = td.distribute(model, plan, system="h100")
+    assert f"dist.{moved}" in ops_of(dist)
+    assert td.verify(model, plan, engine="virtual", dist=dist).equal
+
+
 def test_dropout_of_weights_is_named(caplog):
     """It stays written out, for the op draws no random numbers."""
     mod = td.load_model(f"zoo:gpt?{SMALL},dropout=0.1").mod

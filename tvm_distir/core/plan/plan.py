@@ -49,6 +49,9 @@ class Plan(Displayed):
     complete : bool
         Whether what the rules leave open may be sharded on any dim along any axis, not only on
         dims that follow from theirs: the cheapest completion of the rules.
+    attention : str
+        ``"fused"`` where the rules are for a module whose softmax attention is a single op:
+        ``FuseAttention`` then runs before other passes. Empty: attention stays as it is.
     mesh : mapping of str to int, optional
         The axes of the only mesh, major first, in place of ``meshes``.
 
@@ -75,6 +78,7 @@ class Plan(Displayed):
     schedule: Schedule | None
     labels: Mapping[str, Any] | None
     complete: bool
+    attention: str
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class Plan(Displayed):
         schedule: Schedule | None = None,
         labels: Mapping[str, Any] | None = None,
         complete: bool = False,
+        attention: str = "",
         *,
         mesh: Mapping[str, int] | None = None,
     ) -> None:
@@ -100,6 +105,7 @@ class Plan(Displayed):
             "meshes": meshes, "rules": tuple(rules), "recompute": dict(recompute or {}),
             "ring": tuple(sorted(set(ring))), "regather": tuple(sorted(set(regather))),
             "schedule": schedule, "labels": labels, "complete": complete,
+            "attention": attention,
         }  # fmt: skip
         for name, value in values.items():
             object.__setattr__(self, name, value)

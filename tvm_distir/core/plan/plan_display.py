@@ -31,6 +31,8 @@ def plan_headline(plan: PlanLike) -> str:
             lines.append(f"{word}: {', '.join(axes)}")
     if plan.complete:
         lines.append("any axis may shard what the rules leave open")
+    if plan.attention:
+        lines.append("softmax attention is a single op (FuseAttention)")
     if plan.labels is not None:
         lines.append("the placements of all values are decided (labels)")
     return "\n".join(lines)

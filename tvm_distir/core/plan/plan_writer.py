@@ -50,6 +50,10 @@ class PlanLike(Protocol):
     def complete(self) -> bool:
         """Return whether any axis may shard what the rules leave open."""
 
+    @property
+    def attention(self) -> str:
+        """Return ``fused`` where the plan is for a module whose attention is an op."""
+
 
 def plan_dict(plan: PlanLike) -> dict[str, Any]:
     """Return the JSON form of a plan, without default values."""
@@ -72,6 +76,8 @@ def plan_dict(plan: PlanLike) -> dict[str, Any]:
         out["labels"] = dict(plan.labels)
     if plan.complete:
         out["complete"] = True
+    if plan.attention:
+        out["attention"] = plan.attention
     return out
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.support import (
@@ -50,6 +50,7 @@ class _PlanFile:
     schedule: Any = None
     labels: dict[str, Any] | None = None
     complete: bool = False
+    attention: Literal["", "fused"] = ""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
         functions, see :mod:`.recomputation`), ``ring`` and ``regather`` (names of axes),
         ``schedule`` (see :class:`~.schedule.Schedule`), ``labels`` (the decided placements of all
         values: ``rules`` has how many of the rules they were decided under), ``complete`` (whether
-        any axis may shard what the rules leave open).
+        any axis may shard what the rules leave open), ``attention`` (``fused`` where softmax
+        attention that is written out becomes a single op before the rules apply).
     place : str
         The name of the plan in messages.
     make : callable
@@ -145,7 +147,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     try:
         return make(
             tuple(specs), tuple(rules), rest.recompute, rest.ring, rest.regather, schedule,
-            rest.labels, rest.complete,
+            rest.labels, rest.complete, rest.attention,
         )  # fmt: skip
     except DistIRError as error:
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None

@@ -25,7 +25,7 @@ from tvm_distir.planning.strategies.composition import compose
 from tvm_distir.planning.strategies.pipelining import in_micro_batches, schedule_of
 from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.planning.strategies.training_parts import with_updates
-from tvm_distir.planning.study import Study
+from tvm_distir.planning.study import Study, with_attention
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
 from .auto_sharding import labeller_of
@@ -168,7 +168,7 @@ class Trials:
                 if not plans:
                     raise
                 continue
-            plan = candidate.completed(labelled.plan())
+            plan = with_attention(module, candidate.completed(labelled.plan()))
             if all(plan != other for _, other in plans):
                 price_s = labelled.price_s if candidate.schedule is None else None
                 priced = replace(row, price_s=price_s, gap=labelled.gap, hidden=hidden)

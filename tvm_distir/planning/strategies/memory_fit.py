@@ -27,7 +27,7 @@ GIB = 2**30
 _CLOSE = 1 / 256
 """Bounds that differ by less than this share of the first are not told apart."""
 
-REFERENCE_SYSTEM = "dgx-a100"
+REFERENCE_SYSTEM = "a100"
 """System on which memory is measured where none is given: it does not depend on the system."""
 
 

@@ -149,7 +149,7 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = Fal
             if met[:1] and met[0] in dims:  # queries and keys: the keys come by
                 values.put(tied, product.node, met[0])
     for k, node in enumerate(g.nodes):
-        if ring and node.rule is not None and node.rule.op in (ATTENTION_OP, ATTENTION_BACKWARD_OP):
+        if node.rule is not None and node.rule.op in (ATTENTION_OP, ATTENTION_BACKWARD_OP):
             for dim in tied.dims(node.results[0]):
                 values.put(tied, k, dim, stationary=True)
         if node.rule is None or len(node.results) != 1 or not node.operands:

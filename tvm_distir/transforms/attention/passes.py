@@ -36,6 +36,7 @@ from tvm_distir.core import (
     Rewrite,
     all_bindings,
     attention,
+    free_name,
     is_private,
     known_shape,
     let_out,
@@ -154,6 +155,7 @@ class _Fuser:
         for var in variables(fn.body.body):
             self._readers.setdefault(var, []).append(None)
         self._writer: Any = None
+        self._names = {str(var.name) for var in (*fn.params, *self._values)}
 
     def run(self) -> relax.Function:
         """Return the function, or the given function if nothing in it changes."""
@@ -220,6 +222,9 @@ class _Fuser:
         return None
 
     def _emit(self, value: Any, name: str) -> Any:
+        """Bind a value to a variable of a new name, by which plans can refer to it."""
+        name = free_name(name, self._names)
+        self._names.add(name)
         return self._writer.emit(value, name)
 
     def _fuse(self, var: Any, layout: str, match: Match) -> None:

@@ -63,7 +63,7 @@ WINDOWS = (None, 512, 128, 32, 8, 2, 0)
 
 @module_pass("local")
 def ScheduleCollectives(
-    system: System | str = "dgx-a100",
+    system: System | str = "a100",
     *,
     memory_limit_bytes: int | None = None,
     ahead_bytes: int | None = None,

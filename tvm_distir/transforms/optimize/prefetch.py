@@ -35,7 +35,7 @@ from .scan import Scan
 
 @module_pass("local")
 def PrefetchGathers(
-    system: System | str = "dgx-a100", *, ahead_bytes: int | None = None, units: bool = False
+    system: System | str = "a100", *, ahead_bytes: int | None = None, units: bool = False
 ) -> Rewrite:
     """Start gathers of parameters before the call of the function that needs them.
 

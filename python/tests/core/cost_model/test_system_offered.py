@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.cost_model.system_reader import DATA, system_names
+from tvm_distir.core.cost_model.system_reader import system_names
 from tvm_distir.support.errors.tree import DependencyError, HardwareError
 
 Install = Callable[[str, str, str], Path]
-TEXT = (DATA / "dgx-a100.json").read_text().replace('"name": "dgx-a100"', '"name": "mine"')
+TEXT = Path(PLAIN_A100).read_text().replace('"name": "plain-a100"', '"name": "mine"')
 
 SOURCE = """
 import json

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.cost_model.system_reader import DATA, system_names
 from tvm_distir.core.cost_model.system_writer import to_data
@@ -17,7 +19,7 @@ from tvm_distir.support.errors.tree import HardwareError
 
 @pytest.fixture
 def data():
-    return json.loads((DATA / "dgx-a100.json").read_text())
+    return json.loads(Path(PLAIN_A100).read_text())
 
 
 def test_names():
@@ -53,7 +55,7 @@ def test_load_by_path(tmp_path, data):
     data["name"] = "mine"
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(data))
-    mine, stock = System.load(path), System.load("dgx-a100")
+    mine, stock = System.load(path), System.load(PLAIN_A100)
     assert mine.name == "mine"
     assert mine.device == stock.device
     assert System.load(str(path)) == mine
@@ -168,7 +170,7 @@ def test_no_object(whole):
     refused(whole)
 
 
-@pytest.mark.parametrize("name", ["dgx-a100", "dgx-a100-megatron"])
+@pytest.mark.parametrize("name", ["tpu-v4-like", "dgx-a100-megatron"])
 def test_all_faults_of_a_file_are_reported_with_their_places(name, tmp_path):
     data = json.loads((DATA / f"{name}.json").read_text())
     data["device"]["memory_bandwith_GBps"] = data["device"].pop("memory_bandwidth_GBps")
@@ -215,7 +217,7 @@ def test_wrong_constants(path, value):
 
 def test_a_key_that_stands_twice_is_refused(tmp_path):
     path = tmp_path / "twice.json"
-    text = (DATA / "dgx-a100.json").read_text()
+    text = Path(PLAIN_A100).read_text()
     path.write_text(text.replace('"name"', '"kernels": "eager", "kernels": "eager", "name"', 1))
     with pytest.raises(HardwareError, match=r'DIST0703.*"kernels" occurs twice'):
         System.load(path)

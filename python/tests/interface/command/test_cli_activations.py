@@ -15,6 +15,7 @@ import json
 
 import pytest
 
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.interface.command import main
 
 SEQ, TP = 2048, 8
@@ -45,7 +46,7 @@ def test_a_layer_keeps_what_the_formula_says(
         model = f"zoo:gpt?size=tiny,hidden={hidden},heads={heads},layers={layers},seq={SEQ}"
         model += f",positions={SEQ},vocab=51200,batch=1,dtype=float16,dropout=0.1"
         plan = ["--strategy", f"megatron:sequence={int(sequence)}", "--mesh", f"tp={TP}"]
-        inputs = ["--train", "--recompute", policy, "--system", "dgx-a100", "--advice", "bounds"]
+        inputs = ["--train", "--recompute", policy, "--system", PLAIN_A100, "--advice", "bounds"]
         assert main(["analyze", model, *plan, *inputs, "--json"]) == 0
         (memory,) = json.loads(capsys.readouterr().out)["memory"]
         matches.append(memory["most"]["stashes"])

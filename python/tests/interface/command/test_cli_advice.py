@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tvm_distir.core import cost_model as system
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.interface.command import main
 from tvm_distir.interface.command.advice_changes import changes_of
 
-MLP = ["analyze", "zoo:mlp?layers=2", "--system", "dgx-a100"]
+MLP = ["analyze", "zoo:mlp?layers=2", "--system", PLAIN_A100]
 TWO = [*MLP, "--strategy", "tensor_parallel", "--mesh", "tp=2"]
 
 
@@ -38,7 +38,7 @@ def test_gains_are_those_of_the_changed_command(capsys):
     assert without and all(t["gain"] < 1.02 for t in without)
 
 
-MEMORY = ["analyze", "zoo:gpt?size=tiny", "--system", "dgx-a100", "--strategy", "data_parallel",
+MEMORY = ["analyze", "zoo:gpt?size=tiny", "--system", PLAIN_A100, "--strategy", "data_parallel",
           "--mesh", "dp=2"]  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def test_quick_leaves_some_to_full(capsys):
 
 
 def test_what_makes_a_step_fit_is_simulated(tmp_path, capsys):
-    data = Path(system.__file__).parent / "data" / "dgx-a100.json"
+    data = Path(PLAIN_A100)
     small = json.loads(data.read_text(encoding="utf-8"))
     small["device"]["memory_capacity_GiB"] = 0.03
     path = tmp_path / "small.json"
@@ -126,7 +126,7 @@ def test_more_micro_batches_of_a_fixed_batch_are_more_samples(tmp_path, capsys):
     path = str(tmp_path / "mlp.py")
     assert main(["convert", "zoo:mlp?layers=4", path]) == 0
     stages = ["--strategy", "pipeline:micro_batches=2", "--mesh", "pp=2", "--advice", "full"]
-    result = analysed(["analyze", path, "--system", "dgx-a100", "--train", *stages], capsys)
+    result = analysed(["analyze", path, "--system", PLAIN_A100, "--train", *stages], capsys)
     trials = [t for each in result["advice"] for t in (*each["gains"], *each["others"])]
     (more,) = (t for t in trials if t["change"] == "--strategy pipeline:micro_batches=4")
     assert more["samples"] == 2 and more["gain"] > 1  # each is a batch as the file has it

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.interface.command import main
 
 TINY = "zoo:gpt?size=tiny"
-ALL = ["--strategy", "tensor_parallel", "--system", "dgx-a100"]
+ALL = ["--strategy", "tensor_parallel", "--system", PLAIN_A100]
 
 
 @pytest.mark.parametrize(

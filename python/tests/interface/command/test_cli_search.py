@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.interface.command import main
 from tvm_distir.planning.search import trials
 
 MODEL = "zoo:gpt?size=tiny,layers=1,hidden=32,heads=2,vocab=64,seq=8,batch=4,positions=8"
-CLUSTER = ["--devices", "4", "--system", "dgx-a100"]
+CLUSTER = ["--devices", "4", "--system", PLAIN_A100]
 
 
 def said(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
@@ -55,7 +56,7 @@ def test_plans_are_taken_by_analyze(tmp_path: Path, capsys: pytest.CaptureFixtur
     folder = tmp_path / "found"
     data = json.loads(said(["-o", str(folder), "--json"], capsys))
     plan = ["--plan", str(folder / "1.plan.json")]
-    assert main(["analyze", MODEL, *plan, "--system", "dgx-a100", "--json"]) == 0
+    assert main(["analyze", MODEL, *plan, "--system", PLAIN_A100, "--json"]) == 0
     analysis = json.loads(capsys.readouterr().out)
     assert analysis["time_s"] == data["plans"][0]["time_s"]
     assert main(["verify", MODEL, *plan, "--engine", "virtual"]) == 0
@@ -80,7 +81,7 @@ def test_a_step_of_training_with_what_it_is_compared_with(
     assert re.search(r"#  plan +divides +step +compute +comm +cost +gap +peak\n", text)
     assert "lower bound of the step time: " in text
     plan = ["--plan", str(folder / "1.plan.json")]
-    assert main(["analyze", MODEL, *plan, *train, "--system", "dgx-a100", "--json"]) == 0
+    assert main(["analyze", MODEL, *plan, *train, "--system", PLAIN_A100, "--json"]) == 0
     result = json.loads((folder / "search.json").read_text())["plans"][0]
     analysis = json.loads(capsys.readouterr().out)
     assert analysis["time_s"] == result["time_s"]
@@ -140,7 +141,7 @@ def test_an_entry_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert main(["search", *args]) == 0
         data = json.loads(capsys.readouterr().out)
         plan = ["--plan", str(folder / "1.plan.json"), "--entry", entry]
-        assert main(["analyze", str(model), *plan, "--system", "dgx-a100", "--json"]) == 0
+        assert main(["analyze", str(model), *plan, "--system", PLAIN_A100, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["time_s"] == data["plans"][0]["time_s"]
     assert main(["search", str(model), "--entry", "decod", *CLUSTER]) == 2
     assert "DIST0341" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tvm_distir as td
+from tests.plain_systems import PLAIN_H100
 from tvm_distir.core.cost_model.system_reader import DATA
 from tvm_distir.interface.command import main
 
@@ -74,7 +75,7 @@ def test_masters_are_kept_by_default_on_systems_that_describe_trainers(
     assert peak_bytes("--system", "h100") == remaining
     by_hand = {"strategy": "data_parallel", "mesh": {"dp": 2}, "train": {"optimizer": "adam"}}
     assert td.analyze(MODEL, system="h100", **by_hand).peak_memory_bytes == remaining
-    plain = [peak_bytes("--system", "dgx-h100", *more) for more in ((), ("--no-master",))]
+    plain = [peak_bytes("--system", PLAIN_H100, *more) for more in ((), ("--no-master",))]
     assert plain[0] == plain[1]
 
 
@@ -136,7 +137,7 @@ def test_numbers_of_a_file_and_an_unknown_system(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.json"
-    path.write_text((DATA / "dgx-a100.json").read_text())
-    assert run(["systems", str(path)], capsys) == run(["systems", "dgx-a100"], capsys)
+    path.write_text((DATA / "tpu-v4-like.json").read_text())
+    assert run(["systems", str(path)], capsys) == run(["systems", "tpu-v4-like"], capsys)
     assert main(["systems", "h10"]) == 1
     assert "DIST0701" in capsys.readouterr().err

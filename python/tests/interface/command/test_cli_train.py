@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.interface.command import main
 
 MODEL = "zoo:gpt?size=tiny,layers=1,hidden=32,heads=2,vocab=64,seq=8,batch=4,positions=8"
 LARGER = "zoo:gpt?size=tiny,layers=1,hidden=512,heads=8,vocab=512,seq=256,batch=16,positions=256"
 """Work that counts: where messages cost more than work, devices repeat some of it."""
 PLAN = ["--strategy", "data_parallel+megatron", "--mesh", "dp=2,tp=2"]
-SYSTEM = ["--system", "dgx-a100", "--advice", "bounds"]
+SYSTEM = ["--system", PLAIN_A100, "--advice", "bounds"]
 
 
 def analyzed(
@@ -153,7 +154,7 @@ def test_a_pipeline_is_analyzed_written_and_simulated_again(
     first = json.loads((folder / "analysis.json").read_text())
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert {"forward", "backward", "send", "recv"} <= names
-    code = main(["simulate", str(folder / "program.json"), "--system", "dgx-a100", "--json"])
+    code = main(["simulate", str(folder / "program.json"), "--system", PLAIN_A100, "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
     again = json.loads(out)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.interface.report.collect import analysis_of, batch_of, main_dtype, parameters_of
 from tvm_distir.interface.report.html import to_html
@@ -92,7 +93,7 @@ def program() -> Program:
 @pytest.fixture(scope="module")
 def analysis() -> Analysis:
     """The program on a DGX A100."""
-    system = System.load("dgx-a100")
+    system = System.load(PLAIN_A100)
     return analysis_of(
         simulate(program(), system),
         program(),
@@ -125,7 +126,7 @@ def test_parameters_say_whole_and_local_sizes() -> None:
 
 
 def test_times_are_those_of_the_system(analysis: Analysis) -> None:
-    system = System.load("dgx-a100")
+    system = System.load(PLAIN_A100)
     moved = 2 * (ROWS * INNER + INNER * COLS + ROWS * COLS)
     kernel_s = system.roofline(FLOPS, moved, "matmul", "bfloat16").time_s
     reduce_s = system.collective_time_s("all_reduce", 2 * ROWS * COLS, (0, 1))
@@ -154,7 +155,7 @@ def test_tables_add_up(analysis: Analysis) -> None:
 
 
 def test_peak_is_that_of_the_dtype(analysis: Analysis) -> None:
-    system = System.load("dgx-a100")
+    system = System.load(PLAIN_A100)
     assert analysis.hardware.peak_flops == system.peak_flops_per_s("bfloat16")
     assert analysis.capacity_bytes == system.memory_capacity_bytes
 
@@ -163,4 +164,4 @@ def test_colours_of_the_timeline_are_those_of_the_tables(analysis: Analysis) -> 
     page = to_html(analysis)
     assert '"matmul",0' in page and '"all_reduce",100' in page
     assert "<h1>toy.onnx</h1>" in page and "folder/toy.onnx" in page
-    assert "toy.onnx on dgx-a100" in to_text(analysis)
+    assert "toy.onnx on plain-a100" in to_text(analysis)

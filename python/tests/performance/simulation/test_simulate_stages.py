@@ -14,6 +14,7 @@ import tvm_distir as td
 from tests.performance.native.kernels import using
 from tests.performance.simulation.hand_programs import MICRO, SYSTEM
 from tests.performance.simulation.hand_stages import Sizes, stages
+from tests.plain_systems import PLAIN_A100
 from tests.transforms.training.pipeline_models import tower
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD, WEIGHT
@@ -25,7 +26,7 @@ from tvm_distir.support.errors.tree import SimulationError
 from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule
 
-DGX = td.System.load("dgx-a100")
+DGX = td.System.load(PLAIN_A100)
 KINDS = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v")
 
 

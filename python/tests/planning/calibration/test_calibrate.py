@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.cost_model.constants import MEANINGS, MOST
 from tvm_distir.core.cost_model.system_reader import system_names
 from tvm_distir.core.cost_model.system_writer import to_data
@@ -98,7 +99,7 @@ def test_an_outlier_counts_little():
 def test_a_fitted_system_is_read_again(system):
     other = with_constants(system, {"python_launch_us": 12.5}, "here")
     assert td.System.from_dict(to_data(other)) == other
-    plain = td.System.load("dgx-a100")
+    plain = td.System.load(PLAIN_A100)
     assert td.System.from_dict(to_data(plain)) == plain
 
 
@@ -135,7 +136,7 @@ def test_wrong_rows(tmp_path, text):
 
 def test_a_system_without_constants_is_refused():
     with pytest.raises(SimulationError) as caught:
-        calibrate("dgx-a100", [dataclasses.replace(BASE, time_s=1.0)])
+        calibrate(PLAIN_A100, [dataclasses.replace(BASE, time_s=1.0)])
     assert caught.value.code == "DIST0730"
 
 

@@ -8,14 +8,14 @@ import json
 from pathlib import Path
 
 import tvm_distir as td
+from tests.plain_systems import PLAIN_A100
 
-A100 = td.System.load("dgx-a100")
+A100 = td.System.load(PLAIN_A100)
 
 
 def _quick() -> td.System:
     """An A100 without latencies, on which small models are worth distributing."""
-    path = Path(td.__file__).parent / "core" / "cost_model" / "data" / "dgx-a100.json"
-    data = json.loads(path.read_text())
+    data = json.loads(Path(PLAIN_A100).read_text())
     data["name"] = "quick"
     data["device"]["launch_floor_us"] = 1e-6
     for net in ("intra_node", "inter_node"):

@@ -15,6 +15,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_distir as td
+from tests.plain_systems import PLAIN_A100, PLAIN_H100
 from tests.planning.search.systems import A100, QUICK
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import MeshSpec
@@ -386,10 +387,10 @@ class TestWhatIsKept:
     @pytest.mark.parametrize(
         ("model", "system", "mesh"),
         [
-            ("gpt?size=gpt2,layers=2,batch=16", "dgx-a100", {"dp": 4, "tp": 2}),
-            ("llama?size=70b,layers=1,batch=16", "dgx-h100", {"dp": 4, "tp": 4}),
-            ("moe?size=mixtral-8x7b,layers=1,batch=16", "dgx-h100", {"dp": 2, "tp": 4}),
-            ("vit?size=vit-l16,layers=2,batch=96", "dgx-h100", {"tp": 24}),
+            ("gpt?size=gpt2,layers=2,batch=16", PLAIN_A100, {"dp": 4, "tp": 2}),
+            ("llama?size=70b,layers=1,batch=16", PLAIN_H100, {"dp": 4, "tp": 4}),
+            ("moe?size=mixtral-8x7b,layers=1,batch=16", PLAIN_H100, {"dp": 2, "tp": 4}),
+            ("vit?size=vit-l16,layers=2,batch=96", PLAIN_H100, {"tp": 24}),
         ],
     )
     def test_steps_of_training(self, model, system, mesh):

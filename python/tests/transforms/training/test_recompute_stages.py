@@ -15,6 +15,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
+from tests.plain_systems import PLAIN_A100
 from tests.transforms.training.recompute_models import layers
 from tvm_distir.core.plan.recomputation import policies_of
 from tvm_distir.core.plan.roles import data_positions
@@ -35,7 +36,7 @@ from tvm_distir.transforms.training.step.parameters import Parameters
 from tvm_distir.transforms.training.step.recipe import recipe_of
 
 GIB = 2**30
-A100 = td.System.load("dgx-a100")
+A100 = td.System.load(PLAIN_A100)
 MICROS = 4
 SCHEDULES = {
     "1f1b": {"kind": "1f1b", "stages": 2},

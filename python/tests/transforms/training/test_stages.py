@@ -14,6 +14,7 @@ import tvm_ffi
 from tvm import ir
 
 import tvm_distir as td
+from tests.plain_systems import PLAIN_A100
 from tests.transforms.training.pipeline_models import assert_close, schedule_of, tower
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.ir.attributes import param_names
@@ -224,7 +225,7 @@ def test_gradients_are_reduced_once_per_step() -> None:
     step = _staged("1f1b", 2, 4)
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 2}))
     program = td.export(ExpandSchedule()(local))
-    result = td.simulate(program, td.System.load("dgx-a100"))
+    result = td.simulate(program, td.System.load(PLAIN_A100))
     reduced = [c for c in result.collectives if c.kind == "all_reduce" and c.bytes_per_device > 64]
     weights = 2 + LAYERS  # the tied weight on both of its stages
     assert sum(c.count for c in reduced) <= 2 * weights
@@ -247,7 +248,7 @@ def test_collectives_split_for_overlap_stay_in_their_units() -> None:
     _, values, expected = _whole(tied=True)
     step = _staged("1f1b", 2, 2)
     plan = make_plan(step, "pipeline:micro_batches=2+zero:stage=2", {"pp": 2, "dp": 2})
-    local = td.distribute(step, plan, bucket_bytes=1 << 20, overlap="dgx-a100")
+    local = td.distribute(step, plan, bucket_bytes=1 << 20, overlap=PLAIN_A100)
     assert "all_gather_start" in str(local) or "reduce_scatter_start" in str(local)
     check_level(ExpandSchedule()(local), 5)
     assert_close(td.run(local, values, engine="virtual"), expected)
