@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import tvm
 
+from tvm_distir.support.native.loader import has_library
+
 HERE = Path(__file__).parent
 
 #: The folders that take longest. Workers take files in this order, so that none of them is left
@@ -66,7 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: position for position, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(_folder(item.path), len(order)))
     quick = {HERE / name for name in QUICK}
+    without = (
+        None if has_library() else pytest.mark.skip(reason="the package has no native library")
+    )
     for item in items:
+        if without is not None and item.get_closest_marker("native"):
+            item.add_marker(without)
         if not quick.isdisjoint((item.path, *item.path.parents)):
             item.add_marker(pytest.mark.quick)
 

@@ -55,7 +55,7 @@ def bounds(seed):
     yield other.round(), other.labels(), other.messages().tolist()
 
 
-@pytest.mark.skipif(len(KERNELS) < 2, reason="the package has no native library")
+@pytest.mark.native
 @pytest.mark.parametrize("results", [eliminations, bounds])
 def test_references_equal_the_native_solver(results):
     for seed in range(60):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.performance.native.random_loads import loads_of
 from tests.performance.native.simulation_proof import differing_meetings
@@ -91,6 +92,7 @@ def test_a_message_slows_the_unit_beside_it(kernels):
     assert result.real(0, np.array([0, 160, 320, 1000])).tolist() == [0, 200, 400, 1080]
 
 
+@pytest.mark.native
 def test_random_pipelines_meet():
     """As without meeting where there are no loads; kernel and reference agree event by event."""
     assert differing_meetings(range(30)) == (30, [])

@@ -115,6 +115,7 @@ def test_overflow(kernels):
         ({"stream_count": -1}, "stream_count"),
     ],
 )
+@pytest.mark.native
 def test_the_kernel_refuses_what_it_cannot_read(change, what):
     good = Tasks.from_pairs([1, 2], [0, 1], [(1, 0)])
     bad = Tasks(**{**good.__dict__, **change})
@@ -139,6 +140,7 @@ def random_tasks(rng):
     )
 
 
+@pytest.mark.native
 def test_native_equals_reference_on_random_graphs():
     rng = np.random.default_rng(7)
     blocked = 0
@@ -157,6 +159,7 @@ def test_native_equals_reference_on_random_graphs():
     assert 300 < blocked < 2700  # both cases are really met
 
 
+@pytest.mark.native
 def test_native_equals_reference_on_a_larger_graph():
     rng = np.random.default_rng(11)
     count = 1500
@@ -178,5 +181,6 @@ def test_inputs_are_not_changed():
         np.testing.assert_array_equal(value, getattr(tasks, key))
 
 
+@pytest.mark.native
 def test_the_library_is_really_called():
     assert load_library()["abi_version"]() == ABI_VERSION
