@@ -135,6 +135,7 @@ PASSES = {
     "SplitCollectives": (5, 5),
     "DeferReductions": (5, 5),
     "ScheduleCollectives": (5, 5),
+    "ReplicateInputs": (5, 5),
 }
 """Level taken and level given."""
 ELSEWHERE = {
