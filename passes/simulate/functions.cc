@@ -63,8 +63,8 @@ Functions::Functions(const Ints& functions, const Ints& ops, Ints ins, Ints outs
     CheckRange(f.params, 0, f.values + 1, "the number of parameters");
     for (int64_t o = 0; o < row[2]; ++o) {
       const int64_t* r = op_rows.Take(kOpColumns);
-      Op op{number++, r[0], (r[1] & 3) != 0, (r[1] & 2) != 0, (r[1] & 4) != 0, r[2], r[3], r[4],
-            in_part.Take(r[5]), r[5], out_part.Take(r[6]), r[6]};
+      Op op{number++, r[0], (r[1] & 3) != 0, (r[1] & 2) != 0, (r[1] & 4) != 0, (r[1] & 8) != 0,
+            r[2], r[3], r[4], in_part.Take(r[5]), r[5], out_part.Take(r[6]), r[6]};
       CheckAll(op.ins, op.in_count, f.values, "an operand");
       CheckAll(op.outs, op.out_count, f.values, "a result");
       CheckRange(op.callee, -1, id, "a callee");

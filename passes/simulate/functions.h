@@ -41,6 +41,7 @@ struct Op {
   bool after;        // a communication that waits for the compute ops issued before it
   bool holds;        // ... and stops those issued behind it until it ends
   bool sync;         // the host issues nothing until it ends
+  bool apart;        // a communication on a separate channel: it leaves its stream alone
   int64_t duration;
   int64_t issue;     // time of the host to issue it
   int64_t callee;    // a function, or -1
@@ -92,7 +93,7 @@ constexpr int64_t kIsFree = -2;
 class Functions {
  public:
   // Rows: per function parameters, values, ops and results; per op stream (-1: a call), flags
-  // (1 after, 2 holds, 4 sync), duration, issue, callee, number of operands, of results.
+  // (1 after, 2 holds, 4 sync, 8 apart), duration, issue, callee, number of operands, of results.
   // Functions stand behind those that they call.
   Functions(const Ints& functions, const Ints& ops, Ints ins, Ints outs, Ints results);
 

@@ -106,14 +106,14 @@ Summary<typename Algebra::Time> Summarise(Algebra* algebra, const Functions& fun
     row.assign(stream.begin() + kHost * ports, stream.end());
     shift(algebra->Issue(op));
     set(kHost);
-    latest(&stream[op.stream * ports]);
+    if (!op.apart) latest(&stream[op.stream * ports]);
     if (op.after) latest(&stream[kCompute * ports]);
     for (int64_t k = 0; k < op.in_count; ++k) {
       if (op.ins[k] >= 0 && timed[op.ins[k]]) latest(&value[op.ins[k] * ports]);
     }
     found.starts.insert(found.starts.end(), row.begin(), row.end());
     shift(algebra->Duration(op));
-    set(op.stream);
+    if (!op.apart) set(op.stream);
     if (op.holds) set(kCompute);
     if (op.sync) set(kHost);
     for (int64_t k = 0; k < op.out_count; ++k) keep(op.outs[k]);

@@ -155,6 +155,7 @@ def analyze(
     bucket_bytes: int | str | None = None,
     ahead_bytes: int | None = None,
     overlap_activations: bool = False,
+    overlap_optimizer: bool = False,
     allocator: str = "framework",
     measure: bool = False,
     kernels: str | None = None,
@@ -189,7 +190,7 @@ def analyze(
         on systems of schema version 2.
     recompute : str or mapping of str to str, optional
         What the backward pass recomputes. None: what the plan or the strategy says.
-    bucket_bytes, ahead_bytes, overlap_activations
+    bucket_bytes, ahead_bytes, overlap_activations, overlap_optimizer
         As :func:`tvm_distir.distribute` takes them.
     allocator : str
         ``framework``, ``pytorch``, ``pytorch-expandable``, or ``tvm``, whose storage plan
@@ -237,6 +238,7 @@ def analyze(
         "strategy": strategy, "mesh": mesh, "batch": batch, "dims": dims, "entry": entry,
         "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
         "ahead_bytes": ahead_bytes, "overlap_activations": overlap_activations,
+        "overlap_optimizer": overlap_optimizer,
         "kernels": kernels, "attention": attention,
     }  # fmt: skip
     watch = Stopwatch()

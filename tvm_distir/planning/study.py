@@ -92,8 +92,9 @@ class Study:
     decide : str
         ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
         without a system too.
-    bucket_bytes, ahead_bytes, overlap_activations
-        The options, as :func:`tvm_distir.distribute` takes them.
+    bucket_bytes, ahead_bytes, overlap_activations, overlap_optimizer
+        The options, as :func:`tvm_distir.distribute` takes them; the last also as
+        :func:`tvm_distir.simulate` takes it.
     exporter : callable
         Makes the program of the distributed module.
     kernels, allocator
@@ -128,6 +129,7 @@ class Study:
     bucket_bytes: int | str | None = None
     ahead_bytes: int | None = None
     overlap_activations: bool = False
+    overlap_optimizer: bool = False
     exporter: Callable[[ir.IRModule], Program] = export
     kernels: Profile | str | None = None
     allocator: str = "framework"
@@ -356,7 +358,8 @@ class Study:
         self._attempt = attempt = Study(
             step, plan, system=self.known_system, decide=self.decide,
             bucket_bytes=self.bucket_bytes, ahead_bytes=self.ahead_bytes, exporter=self.exporter,
-            overlap_activations=self.overlap_activations, attention="written",
+            overlap_activations=self.overlap_activations,
+            overlap_optimizer=self.overlap_optimizer, attention="written",
             levels=self.levels, watch=self.watch,
         )  # fmt: skip
         program = attempt.program if self.exporter is export else export(attempt.local)
@@ -391,6 +394,7 @@ class Study:
                 bucket_bytes=self.bucket_bytes,
                 ahead_bytes=self.ahead_bytes,
                 overlap_activations=self.overlap_activations,
+                overlap_optimizer=self.overlap_optimizer,
             ),
         ]
         names = [name for name, _ in named]
@@ -422,7 +426,10 @@ class Study:
                 place="system", remedy='Give a system, for example system="a100".',
             )  # fmt: skip
         with self.watch.stage("simulate"):
-            return simulate(program, system, kernels=self.kernels, allocator=self.allocator)
+            return simulate(
+                program, system, kernels=self.kernels, allocator=self.allocator,
+                overlap_optimizer=self.overlap_optimizer,
+            )  # fmt: skip
 
 
 def with_attention(mod: ir.IRModule, plan: Plan) -> Plan:

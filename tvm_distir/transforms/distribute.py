@@ -39,6 +39,7 @@ def communication_passes(
     overlap: System | str | None = None,
     ahead_bytes: int | None = None,
     overlap_activations: bool = False,
+    overlap_optimizer: bool = False,
 ) -> tuple[Named, ...]:
     """Return the level-5 passes on collectives that :func:`distribute` runs last.
 
@@ -48,7 +49,7 @@ def communication_passes(
         The module that is distributed. Where a system is given, a training step has its
         reductions and gathers of weights merged and its collectives overlapped with other work by
         default.
-    system, bucket_bytes, overlap, ahead_bytes, overlap_activations
+    system, bucket_bytes, overlap, ahead_bytes, overlap_activations, overlap_optimizer
         See :func:`distribute`.
     """
     usual = system is not None and is_training_step(mod)
@@ -57,9 +58,10 @@ def communication_passes(
     options: dict[str, Any] = {"units": True} if bucket_bytes == UNIT else {}
     if bucket_bytes and not options:
         options = {"bucket_bytes": bucket_bytes}
-    passes: list[Named] = []
+    passes: list[Named] = [("gather-first", {})] if overlap_optimizer else []
     if options:
-        passes += [(name, options) for name in ("bucket", "bucket-gathers")]
+        private = {"private": True} if overlap_optimizer and "units" in options else {}
+        passes += [("bucket", {**options, **private}), ("bucket-gathers", options)]
     clock = system if overlap is None and usual else overlap
     if clock is not None and ahead_bytes != 0:
         timed = {"system": clock, "ahead_bytes": ahead_bytes}
@@ -108,6 +110,7 @@ def distribute(
     overlap: System | str | None = None,
     ahead_bytes: int | None = None,
     overlap_activations: bool = False,
+    overlap_optimizer: bool = False,
 ) -> ir.IRModule:
     """Distribute a module according to a plan and lower it to the program of each device.
 
@@ -139,6 +142,9 @@ def distribute(
         Whether collectives of activations, such as those of tensor parallelism, overlap with other
         work too. Otherwise they block, as in most frameworks, which overlap gathers of weights,
         reductions of gradients and messages.
+    overlap_optimizer : bool
+        Whether weights that an optimizer updates as shards are gathered at the beginning of the
+        next step, where its forward pass overlaps with the gathers (:func:`GatherAtStart`).
 
     Returns
     -------
@@ -154,6 +160,6 @@ def distribute(
     check_module(mod, "td.distribute")
     later = communication_passes(
         mod, system, bucket_bytes=bucket_bytes, overlap=overlap, ahead_bytes=ahead_bytes,
-        overlap_activations=overlap_activations,
+        overlap_activations=overlap_activations, overlap_optimizer=overlap_optimizer,
     )  # fmt: skip
     return pipeline(as_plan(plan, mod), system=system, later=later)(mod)

@@ -137,7 +137,13 @@ def _simulated(study: Any, system: Any, kernels: Any) -> Any:
     from tvm_distir.performance import simulate
 
     return _unless_refused(
-        lambda: simulate(study.program, system, kernels=kernels, allocator=study.allocator)
+        lambda: simulate(
+            study.program,
+            system,
+            kernels=kernels,
+            allocator=study.allocator,
+            overlap_optimizer=study.overlap_optimizer,
+        )
     )
 
 

@@ -111,5 +111,6 @@ def _converted(study: Any, level: str | None) -> Any:
             bucket_bytes=study.bucket_bytes,
             ahead_bytes=study.ahead_bytes,
             overlap_activations=study.overlap_activations,
+            overlap_optimizer=study.overlap_optimizer,
         )
     return study.distribute(_FROM[source], _UNTIL.get(level))

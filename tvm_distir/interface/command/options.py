@@ -209,6 +209,13 @@ def add_overlap(parser: argparse.ArgumentParser) -> None:
         help="Overlap collectives of activations, such as those of tensor parallelism, with other "
         "work; by default they block, as in most frameworks.",
     )
+    parser.add_argument(
+        "--overlap-optimizer",
+        action="store_true",
+        help="Overlap a distributed optimizer with the step: gather updated weights beside the "
+        "first forward pass of the next step, and reduce gradients beside the backward pass of the "
+        "last micro-batch (Megatron-LM: --overlap-param-gather, --overlap-grad-reduce).",
+    )
 
 
 ALLOCATORS_HELP = (

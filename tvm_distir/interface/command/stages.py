@@ -82,6 +82,7 @@ def study_of(
         else parse_bytes(arguments.bucket_bytes, "--bucket-bytes"),
         ahead_bytes=parse_bytes(arguments.ahead_bytes, "--ahead-bytes"),
         overlap_activations=arguments.overlap_activations,
+        overlap_optimizer=arguments.overlap_optimizer,
         watch=watch,
         **settings,
     )

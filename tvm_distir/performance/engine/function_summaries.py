@@ -41,10 +41,10 @@ at any time."""
 IS_SETTLED, IS_FREE = -1, -2
 """The source of a result, if it is no parameter: see :meth:`FunctionSummaries.result_sources`."""
 
-AFTER, HOLDS, SYNC = 1, 2, 4
+AFTER, HOLDS, SYNC, APART = 1, 2, 4, 8
 """Flags of a communication: it waits for the compute ops issued before it; it stops those issued
 behind it until it ends (which includes the first); the host issues nothing until it ends (any op
-may have this one)."""
+may have this one); it neither waits for its stream nor occupies it."""
 
 
 @dataclass

@@ -18,6 +18,7 @@ from tvm_distir.support import SimulationError
 
 from .function_summaries import (
     AFTER,
+    APART,
     COMPUTE_PORT,
     HOLDS,
     HOST_PORT,
@@ -138,12 +139,15 @@ class PythonMaps:
                 starts.append(inner)
                 continue
             streams[HOST_PORT] = _plus(streams[HOST_PORT], op.issue)
-            rows = [streams[HOST_PORT], streams[op.stream], *(value[k] for k in op.ins)]
+            rows = [streams[HOST_PORT], *(value[k] for k in op.ins)]
+            if not op.flags & APART:
+                rows.append(streams[op.stream])
             if op.flags & (AFTER | HOLDS):
                 rows.append(streams[COMPUTE_PORT])
             start = np.stack(rows).max(axis=0)
             end = _plus(start, op.duration)
-            streams[op.stream] = end
+            if not op.flags & APART:
+                streams[op.stream] = end
             if op.flags & HOLDS:
                 streams[COMPUTE_PORT] = end
             if op.flags & SYNC:

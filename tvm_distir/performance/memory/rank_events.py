@@ -109,6 +109,8 @@ class RankEvents:
             self._arriving.setdefault((edge.target[0], edge.direction), []).append(edge)
         self._ports: dict[tuple[int, str], _Ports] = {}
         self._begun: set[tuple[int, str]] = set()
+        runs = [step for step in steps if step.kind == RUN]
+        self._ends = {(step.stage, step.unit.phase): step.unit.micro for step in runs}
         self._micros: dict[tuple[int, int], Ints] = {}
         self._once = {
             stage: np.full(len(staged.role_of(stage).slots), ALWAYS, np.int64)
@@ -151,8 +153,11 @@ class RankEvents:
         """Run a unit of the schedule, and pass on the values that stay on the rank."""
         role, stash = self.staged.role_of(stage), self.staged.schedule.stash
         name = phase
-        if (stage, phase) in self._begun and f"{phase}+" in self.stages.units(stage):
-            name = f"{phase}+"
+        if (stage, phase) in self._begun:
+            ends = self._ends[stage, phase] == micro
+            suffixes = ("++", "+") if ends else ("+",)
+            names = (f"{phase}{suffix}" for suffix in suffixes)
+            name = next((n for n in names if n in self.stages.units(stage)), phase)
         self._begun.add((stage, phase))
         once = self._once[stage]
         if phase == FORWARD and stash:

@@ -157,6 +157,9 @@ class Op(NamedTuple):
     anchor : str
         The op of the model around which ops were grouped to this kernel of a profile, whose name is
         ``op``; empty for an op of the model.
+    channel : int
+        The channel of a collective: 0 is that of all; a collective of another neither waits for
+        those of 0 nor delays them. A simulation sets it, no file has it.
     """
 
     name: str
@@ -184,6 +187,7 @@ class Op(NamedTuple):
     measured_ps: Count = 0
     selects: tuple[Count, ...] = ()
     anchor: Text = ""
+    channel: Count = 0
 
     @property
     def title(self) -> str:

@@ -17,6 +17,9 @@ from .parts import ReadValue, Value
 BEGIN, ROWS, END = "begin", "rows", "end"
 FORWARD, BACKWARD, WEIGHT = "forward", "backward", "weight"
 ACCUMULATE, NEXT = "accumulate", "accumulate_next"
+GATHER, REDUCE = "gather", "reduce"
+"""The phases of a distributed optimizer that overlaps: gathers of weights in the first forward
+pass, reductions of gradients in the last backward pass. Simulations add them; no file has them."""
 PART, ADD = "part", "add"
 PHASES = (BEGIN, ROWS, FORWARD, BACKWARD, WEIGHT, ACCUMULATE, NEXT, PART, ADD, END)
 """The phases of a stage: once before all micro-batches; for each of them its rows of the data,

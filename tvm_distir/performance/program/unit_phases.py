@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm_distir.core import BACKWARD, FORWARD, WEIGHT, Schedule
 
-from .pipeline_program import BEGIN, END, StageKind
+from .pipeline_program import BEGIN, END, GATHER, REDUCE, StageKind
 
 UPDATE = "update"
 """Unit behind each micro-batch, where the schedule stashes weights."""
@@ -16,16 +16,25 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     """Return the phases of each unit of a role.
 
     The first micro-batch of a stage begins its sums: ``B``, or ``W`` where gradients of weights
-    are separate units; the others go on with them: ``B+``, ``W+``. Where the schedule stashes
-    weights, each micro-batch begins with those that are there, and ends with a separate update.
+    are separate units; the others go on with them: ``B+``, ``W+``. Where a distributed optimizer
+    overlaps, the first forward unit ``F`` differs from the others, ``F+``, as it gathers weights,
+    and the last backward unit, ``B++`` or ``W++``, reduces gradients. Where the schedule
+    stashes weights, each micro-batch begins with those that are there, and ends with a separate
+    update.
     """
     splits = schedule.splits_backward
     names = {BEGIN: [BEGIN], FORWARD: ["rows", "forward"], END: [END]}
+    if role.phase(GATHER) is not None:
+        names[f"{FORWARD}+"] = names[FORWARD]
+        names[FORWARD] = [GATHER, *names[FORWARD]]
     last = WEIGHT if splits else BACKWARD
     if splits:
         names[BACKWARD] = names[f"{BACKWARD}+"] = ["backward"]
     for name, sums in ((last, "accumulate"), (f"{last}+", "accumulate_next")):
         names[name] = ["weight", sums] if splits else ["backward", "weight", sums]
+    if role.phase(REDUCE) is not None:
+        before = last if schedule.micro_batches == 1 else f"{last}+"
+        names[before if before == last else f"{last}++"] = [*names[before], REDUCE]
     for number in range(len(role.sums)):
         for name in ("part", "add"):
             names[f"{name}:{number}"] = [f"{name}:{number}"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tvm_distir.performance.engine.function_summaries import AFTER, HOLDS
+from tvm_distir.performance.engine.function_summaries import AFTER, APART, HOLDS
 from tvm_distir.performance.traces.records import Task
 
 from .entry_tasks import EntryTasks
@@ -81,11 +81,13 @@ class Dependencies:
             return self._last[COMPUTE]
         flags = flags_of(row, self._lowering.blocking)
         issued = self._last.get(COMPUTE, ()) if flags & AFTER else ()
-        after = _joined((self._last.get(row.stream, ()), issued))
-        size = _operand_bytes(row)
-        place = self._last[row.stream] = self._add(
+        queue = () if flags & APART else self._last.get(row.stream, ())
+        after, size = _joined((queue, issued)), _operand_bytes(row)
+        place = self._add(
             Task(op.name, op.collective, data, after, row.duration_ps, 0, size, mesh, op.mesh_axes)
         )
+        if not flags & APART:
+            self._last[row.stream] = place
         if flags & HOLDS:
             self._held = _joined((self._held, place))
         return place

@@ -16,6 +16,7 @@ import numpy as np
 
 from tvm_distir.performance.engine.function_summaries import (
     AFTER,
+    APART,
     AT_HAND,
     COMM_PORT,
     COMPUTE_PORT,
@@ -200,7 +201,7 @@ class TaskWriter:
         row, free = self.lowering.rows[piece.row], self._free
         flags = flags_of(row, self.lowering.blocking)
         waits = sum((self._value[k] for k in piece.ins), ())
-        port = _PORT.get(row.stream)
+        port = None if flags & APART else _PORT.get(row.stream)
         waits += () if port is None else free[port]
         if flags & (AFTER | HOLDS):
             waits += free[COMPUTE_PORT]

@@ -16,7 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvm_distir.performance.engine.function_summaries import AFTER, HOLDS, SYNC, FunctionTable, Ints
+from tvm_distir.performance.engine.function_summaries import (
+    AFTER,
+    APART,
+    HOLDS,
+    SYNC,
+    FunctionTable,
+    Ints,
+)
 
 from .device_results import Branch
 from .op_costs import OpRow
@@ -166,11 +173,13 @@ def flags_of(row: OpRow, blocking: bool) -> int:
     A collective that is *started* waits for the compute ops issued before it, as a kernel on a
     separate stream that waits for an event; its ``wait`` is on the compute stream. A plain
     one only needs its operands, or, where collectives block, runs between the compute ops before
-    it and those behind it.
+    it and those behind it. A collective of a separate channel does not queue with others.
     """
     flags = SYNC if row.host_waits else 0
     if row.op.kind != "collective":
         return flags
+    if row.op.channel:
+        flags |= APART
     if row.op.is_start:
         return flags | AFTER
     return flags | AFTER | HOLDS if blocking else flags

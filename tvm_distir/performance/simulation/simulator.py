@@ -30,6 +30,7 @@ def simulate(
     kernels: Profile | str | None = None,
     allocator: str = "framework",
     contention: bool = False,
+    overlap_optimizer: bool = False,
 ) -> Result:
     """Predict a step: time, memory and traffic of every device.
 
@@ -66,6 +67,11 @@ def simulate(
         Let messages and collectives of a pipelined step share the links on which they meet,
         max-min fair, and slow kernels beside them by the system's ``overlap_slowdown``. Without,
         durations do not depend on what else is under way.
+    overlap_optimizer : bool
+        Let the first forward pass of a pipelined step wait for each weight that is gathered at the
+        beginning where a layer needs it, and reduce gradients as soon as the last backward pass
+        has made them, on a separate communicator. Without, the step gathers before all
+        micro-batches and reduces behind them.
 
     Raises
     ------
@@ -105,7 +111,9 @@ def simulate(
             )
         from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
 
-        result = simulate_stages(program, program.staged, system, blocking, contention, laps)
+        result = simulate_stages(
+            program, program.staged, system, blocking, contention, laps, overlap_optimizer
+        )
         return result if allocator == "framework" else with_allocator(result, program, allocator)
     if contention:
         raise SimulationError(

@@ -40,7 +40,9 @@ Key = tuple[Any, ...]
 
 
 @module_pass("local")
-def BucketReductions(bucket_bytes: int = BUCKET_BYTES, *, units: bool = False) -> Rewrite:
+def BucketReductions(
+    bucket_bytes: int = BUCKET_BYTES, *, units: bool = False, private: bool = False
+) -> Rewrite:
     """Merge reductions of small tensors.
 
     ``all_reduce`` calls (and ``reduce_scatter`` calls, among themselves) along the same axes, of
@@ -58,12 +60,16 @@ def BucketReductions(bucket_bytes: int = BUCKET_BYTES, *, units: bool = False) -
     units : bool
         Whether each function has buckets of ``reduce_scatter`` calls of any size, as FSDP reduces
         the gradients of a block. Functions with collectives along other axes are exempt.
+    private : bool
+        Whether only private functions have such buckets, so that each large sum of an entry, or of
+        a pipeline stage, is reduced by itself.
 
     Returns
     -------
     pass : tvm.transform.Pass
     """
-    steps = [_step(("reduce_scatter",), UNBOUNDED, alone=True)] if units else []
+    alone = ("reduce_scatter",)
+    steps = [_step(alone, UNBOUNDED, alone=True, private=private)] if units else []
     return rewrite_of([*steps, _step(REDUCTIONS, bucket_bytes)], level=5)
 
 
@@ -128,15 +134,18 @@ class _Buckets(Editor):
         joined: tuple[str, ...],
         bucket_bytes: int,
         alone: bool = False,
+        private: bool = False,
         weights: Mapping[str, Collection[int]] | None = None,
     ) -> None:
         super().__init__(mod, name, fn, scan)
         self.joined = joined
         self.bucket_bytes = bucket_bytes
-        self.alone, self.weights = alone, weights
+        self.alone, self.private, self.weights = alone, private, weights
 
     def run(self) -> relax.Function:
         """Return the rewritten function, or the given function if nothing can be merged."""
+        if self.private and not is_private(self.fn):
+            return self.fn
         if self.alone and len(axes_of(row[2] for rows in self.scan.blocks for row in rows)) > 1:
             return self.fn
         operands = None if self.weights is None else self._laid_out_weights(self.weights)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from tvm_distir.performance.engine.function_summaries import (
     AFTER,
+    APART,
     COMM_PORT,
     HOLDS,
     SYNC,
@@ -21,6 +22,7 @@ from tvm_distir.performance.engine.function_summaries import (
 from tvm_distir.performance.engine.tasks import Tasks
 
 STREAMS = 4  # compute, communication, host, sends
+APART_STREAMS = 100  # behind those of all ranks
 
 
 @dataclass
@@ -65,7 +67,7 @@ def random_function(rng, created, params, results, host, width):
             ops.append((0, 0, 0, 0, callee, ins, outs))
         else:
             stream = rng.choice([0, 0, 0, COMM_PORT])
-            flags = rng.choice([0, 0, AFTER, AFTER | HOLDS]) if stream else 0
+            flags = rng.choice([0, 0, AFTER, AFTER | HOLDS, AFTER | APART]) if stream else 0
             issue = rng.randint(0, 30) if host else 0
             flags |= SYNC if host and rng.random() < 0.1 else 0
             ins = [rng.choice(seen) for _ in range(rng.randint(0, 3))]
@@ -106,7 +108,10 @@ class Flat:
                 inputs += [self.blocker.get(rank, -1)]
             if flags & (AFTER | HOLDS):
                 inputs += [self.last.get(rank, -1)]
-            task = self.task(duration, STREAMS * rank + stream, [issued, *inputs])
+            queue = STREAMS * rank + stream
+            if flags & APART:  # a separate stream
+                queue = APART_STREAMS + len(self.ops)
+            task = self.task(duration, queue, [issued, *inputs])
             self.ops.append(task)
             if not stream:
                 self.last[rank] = task

@@ -18,6 +18,7 @@ from tests.performance.native.random_pipelines import Pipeline, starts_of
 from tests.performance.native.simulation_proof import differing_functions, differing_pipelines
 from tvm_distir.performance.engine.function_summaries import (
     AFTER,
+    APART,
     COMM_PORT,
     FREE,
     HOLDS,
@@ -65,6 +66,19 @@ def test_order_of_communication(kernels, flags, wanted):
         (0, 0, 1, 0, -1, [], []),
     ]
     assert starts(one(0, 0, ops)) == wanted
+
+
+def test_a_separate_channel_neither_waits_nor_delays(kernels):
+    """It starts behind the compute before it; the next collective starts as if it was not there."""
+    ops = [
+        (0, 0, 5, 0, -1, [], []),
+        (COMM_PORT, AFTER, 10, 0, -1, [], [0]),
+        (COMM_PORT, AFTER | APART, 20, 0, -1, [], [1]),
+        (COMM_PORT, AFTER | APART, 1, 0, -1, [1], []),
+        (COMM_PORT, AFTER, 1, 0, -1, [], []),
+        (0, 0, 1, 0, -1, [0], []),
+    ]
+    assert starts(one(0, 2, ops)) == [0, 5, 5, 25, 15, 15]
 
 
 def test_the_host_issues_one_op_after_the_other(kernels):

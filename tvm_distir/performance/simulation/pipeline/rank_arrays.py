@@ -40,6 +40,10 @@ from .stash_transfers import OffloadTransfers
 _DIRECTION = {FORWARD: "forward", BACKWARD: "backward"}
 _PHASE = {phase: number for number, phase in enumerate(PHASES)}
 _NOWHERE = (-1, 0)
+_FIRST, _LATER, _LAST = range(3)
+"""The place of a unit among those of its stage and phase."""
+_SUFFIXES = {_FIRST: ("",), _LATER: ("+", ""), _LAST: ("++", "+", "")}
+"""What the names of units end with, the first that there is."""
 
 
 class RunKind(NamedTuple):
@@ -124,11 +128,11 @@ class StageSteps:
             return len(begin) - 2
 
         stage_at = stages_of(self.rank_of)
-        templates: dict[tuple[int, str, bool], int] = {}
+        templates: dict[tuple[int, str, int], int] = {}
         for stage in range(len(self.rank_of)):
             for phase in PHASES:
-                for first in (True, False):
-                    templates[stage, phase, first] = template(self._phase(stage, phase, first))
+                for place in (_FIRST, _LATER, _LAST):
+                    templates[stage, phase, place] = template(self._phase(stage, phase, place))
         self.unit_templates = list(templates.values())
         moves = self.stashes.templates(
             self._stash, lambda rows: template([_Step(numbers) for numbers in rows])
@@ -160,9 +164,9 @@ class StageSteps:
         self,
         rank: int,
         stage_at: dict[tuple[int, int], int],
-        templates: dict[tuple[int, str, bool], int],
+        templates: dict[tuple[int, str, int], int],
     ) -> Ints:
-        """Return the templates and micro-batches of a rank's units; the first may differ."""
+        """Return the templates and micro-batches of a rank's units; the first and last differ."""
         order: Sequence[PipelineAction] = self.schedule.orders[rank]
         if not order:
             return np.zeros((0, 2), np.int64)
@@ -173,12 +177,14 @@ class StageSteps:
         named = [
             (stage_at[rank, code // len(PHASES)], PHASES[code % len(PHASES)]) for code in known
         ]
-        programs = np.array([templates[(*pair, False)] for pair in named], np.int64)[number]
-        programs[first] = [templates[(*pair, True)] for pair in named]
+        programs = np.array([templates[(*pair, _LATER)] for pair in named], np.int64)[number]
+        last = len(order) - 1 - np.unique(kinds[::-1], return_index=True)[1]
+        for places, place in ((last, _LAST), (first, _FIRST)):
+            programs[places] = [templates[(*pair, place)] for pair in named]
         return np.stack((programs, np.array(micros, np.int64)), axis=1)
 
-    def _phase(self, stage: int, phase: str, first: bool) -> list[_Step]:
-        """Return a unit of the schedule: the first of a stage, or a later unit."""
+    def _phase(self, stage: int, phase: str, place: int) -> list[_Step]:
+        """Return a unit of the schedule: the first of a stage, the last, or another."""
         role, stash = self.staged.role_of(stage), self.schedule.stash
         direction = _DIRECTION.get(phase, "")
         steps = [
@@ -188,8 +194,8 @@ class StageSteps:
         ]
         if phase == FORWARD and stash:  # the weights as they are now
             steps += [self._copy(stage, (p, True), (p, False)) for p in role.params]
-        later = f"{phase}+"
-        name = later if not first and self.kinds.unit(stage, later) is not None else phase
+        names = [f"{phase}{suffix}" for suffix in _SUFFIXES[place]]
+        name = next((name for name in names if self.kinds.unit(stage, name) is not None), phase)
         steps += self._run(stage, name)
         if phase == FORWARD:
             steps += self._handed(stage, role.carried)

@@ -34,6 +34,7 @@ from tvm_distir.performance.simulation.stopwatch import StageTimes
 from tvm_distir.performance.simulation.timeline import seconds
 
 from .loads import StageLoads
+from .optimizer_overlap import with_optimizer_overlap
 from .rank_arrays import StageSteps
 from .rank_classes import RankClasses
 from .runs import StageRuns
@@ -47,6 +48,7 @@ def simulate_stages(
     blocking: bool,
     contention: bool,
     laps: StageTimes,
+    overlap_optimizer: bool = False,
 ) -> Result:
     """Predict a pipelined step: see :func:`.simulator.simulate`.
 
@@ -59,7 +61,12 @@ def simulate_stages(
     blocking : bool
     contention : bool
     laps : StageTimes
+    overlap_optimizer : bool
     """
+    if overlap_optimizer:
+        program = with_optimizer_overlap(program)
+        assert program.staged is not None
+        staged = program.staged
     kinds = RankClasses(program, staged, system, blocking)
     laps.end("build")
     costs = OpCosts(program, system)

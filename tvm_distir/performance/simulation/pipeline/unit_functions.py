@@ -8,9 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_distir.performance.program.parts import Entry, Function, Op, Value
-from tvm_distir.performance.program.pipeline_program import PipelineProgram, StageKind
+from tvm_distir.performance.program.pipeline_program import (
+    GATHER,
+    REDUCE,
+    PipelineProgram,
+    StageKind,
+)
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_phases
+
+from .overlapped_unit import OverlappedUnit, PhaseCall
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ def with_units(
         role = staged.roles[number]
         for name, phases in unit_phases(role, staged.schedule).items():
             full = f"{role.name}/{name}"
-            fn, inputs, outputs = _compose(role, phases, rank)
+            fn, inputs, outputs = _compose(role, phases, rank, functions)
             functions[full] = fn
             units[number, name] = StageUnit(full, inputs, outputs)
     entries = tuple(Entry(rank, unit.function) for unit in units.values())
@@ -56,14 +63,17 @@ def with_units(
 
 
 def _compose(
-    role: StageKind, phases: Sequence[str], mesh: int
+    role: StageKind, phases: Sequence[str], mesh: int, functions: Mapping[str, Function]
 ) -> tuple[Function, tuple[int, ...], tuple[int, ...]]:
-    """Write the function that calls phases in turn; with the slots it reads and writes."""
+    """Write the function that calls phases in turn; with the slots it reads and writes.
+
+    A unit with collectives of a distributed optimizer is written out (:class:`OverlappedUnit`).
+    """
     values: list[Value] = []
     at: dict[int, int] = {}
     inputs: dict[int, int] = {}
     outputs: dict[int, int] = {}
-    ops = []
+    calls: list[PhaseCall] = []
 
     def add(slot: int) -> int:
         values.append(role.slots[slot])
@@ -77,7 +87,14 @@ def _compose(
         for slot in phase.outputs:
             at[slot] = outputs[slot] = add(slot)
         writes = tuple(at[slot] for slot in phase.outputs)
-        ops.append(Op(phase.name, "call", phase.function, reads, writes, callee=phase.function))
+        calls.append(PhaseCall(phase.name, phase.function, reads, writes))
+    if not {GATHER, REDUCE}.isdisjoint(phases):
+        ops = OverlappedUnit(functions, values).ops(calls)
+    else:
+        ops = [
+            Op(call.phase, "call", call.function, call.inputs, call.outputs, callee=call.function)
+            for call in calls
+        ]
     fn = Function(mesh, tuple(inputs.values()), tuple(ops), tuple(outputs.values()), tuple(values))
     return fn, tuple(inputs), tuple(outputs)
 

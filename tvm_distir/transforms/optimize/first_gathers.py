@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gather updated weights at the beginning of the next step (level 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    IO_ATTR,
+    BlockWriter,
+    Pipeline,
+    R,
+    Rewrite,
+    call_axes,
+    collective_op,
+    dist_op_name,
+    is_private,
+    let_out,
+    make_var,
+    module_pass,
+    parse_placement,
+    placement_text,
+    plain_name,
+    pruned,
+    rebuild,
+    relax_functions,
+    substitute,
+    training_notes,
+    typed,
+    variables,
+    with_body,
+)
+
+
+@module_pass("local")
+def GatherAtStart() -> Rewrite:
+    """Keep updated weights as shards between steps, and gather them where a step begins.
+
+    With ``zero:stage=1`` each device updates its shard of a weight, and gathers the whole weight at
+    the end of the step, where little is left to overlap with. Here the step returns the shard and
+    the next one gathers it, in front of its first forward pass, as a distributed optimizer does
+    that overlaps the gather with it (``overlap_param_gather`` of Megatron-LM). The step sends as
+    much and holds the shard besides the whole weight. Values are the same; ``dist.io`` says that
+    the weight is sharded along the axes of the gather.
+
+    Weights whose last op is not a gather, or that another axis shards along the same dim, stay as
+    they are.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return _gathered_first
+
+
+def _gathered_first(mod: ir.IRModule) -> ir.IRModule:
+    pipeline = Pipeline.of(mod)
+    if pipeline is not None and pipeline.schedule.stash:
+        return mod
+    functions = dict(mod.functions.items())
+    for gv, fn in relax_functions(mod):
+        if not is_private(fn) and fn.attrs and IO_ATTR in fn.attrs:
+            pairs = _updated(str(gv.name_hint), fn, pipeline)
+            functions[gv] = _FirstGathers(fn, pairs).run() if pairs else fn
+    if all(functions[gv].same_as(fn) for gv, fn in mod.functions.items()):
+        return mod
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _updated(name: str, fn: relax.Function, pipeline: Pipeline | None) -> dict[int, int]:
+    """Return the position of the new value of each updated parameter, by the parameter's."""
+    names = {plain_name(updated): updated for updated in training_notes(fn, "updated")}
+    io = fn.attrs[IO_ATTR]
+    places = {int(k): str(v) for k, v in training_notes(fn, "places").items()}
+    whole = {k: plain_name(v) for k, v in places.items()} or dict(enumerate(names, 1))
+    if pipeline is not None:
+        note = next((note for note in pipeline.stages if note.function == name), None)
+        if note is None:
+            return {}
+        known = {slot: number for number, slot in enumerate(note.results)}
+        return {
+            number: known[slot]
+            for number, slot in enumerate(note.params)
+            if slot in known and plain_name(slot) in names
+        }
+    results = {
+        whole.get(int(item["index"]), ""): number for number, item in enumerate(io["outputs"][:])
+    }
+    params = [plain_name(str(item["name"])) for item in io["inputs"][:]]
+    return {n: results[param] for n, param in enumerate(params) if param in results}
+
+
+class _FirstGathers:
+    """Rewriter of a function that returns shards and begins with their gathers.
+
+    Parameters
+    ----------
+    fn : Function
+    updated : mapping of int to int
+        The position of the new value of each updated parameter, by the parameter's.
+    """
+
+    def __init__(self, fn: relax.Function, updated: Mapping[int, int]) -> None:
+        self.fn, self.updated = fn, updated
+        self.bindings = [b for block in fn.body.blocks for b in block.bindings]
+        self.values = {b.var: b.value for b in self.bindings}
+        io = fn.attrs[IO_ATTR]
+        self.inputs = [dict(item.items()) for item in io["inputs"][:]]
+        self.outputs = [dict(item.items()) for item in io["outputs"][:]]
+
+    def run(self) -> relax.Function:
+        """Return the function, or the given function where no weight is gathered last."""
+        fn, result = self.fn, self.fn.body.body
+        if not isinstance(result, relax.Tuple):
+            return fn
+        params, fields = list(fn.params), list(result.fields)
+        used = [v for value in self.values.values() for v in variables(value)]
+        gathers: dict[Any, tuple[Any, ir.Call]] = {}
+        for number, place in self.updated.items():
+            var = fields[place]
+            value = self.values.get(var)
+            if (
+                value is None
+                or collective_op(value) != "all_gather"
+                or var in used
+                or fields.count(var) > 1
+            ):
+                continue
+            placement = self._sharded(number, place, value)
+            if placement is None:
+                continue
+            shard = make_var(str(params[number].name), value.args[0].ty, False)
+            gathers[params[number]] = shard, value
+            params[number], fields[place] = shard, value.args[0]
+            self.inputs[number]["placement"] = placement
+            self.outputs[place]["placement"] = placement
+        if not gathers:
+            return fn
+        first, env = BlockWriter(relax.BlockBuilder(), False), dict[Any, Any]()
+        for param, (shard, call) in gathers.items():
+            gather = rebuild(call, call.op, [shard], call.ty)
+            env[param] = first.add(gather, f"{param.name}_gathered")
+        blocks = [first.block(), *(self._block(block, gathers, env) for block in fn.body.blocks)]
+        fields = [substitute(field, env) for field in fields]
+        whole = typed(relax.Tuple(fields), relax.TupleType([field.ty for field in fields]))
+        blocks, new_result = let_out(blocks, whole)
+        blocks, _ = pruned(blocks, new_result)
+        attrs = {str(key): value for key, value in fn.attrs.items()}
+        io = {str(key): value for key, value in attrs[IO_ATTR].items()}
+        attrs[IO_ATTR] = {**io, "inputs": self.inputs, "outputs": self.outputs}
+        nodes = ir.make_node("ir.DictAttrs", **attrs)
+        return with_body(fn, params, blocks, new_result, bool(fn.is_pure), nodes)
+
+    def _sharded(self, number: int, place: int, gather: ir.Call) -> str | None:
+        """Return the placement of the shards of a weight, None where there is no text for it."""
+        read, written = (
+            parse_placement(str(item["placement"]))
+            for item in (self.inputs[number], self.outputs[place])
+        )
+        axes, dim = call_axes(gather), int(gather.attrs["dim"])
+        if read != written or dim in read or any(read[axis] != R for axis in axes):
+            return None
+        return placement_text([dim if k in axes else label for k, label in enumerate(read)])
+
+    def _block(
+        self, block: Any, gathers: Mapping[Any, tuple[Any, ir.Call]], env: dict[Any, Any]
+    ) -> Any:
+        """Rewrite a block: what sliced a whole weight to the shard reads the shard."""
+        writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
+        for binding in block.bindings:
+            var, value = binding.var, binding.value
+            if dist_op_name(value) == "local_slice" and value.args[0] in gathers:
+                shard, call = gathers[value.args[0]]
+                same = call_axes(value) == call_axes(call)
+                if same and int(value.attrs["dim"]) == int(call.attrs["dim"]):
+                    env[var] = shard
+                    continue
+            writer.bind(var, substitute(value, env))
+        return writer.block()
