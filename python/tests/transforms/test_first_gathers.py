@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tvm
 import tvm_ffi
 from tvm import ir
 
@@ -19,9 +20,9 @@ PIPELINE = "pipeline:micro_batches=2+data_parallel+zero:stage=1"
 
 
 def _step(staged: bool, **training: Any) -> tuple[ir.IRModule, Any]:
-    schedule = schedule_of("1f1b", 2, 2) if staged else None
+    schedule = schedule_of("1f1b", 1, 2) if staged else None
     step = td.train_step(tower(1, 2, tied=staged), schedule=schedule, **training)
-    spec, mesh = (PIPELINE, {"pp": 2, "dp": 2}) if staged else ("zero:stage=1", {"dp": 2})
+    spec, mesh = (PIPELINE, {"pp": 1, "dp": 2}) if staged else ("zero:stage=1", {"dp": 2})
     return step, make_plan(step, spec, mesh)
 
 
@@ -45,6 +46,17 @@ def test_the_step_is_equal_by_execution(staged: bool, engine: str) -> None:
         assert sharded.keys() == before.keys()
         assert all(sharded[name] > count for name, count in before.items())
     td.verify(step, plan, engine, dist=first).check()
+
+
+def test_the_module_is_not_changed_and_its_text_is_the_module() -> None:
+    step, plan = _step(False, optimizer="sgd", momentum=0.9)
+    local = td.distribute(step, plan)
+    text = local.script(show_meta=True)
+    first = td.transform.GatherAtStart()(local)
+    assert local.script(show_meta=True) == text
+    assert first.script(show_meta=True) != text
+    parsed = tvm.script.from_source(first.script(show_meta=True))
+    assert tvm_ffi.structural_equal(parsed, first, map_free_vars=True)
 
 
 @pytest.mark.parametrize("staged", [True, False])

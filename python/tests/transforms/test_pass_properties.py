@@ -144,6 +144,7 @@ ELSEWHERE = {
     "RingAttention": "test_ring_attention.py: it refuses modules without attention to do so",
     "RunInTurn": "test_stages.py: it changes steps in stages only",
     "ExpandSchedule": "test_stages.py: it changes steps in stages only",
+    "GatherAtStart": "test_first_gathers.py: it changes steps that gather new weights only",
     "PrefetchGathers": "test_optimize_prefetch.py: it changes steps for a system only",
 }
 

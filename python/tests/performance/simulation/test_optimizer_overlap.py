@@ -17,6 +17,7 @@ from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.program.parts import Op
 from tvm_distir.performance.program.pipeline_program import GATHER, REDUCE
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.simulation.critical import critical_path
 from tvm_distir.performance.simulation.pipeline import optimizer_overlap
 from tvm_distir.performance.simulation.pipeline.optimizer_overlap import with_optimizer_overlap
 from tvm_distir.performance.simulation.pipeline.unit_functions import with_units
@@ -82,6 +83,8 @@ def test_overlap_saves_at_most_the_phases_beside_it(monkeypatch: pytest.MonkeyPa
         for name in ("forward", "backward")
     }
     assert 0 < apart.time_s - beside.time_s <= sum(longest.values())
+    parts = critical_path(beside.lanes)
+    assert sum(part.time_s for part in parts) == pytest.approx(beside.time_s)
     monkeypatch.setattr(optimizer_overlap, "CHANNEL", 0)
     shared = td.simulate(program, SYSTEM, overlap_optimizer=True)
     assert beside.time_s < shared.time_s
