@@ -134,6 +134,8 @@ class PrettyForms:
             scan.expect("{")
             window = self._attributes.dictionary()
             notes.update({_WINDOW.get(k, k): v for k, v in window.items()})
+        elif scan.take("<"):  # the algorithm of dot_general
+            notes[name] = self._attributes.dictionary(">")
         else:
             value = self._attributes.value(typed=False)
             notes[name] = (value, self._attributes.value()) if scan.take("x") else value

@@ -14,6 +14,12 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
+from .attention_nodes import (
+    MICROSOFT,
+    attention_nodes,
+    group_query_attention_nodes,
+    multi_head_attention_nodes,
+)
 from .branches import chosen, with_scalar_condition
 from .misread import Seen
 from .node_writer import NodeWriter
@@ -36,11 +42,10 @@ def expanded(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     version : int
         The version of the operator set.
     """
-    if node.domain not in ("", "ai.onnx") or node.op_type not in _EXPANSIONS:
+    expand = _EXPANSIONS.get((node.domain.removeprefix("ai.onnx"), node.op_type))
+    if expand is None or any(name and name not in seen.types for name in node.input):
         return None
-    if any(name and name not in seen.types for name in node.input):
-        return None
-    return _EXPANSIONS[node.op_type](node, seen, version)
+    return expand(node, seen, version)
 
 
 def _kind(seen: Seen, name: str) -> int:
@@ -194,11 +199,15 @@ def _if(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     return with_scalar_condition(node, seen.shape(node.input[0]))
 
 
-_EXPANSIONS: dict[str, Callable[[onnx.NodeProto, Seen, int], Nodes | None]] = {
-    **dict.fromkeys(("Acos", "Acosh", "Asin", "Asinh", "Atan", "Cosh", "Sinh"), _in_float32),
-    "If": _if,
-    "Mod": _mod,
-    "PRelu": _prelu,
-    "Pad": _pad,
-    "Resize": _resize,
+_EXPANSIONS: dict[tuple[str, str], Callable[[onnx.NodeProto, Seen, int], Nodes | None]] = {
+    **{("", name): _in_float32 for name in "Acos Acosh Asin Asinh Atan Cosh Sinh".split()},
+    ("", "Attention"): attention_nodes,
+    ("", "If"): _if,
+    ("", "Mod"): _mod,
+    ("", "PRelu"): _prelu,
+    ("", "Pad"): _pad,
+    ("", "Resize"): _resize,
+    (MICROSOFT, "GroupQueryAttention"): group_query_attention_nodes,
+    (MICROSOFT, "MultiHeadAttention"): multi_head_attention_nodes,
 }
+"""Expansions by the domain and the name of the operator."""

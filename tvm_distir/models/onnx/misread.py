@@ -79,6 +79,23 @@ def _reads(node: onnx.NodeProto, first: int, seen: Seen) -> bool:
     return any(name in seen.read for name in list(node.output)[first:] if name)
 
 
+def attention_fault(node: onnx.NodeProto, seen: Seen) -> Fault:
+    """Return what of an ``Attention`` of ONNX is not written out (:mod:`.attention_nodes`)."""
+    if _reads(node, 3, seen):
+        return "it has no result qk_matmul_output", "Compute the scores with MatMul."
+    for name in ("left_window_size", "right_window_size"):
+        if _int(node, name, -1) != -1:
+            return f"{name} is ignored", "Give attn_mask instead."
+    q, k, _v, mask, past = (list(node.input) + [""] * 4)[:5]
+    shapes = [seen.shape(name) for name in (q, k, mask, past) if name]
+    if any(shape is None for shape in shapes):
+        return "the sizes of its operands are unknown", "Export the model with static shapes."
+    keys = (seen.shape(k) or (0,))[-2] + ((seen.shape(past) or (0, 0))[-2] if past else 0)
+    if mask and (seen.shape(mask) or (keys,))[-1] not in (1, keys):
+        return "attn_mask has fewer columns than there are keys", "Pad it to the number of keys."
+    return None
+
+
 def _batch_norm(node: onnx.NodeProto, seen: Seen) -> Fault:
     if _int(node, "training_mode"):
         return "the running mean and variance of training_mode", "Export the model for inference."
@@ -151,6 +168,7 @@ def _topk(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 
 _FAULTS: dict[str, Callable[[onnx.NodeProto, Seen], Fault]] = {
+    "Attention": attention_fault,
     "BatchNormalization": _batch_norm,
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,

@@ -34,6 +34,8 @@ def _dot_general(call: HloCall) -> TranslatedTensor:
         for side in ("lhs", "rhs")
     )
     x, y = call.whole(0), call.whole(1)
+    if dtype_of(x) != dtype_of(y):  # a gradient of a product that accumulates in float32
+        x, y = (write.cast(side, call.dtype) for side in (x, y))
     left, right = shape_of(x), shape_of(y)
     out = call.dtype if dtype_of(x) != call.dtype else None
     free = [i for i in range(len(left)) if i not in batch + inner]

@@ -141,7 +141,7 @@ class Matcher:
             if band is not None:
                 match.band = match.band.common(band)
             else:
-                match.masks.append((mask, positive))
+                match.masks.append((self._narrowest(mask), positive))
             return scores
         raise Unmatched("its scores are chosen by a mask without a low number")
 
@@ -158,8 +158,14 @@ class Matcher:
         elif match.scale != 1.0:
             raise Unmatched("its scores are scaled behind the bias")
         else:
-            match.biases.append(bias)
+            match.biases.append(self._narrowest(bias))
         return sides[0]
+
+    def _narrowest(self, expr: Any) -> Any:
+        """Return what is broadcast to the shape of the scores."""
+        while op_name(self._values.get(expr)) == "broadcast_to":
+            expr = self._values[expr].args[0]
+        return expr
 
     def _leads_to_product(self, expr: Any) -> bool:
         value: Any = self._values.get(expr) if isinstance(expr, ir.Var) else None

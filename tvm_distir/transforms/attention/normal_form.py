@@ -8,8 +8,11 @@ Each rewrite computes the same values:
 - ``reshape(matmul(reshape(a), reshape(b)))``, as of ``bmm``, is ``matmul(a, b)`` with two batches;
 - ``exp(x - m) / sum(exp(x - m))`` with a number ``m`` per row is a softmax (JAX);
 - a softmax whose rows without a seen key are zero (``_safe_softmax`` of PyTorch) is a softmax:
-  ``R.dist.attention`` gives zero for these rows, too;
-- ``matmul(v^T, w^T)`` with the weights ``w`` is ``matmul(w, v)^T`` (``einsum`` of JAX).
+  ``R.dist.attention`` gives zero for these rows, too, where ``causal`` or a window hides all keys
+  (where a bias does, the result is the mean of the values, as JAX computes);
+- ``matmul(v^T, w^T)`` with the weights ``w`` is ``matmul(w, v)^T`` (``einsum`` of JAX);
+- products over groups of heads have five dims (:mod:`.grouped_heads`);
+- ``where(a and b, x, low)`` is ``where(a, where(b, x, low), low)``: each mask is read alone.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from tvm_distir.core import (
     with_body,
 )
 
-from .masks import is_scalar
+from .grouped_heads import GroupedHeads
+from .masks import LOW, is_scalar
 
 _VIEWS = ("reshape", "expand_dims", "broadcast_to", "squeeze", "permute_dims")
 _ROW_TESTS = ("logical_not", "astype", "max", "any", *_VIEWS)
@@ -54,7 +58,9 @@ class _Normalizer:
             "reshape": self._batched,
             "divide": self._softmax,
             "matmul": self._turned,
+            "where": self._by_single_masks,
         }
+        self._groups = GroupedHeads(self._value, self._emit)
 
     def run(self) -> relax.Function:
         """Return the function."""
@@ -75,21 +81,26 @@ class _Normalizer:
             self._writer.bindings.append(binding)
             return
         var, value = binding.var, substitute(binding.value, self._alias)
-        name = op_name(value)
-        same = self._same(value, name)
+        if self._same(value) is None:
+            value = self._rewritten(value, str(var.name))
+        same = self._same(value)
         if same is not None:
             self._alias[var] = same
             self._changes += 1
-        rule = self._rules.get(name)
-        new = rule(value, str(var.name)) if rule is not None and same is None else None
-        if new is not None:
-            self._changes += 1
-            value = self._writer.builder.normalize(new)
         self._values[var] = value
         if value.same_as(binding.value):
             self._writer.bindings.append(binding)
         else:
             self._writer.bind(var, value)
+
+    def _rewritten(self, value: Any, name: str) -> Any:
+        """Return what the rewrites make of a value."""
+        for rewrite in (self._rules.get(op_name(value)), self._groups.rewritten):
+            new = None if rewrite is None else rewrite(value, name)
+            if new is not None:
+                self._changes += 1
+                value = self._writer.builder.normalize(new)
+        return value
 
     def _emit(self, value: Any, name: str) -> Any:
         var = self._writer.emit(value, name)
@@ -110,8 +121,12 @@ class _Normalizer:
             value = self._value(value.args[0])
         return value
 
-    def _same(self, value: Any, name: str) -> Any:
+    def _same(self, value: Any) -> Any:
         """Return the operand that a value equals, where attention reads it."""
+        name = op_name(value)
+        if name == "permute_dims" and value.attrs.axes is not None:
+            if [int(axis) for axis in value.attrs.axes] == [*range(len(value.args[0].ty.shape))]:
+                return value.args[0]
         if name in ("reshape", "broadcast_to"):
             shape = known_shape(value.ty)
             if shape is not None and known_shape(value.args[0].ty) == shape:
@@ -183,3 +198,14 @@ class _Normalizer:
             return None
         values = self._emit(op.permute_dims(call.args[0], swap), name)
         return op.permute_dims(self._emit(op.matmul(weights, values), name), swap)
+
+    def _by_single_masks(self, call: Any, name: str) -> Any:
+        """Return a choice by two masks that both must hold as two choices."""
+        mask, scores, low = call.args
+        both, whole = self._value(mask), known_shape(call.ty)
+        if op_name(both) not in ("logical_and", "bitwise_and") or whole is None:
+            return None
+        if known_shape(scores.ty) != whole or not is_scalar(low, lambda x: x <= LOW):
+            return None
+        inner = self._writer.builder.normalize(op.where(both.args[1], scores, low))
+        return op.where(both.args[0], self._emit(self._rewritten(inner, name), name), low)

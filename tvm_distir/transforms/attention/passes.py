@@ -25,7 +25,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.relax import op
 
 from tvm_distir.core import (
@@ -56,8 +56,13 @@ from .normal_form import in_normal_form
 
 LOG = logging.getLogger(__name__)
 _NN = ("nn.attention", "nn.attention_bias")
+_SEEN_AND_UNSEEN = (scalar(0.0, "float32"), scalar(UNSEEN, "float32"))
 _SWAP = [0, 2, 1, 3]
 """The order of dims that puts heads before positions, and back."""
+_TURNED = [0, 3, 1, 2, 4]
+"""The order of dims that puts positions before key heads and the heads that share each."""
+_GROUPS_FIRST = [0, 2, 3, 1, 4]
+"""The order of dims that undoes it."""
 
 
 @module_pass(("global", "annotated"))
@@ -208,6 +213,12 @@ class _Fuser:
                 joined = (want[0], want[1] * want[2], *want[3:])
                 if known_shape(single.ty) == joined:
                     var, layout = single, "heads first"
+            turned = self._single(var, "permute_dims")
+            if turned is not None and want is not None and _order(self._values[turned]) == _TURNED:
+                single = self._single(turned, "reshape")
+                joined = (want[0], want[3], want[1] * want[2], want[4])
+                if single is not None and known_shape(single.ty) == joined:
+                    return single, ("positions first", match)
         if layout == "heads first":
             turned = self._single(var, "permute_dims")
             if turned is not None and _order(self._values[turned]) == _SWAP:
@@ -230,7 +241,7 @@ class _Fuser:
     def _fuse(self, var: Any, layout: str, match: Match) -> None:
         """Bind a value to what the op computes."""
         name = str(match.result.name)
-        q = self._ordered(self._joined(match.q, name), _SWAP, name)
+        q = self._queries(match.q, name)
         key, order = match.k
         if len(order) > len(_SWAP):
             if order != [*range(len(order))]:
@@ -265,6 +276,19 @@ class _Fuser:
         pair = self._emit(attention(call.args[0], k, v, *bias, **vars(form)), name)
         self._writer.bind(var, self._writer.builder.normalize(relax.TupleGetItem(pair, 0)))
         return True
+
+    def _queries(self, expr: Any, name: str) -> Any:
+        """Return queries with positions before heads, whose dims are joined."""
+        value: Any = self._values.get(expr)
+        if op_name(value) == "permute_dims" and _order(value) == _GROUPS_FIRST:
+            grouped = value.args[0]
+            batch, rows, heads, shared, width = grouped.ty.shape
+            source: Any = self._values.get(grouped)
+            joined = (batch, rows, heads * shared, width)
+            if op_name(source) == "reshape" and _equal(source.args[0], joined):
+                return source.args[0]
+            return self._emit(op.reshape(grouped, joined), name)
+        return self._ordered(self._joined(expr, name), _SWAP, name)
 
     def _joined(self, expr: Any, name: str) -> Any:
         """Return an operand of five dims with its two dims of heads joined."""
@@ -336,24 +360,42 @@ class _Fuser:
 
     def _bias(self, match: Match, name: str) -> list[Any]:
         """Return the sum of what is added to the scores, and of masks, or nothing."""
+        seen: Any = None
         terms = []
         for mask, is_seen in match.masks:
-            sides = [scalar(0.0, "float32"), scalar(UNSEEN, "float32")]
-            terms.append(self._emit(op.where(mask, *sides[:: 1 if is_seen else -1]), name))
-        terms += match.biases
+            if is_seen:
+                seen = mask if seen is None else self._emit(op.logical_and(mask, seen), name)
+            else:
+                terms.append(self._emit(op.where(mask, *_SEEN_AND_UNSEEN[::-1]), name))
+        if seen is not None:
+            terms.append(self._emit(op.where(seen, *_SEEN_AND_UNSEEN), name))
+        heads = [int(n) for n in list(match.result.ty.shape)[1:-2]]
         total: Any = None
-        for term in terms:
-            shape = list(term.ty.shape)
-            flat = [*([1] * (4 - len(shape))), *shape][-4:]
-            if len(shape) != len(flat) or len(shape) > len(flat):
-                term = self._emit(op.reshape(term, flat), name)
+        for term in [*terms, *match.biases]:
+            term = self._of_four_dims(term, heads, name)
             if total is None:
                 total = term
                 continue
             if str(term.ty.dtype) != str(total.ty.dtype):
-                term, total = (self._emit(op.astype(x, "float32"), name) for x in (term, total))
+                term, total = [self._emit(op.astype(x, "float32"), name) for x in (term, total)]
             total = self._emit(op.add(total, term), name)
         return [] if total is None else [total]
+
+    def _of_four_dims(self, term: Any, heads: list[int], name: str) -> Any:
+        """Return what is added to the scores with a single dim of heads, or of no head."""
+        shape = [int(n) if isinstance(n, tirx.IntImm) else n for n in term.ty.shape]
+        lead = [1] * (len(heads) + 3 - len(shape))
+        batch, *groups, rows, columns = lead + shape
+        if not any(n != 1 for n in groups):
+            flat = [batch, 1, rows, columns]
+        else:
+            whole = [batch, *heads, rows, columns]
+            if lead or groups != heads:
+                term = self._emit(op.broadcast_to(term, whole), name)
+            flat = [batch, math.prod(heads), rows, columns]
+        if len(shape) == len(flat) and all(map(_equal_sizes, shape, flat)):
+            return term
+        return self._emit(op.reshape(term, flat), name)
 
 
 class _Emitting:
@@ -375,9 +417,11 @@ def _order(call: Any) -> list[int]:
 
 def _equal(expr: Any, shape: Any) -> bool:
     have = list(expr.ty.shape)
-    return len(have) == len(shape) and all(
-        str(a) == str(b) for a, b in zip(have, shape, strict=True)
-    )
+    return len(have) == len(shape) and all(map(_equal_sizes, have, shape))
+
+
+def _equal_sizes(a: Any, b: Any) -> bool:
+    return str(a) == str(b)
 
 
 def _form(match: Match) -> AttentionForm:
@@ -407,14 +451,6 @@ def _check_types(match: Match) -> None:
         int(k.ty.shape[order[2]]) != 1 or int(match.v.ty.shape[2]) != 1
     ):
         raise Unmatched("keys of heads that share none are in five dims")
-    lead = [
-        n
-        for x in (*(mask for mask, _ in match.masks), *match.biases)
-        for n in list(x.ty.shape)[:-2]
-    ]
-    five = len(order) > len(_SWAP)
-    if five and any(str(n) != "1" for n in lead):
-        raise Unmatched("its mask has dims of grouped heads")
     if math.isclose(match.scale, 0.0):
         raise Unmatched("its scale is zero")
 
