@@ -55,6 +55,7 @@ from .ir.attention_ops import ATTENTION_BIAS_OP as ATTENTION_BIAS_OP
 from .ir.attention_ops import ATTENTION_OP as ATTENTION_OP
 from .ir.attention_ops import UNSEEN as UNSEEN
 from .ir.attention_ops import AttentionForm as AttentionForm
+from .ir.attention_ops import accumulated as accumulated
 from .ir.attention_ops import attention as attention
 from .ir.attention_ops import attention_backward as attention_backward
 from .ir.attention_ops import attention_bias_gradient as attention_bias_gradient

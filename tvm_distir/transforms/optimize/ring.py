@@ -27,7 +27,7 @@ from tvm_distir.support import LoweringError
 
 from .editing import Editor, FunctionStep, stepped
 from .named_axes import numbers_of_axes
-from .ring_attention_op import AttentionAsProducts
+from .ring_attention_op import RingAttentionOps
 from .ring_block import Stats
 from .ring_nodes import Region
 from .ring_phase import RingPhase
@@ -67,8 +67,7 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
         numbers = numbers_of_axes(mod, axes, "RingAttention")
         kinds = ("all_gather",)
         steps = [
-            FunctionStep(transform, kinds, axes=numbers)
-            for transform in (AttentionAsProducts, _Ring)
+            FunctionStep(transform, kinds, axes=numbers) for transform in (RingAttentionOps, _Ring)
         ]
         new = stepped(mod, steps, 5)
         if new is mod and axes:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Expand ``relax.nn.attention`` of keys gathered along a ring into its products."""
+"""Compute attention ops of keys that are gathered along a ring by key blocks or as products."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tvm_distir.core import (
 from tvm_distir.core.ir import ops
 
 from .editing import Editor
+from .ring_fused import FusedRing, is_by_blocks, owner_reductions
 from .ring_sources import ATTENTION, GatheredTensor, match_ring_gather
 from .scan import Scan
 
@@ -42,8 +43,12 @@ class _Emitting:
         return self._editor.emit(value, self._name)
 
 
-class AttentionAsProducts(Editor):
-    """Expansion of attention whose keys and values are gathered along a ring for it alone.
+class RingAttentionOps(Editor):
+    """Rewriter of attention ops whose keys and values are gathered along a ring for them alone.
+
+    ``R.dist.attention`` stays a kernel per key block (:mod:`.ring_fused`). What has a bias or
+    padded keys, and ``nn.attention``, becomes products, which :func:`.ring.RingAttention` writes
+    by blocks.
 
     Operands ``(batch, positions, heads, width)``; heads come first in the products. Queries that
     are whole under a causal mask are left: no device has a part of them to itself.
@@ -67,12 +72,15 @@ class AttentionAsProducts(Editor):
             for v, value in scan.values.items()
             if isinstance(value, relax.TupleGetItem) and value.tuple_value in fused
         }
+        self._reduced: dict[Any, Any] = {}
         self.watched.update(self._attention | fused | self._fields)
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
         """Replace an attention op."""
+        if var in self._reduced:
+            return self._reduced[var]
         if var in self._fused:
-            return self._written(var, value)
+            return self._around(var, value)
         if var in self._fields:
             fields = self._fused[value.tuple_value]
             return value if fields is None else fields.fields[int(value.index)]
@@ -96,18 +104,41 @@ class AttentionAsProducts(Editor):
         mixed = self.emit(mixed, f"{name}_mixed")
         return self.normalize(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
 
-    def _written(self, var: Any, call: ir.Call) -> Any:
-        """Write out ``R.dist.attention``, or its gradients, over gathered keys and values."""
+    def _around(self, var: Any, call: ir.Call) -> Any:
+        """Compute ``R.dist.attention``, or its gradients, by key blocks, or write it out."""
         gathers = [match_ring_gather(x, self.scan.values, self._axes) for x in call.args[1:3]]
         if any(gather is None or gather.dim != 1 for gather in gathers):
             return call
-        writer = _Emitting(self, str(var.name))
-        if str(call.op.name) == ATTENTION_OP:
-            fields = written_attention(writer, call, guarded=False)
-        else:
-            fields = WRITTEN_ATTENTION[str(call.op.name)](writer, call)
+        keys, values = gathers
+        name, kind = str(var.name), str(call.op.name)
+        if keys is not None and values is not None and is_by_blocks(call, gathers):
+            ring = FusedRing(self.emit, call, keys, values, name)
+            if kind == ATTENTION_OP:
+                return self._bound(var, relax.Tuple(ring.forward()))
+            reductions = self._reductions(var, keys)
+            if kind == ATTENTION_BACKWARD_OP and reductions is not None:
+                gradients = ring.backward()
+                for number, reduced in reductions.items():
+                    self._reduced[reduced] = gradients[number]
+                return self._bound(var, relax.Tuple(gradients))
+        writer = _Emitting(self, name)
+        if kind == ATTENTION_OP:
+            return self._bound(var, written_attention(writer, call, guarded=False))
+        return self._bound(var, WRITTEN_ATTENTION[kind](writer, call))
+
+    def _bound(self, var: Any, fields: Any) -> Any:
+        """Replace a call by its fields."""
         self._fused[var] = fields
         return self.normalize(fields)
+
+    def _reductions(self, var: Any, keys: GatheredTensor) -> dict[int, Any] | None:
+        """Return the reductions of gradients to the owners of keys, by field."""
+        fields = {
+            int(self.scan.values[reader].index): reader
+            for reader in self.scan.readers.get(var, ())
+            if reader in self._fields
+        }
+        return owner_reductions(fields, self.scan.readers, self.scan.values, keys)
 
     def _again(self, gathered: GatheredTensor, order: list[int], name: str) -> Any:
         """Gather a block again, with its dims in another order."""
@@ -120,4 +151,4 @@ class AttentionAsProducts(Editor):
         return self.emit(relax.op.strided_slice(whole, [dim], [0], [gathered.whole]), name)
 
 
-__all__ = ["AttentionAsProducts"]
+__all__ = ["RingAttentionOps"]
