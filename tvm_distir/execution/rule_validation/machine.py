@@ -17,6 +17,17 @@ from tvm_distir.core import kernel_passes, repair_kernels
 #: Unoptimised: compiling is what takes the time here.
 TARGET = {"kind": "llvm", "opt-level": 0}
 
+#: Passes that make kernels faster and leave their results as they are. Kernels with many nested
+#: conditions, such as those of ``vision.roi_align``, spend nearly all of their compilation in them.
+SIMPLIFICATIONS = (
+    "s_tir.CompactBufferAllocation",
+    "s_tir.HoistIfThenElse",
+    "s_tir.RenormalizeSplitPattern",
+    "s_tir.StmtSimplify",
+    "tirx.RemoveNoOp",
+    "tirx.StmtSimplify",
+)
+
 
 class Machine:
     """Compiles functions into a module, equal functions once, and runs them."""
@@ -52,7 +63,15 @@ class Machine:
         target = tvm.target.Target(TARGET)
         with target:
             ready = tvm.transform.Sequential([*kernel_passes(), repair_kernels])(mod)
-        built = tvm.compile(ready, target)
+        current = tvm.transform.PassContext.current()
+        with tvm.transform.PassContext(
+            opt_level=current.opt_level,
+            required_pass=current.required_pass,
+            disabled_pass=[*current.disabled_pass, *SIMPLIFICATIONS],
+            instruments=current.instruments,
+            config=current.config,
+        ):
+            built = tvm.compile(ready, target)
         self._vm = relax.VirtualMachine(built, tvm.cpu())
 
     def run(self, key: Hashable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

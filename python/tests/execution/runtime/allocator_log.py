@@ -15,6 +15,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tvm.ir.transform import PassContext
 from tvm.runtime.vm import VirtualMachine
 from tvm.target import Target
 
@@ -86,8 +87,10 @@ def measure(name: str, mesh: str, strategy: str, train: str) -> dict[str, list[i
 
 
 if __name__ == "__main__":
-    # Storage does not depend on LLVM's optimizations, which take half of the time.
-    with Target({"kind": "llvm", "opt-level": 0}):
+    # Storage does not depend on LLVM's optimizations or on checks of arguments, which take most of
+    # the time.
+    checks = PassContext(config={"tirx.disable_assert": True})
+    with Target({"kind": "llvm", "opt-level": 0}), checks:
         for line in sys.stdin:
             name, mesh, strategy, train = line.rstrip("\n").split(";")
             print("FOUND" + json.dumps(measure(name, mesh, strategy, train)), flush=True)

@@ -232,8 +232,10 @@ def test_gradients_are_reduced_once_per_step() -> None:
 
 
 def test_every_level_prints_and_parses_back() -> None:
-    step = _staged("zero_bubble", 3, 2)
-    plan = make_plan(step, "pipeline:micro_batches=2,schedule=zero_bubble+zero:stage=1", MESH)
+    step = _staged("zero_bubble", 2, 2)
+    plan = make_plan(
+        step, "pipeline:micro_batches=2,schedule=zero_bubble+zero:stage=1", {"pp": 2, "dp": 2}
+    )
     mod, levels = step, {"global": step, "in turn": RunInTurn()(step)}
     for make in (AnnotateSharding(plan), PropagateSharding(), LegalizeRedistribute()):
         levels[str(make.info.name)] = mod = make(mod)
