@@ -57,6 +57,8 @@ from .normal_form import in_normal_form
 LOG = logging.getLogger(__name__)
 _NN = ("nn.attention", "nn.attention_bias")
 _SEEN_AND_UNSEEN = (scalar(0.0, "float32"), scalar(UNSEEN, "float32"))
+_QUERIES, _KEYS, _VALUES = "queries", "keys", "values"
+"""Names of variables for operands of the op, by which plans and tables refer to them."""
 _SWAP = [0, 2, 1, 3]
 """The order of dims that puts heads before positions, and back."""
 _TURNED = [0, 3, 1, 2, 4]
@@ -240,19 +242,19 @@ class _Fuser:
 
     def _fuse(self, var: Any, layout: str, match: Match) -> None:
         """Bind a value to what the op computes."""
-        name = str(match.result.name)
-        q = self._queries(match.q, name)
+        q = self._queries(match.q, _QUERIES)
         key, order = match.k
         if len(order) > len(_SWAP):
             if order != [*range(len(order))]:
-                key = self._emit(op.permute_dims(key, order), name)
-            key, order = self._joined(key, name), [0, 1, 2, 3]
-        k = self._shared(self._ordered(key, [order[i] for i in _SWAP], name), name)
-        v = self._shared(self._ordered(self._joined(match.v, name), _SWAP, name), name)
+                key = self._emit(op.permute_dims(key, order), _KEYS)
+            key, order = self._joined(key, _KEYS), [0, 1, 2, 3]
+        k = self._shared(self._ordered(key, [order[i] for i in _SWAP], _KEYS), _KEYS)
+        value = self._joined(match.v, _VALUES)
+        v = self._shared(self._ordered(value, _SWAP, _VALUES), _VALUES)
         if int(k.ty.shape[2]) != int(v.ty.shape[2]):
-            k, v = (self._ordered(x, _SWAP, name) for x in (key, self._joined(match.v, name)))
-        bias = self._bias(match, name)
-        form = _form(match)
+            k, v = self._ordered(key, _SWAP, _KEYS), self._ordered(value, _SWAP, _VALUES)
+        bias = self._bias(match, "bias")
+        form, name = _form(match), "attention"
         pair = self._emit(attention(q, k, v, *bias, **vars(form)), name)
         out = relax.TupleGetItem(pair, 0)
         if layout == "positions first":
@@ -269,11 +271,10 @@ class _Fuser:
         if form is None:
             LOG.info("%s: nn.attention %s stays: it has a window", self._name, var.name)
             return False
-        name = str(var.name)
-        k, v = (self._shared(x, name) for x in call.args[1:3])
+        k, v = self._shared(call.args[1], _KEYS), self._shared(call.args[2], _VALUES)
         if int(k.ty.shape[2]) != int(v.ty.shape[2]):
             k, v = call.args[1:3]
-        pair = self._emit(attention(call.args[0], k, v, *bias, **vars(form)), name)
+        pair = self._emit(attention(call.args[0], k, v, *bias, **vars(form)), "attention")
         self._writer.bind(var, self._writer.builder.normalize(relax.TupleGetItem(pair, 0)))
         return True
 

@@ -98,7 +98,7 @@ class FusedRing:
         """
         q, k, v, *rest = self._tensors
         by_query: Any = None
-        own: list[Any] = []
+        local: list[Any] = []
         moving: list[Any] = []
         for step in range(self._keys.count):
             operands = (q, *self._blocks, *rest, *self._shifts(step))
@@ -107,7 +107,7 @@ class FusedRing:
             query, *by_block = map(self._wide, parts)
             by_query = query if by_query is None else self._bind(op.add(by_query, query))
             if not step:
-                own = by_block
+                local = by_block
                 continue
             if moving:
                 by_block = [
@@ -115,8 +115,8 @@ class FusedRing:
                 ]
             moving = [self._handed_on(x) for x in by_block]
         if moving:
-            own = [self._bind(op.add(*pair)) for pair in zip(own, moving, strict=True)]
-        return [self._typed(x, like) for x, like in zip((by_query, *own), (q, k, v), strict=True)]
+            local = [self._bind(op.add(*pair)) for pair in zip(local, moving, strict=True)]
+        return [self._typed(x, like) for x, like in zip((by_query, *local), (q, k, v), strict=True)]
 
     def _sums(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
         return [self._bind(op.add(*pair)) for pair in zip(first, second, strict=True)]

@@ -89,6 +89,13 @@ def test_core_keeps_all_but_the_scores(options):
     assert matches["core"] == Counter({s: n for s, n in matches["none"].items() if s != square})
 
 
+def test_megatron_stores_three_values_of_a_gated_activation():
+    """Gate, up and their product, as kernels of gated activations; ``none`` stores silu(gate)."""
+    created = steps(td.zoo.llama(size="tiny", layers=2, ffn=96), ("none", "megatron"))
+    counts = [sum(shape[-1] == 96 for shape in kept(step)) for step in created.values()]
+    assert counts == [4, 3]
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_core_keeps_what_the_formula_says(tp):
     """Korthikanti et al. 2022, equation 2 without scores: s b h (10 + 24 / t) bytes per layer."""

@@ -9,12 +9,13 @@ Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
 again;
 - of a value that is cast to more bytes, the value before the cast;
 - of a softmax whose result is cast to half precision, that cast. Its gradient uses the rounded
-  weights, as half-precision kernels of softmax do. All other results have the same bits.
+  weights, as half-precision kernels of softmax do. All other results have the same bits;
+- of an activation that gates another value, its operand (kernels of gated activations).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -24,6 +25,7 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again,
 
 from .attention_rewrite import AttentionRewrite
 
+_ACTIVATIONS = ("nn.silu", "nn.gelu", "nn.gelu_tanh")
 MaskKernels = Callable[[Any, Any], tuple[Any, Any] | None]
 """A function from a kernel that draws a mask, and the type of its result, to those that store and
 read it."""
@@ -56,7 +58,11 @@ def keeping_narrow(
     needed = {v: None for v in needed if v in of_forward or v in set(params)}
     for var in list(needed):
         needed |= dict.fromkeys(_narrower(of_forward.get(var), var))
-    saved, again = kept_and_again(forward, list(needed), params)
+    gates = _gates(needed, of_forward, backward)
+    needed |= dict.fromkeys(gates.values())
+    saved, again = kept_and_again(forward, [v for v in needed if v not in gates], params)
+    recomputed = {*gates, *(b.var for b in again)}
+    again = [b for b in forward if b.var in recomputed]
     return AttentionRewrite(forward, backward, saved, again, [*needed])
 
 
@@ -117,6 +123,22 @@ def _with_half_weights(forward: Sequence[Any], backward: Sequence[Any]) -> list[
         [relax.VarBinding(b.var, substitute(b.value, env)) for b in backward] if env else backward
     )
     return [*writer.bindings, *rest]
+
+
+def _gates(
+    needed: Iterable[Any], of_forward: Mapping[Any, Any], backward: Sequence[Any]
+) -> dict[Any, Any]:
+    """Return the activations that the backward pass only multiplies by, with their operands."""
+    gates = {
+        var: of_forward[var].args[0]
+        for var in needed
+        if op_name(of_forward.get(var)) in _ACTIVATIONS
+    }
+    for binding in backward:
+        if op_name(binding.value) != "multiply":
+            for var in variables(binding.value):
+                gates.pop(var, None)
+    return {var: operand for var, operand in gates.items() if isinstance(operand, ir.Var)}
 
 
 def _narrower(value: Any, var: Any) -> list[Any]:
