@@ -110,12 +110,10 @@ class FusedRing:
                 local = by_block
                 continue
             if moving:
-                by_block = [
-                    self._bind(op.add(*pair)) for pair in zip(moving, by_block, strict=True)
-                ]
+                by_block = self._sums(moving, by_block)
             moving = [self._handed_on(x) for x in by_block]
         if moving:
-            local = [self._bind(op.add(*pair)) for pair in zip(local, moving, strict=True)]
+            local = self._sums(local, moving)
         return [self._typed(x, like) for x, like in zip((by_query, *local), (q, k, v), strict=True)]
 
     def _sums(self, first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
