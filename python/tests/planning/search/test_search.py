@@ -235,17 +235,17 @@ class TestMicroBatches:
     @pytest.fixture(scope="class")
     @classmethod
     def whole(cls):
-        return search(_gpt, 4, QUICK, batch=32, train=ADAM, top=99)
+        return search(_short, 4, QUICK, batch=32, train=ADAM, top=99)
 
     def test_they_are_found_where_the_whole_step_does_not_fit(self, whole):
         limit = int(0.6 * min(row.peak_bytes for row in whole.rows))
-        result = search(_gpt, 4, QUICK, batch=32, train=ADAM, top=99, memory_bytes=limit)
+        result = search(_short, 4, QUICK, batch=32, train=ADAM, top=99, memory_bytes=limit)
         assert result.plans and all(each.row.peak_bytes <= limit for each in result.plans)
         assert {each.row.candidate.stages for each in result.plans} == {1}
         assert min(each.row.candidate.micro_batches for each in result.plans) > 1
         best = result.plans[0]
         step = td.train_step(
-            _gpt(32 // best.plan.schedule.micro_batches), schedule=best.plan.schedule, **ADAM
+            _short(32 // best.plan.schedule.micro_batches), schedule=best.plan.schedule, **ADAM
         )
         plan = td.strategy.with_updates(step, Plan.from_dict(best.plan.to_dict()))
         program = td.export(td.distribute(step, plan, system=QUICK))
@@ -256,32 +256,32 @@ class TestMicroBatches:
         """Where the whole step does not fit, of all numbers on the mesh of the strategy."""
         text = "pipeline:stages=1,micro_batches={}+zero:stage=2"
         limit = int(0.6 * min(row.peak_bytes for row in whole.rows))
-        observed = search(_gpt, 4, QUICK, batch=32, train=ADAM, memory_bytes=limit).plans[0]
+        observed = search(_short, 4, QUICK, batch=32, train=ADAM, memory_bytes=limit).plans[0]
         for count in (2, 4, 8):
             result = Study(
-                _gpt(32 // count), strategy=text.format(count), mesh={"dp": 4}, system=QUICK,
+                _short(32 // count), strategy=text.format(count), mesh={"dp": 4}, system=QUICK,
                 train=ADAM,
             ).result  # fmt: skip
             assert result.peak_memory_bytes > limit or observed.time_s <= result.time_s
 
     def test_numbers_that_are_given_are_the_only_ones(self):
         rules = Constraints(counts=(2, 8))
-        result = search(_gpt, 4, QUICK, batch=16, train=ADAM, top=99, constraints=rules)
+        result = search(_short, 4, QUICK, batch=16, train=ADAM, top=99, constraints=rules)
         assert {plan.row.candidate.micro_batches for plan in result.plans} == {2, 8}
         assert {plan.row.why for plan in result.plans} == {"", "zero:stage=1", "zero:stage=3"}
 
     def test_a_batch_that_is_fixed_is_refused(self):
         with pytest.raises(UsageError, match="DIST0151 micro_batches"):
-            search(_gpt(8), 4, QUICK, train=ADAM, constraints=Constraints(counts=(2,)))
+            search(_short(8), 4, QUICK, train=ADAM, constraints=Constraints(counts=(2,)))
 
     def test_a_strategy_with_micro_batches_is_compared_with(self):
         text = "pipeline:stages=1,micro_batches=4+zero:stage=1"
         observed = search(
-            _gpt, 4, QUICK, batch=16, train=ADAM, compare=(text, trials.StrategyMaker(text)),
+            _short, 4, QUICK, batch=16, train=ADAM, compare=(text, trials.StrategyMaker(text)),
             constraints=Constraints(("dp",)),
         )  # fmt: skip
         study = Study(
-            _gpt(4), strategy=text, mesh={"dp": 4}, system=QUICK, train=ADAM
+            _short(4), strategy=text, mesh={"dp": 4}, system=QUICK, train=ADAM
         )  # fmt: skip
         assert observed.baseline.time_s == study.result.time_s
         assert observed.baseline.candidate.micro_batches == 4
@@ -302,11 +302,11 @@ class TestStages:
     rules = Constraints(("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,))
 
     def test_plans_of_stages_run(self):
-        result = search(_gpt, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=9)
+        result = search(_short, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=9)
         assert {each.row.candidate.micro_batches for each in result.plans} == {2, 4}
         for each in result.plans:
             schedule = each.plan.schedule
-            model = _gpt(8 // schedule.micro_batches)
+            model = _short(8 // schedule.micro_batches)
             step = td.train_step(model, schedule=schedule, **ADAM)
             plan = td.strategy.with_updates(step, each.plan)
             assert td.verify(step, plan, engine="virtual").equal
