@@ -9,8 +9,10 @@ after a line that ends with     the file is written; of ``pyproject.toml`` the e
 a file in backticks and ":"     known from then on, as after an installation
 ``python``                      executed; all blocks of a page share their names
 ``console`` of ``>>>`` lines    executed like them, and what is printed is compared
-``console`` of ``$`` lines      run by the shell; where the page shows what is printed, compared;
-                                ``pip install -e .`` is not run: see the first row
+``console`` of ``$`` lines      run by the shell, or in this process where it is a plain command of
+                                the package on a page that installs nothing; where the page shows
+                                what is printed, compared; ``pip install -e .`` is not run: see the
+                                first row
 ==============================  =================================================================
 
 What is shown may leave out lines as ``...``. A command must succeed unless the next one is
@@ -20,9 +22,12 @@ is run shows nothing that is not.
 
 from __future__ import annotations
 
+import contextlib
 import doctest
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -44,6 +49,8 @@ _TABLE = re.compile(r'^\[project\.entry-points\."?([\w.]+)"?\]$')
 _ENTRY = re.compile(r'^"?([\w.-]+)"? *= *"([\w.:]+)"')
 _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _SECONDS = 300
+_PLAIN = ("analyze", "compare", "explain", "search", "serve-analyze", "sweep", "systems")
+"""Commands that leave nothing behind in a process."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,9 @@ class Reader:
             "NO_COLOR": "1",
             **(environment or {}),
         }
+        self._installs = False
+        for name, value in {"NO_COLOR": "1", **(environment or {})}.items():
+            monkeypatch.setenv(name, value)
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(str(folder))
 
@@ -112,6 +122,7 @@ class Reader:
         """Do all that a page says; give back how many blocks it has."""
         loaded = set(sys.modules)
         page = path.read_text(encoding="utf-8")
+        self._installs = "`pyproject.toml`:" in page or INSTALL in page
         count = 0
         try:
             for count, block in enumerate(blocks(page), 1):
@@ -166,21 +177,37 @@ class Reader:
             if command == "echo $?":
                 assert shown == str(code), f"{place}: the exit code is {code}, not {shown}"
                 continue
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                text=True,
-                timeout=_SECONDS,
-            )
-            code = done.returncode
+            code, printed = self._run(command)
             requests = number + 1 < len(message) and message[number + 1].startswith("echo $?")
-            assert code == 0 or requests, f"{place}: {command}: exit {code}\n{done.stdout}"
-            if shown and not self.checker.check_output(shown + "\n", done.stdout, _OPTIONS):
-                pytest.fail(f"{place}: {command} shows\n{done.stdout}")
+            assert code == 0 or requests, f"{place}: {command}: exit {code}\n{printed}"
+            if shown and not self.checker.check_output(shown + "\n", printed, _OPTIONS):
+                pytest.fail(f"{place}: {command} shows\n{printed}")
+
+    def _run(self, command: str) -> tuple[int, str]:
+        """Return the exit code of a command and what it prints."""
+        words = shlex.split(command.replace("\\\n", " "))
+        is_plain = words[0] == "tvm-distir" and words[1:2] and words[1] in _PLAIN
+        if is_plain and not self._installs and not re.search(r"[|<>;&$]", command):
+            return self._run_here(words[1:])
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=_SECONDS,
+        )
+        return done.returncode, done.stdout
+
+    def _run_here(self, arguments: list[str]) -> tuple[int, str]:
+        from tvm_distir.interface.command import main
+
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            code = main(arguments)
+        return code, printed.getvalue()
 
     def _install(self, text: str) -> None:
         """Make the entry points of a ``pyproject.toml`` known, as ``pip install -e .`` does."""
