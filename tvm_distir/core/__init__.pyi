@@ -125,6 +125,7 @@ from .ir.ops import call_axes as call_axes
 from .ir.ops import dist_op_name as dist_op_name
 from .ir.paged_attention_ops import CACHE_OPS as CACHE_OPS
 from .ir.paged_attention_ops import HEADS_DIM as HEADS_DIM
+from .ir.paged_attention_ops import IN_PLACE as IN_PLACE
 from .ir.paged_attention_ops import KV_APPEND_OP as KV_APPEND_OP
 from .ir.paged_attention_ops import PAGED_ATTENTION_OP as PAGED_ATTENTION_OP
 from .ir.paged_attention_ops import POOLS_DIM as POOLS_DIM
@@ -182,6 +183,7 @@ from .ops.local.shard import Operand as Operand
 from .ops.local.shard import shard as shard
 from .ops.lookup import rule_of as rule_of
 from .ops.lookup import work_of as work_of
+from .ops.lowering.append_in_place import appended as appended
 from .ops.lowering.division import divisor_parameters as divisor_parameters
 from .ops.lowering.gpu_reducers import register_gpu_reducers as register_gpu_reducers
 from .ops.lowering.grouped_kernels import GROUPED_KERNELS as GROUPED_KERNELS
@@ -223,6 +225,7 @@ from .plan.coerce import as_plan as as_plan
 from .plan.coerce import plan_of_meshes as plan_of_meshes
 from .plan.name_patterns import MAIN as MAIN
 from .plan.name_patterns import free_name as free_name
+from .plan.name_patterns import is_pattern as is_pattern
 from .plan.name_patterns import match_name as match_name
 from .plan.name_patterns import plain_name as plain_name
 from .plan.partition_spec import PartitionSpec as PartitionSpec

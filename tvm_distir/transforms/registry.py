@@ -41,6 +41,7 @@ PASSES = Registry(
             "lower": "core.passes.lower.passes:LowerDistIR",
             "replicate-inputs": "transforms.optimize.replicate_inputs:ReplicateInputs",
             "ring": "transforms.optimize.ring:RingAttention",
+            "donate": "transforms.optimize.donate_inputs:DonateInputs",
             "gather-first": "transforms.optimize.first_gathers:GatherAtStart",
             "bucket": "transforms.optimize.bucket:BucketReductions",
             "bucket-gathers": "transforms.optimize.bucket:BucketGathers",

@@ -26,6 +26,8 @@ from tvm_distir.support import MeshError
 from .attention_ops import accumulated
 from .ops import PREFIX, dist_call
 
+IN_PLACE = "in_place"
+"""The attribute of an append that overwrites the memory of the cache."""
 KV_APPEND_OP = f"{PREFIX}kv_append"
 PAGED_ATTENTION_OP = f"{PREFIX}paged_attention"
 CACHE_OPS = (KV_APPEND_OP, PAGED_ATTENTION_OP)
@@ -84,13 +86,16 @@ def kv_append(
     lengths: ir.Expr,
     *start: ir.Expr,
     page_size: int,
+    in_place: bool = False,
 ) -> ir.Call:
     """Write ``new (B, S, K, D)`` behind the positions of each request; typed as ``cache``.
 
-    The rows are cast to the type of the cache, which the result replaces.
+    The rows are cast to the type of the cache, which the result replaces: in place if the memory of
+    the cache may be overwritten.
     """
     args = [cache, new, pages, lengths, *start]
-    return dist_call("kv_append", args, page_size=int(page_size))
+    attrs = {IN_PLACE: True} if in_place else {}
+    return dist_call("kv_append", args, page_size=int(page_size), **attrs)
 
 
 def paged_attention(

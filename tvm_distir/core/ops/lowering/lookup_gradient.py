@@ -9,8 +9,6 @@ threads write the same element, and the sums are those of a CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import tvm
@@ -18,24 +16,7 @@ from tvm import ir, relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-_THREADS = 256
-
-
-@contextmanager
-def _parallel(count: int, on_gpu: bool) -> Iterator[Any]:
-    """Yield the index of a loop, whose iterations are threads on a GPU."""
-    if not on_gpu:
-        with T.serial(count) as index:
-            yield index
-        return
-    block, thread = te.thread_axis("blockIdx.x"), te.thread_axis("threadIdx.x")
-    frames = [
-        T.attr(thread, "thread_extent", _THREADS),
-        T.attr(block, "thread_extent", -(-count // _THREADS)),
-    ]
-    index = tirx.Cast("int64", block) * _THREADS + tirx.Cast("int64", thread)
-    with T.frame_scope(frames), T.If(index < count), T.Then():
-        yield index
+from .parallel_loops import parallel
 
 
 def te_take_backward(
@@ -63,9 +44,9 @@ def te_take_backward(
         with IRBuilder() as builder:
             terms, places, out = map(T.buffer_proxy, (grad_buffer, index_buffer, out_buffer))
             with T.seq_scope():
-                with _parallel(math.prod(shape), on_gpu) as element:
+                with parallel(math.prod(shape), on_gpu) as element:
                     out[element] = tirx.const(0, table.dtype)
-                with _parallel(before * after, on_gpu) as column:
+                with parallel(before * after, on_gpu) as column:
                     outer, inner = column // after, column % after
                     with T.serial(count) as number:
                         place = (outer * rows + places[number]) * after + inner

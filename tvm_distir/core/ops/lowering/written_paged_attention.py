@@ -60,8 +60,12 @@ class _Pages:
         return _const(pools[:, None])
 
 
-def _append(builder: relax.BlockBuilder, call: ir.Call) -> Any:
-    """Write out an append: the rows are scattered to their places."""
+def append_operands(builder: relax.BlockBuilder, call: ir.Call) -> tuple[Any, Any]:
+    """Write the places of the rows of an append, ``(B, S, 3)``, and the rows in the cache's type.
+
+    A place is the pool, the page in it and the position in the page. The pool of a row that the
+    device does not store is one that does not exist.
+    """
     cache, new = call.args[:2]
     w = _Pages(builder, call, cache)
     _, count, heads, width = (int(n) for n in new.ty.shape)
@@ -81,8 +85,13 @@ def _append(builder: relax.BlockBuilder, call: ir.Call) -> Any:
     index = w.emit(op.stack([pool, page, row], axis=2))
     dtype = str(cache.ty.dtype)
     rows = new if str(new.ty.dtype) == dtype else w.emit(op.astype(new, dtype))
-    rows = w.emit(op.reshape(rows, (w.batch, count, heads, width)))
-    return op.scatter_nd(cache, index, rows, "update")
+    return index, w.emit(op.reshape(rows, (w.batch, count, heads, width)))
+
+
+def written_append(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    """Write out an append: the rows are scattered to their places in a copy of the cache."""
+    index, rows = append_operands(builder, call)
+    return op.scatter_nd(call.args[0], index, rows, "update")
 
 
 class _Attention(_Pages):
@@ -177,11 +186,11 @@ def _experts(_: relax.BlockBuilder, call: ir.Call) -> Any:
 
 WRITTEN_OPS: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
     **WRITTEN_ATTENTION,
-    KV_APPEND_OP: _append,
+    KV_APPEND_OP: written_append,
     PAGED_ATTENTION_OP: _attention,
     EXPERT_MATMUL_OP: _experts,
 }
 """Writers of calls of attention, caches and experts, by the names of the ops."""
 
 
-__all__ = ["WRITTEN_OPS"]
+__all__ = ["WRITTEN_OPS", "append_operands", "written_append"]

@@ -14,9 +14,11 @@ from tvm_distir.core import (
     COLLECTIVES,
     DONE,
     GROUPED_KERNELS,
+    KV_APPEND_OP,
     PREFIX,
     REDUCE_OPS,
     WRITTEN_OPS,
+    appended,
     decode_collective,
     decode_transfer,
     start_name,
@@ -80,6 +82,7 @@ def register_legalization() -> None:
     table.update({start_name(name): table[name] for name in COLLECTIVES})
     table[DONE] = lambda _, call: call.args[0]  # the start has done it
     named = {PREFIX + name: function for name, function in table.items()}
-    for name, function in {**named, **WRITTEN_OPS, **GROUPED_KERNELS}.items():
+    written = {**WRITTEN_OPS, KV_APPEND_OP: appended}
+    for name, function in {**named, **written, **GROUPED_KERNELS}.items():
         if ir.Op.get(name).get_attr("FLegalize") is None:
             register_legalize(name, function)

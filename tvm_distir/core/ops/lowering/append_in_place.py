@@ -1,0 +1,67 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Append to a cache without copying it, where its memory may be overwritten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, relax, te, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from tvm_distir.core.ir.paged_attention_ops import IN_PLACE
+
+from .parallel_loops import parallel
+from .written_paged_attention import append_operands, written_append
+
+
+def appended(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    """Write out an append: into the cache itself if it is donated, else into a copy."""
+    if IN_PLACE not in call.attrs or not bool(call.attrs[IN_PLACE]):
+        return written_append(builder, call)
+    cache = call.args[0]
+    index, rows = append_operands(builder, call)
+    sizes = ([int(n) for n in x.ty.shape] for x in (index, rows, cache))
+    kernel = _kernel(*sizes, dtype=str(cache.ty.dtype))
+    name = builder.add_func(kernel, "append_in_place")
+    return relax.op.call_tir_inplace(name, [index, rows, cache], [2], cache.ty)
+
+
+def _kernel(index: list[int], rows: list[int], cache: list[int], *, dtype: str) -> Any:
+    """Return the function that writes rows to their pools, pages and positions.
+
+    Shapes: ``index (B, S, 3)``, ``rows (B, S, K, D)``, ``cache (P, N, R, K, D)``. A row whose pool
+    does not exist is not written.
+    """
+    target = tvm.target.Target.current(allow_none=True)
+    on_gpu = target is not None and "gpu" in target.keys
+    pools, pages, positions = cache[:3]
+    width = rows[2] * rows[3]
+    count = rows[0] * rows[1] * width
+
+    def body(index_buffer: Any, rows_buffer: Any, cache_buffer: Any) -> Any:
+        with IRBuilder() as builder:
+            places, values, out = map(T.buffer_proxy, (index_buffer, rows_buffer, cache_buffer))
+            with T.seq_scope(), parallel(count, on_gpu) as element:
+                token, feature = element // width, element % width
+                pool, page, row = (places[token * 3 + i] for i in range(3))
+                place = ((pool * pages + page) * positions + row) * width + feature
+                with T.If(pool < pools), T.Then():
+                    out[place] = values[element]
+            return builder.get()
+
+    operands = [te.placeholder(index, "int64", "index"), te.placeholder(rows, dtype, "rows")]
+    result = te.extern(
+        [cache],
+        operands,
+        lambda ins, outs: body(ins[0], ins[1], outs[0]),
+        dtype=dtype,
+        out_buffers=[tirx.decl_buffer(cache, dtype, "cache", layout=None)],
+        name="append_in_place",
+    )
+    return te.create_prim_func([*operands, result]).without_attr("global_symbol")
+
+
+__all__ = ["appended"]
