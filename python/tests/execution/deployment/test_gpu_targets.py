@@ -65,9 +65,8 @@ def test_every_kernel_of_gpt_runs_on_the_gpu(dispatch: str | None) -> None:
 
 
 @needs_cuda_codegen
-@pytest.mark.parametrize("model", ["gpt", "llama"])
-def test_every_kernel_of_a_training_step_runs_on_the_gpu(model: str) -> None:
-    step = td.train_step(td.load_model(f"zoo:{model}?size=tiny,layers=1").mod, optimizer="adamw")
+def test_every_kernel_of_a_training_step_runs_on_the_gpu() -> None:
+    step = td.train_step(td.load_model("zoo:llama?size=tiny,layers=1").mod, optimizer="adamw")
     dist = td.distribute(step, td.strategy.make_plan(step, "data_parallel", {"dp": 2}))
     program = td.compile(dist, target="cuda:sm_90")
     source = program.kernel_source(program.entries[0])

@@ -50,8 +50,8 @@ def start(count, *words, expect=0, timeout_s=120):
 
 
 @needs_mpi
-@pytest.mark.parametrize("count", [4, 8])
-def test_every_collective_gives_the_bits_of_the_reference(count):
+def test_every_collective_gives_the_bits_of_the_reference():
+    count = 4
     message = start(count, "collectives")
     assert all(f"rank {rank}: " in message for rank in range(count)), message
     assert message.count(" right") == count
