@@ -49,6 +49,8 @@ def test_experts_that_all_work_in_each_sample():
     for tokens, past in ((64, 0), (700, 129)):
         whole = served.study(served.pools, tokens, past).result.time_s
         assert surface.prefill_s(tokens, past) == whole
+    symbols = np.array([[1, 2, 5], [0, 3, 4], [16, 16, 16]])  # tokens, past, working experts
+    assert not any(term[2] for term in surface._extra(symbols, True, 1))
 
 
 def differing_sizes(served, count, new=1):
