@@ -58,8 +58,14 @@ class Steps:
 
         _, local, names = self.module(*tokens.shape)
         inputs = {**weights, **caches, "input_ids": tokens, "pages": pages, "lengths": lengths}
-        logits, *new = td.run(local, [inputs[name] for name in names], engine=self.engine)
-        return logits.argmax(-1), dict(zip(caches, new, strict=True))
+        logits, *new = td.run(
+            local,
+            [inputs[name] for name in names],
+            engine=self.engine,
+            outputs="sharded",
+            donate=["*_cache"],
+        )
+        return logits.whole().argmax(-1), dict(zip(caches, new, strict=True))
 
 
 def served(steps: Steps, prompts: list, weights: dict) -> tuple[list[list[int]], list[list[int]]]:

@@ -5,14 +5,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
-from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs, bind_inputs
+from tvm_distir.execution.runtime.program.inputs import (
+    Inputs,
+    LocalInputs,
+    bind_inputs,
+    donated_inputs,
+)
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
@@ -56,12 +61,21 @@ class Engine(ABC):
         The file for the trace of a run; see :mod:`~.program.run_trace`.
     records_trace : bool
         Whether the engine can write one.
+    donate : sequence of str
+        The inputs that a run may overwrite; see :func:`~.registry.run`.
+    donated : frozenset of int
+        The inputs whose memory a run shares with the caller, by position.
+    shares_memory : bool
+        Whether ranks can work on the arrays of the caller.
     takes_objects : bool
         Whether its ranks are in this process, so that they can be given objects.
     """
 
     name: str
     takes_objects: bool = False
+    shares_memory: bool = False
+    donate: Sequence[str] = ()
+    donated: frozenset[int] = frozenset()
     records_trace: bool = False
     trace: Path | None = None
     dispatch: str | None = None
@@ -97,6 +111,13 @@ class Engine(ABC):
                 place=f'engine {self.name}/"{object_port.name}"',
                 remedy='Use the engine "threads" or "virtual".',
             )
+        self.donated = frozenset()
+        if self.donate:
+            donated = donated_inputs(program.entries, self.donate)
+            if self.shares_memory:
+                self.donated = donated
+                donating = getattr(program, "with_donation", None)
+                program = donating(self.donate) if donating is not None else program
         return self.run_program(sized_program(program, inputs), inputs, outputs)
 
     def check_trace(self) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def run(
     dispatch: str | None = None,
     entry: str | None = None,
     trace: str | Path | None = None,
+    donate: Sequence[str] = (),
 ) -> list[Any]:
     """Run a distributed module on all its devices.
 
@@ -118,6 +120,12 @@ def run(
         The JSON file for the kernels and collectives of each rank with their times, which Perfetto
         opens; of the engines ``"threads"``, ``"mpi"`` and ``"torch"``.
 
+    donate : sequence of str, optional
+        Names, or patterns of names such as ``"*_cache"``, of inputs that the run may overwrite; the
+        caller does not read these arrays afterwards, as with ``donate_argnums`` of JAX. The engine
+        ``"threads"`` applies :class:`~tvm_distir.transforms.DonateInputs` to a module, and shares
+        the memory: with ``outputs="sharded"`` the results are the same arrays. Others copy.
+
     Returns
     -------
     outputs : list of ndarray, or of ShardedArray
@@ -144,6 +152,9 @@ def run(
     if trace is not None:
         chosen = copy.copy(chosen)
         chosen.trace = check_trace_path(trace)
+    if donate:
+        chosen = copy.copy(chosen)
+        chosen.donate = donate
     return chosen.run(dist, inputs, outputs)
 
 

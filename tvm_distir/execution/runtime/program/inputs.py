@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Segments
+from tvm_distir.core import Segments, match_name
 from tvm_distir.support import EngineError, Faults, nearest
 
 from .device_objects import DeviceObjects
@@ -89,6 +89,31 @@ def input_ports(entries: Sequence[EntryFunction]) -> dict[int, Port]:
         for port in entry.inputs:
             ports.setdefault(port.index, port)
     return dict(sorted(ports.items()))
+
+
+def donated_inputs(entries: Sequence[EntryFunction], donate: Sequence[str]) -> frozenset[int]:
+    """Return the positions of donated inputs.
+
+    Parameters
+    ----------
+    entries : sequence of EntryFunction
+    donate : sequence of str
+        Names, or patterns of names, of inputs.
+
+    Raises
+    ------
+    EngineError
+        DIST0602 for a name or pattern that fits no input.
+    """
+    ports, donated = input_ports(entries), set[int]()
+    for pattern in donate:
+        fitting = {i for i, port in ports.items() if match_name(pattern, port.name)}
+        if not fitting:
+            names = [port.name for port in ports.values()]
+            problem = f'there is no input "{pattern}" to donate'
+            raise bad_input(problem, nearest(pattern, names))
+        donated |= fitting
+    return frozenset(donated)
 
 
 def _by_position(

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tvm import ir
 
 from tvm_distir.core import check_module, outline_branches, reached_from
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
-from tvm_distir.transforms import ExpandSchedule
+from tvm_distir.transforms import DonateInputs, ExpandSchedule
 
 from .async_calls import split_starts
 from .axis_table import AxisTable
@@ -72,6 +73,12 @@ class LoweredProgram:
         with compile_turn():  # a pipelined step is expanded
             self.mod = dispatch_kernels(ExpandSchedule()(mod), dispatch)
         self.entries = entries(self.mod)
+
+    def with_donation(self, donate: Sequence[str]) -> LoweredProgram:
+        """Return the program that appends to donated inputs in place."""
+        program = copy.copy(self)
+        program.mod = DonateInputs(list(donate))(self.mod)
+        return program
 
     @functools.cached_property
     def axes(self) -> AxisTable:

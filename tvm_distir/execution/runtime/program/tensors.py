@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ _SHARED = frozenset(
     for bits in sizes
 )
 """Types that both sides know; the others (bool, bfloat16, ...) are copied."""
+_ALIGNMENT_BYTES = 64
+"""Compiled kernels take the memory of tensors to be so aligned."""
 
 
 def to_tensor(array: Any) -> Any:
@@ -33,6 +36,41 @@ def to_tensor(array: Any) -> Any:
     if not isinstance(array, np.ndarray | np.generic):
         return array
     return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def share_tensor(array: Array) -> Any:
+    """Return a TVM tensor over the array's memory."""
+    return tvm_ffi.from_dlpack(array)
+
+
+def exclusive_arrays(arrays: Iterable[tuple[Any, bool]]) -> set[int]:
+    """Return the ids of donated arrays that a tensor can share and no other array overlaps.
+
+    Parameters
+    ----------
+    arrays : iterable of (array, bool)
+        The arrays of all ranks, and whether each is donated.
+    """
+    spans = []
+    for array, is_donated in arrays:
+        if isinstance(array, np.ndarray) and array.size:
+            first = array.ctypes.data
+            spans.append((first, first + array.nbytes, is_donated, array))
+    spans.sort(key=lambda span: span[:2])
+    exclusive: set[int] = set()
+    end = 0
+    for number, (first, last, is_donated, array) in enumerate(spans):
+        following = spans[number + 1][0] if number + 1 < len(spans) else last
+        if is_donated and end <= first and last <= following and _can_share(array):
+            exclusive.add(id(array))
+        end = max(end, last)
+    return exclusive
+
+
+def _can_share(array: Array) -> bool:
+    flags = array.flags
+    aligned = array.ctypes.data % _ALIGNMENT_BYTES == 0
+    return aligned and flags.writeable and flags.c_contiguous and str(array.dtype) in _SHARED
 
 
 def to_array(tensor: Any) -> Any:

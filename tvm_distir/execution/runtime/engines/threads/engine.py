@@ -39,7 +39,13 @@ from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.run_trace import RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
-from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
+from tvm_distir.execution.runtime.program.tensors import (
+    exclusive_arrays,
+    flat_tensors,
+    share_tensor,
+    to_array,
+    to_tensor,
+)
 from tvm_distir.support import EngineError, has_library, nearest, repair_disco
 
 Array = npt.NDArray[Any]
@@ -57,6 +63,7 @@ class ThreadJob:
     machine: dict[int, Any]
     function: dict[int, str]
     inputs: dict[int, list[Array]]
+    donated: set[int] = field(default_factory=set)
     outputs: dict[int, list[Array]] = field(default_factory=dict)
     traces: dict[int, RankTrace] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -115,7 +122,9 @@ def work(job: ThreadJob, rank: int) -> None:
     try:
         with ccl.worker(job.fabric, rank):
             machine = make_machine(job.machine[rank])
-            args = [to_tensor(a) for a in job.inputs[rank]]
+            args = [
+                share_tensor(a) if id(a) in job.donated else to_tensor(a) for a in job.inputs[rank]
+            ]
             if rank in job.traces:
                 job.traces[rank].attach(machine)
             result = machine[job.function[rank]](*args)
@@ -196,6 +205,7 @@ class ThreadsEngine(Engine):
 
     name = "threads"
     takes_objects = True
+    shares_memory = True
     records_trace = True
 
     def __init__(self, timeout_s: float = TIMEOUT_S, collectives: str | None = None) -> None:
@@ -223,6 +233,12 @@ class ThreadsEngine(Engine):
         """
         entries = program.entries
         job = make_job(program, local, ccl.FABRICS[self._implementation], self.timeout_s)
+        job.donated = exclusive_arrays(
+            (array, port.index in self.donated)
+            for entry in entries
+            for rank in entry.ranks
+            for port, array in zip(entry.inputs, job.inputs[rank], strict=True)
+        )
         if self.trace is not None:
             job.traces = {rank: RankTrace() for rank in job.machine}
         self._call(job, max(job.machine) + 1)

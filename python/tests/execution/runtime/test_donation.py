@@ -1,0 +1,123 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Donated caches are appended to in place, and no other array of the caller is overwritten."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+import tvm_distir as td
+from tvm_distir.core import kv_append
+from tvm_distir.support.errors.tree import EngineError
+
+REQUESTS, NEW, PAGES, ROWS, HEADS, WIDTH = 3, 2, 16, 4, 2, 8
+
+
+def append(read_before=False, read_after=False):
+    """``main(cache, rows, pages, lengths) -> cache``, and twice the old cache where it is read."""
+    types = {
+        "cache": relax.TensorType([1, PAGES, ROWS, HEADS, WIDTH], "float32"),
+        "rows": relax.TensorType([REQUESTS, NEW, HEADS, WIDTH], "float32"),
+        "pages": relax.TensorType([REQUESTS, 2], "int32"),
+        "lengths": relax.TensorType([REQUESTS], "int32"),
+    }
+    params = [relax.Var(name, ty) for name, ty in types.items()]
+    cache, two = params[0], relax.const(2.0, "float32")
+    bb = relax.BlockBuilder()
+    with bb.function("main", params, attrs={"num_input": 4}):
+        with bb.dataflow():
+            old = [bb.emit(relax.op.multiply(cache, two))] if read_before else []
+            new = bb.emit(kv_append(*params, page_size=ROWS))
+            old += [bb.emit(relax.op.multiply(cache, two))] if read_after else []
+            outs = [bb.emit_output(value) for value in (new, *old)]
+        bb.emit_func_output(relax.Tuple(outs))
+    return bb.get()
+
+
+def distributed(placement="S[2]", **reads):
+    """Return the append on two devices."""
+    rules = [{"param": "cache", "placement": placement, "stationary": True}]
+    described = {"schema_version": 1, "mesh": {"x": 2}, "rules": rules}
+    return td.distribute(append(**reads), td.Plan.from_dict(described))
+
+
+def operands(seed=0):
+    """Draw a cache, and rows for shuffled pages behind uneven lengths."""
+    rng = np.random.default_rng(seed)
+    cache = rng.standard_normal((1, PAGES, ROWS, HEADS, WIDTH)).astype("float32")
+    rows = rng.standard_normal((REQUESTS, NEW, HEADS, WIDTH)).astype("float32")
+    pages = rng.permutation(PAGES)[: 2 * REQUESTS].reshape(REQUESTS, 2).astype("int32")
+    return cache, [rows, pages, np.array([0, 3, 5], "int32")]
+
+
+def appended(cache, rest):
+    """Append in NumPy."""
+    rows, pages, lengths = rest
+    new = cache.copy()
+    for b in range(REQUESTS):
+        for i in range(NEW):
+            column, row = divmod(int(lengths[b]) + i, ROWS)
+            new[0, pages[b, column], row] = rows[b, i]
+    return new
+
+
+def addresses(array):
+    return [part.ctypes.data for part in array.parts.values()]
+
+
+def copies(array):
+    return [part.copy() for part in array.parts.values()]
+
+
+@pytest.mark.parametrize("placement", ["S[2]", "S[3]"])
+def test_donated_caches_are_replaced_in_place(placement):
+    """Parts of pages or heads keep their memory, and without donation their values."""
+    local, (cache, rest) = distributed(placement), operands()
+    before = cache.copy()
+    (first,) = td.run(local, [cache, *rest], outputs="sharded")
+    kept, (_, more) = copies(first), operands(1)
+    (whole,) = td.run(local, [first, *more])
+    expected = appended(appended(before, rest), more)
+    np.testing.assert_array_equal(whole, expected)
+    assert all(map(np.array_equal, copies(first), kept))  # not donated
+    (second,) = td.run(local, [first, *more], outputs="sharded", donate=["cache"])
+    assert addresses(second) == addresses(first)
+    assert not all(map(np.array_equal, copies(first), kept))
+    (again,) = td.run(local, [second, *more])
+    np.testing.assert_array_equal(again, expected)
+    np.testing.assert_array_equal(cache, before)
+
+
+@pytest.mark.parametrize("reads", ["read_before", "read_after"])
+def test_caches_with_another_reader_are_copied(reads):
+    local, (cache, rest) = distributed(**{reads: True}), operands()
+    (first, _) = td.run(local, [cache, *rest], outputs="sharded")
+    _, more = operands(1)
+    new, old = td.run(local, [first, *more], donate=["cache"])
+    np.testing.assert_array_equal(old, 2 * appended(cache, rest))
+    np.testing.assert_array_equal(new, appended(appended(cache, rest), more))
+
+
+def test_memory_of_two_devices_is_not_shared():
+    """Replicas get an array each, whatever the caller passes, so that each appends to its part."""
+    local, (cache, rest) = distributed("R"), operands()
+    aligned = np.frombuffer(bytearray(cache.nbytes + 64), np.uint8)
+    aligned = aligned[-aligned.ctypes.data % 64 :][: cache.nbytes].view("float32")
+    aligned = aligned.reshape(cache.shape)
+    aligned[...] = cache
+    (new,) = td.run(local, [aligned, *rest], outputs="sharded", donate=["cache"])
+    assert len({*addresses(new), aligned.ctypes.data}) == 3
+    np.testing.assert_array_equal(aligned, cache)
+    for part in new.parts.values():
+        np.testing.assert_array_equal(part, appended(cache, rest))
+
+
+def test_other_engines_and_names():
+    local, (cache, rest) = distributed(), operands()
+    for engine in ("virtual", "threads"):
+        (new,) = td.run(local, [cache, *rest], engine=engine, donate=["cache"])
+        np.testing.assert_array_equal(new, appended(cache, rest))
+    with pytest.raises(EngineError, match=r'DIST0602.*there is no input "cash"'):
+        td.run(local, [cache, *rest], donate=["cash"])
