@@ -55,7 +55,7 @@ def test_bundled_onnx_models_data_parallel(name):
 
 
 def test_a_bundled_onnx_model_is_verified():
-    """With redrawn weights, against the single-device result; the demo verifies ResNet-50."""
+    """With redrawn weights, against the single-device result."""
     mod = td.load_model(str(LIGHT / "light_squeezenet.onnx"), batch=BATCH).mod
     plan = strategy.make_plan(mod, "data_parallel", {"dp": DEVICES})
     assert td.verify(mod, plan, engine="virtual").equal
