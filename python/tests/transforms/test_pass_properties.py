@@ -145,6 +145,7 @@ ELSEWHERE = {
     "RunInTurn": "test_stages.py: it changes steps in stages only",
     "ExpandSchedule": "test_stages.py: it changes steps in stages only",
     "GatherAtStart": "test_first_gathers.py: it changes steps that gather new weights only",
+    "DonateInputs": "test_donate_inputs.py: it changes steps that append to caches only",
     "PrefetchGathers": "test_optimize_prefetch.py: it changes steps for a system only",
 }
 
