@@ -343,6 +343,7 @@ from .rewriting.forward_pass import forward_bindings as forward_bindings
 from .rewriting.forward_pass import loss_place as loss_place
 from .rewriting.functions import callees_first as callees_first
 from .rewriting.functions import callers_closure as callers_closure
+from .rewriting.functions import calls_op as calls_op
 from .rewriting.functions import has_dtensor as has_dtensor
 from .rewriting.functions import inner_made_private as inner_made_private
 from .rewriting.functions import retyped as retyped

@@ -19,13 +19,12 @@ from tvm_distir.core import (
     PlanLike,
     Schedule,
     System,
-    all_bindings,
     as_plan,
+    calls_op,
     data_positions,
     entry_of,
     keep_entry,
     mesh_text,
-    relax_functions,
 )
 from tvm_distir.models import Model, load_model
 from tvm_distir.performance import Profile, Program, Result, export, simulate
@@ -434,9 +433,7 @@ class Study:
 
 def with_attention(mod: ir.IRModule, plan: Plan) -> Plan:
     """Return a plan that says where the module has attention as a single op."""
-    values = (b.value for _, fn in relax_functions(mod) for b in all_bindings(fn.body))
-    is_fused = any(str(getattr(getattr(v, "op", None), "name", "")) == ATTENTION_OP for v in values)
-    return replace(plan, attention=FUSED) if is_fused else plan
+    return replace(plan, attention=FUSED) if calls_op(mod, (ATTENTION_OP,)) else plan
 
 
 def _is_of_mesh(plan: Plan, axes: Sequence[tuple[str, int]]) -> bool:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -52,6 +52,16 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
                 closure.add(caller)
                 waiting.append(caller)
     return closure
+
+
+def calls_op(mod: ir.IRModule, names: Collection[str]) -> bool:
+    """Return whether a function of a module calls an op of one of the full names."""
+    return any(
+        isinstance(op := getattr(getattr(binding, "value", None), "op", None), ir.Op)
+        and str(op.name) in names
+        for _, fn in relax_functions(mod)
+        for binding in all_bindings(fn.body)
+    )
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:

@@ -356,7 +356,7 @@ def serve_by_replicas(
     if python is not None:
         outcome: list[tuple[Ints, ServedRequests]] = python(
             requests, times, options, pages, page, users, filled, pools, replicas
-        )
+        ).run()
         return outcome
     count, stages = len(requests), times.stages
     pages, most = pages // stages, max(1, options.requests // stages)

@@ -28,23 +28,6 @@ Chunks = list[tuple[int, int]]
 """Requests, each with the tokens of its prompt that a step fills its cache with."""
 
 
-def serve(
-    requests: Requests,
-    times: StepTimes,
-    options: SchedulerOptions,
-    pages: int,
-    page: int,
-    users: int,
-    filled: bool,
-    pools: int,
-    replicas: Replicas,
-) -> list[tuple[Ints, ServedRequests]]:
-    """Serve requests by replicas of an engine; see :func:`.batching.serve_by_replicas`."""
-    return PythonReplicas(
-        requests, times, options, pages, page, users, filled, pools, replicas
-    ).run()
-
-
 def _interpolated(
     rows: Sequence[int],
     columns: Sequence[int],
@@ -101,7 +84,10 @@ class _Prefix:
 
 
 class PythonReplicas:
-    """Serves requests by engines in order of time, and routes each when it arrives."""
+    """Serves requests by engines in order of time, and routes each when it arrives.
+
+    Parameters are those of :func:`.batching.serve_by_replicas`.
+    """
 
     def __init__(
         self,

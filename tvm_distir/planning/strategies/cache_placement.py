@@ -23,8 +23,8 @@ from tvm_distir.core import (
     OpenLabels,
     PlanRule,
     all_bindings,
+    calls_op,
     creates_cache,
-    relax_functions,
 )
 from tvm_distir.support import PlanError
 
@@ -54,12 +54,7 @@ def cache_positions(
 
 def has_caches(mod: ir.IRModule) -> bool:
     """Return whether a module has an op on caches."""
-    return any(
-        isinstance(op := getattr(getattr(binding, "value", None), "op", None), ir.Op)
-        and str(op.name) in CACHE_OPS
-        for _, fn in relax_functions(mod)
-        for binding in all_bindings(fn.body)
-    )
+    return calls_op(mod, CACHE_OPS)
 
 
 def check_pools(cache: Parameter, mesh: MeshSpec, axis: str) -> None:

@@ -27,7 +27,7 @@ REFERENCES: dict[str, str] = {
     "contention": f"{_ENGINE}.python_contention:contend",
     "schedule": f"{_ENGINE}.python_schedule:schedule_tasks",
     "simulation": f"{_ENGINE}.python_maps:PythonMaps",
-    "serve": "tvm_distir.planning.serving.python_events:serve",
+    "serve": "tvm_distir.planning.serving.python_events:PythonReplicas",
 }
 """The module and the function that stand for each native function.
 

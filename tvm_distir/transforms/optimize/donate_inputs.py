@@ -15,6 +15,7 @@ from tvm_distir.core import (
     BlockWriter,
     Rewrite,
     all_bindings,
+    callees_first,
     is_pattern,
     is_private,
     kv_append,
@@ -85,17 +86,12 @@ def _donated(mod: ir.IRModule, patterns: Sequence[str]) -> dict[Any, set[int]]:
                 remedy=f"The inputs are {', '.join(sorted(set(names)))}.",
             )
     calls = _calls(members)
-    waiting = {gv for gv in members if is_private(members[gv]) and calls.get(gv)}
-    while waiting:
-        ready = {gv for gv in waiting if not any(caller in waiting for caller, _ in calls[gv])}
-        for gv in ready:
+    for gv, fn in reversed(callees_first(mod)):
+        if is_private(fn) and gv in calls:
             handed_on = [
                 _handed_on(members[caller], donated[caller], args) for caller, args in calls[gv]
             ]
             donated[gv] = set.intersection(*handed_on)
-        if not ready:
-            break
-        waiting -= ready
     return {gv: numbers for gv, numbers in donated.items() if numbers}
 
 

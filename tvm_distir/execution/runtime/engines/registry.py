@@ -119,7 +119,6 @@ def run(
     trace : str or Path, optional
         The JSON file for the kernels and collectives of each rank with their times, which Perfetto
         opens; of the engines ``"threads"``, ``"mpi"`` and ``"torch"``.
-
     donate : sequence of str, optional
         Names, or patterns of names such as ``"*_cache"``, of inputs that the run may overwrite; the
         caller does not read these arrays afterwards, as with ``donate_argnums`` of JAX. The engine
