@@ -226,6 +226,8 @@ class Study:
             DIST0152 for a word that is neither ``fused`` nor ``written``.
         """
         if self.attention is None:
+            if self._given_plan is not None and self._given_plan.attention == FUSED:
+                return True  # its rules are for the op
             system = self.known_system
             kernels = self.kernels or (system.kernels if system is not None else None)
             return kernels is not None and Profile.resolve(kernels).attention == FUSED

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 
 import tvm_distir as td
+from tests.plain_systems import PLAIN_A100
 from tvm_distir.core import (
     attention,
     attention_backward,
@@ -23,8 +24,6 @@ from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.planning.study import Study
 from tvm_distir.support.errors.tree import MeshError
 from tvm_distir.transforms import FuseAttention
-
-torch = pytest.importorskip("torch")
 
 SMALL = "layers=1,hidden=32,heads=4,vocab=64,seq=8,batch=2,dtype=float32"
 MODELS = (f"zoo:llama?{SMALL},kv_heads=2,ffn=64", f"zoo:gpt?{SMALL}")
@@ -72,6 +71,7 @@ def program(shapes, dtype, **attrs):
 
 def judged(arrays, scale, causal=False, window=0, offset=0):
     """What PyTorch computes in double precision."""
+    torch = pytest.importorskip("torch")
     t = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in arrays.items()}
     group = arrays["q"].shape[2] // arrays["k"].shape[2]
     k, v = (t[n].repeat_interleave(group, 2) for n in "kv")
@@ -191,6 +191,9 @@ def test_the_form_of_context_parallelism_decides_what_moves(spec, form, moved):
     dist = td.distribute(model, plan, system="h100")
     assert f"dist.{moved}" in ops_of(dist)
     assert td.verify(model, plan, engine="virtual", dist=dist).equal
+    again = Study(spec, plan)  # as commands take the plan, here without a system
+    assert "dist.attention" in ops_of(again.forward)
+    assert f"dist.{moved}" in ops_of(again.local)
 
 
 def test_dropout_of_weights_is_named(caplog):
@@ -204,7 +207,7 @@ def test_dropout_of_weights_is_named(caplog):
 
 def test_the_profile_or_the_option_asks_for_it():
     for choice, count in (("fused", 1), ("written", 0), (None, 0)):
-        study = Study(MODELS[0], system="dgx-a100", attention=choice)
+        study = Study(MODELS[0], system=PLAIN_A100, attention=choice)
         assert ops_of(study.forward).count("dist.attention") == count
 
 
