@@ -20,6 +20,9 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.timing import measure
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 
+# JAX, once a test imported it, warns of each fork; the children here call TVM alone.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
 OPS = ("divide", "mod", "floor_divide", "floor_mod")
 KERNELS = {
     "divide": tirx.truncdiv,
