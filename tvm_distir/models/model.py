@@ -142,8 +142,8 @@ def load_model(
         remedy = f"Write {HUB}{spec}."
     else:
         remedy = (
-            f"Give file.onnx, .pt2, .mlir, .py, .json, config.json, {HUB}NAME, or {ZOO}NAME "
-            f"with NAME one of {', '.join(zoo.NAMES)}."
+            f"Give file.onnx, .pt2, .mlir, .jax, .py, .json, config.json, {HUB}NAME, or "
+            f"{ZOO}NAME with NAME one of {', '.join(zoo.NAMES)}."
         )
     raise ModelError("DIST0302", "the kind of the model is unknown", place=spec, remedy=remedy)
 
