@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import ir
+from tvm import ir, relax
 from tvm.script.parser.core.error import ParserError
 
 from tvm_distir.core import bind_dims
@@ -27,6 +27,7 @@ from tvm_distir.support import ModelError, nearest
 _TVM_PACKAGES = ("tvm", "tvm.script", "tvm.script.parser")
 _MODULE_DECORATORS = ("ir_module",)
 _LINE = re.compile(r"<str>:(\d+)")
+_ADDRESS = re.compile(r"Function 0x[0-9a-f]+")
 
 
 def from_tvmscript(
@@ -248,6 +249,8 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
         match = _LINE.search(str(error))
         line = int(match.group(1)) if match else first
         problem = _first_line(error).removeprefix("error: ")
+        if problem.startswith("Program is not well-formed"):
+            raise _malformed(program, names, f"{place}:{first}") from error
         raise ModelError("DIST0323", problem, place=f"{place}:{line}", remedy=remedy) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         drop_half_built(error)
@@ -262,6 +265,26 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
             remedy=remedy,
         )
     return mod
+
+
+def _malformed(program: str, names: dict[str, Any], place: str) -> ModelError:
+    """Return the error of a module that is parsed, but breaks a rule of Relax."""
+    reason = "the module is not well-formed"
+    mod = tvm.script.from_source(program, names, check_well_formed=False)
+    for gv, fn in mod.functions.items():
+        try:
+            relax.analysis.well_formed(fn)
+        except (ValueError, tvm.error.InternalError) as error:
+            rule = _ADDRESS.sub("it", _first_line(error)).split(".  ")[0]
+            reason = f"the function {gv.name_hint} is not well-formed: {rule}"
+            break
+    return ModelError(
+        "DIST0323",
+        reason,
+        place=place,
+        remedy="A function with impure calls is @R.function(pure=False), with these calls outside "
+        "of dataflow blocks; R.call_pure_packed is pure.",
+    )
 
 
 def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> None:

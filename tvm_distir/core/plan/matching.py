@@ -160,6 +160,10 @@ def _functions_to_search(rule: PlanRule, functions: dict[str, Any], place: str) 
 
 def _what_there_is(rule: PlanRule, searched: Sequence[Any], functions: dict[str, Any]) -> str:
     if rule.kind == "param":
+        paths = [path for fn in searched for path in _field_paths(fn)]
+        fields = [path for path in paths if path.startswith(f"{rule.name}.")]
+        if fields:
+            return f"It is a tuple: name its tensors, {', '.join(fields[:3])}, or {rule.name}.*."
         return nearest(rule.name, [name for fn in searched for name in param_names(fn)][:40])
     if rule.kind == "value":
         bound = [str(b.var.name) for fn in searched for b in all_bindings(fn.body)]
@@ -198,9 +202,14 @@ def _match_params(
 
 def _fields_named(fn: relax.Function, name: str) -> list[int]:
     """Return the positions of what a name such as ``packed_params[3]`` denotes, or a pattern."""
-    fields = fn.attrs[FIELDS_ATTR][:] if fn.attrs and FIELDS_ATTR in fn.attrs else []
     path = field_path(name)
-    return [i for i, field in enumerate(fields) if field and match_name(path, str(field))]
+    return [i for i, field in enumerate(_field_paths(fn)) if field and match_name(path, field)]
+
+
+def _field_paths(fn: relax.Function) -> list[str]:
+    """Return the path of each parameter that was a field of a tuple; of others it is empty."""
+    fields = fn.attrs[FIELDS_ATTR][:] if fn.attrs and FIELDS_ATTR in fn.attrs else []
+    return [str(field) for field in fields]
 
 
 def _match_values(

@@ -16,6 +16,7 @@ from tvm_distir.core import (
     Plan,
     System,
     check_level,
+    check_module,
     costs_for,
     inner_made_private,
     lift_branches,
@@ -81,7 +82,10 @@ def explain(
         propagation raises.
     LevelError
         DIST0451 when the module is distributed already.
+    UsageError
+        DIST0154 for an argument that is no module.
     """
+    check_module(mod, "td.explain.explain")
     if plan is not None:
         mod = AnnotateSharding(plan.by_rules())(mod)
     check_level(mod, "annotated")

@@ -13,7 +13,8 @@ from tvm_distir.performance import Result
 from tvm_distir.support import UsageError, align
 from tvm_distir.support.display import units
 
-from .model import spent_of
+from .document import to_dict
+from .model import Analysis, spent_of
 from .saved_results import Outcome, read_outcomes
 
 SCHEMA_VERSION = 1
@@ -141,16 +142,15 @@ class Comparison:
         return ["", head, *align(["", *kinds], rows, "l" + "r" * len(kinds))]
 
 
-def compare(
-    *operands: Result | Mapping[str, Any] | str | Path, names: Sequence[str] | None = None
-) -> Comparison:
+def compare(*operands: object, names: Sequence[str] | None = None) -> Comparison:
     """Compare simulated steps side by side.
 
     Parameters
     ----------
-    *operands : Result, mapping, str or Path
-        What :func:`tvm_distir.simulate` returns, the JSON of ``tvm-distir analyze --json`` as data
-        or as a file, the folder of ``analyze -o``, or a folder of such files and folders.
+    *operands : AnalysisResult, Result, mapping, str or Path
+        What :func:`tvm_distir.analyze` or :func:`tvm_distir.simulate` returns, the JSON of
+        ``tvm-distir analyze --json`` as data or as a file, the folder of ``analyze -o``, or a
+        folder of such files and folders.
     names : sequence of str, optional
         A name for each outcome; by default paths, strategies or numbers.
 
@@ -164,7 +164,7 @@ def compare(
     SimulationError
         DIST0740 for a file that holds no result.
     UsageError
-        DIST0152 for nothing to compare, or names of another number.
+        DIST0152 for nothing to compare, an operand that is no result, or names of another number.
 
     Examples
     --------
@@ -176,8 +176,15 @@ def compare(
             outcomes.append(_of_result(operand, f"#{number}"))
         elif isinstance(operand, Mapping):
             outcomes.append(Outcome.from_dict(operand, f"#{number}"))
-        else:
+        elif isinstance(operand, (str, Path)):
             outcomes += read_outcomes(Path(operand))
+        elif isinstance(report := getattr(operand, "report", None), Analysis):
+            outcomes.append(Outcome.from_dict(to_dict(report), f"#{number}"))
+        else:
+            raise _refused(
+                f"operand {number} is of type {type(operand).__name__}, and a result is required",
+                "Give results of td.analyze or td.simulate, or paths of saved results.",
+            )
     if not outcomes:
         raise _refused("there are no results to compare", "Give at least one result.")
     if names is not None:

@@ -17,6 +17,7 @@ from tvm_distir.core import (
     all_bindings,
     flat_types,
     handle,
+    is_packed_call,
     is_private,
     param_names,
     relax_functions,
@@ -164,7 +165,7 @@ class _Counter:
             if name not in self._functions:
                 return _NONE
             return self.of(name, tuple(map(depends, call.args)))
-        if not isinstance(call.op, ir.Op):
+        if not isinstance(call.op, ir.Op) or is_packed_call(call):
             return _NONE
         work = work_of(call, self._mod)
         if work.kernel_class not in TENSOR_CLASSES:

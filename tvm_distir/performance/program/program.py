@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvm_distir.core import mesh_text
+from tvm_distir.support import align
+
 from .checks import check_program
 from .parts import (
     COMMON_KEYS,
@@ -49,6 +52,18 @@ class Program:
     entries: tuple[Entry, ...]
     staged: PipelineProgram | None = None
     storage: Storage | None = None
+
+    def __str__(self) -> str:
+        meshes = ", ".join(
+            f"{x.name} ({mesh_text(dict(zip(x.axes, x.shape)))})" for x in self.meshes
+        )
+        columns = ("function", "mesh", "ops", "collectives")
+        rows = [
+            [name, self.meshes[fn.mesh].name, f"{len(fn.ops):,}", f"{_collectives(fn):,}"]
+            for name, fn in self.functions.items()
+        ]
+        head = f"program of {self.device_count():,} devices on {meshes}"
+        return "\n".join([head, "", *align(columns, rows, "llrr")])
 
     def to_dict(self) -> dict[str, Any]:
         """Give the program as plain data, the content of its JSON file."""
@@ -156,6 +171,10 @@ class Program:
         meshes = {entry.mesh, *(value.mesh for value in values if value.mesh is not None)}
         meshes.update(op.mesh for op in fn.ops if op.kind in ("collective", "transfer"))
         return "+".join(self.meshes[number].name for number in sorted(meshes))
+
+
+def _collectives(fn: Function) -> int:
+    return sum(op.kind == "collective" for op in fn.ops)
 
 
 def _entry_dict(entry: Entry) -> dict[str, Any]:

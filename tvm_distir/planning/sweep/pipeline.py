@@ -218,10 +218,10 @@ def check_model_given(model: str) -> None:
     """Refuse a module, or a model whose text gives a batch (UsageError DIST0151)."""
     if not isinstance(model, str):
         raise UsageError(
-            "DIST0151", f"a sweep requires the name of a model, which its rows change; this is a "
-            f"{type(model).__name__}", place="sweep",
+            "DIST0151", f"a sweep requires the name of a model, which its rows change, and the "
+            f"argument is of type {type(model).__name__}", place="sweep",
             remedy='Give a file or "zoo:NAME?key=value". For a single module call '
-            "td.simulate(td.distribute(mod, plan), system), or td.search(mod, system).",
+            "td.simulate(td.distribute(mod, plan), system), or td.search(mod, devices, system).",
         )  # fmt: skip
     if model.partition("::")[0].endswith(".py"):
         raise UsageError(

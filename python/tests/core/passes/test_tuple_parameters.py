@@ -124,3 +124,12 @@ def test_pattern_of_fields() -> None:
     rule["param"] = "packed[7]"
     with pytest.raises(PlanError, match="DIST0223"):
         td.distribute(Packed, plan)
+    rule["param"] = "packed"
+    with pytest.raises(PlanError, match="DIST0223") as caught:
+        td.distribute(Packed, plan)
+    assert (
+        caught.value.remedy == "It is a tuple: name its tensors, packed.0, packed.1, or packed.*."
+    )
+    for name in ("packed.0", "packed.1", "packed.*"):
+        rule["param"] = name
+        td.distribute(Packed, plan)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.interface.report.report_samples import GIB, sample
+from tvm_distir.interface.analysis import analyze
 from tvm_distir.interface.report.comparison import compare
 from tvm_distir.interface.report.document import to_dict, to_json
 from tvm_distir.performance.simulation.device_results import CollectiveTotal
@@ -83,3 +84,15 @@ def test_nothing_to_compare(tmp_path):
         compare()
     with pytest.raises(UsageError):
         compare(to_dict(sample()), names=["a", "b"])
+    with pytest.raises(UsageError, match="operand 2 is of type int"):
+        compare(to_dict(sample()), 3)
+
+
+def test_results_of_analyze():
+    first, other = (
+        analyze("zoo:mlp?layers=2,hidden=8,batch=4", strategy=name, mesh=mesh, system="h100")
+        for name, mesh in (("data_parallel", {"dp": 2}), ("tensor_parallel", {"tp": 2}))
+    )
+    result = compare(first, other.simulation)
+    assert [x.time_s for x in result.outcomes] == [first.time_s, other.time_s]
+    assert result.outcomes[0].to_dict() == compare(first.to_dict()).outcomes[0].to_dict()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.performance import step_flops
@@ -46,6 +47,22 @@ def test_model_flops_are_three_forward_passes_whatever_is_recomputed(
     assert flops.model == 3 * _formula()
     assert flops.model + flops.recomputed == product_flops(study.step).forward
     assert (flops.recomputed > 0) == (recompute == "full")
+
+
+def test_a_packed_function_without_a_rule_has_no_flops() -> None:
+    matrix = relax.TensorType((8, 8), "float32")
+    x = relax.Var("x", matrix)
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            args = relax.Tuple([builder.emit(relax.op.matmul(x, x))])
+            result = relax.op.call_dps_packed("my.kernel", args, out_ty=matrix)
+            output = builder.emit_output(builder.emit(result))
+        builder.emit_func_output(output)
+    plan = td.Plan(mesh={"dp": 2}, rules={"x": td.P("dp")})
+    assert product_flops(builder.get()).forward == 2 * 8**3
+    data = td.analyze(builder.get(), plan=plan, system="h100").to_dict()
+    assert data["unmodelled_ops"] == ["my.kernel"]
 
 
 def test_frozen_weights_need_no_product_for_their_gradient() -> None:
