@@ -19,6 +19,7 @@ from .options import (
     add_exporting,
     add_overlap,
     add_recompute,
+    add_seq_option,
     add_system,
     add_training,
     check_model_options,
@@ -78,6 +79,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--batch", metavar="N", help="Set the global batch size in samples.")
     add_dim_option(parser)
+    add_seq_option(parser)
     add_entry_option(parser)
     add_system(parser, False, repeated=True)
     add_training(parser)

@@ -55,6 +55,24 @@ def add_dim_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_seq_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--seq``."""
+    parser.add_argument(
+        "--seq",
+        metavar="N",
+        help="Set the tokens of a sample of hf:NAME, config.json or zoo:NAME (as the key seq).",
+    )
+
+
+def set_seq(arguments: argparse.Namespace) -> None:
+    """Replace ``--seq`` by a key of MODEL."""
+    from tvm_distir.models import model_with_seq
+
+    if arguments.seq is not None:
+        size = parse_count(arguments.seq, "--seq", "Give the tokens of a sample, e.g. --seq 4096.")
+        arguments.model, arguments.seq = model_with_seq(arguments.model, size), None
+
+
 def add_entry_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--entry``."""
     parser.add_argument(
@@ -102,7 +120,7 @@ def add_dispatch(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, ``--batch`` and ``--dim``."""
+    """Add MODEL, ``--batch``, ``--dim`` and ``--seq``."""
     parser.set_defaults(registers=True)
     parser.add_argument(
         "model",
@@ -112,6 +130,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", metavar="N", help="Set the global batch size in samples.")
     add_dim_option(parser)
+    add_seq_option(parser)
 
 
 def add_system(parser: argparse.ArgumentParser, required: bool, repeated: bool = False) -> None:
@@ -349,7 +368,7 @@ def find_model(arguments: argparse.Namespace) -> None:
 
 
 def check_sizes(arguments: argparse.Namespace) -> dict[str, int] | None:
-    """Read batch, dims and mesh.
+    """Read batch, dims, tokens of a sample and mesh.
 
     Returns
     -------
@@ -358,6 +377,7 @@ def check_sizes(arguments: argparse.Namespace) -> dict[str, int] | None:
     """
     arguments.batch = parse_batch(arguments.batch)
     arguments.dims = parse_dims(arguments.dim)
+    set_seq(arguments)
     check_training(arguments)
     with asked_by("--mesh", "DIST0201"):
         return None if arguments.mesh is None else parse_mesh(arguments.mesh)

@@ -25,6 +25,7 @@ from .options import (
     asked_by,
     check_training,
     jobs_of,
+    set_seq,
 )
 from .outputs import add_force
 from .resumable import begin, check_resume, outputs_of, settings_of
@@ -218,6 +219,7 @@ _SETTINGS = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, print the table, write the plans."""
+    set_seq(arguments)
     if arguments.serve:
         devices = parse_count(arguments.devices, "--devices")
         return serve_analyze.run_search(arguments, devices, arguments.json)

@@ -15,12 +15,14 @@ from .options import (
     add_dim_option,
     add_jobs,
     add_kernels,
+    add_seq_option,
     add_system,
     add_training,
     asked_by,
     check_training,
     jobs_of,
     named_by_options,
+    set_seq,
 )
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .stages import micro_batches_of, training_keywords
@@ -53,6 +55,7 @@ def add_parser(commands: Any) -> None:
         help="Set the values of a column, e.g. tp=1,2,4; repeat for all combinations.",
     )
     add_dim_option(parser)
+    add_seq_option(parser)
     add_system(parser, required=True)
     add_kernels(parser)
     add_training(parser)
@@ -121,6 +124,7 @@ _SETTINGS = (
 def run(arguments: argparse.Namespace) -> int:
     """Predict the rows and write or print them."""
     dims, grid = parse_dims(arguments.dim), grid_of(arguments.grid)
+    set_seq(arguments)
     arguments.recompute = None
     check_training(arguments)
     if bool(grid) == (arguments.rows is not None):

@@ -195,6 +195,30 @@ def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
     return name, keys
 
 
+def model_with_seq(spec: str, seq: int) -> str:
+    """Return the MODEL string with the key ``seq``, the tokens of a sample.
+
+    Raises
+    ------
+    ModelError
+        DIST0313 for a file whose sizes are not keys.
+
+    Examples
+    --------
+    >>> model_with_seq("hf:llama-3.1-8b", 8192), model_with_seq("zoo:gpt?size=tiny", 8)
+    ('hf:llama-3.1-8b?seq=8192', 'zoo:gpt?size=tiny,seq=8')
+    """
+    path = model_file(spec)
+    if path is not None and Path(path).suffix.lower() in FILES and not is_config(path):
+        raise ModelError(
+            "DIST0313",
+            "only models of the zoo and configurations have the key seq",
+            place=f"--seq {seq}",
+            remedy="Give the size of a symbolic dim by its name: --dim NAME=SIZE.",
+        )
+    return f"{spec}{',' if '?' in spec else '?'}seq={seq}"
+
+
 def batch_fault(kind: str, spec: str, instead: str) -> ModelError:
     """Return the error (DIST0314) about a batch for a text format that fixes the batch."""
     return ModelError(

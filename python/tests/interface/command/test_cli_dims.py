@@ -81,3 +81,44 @@ def test_opt_binds_too(capsys: pytest.CaptureFixture[str]) -> None:
 def test_faults_of_the_option(dim: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "m.py", *shlex.split(f"{PLACES} --system dgx-a100"), "--dim", dim]) == 2
     assert capsys.readouterr().err.startswith("DIST0152 --dim: ")
+
+
+GPT = "zoo:gpt?size=tiny,layers=1"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"analyze MODEL {PLACES} --system h100 --advice bounds",
+        f"compare MODEL {PLACES} --system h100",
+        "search MODEL --devices 2 --axes dp --system h100",
+        "sweep MODEL --grid dp=2 --system h100",
+    ],
+)
+def test_the_tokens_of_a_sample_are_a_key_of_the_model(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def result(model: str, options: str = "") -> list[str]:
+        assert main(shlex.split(f"{command.replace('MODEL', model)} {options}")) == 0
+        return capsys.readouterr().out.splitlines()[:6]  # before the times of the run
+
+    by_option = result(GPT, "--seq 8")
+    assert by_option == result(f"{GPT},seq=8") != result(GPT)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "remedy"),
+    [
+        (f"analyze m.py {PLACES} --system h100 --seq 8", "DIST0313", "--dim NAME=SIZE"),
+        ("sweep m.onnx --grid dp=2 --system h100 --seq 8", "DIST0313", "--dim NAME=SIZE"),
+        (f"verify zoo:mlp {PLACES} --seq 8", "DIST0331", "Known: batch"),
+        (f"verify {GPT},seq=8 {PLACES} --seq 8", "DIST0302", "twice"),
+        ("search zoo:gpt --devices 2 --system h100 --seq 0", "DIST0152", "--seq 4096"),
+    ],
+)
+def test_a_model_without_tokens_refuses_their_number(
+    command: str, code: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split(command)) in (1, 2)
+    err = capsys.readouterr().err
+    assert err.startswith(code) and remedy in err
