@@ -20,7 +20,7 @@ from tvm_distir.performance.program.pipeline_program import BEGIN, END, Edge, Pi
 from tvm_distir.performance.program.unit_phases import UPDATE, once_slots
 
 from .stage_actions import StageAction
-from .stage_memory import Stages
+from .stage_units import Stages
 
 Ints = npt.NDArray[np.int64]
 

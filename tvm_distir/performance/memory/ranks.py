@@ -22,7 +22,7 @@ from .caching_allocator import CachingAllocator, MemoryLevel
 from .entries import constants, residents, role_sums
 from .rank_events import ALWAYS, RankEvent, RankEvents
 from .stage_actions import LastUse, UnitLevels
-from .stage_memory import Stages
+from .stage_units import Stages
 from .steady_state import SteadyState, cut, steady
 
 Ints = npt.NDArray[np.int64]

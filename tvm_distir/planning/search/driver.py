@@ -95,7 +95,7 @@ def search(
     folder : Folder, optional
         A folder that stores rows and plans as they arise, and has those of an earlier search.
     on_progress : callable, optional
-        Told how many candidates have come to which end, and the best plan so far.
+        Called after each candidate with the number of candidates by outcome, and the best plan.
     jobs : int, optional
         The number of candidates that are tried at once, by as many processes; the result does not
         depend on it, except that plans have no ``simulated``.

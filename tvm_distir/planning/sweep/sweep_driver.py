@@ -103,7 +103,7 @@ def sweep(
     cache : path, optional
         Folder in which programs of samples and rows are kept; that of the user by default.
     on_progress : callable, optional
-        Told now and then how far the sweep is.
+        Called about every second with the ``Progress`` of the sweep.
     jobs : int, optional
         The number of programs that are made at once, by as many processes; the result does not
         depend on it.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Make the units of all stages, with the roles of their slots."""
+"""Build the schedule units of every pipeline stage, and the memory role of each slot."""
 
 from __future__ import annotations
 
