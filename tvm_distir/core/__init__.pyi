@@ -299,6 +299,7 @@ from .propagation.graph.graph import Axis as Axis
 from .propagation.graph.graph import Graph as Graph
 from .propagation.graph.graph import Node as Node
 from .propagation.graph.graph import divisible as divisible
+from .propagation.memory import MemoryMeter as MemoryMeter
 from .propagation.module import PlacedModule as PlacedModule
 from .propagation.placement_search import CandidatePlacement as CandidatePlacement
 from .propagation.placement_search import PlacementConstraint as PlacementConstraint

@@ -116,7 +116,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--time-limit",
         metavar="S",
-        help="Set the time in seconds after which no further mesh is searched.",
+        help="Set the time in seconds after which no further mesh is searched if there is a plan.",
     )
     parser.add_argument(
         "--top", metavar="K", default="5", help="Set the number of plans to return (default: 5)."
@@ -337,5 +337,9 @@ def _progress(space: Any, best: Any) -> None:
     from tvm_distir.support.display import units
 
     done = ", ".join(f"{count} {state}" for state, count in sorted(space.items()))
-    fastest = f"; best {units.duration(best.time_s)} ({best.row.candidate.key})" if best else ""
-    say(f"{done}{fastest}")
+    if best is None:
+        say(done)
+        return
+    name = ", ".join(filter(None, (best.row.why, best.row.candidate.key)))
+    fastest = f"best {units.duration(best.time_s)} ({name})"
+    say(f"{done}; {fastest}" if done else fastest)

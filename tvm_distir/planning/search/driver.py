@@ -19,6 +19,7 @@ from tvm_distir.planning.workers import ONE_AT_A_TIME, Lookahead, Workers
 from tvm_distir.support import InfeasibleError, UsageError
 
 from .candidates import Candidate, Constraints, Enumeration
+from .first_plans import first_plans
 from .folder import Folder
 from .modules import Make, Source
 from .queue import Queue, QueuedCandidate
@@ -84,7 +85,8 @@ def search(
     margin : float
         The margin of estimates, as a share.
     time_limit_s : float, optional
-        Wall-clock seconds after which no further candidate is begun.
+        Wall-clock seconds after which no further candidate is begun, unless there is no plan
+        and none has been tried. The first plans of a training step (:mod:`.first_plans`) count.
     compare : (str, callable or Plan), optional
         The baseline, as its name and what it is: a callable that makes plans is simulated on every
         mesh of the space without stages, and the best of these is ``baseline``; a plan is simulated
@@ -95,7 +97,8 @@ def search(
     folder : Folder, optional
         A folder that stores rows and plans as they arise, and has those of an earlier search.
     on_progress : callable, optional
-        Called after each candidate with the number of candidates by outcome, and the best plan.
+        Called after each plan and each candidate with the number of candidates by outcome, and the
+        best plan so far.
     jobs : int, optional
         The number of candidates that are tried at once, by as many processes; the result does not
         depend on it, except that plans have no ``simulated``.
@@ -129,12 +132,12 @@ def search(
     in_stages = enumeration.in_stages
     trials = Trials(source, resolved, limit, gap, rules, margin, in_stages=in_stages)
     with gc_paused(), Workers(jobs, executor) as workers:
-        search_run = _Search(trials, enumeration, top, folder, workers)
+        search_run = _Search(trials, enumeration, top, folder, workers, time_limit_s, on_progress)
         baseline = None
         if compare is not None and isinstance(compare[1], Plan):
             baseline = trials.given(compare[0], compare[1], devices)
-        search_run.begin_with(trials.known(enumeration.meshes()))
-        result = search_run.run(time_limit_s, on_progress or (lambda *_: None))
+        search_run.begin_with(first_plans(trials, enumeration))
+        result = search_run.run()
         workers.drop()
         if compare is not None and not result.interrupted:
             name, comparison = compare
@@ -167,6 +170,8 @@ class _Search:
         top: int,
         folder: Folder | None,
         workers: Workers,
+        time_limit_s: float | None,
+        on_progress: OnProgress | None,
     ) -> None:
         self.trials, self.enumeration = trials, enumeration
         self.top, self.folder = top, folder
@@ -175,23 +180,29 @@ class _Search:
         self.lookahead = Lookahead(workers, try_candidate, trials)
         self.rows: list[CandidateRow] = []
         self.plans: list[FoundPlan] = []
-        self.interrupted = False
+        self.complete, self.interrupted = True, False
+        self.on_progress = on_progress or (lambda *_: None)
+        self.ends_s = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
 
     def begin_with(self, known: Iterable[FoundPlan]) -> None:
-        """Add plans that candidates must improve on."""
+        """Add plans that candidates must improve on, until the time is up."""
         for plan in known:
             self._keep(plan)
+            self._report()
+            if self._is_over:
+                self.complete = False
+                return
 
-    def run(self, time_limit_s: float | None, on_progress: OnProgress) -> SearchResult:
-        began = time.monotonic()
-        self.queue.fill()
-        complete = True
+    def run(self) -> SearchResult:
+        """Try the candidates; one of them also after the time is up, if there is no plan."""
+        self.queue.fill(only_list=self._is_over and bool(self.plans))
+        is_tried = False
         while self.queue:
             queued = self.queue.pop()
             with ONE_AT_A_TIME:
                 row = self.queue.cut(queued, self._worst_s)
-            if row is None and time_limit_s is not None and time.monotonic() - began > time_limit_s:
-                complete = False
+            if row is None and self._is_over and (self.plans or is_tried):
+                self.complete = False
                 row = CandidateRow(queued.candidate, LEFT, queued.least_s)
             if row is not None:
                 self.rows.append(row)
@@ -199,17 +210,27 @@ class _Search:
             try:
                 row = self._known(queued.candidate) or self._tried(queued)
             except KeyboardInterrupt:
-                complete, time_limit_s, self.interrupted = False, -1.0, True
+                self.complete, self.interrupted = False, True
+                is_tried, self.ends_s = True, -math.inf
                 self.rows.append(CandidateRow(queued.candidate, LEFT, queued.least_s))
                 continue
+            is_tried = True
             self.rows.append(row)
             with ONE_AT_A_TIME:
                 self.queue.saw(queued, row, self._worst_s)
-            on_progress(self._result(complete).space, self.plans[0] if self.plans else None)
-        result = self._result(complete)
-        if not result.plans and complete:
+            self._report()
+        result = self._result()
+        if not result.plans and result.complete:
             self._refuse()
         return result
+
+    def _report(self) -> None:
+        self.on_progress(self._result().space, self.plans[0] if self.plans else None)
+
+    @property
+    def _is_over(self) -> bool:
+        """Return whether no further plan or candidate is to be begun."""
+        return time.monotonic() > self.ends_s
 
     @property
     def _worst_s(self) -> float:
@@ -259,14 +280,14 @@ class _Search:
         self.plans.append(plan)
         self.plans.sort(key=lambda plan: (plan.time_s, plan.row.candidate.key))
 
-    def _result(self, complete: bool) -> SearchResult:
+    def _result(self) -> SearchResult:
         rows = sorted(
             self.rows,
             key=lambda row: (row.state != SOLVED, row.time_s or row.least_s, row.candidate.key),
         )
         plans = tuple(self.plans[: self.top])
         excluded = dict(self.enumeration.excluded)
-        return SearchResult(plans, tuple(rows), excluded, None, complete, self.interrupted)
+        return SearchResult(plans, tuple(rows), excluded, None, self.complete, self.interrupted)
 
     def _refuse(self) -> None:
         """Say why there is no plan.

@@ -67,8 +67,14 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def fill(self) -> None:
+    def fill(self, *, only_list: bool = False) -> None:
         """Add all candidates.
+
+        Parameters
+        ----------
+        only_list : bool
+            Whether the candidates are only listed, without the tables of their layers and without
+            stages of different meshes, which follow from these.
 
         Raises
         ------
@@ -80,7 +86,8 @@ class Queue:
         uneven = enumeration.constraints.stage_devices == ANY and enumeration.stages
         work = _lasting(work_of_step(trials.source.module(None, "none")), trials.system)
         self._work = work
-        if uneven or any(candidate.schedule is not None for candidate in candidates):
+        in_stages = uneven or any(candidate.schedule is not None for candidate in candidates)
+        if in_stages and not only_list:
             self._tables = LayerTables(trials.source, trials.system)
         for candidate in candidates:
             self._push(candidate)

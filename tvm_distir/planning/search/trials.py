@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tvm import ir
@@ -17,8 +16,6 @@ from tvm_distir.core import (
     Schedule,
     System,
     TooLargeError,
-    relax_functions,
-    training_notes,
 )
 from tvm_distir.performance import Result
 from tvm_distir.planning.strategies.composition import compose
@@ -29,7 +26,7 @@ from tvm_distir.planning.study import Study, with_attention
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
 from .auto_sharding import labeller_of
-from .candidates import BATCH, Candidate, Constraints, kept_rules
+from .candidates import Candidate, Constraints, kept_rules
 from .divided_parts import parts_text
 from .min_marginals import MinMarginal, min_marginals
 from .modules import Source
@@ -53,9 +50,6 @@ NOT_SO = ("DIST0236", "DIST0354", "DIST0802")
 HIDDEN = (0.0, 0.75)
 """Shares of what can be sent beside the work that labels take to be hidden, in sequence;
 where there are stages, the first alone."""
-
-KNOWN = ("zero:stage=3", "zero:stage=1")
-"""Strategies whose collectives overlap more than labels take them to, tried as they are."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +173,7 @@ class Trials:
         self, module: ir.IRModule, row: CandidateRow, plan: Plan
     ) -> tuple[CandidateRow, Plan, Result]:
         """Return the simulation of a plan."""
-        result = self._study(module, plan).result
+        result = self.study(module, plan).result
         row = row.simulated(result, self.limit)
         if row.state == MEMORY:
             gib = result.peak_memory_bytes / 2**30
@@ -192,7 +186,7 @@ class Trials:
             return Plan(candidate.meshes)
         return kept_rules(self.constraints.keep, candidate.mesh)
 
-    def _study(self, module: ir.IRModule, plan: Plan, updates: bool = True) -> Study:
+    def study(self, module: ir.IRModule, plan: Plan, updates: bool = True) -> Study:
         """Return the study of a module as the command line makes it of a plan that it is given.
 
         The source has fused the attention of the module already. ``updates`` is whether the plan
@@ -210,28 +204,6 @@ class Trials:
         labeller.run(self.gap, self.limit)
         return min_marginals(labeller.labeller, self.gap)
 
-    def known(self, meshes: Iterable[Mapping[str, int]]) -> Iterator[FoundPlan]:
-        """Yield plans of strategies that overlap communication well, along the data axis alone.
-
-        None where there are stages, whose tables have such plans, or where rules are to hold.
-        """
-        if self.in_stages or self.constraints.keep is not None:
-            return
-        rules = self.constraints
-        module = self.source.module(None, rules.recompute[0])
-        if not any(training_notes(fn, "updated") for _, fn in relax_functions(module)):
-            return
-        alone = [mesh for mesh in meshes if list(mesh) == [BATCH]]
-        for text, count in itertools.product(KNOWN, rules.counts or (None,)):
-            try:
-                plan = self.compared(text, StrategyMaker(text, count), alone)
-            except InternalError:
-                raise
-            except DistIRError:  # it is not for this model, or not for so many devices
-                continue
-            if plan is not None:
-                yield plan
-
     def given(self, name: str, plan: Plan, devices: int) -> FoundPlan:
         """Return a plan of the model on so many devices, as it is.
 
@@ -242,7 +214,7 @@ class Trials:
         """
         schedule = plan.schedule
         module = self.source.module(schedule, plan.recompute or "none")
-        study = self._study(module, plan)
+        study = self.study(module, plan)
         result = study.result
         used = len({device for mesh in study.program.meshes for device in mesh.device_ids})
         if used != devices:
@@ -275,24 +247,46 @@ class Trials:
         refusals, is_compared = [], False
         for mesh in meshes:
             try:
-                schedule = make.schedule(mesh) if isinstance(make, StrategyMaker) else None
-                module = self.source.module(schedule, policy)
-                plan = make(module, mesh, self.system)
-                result = self._study(module, plan, updates=False).result
+                plan = self.simulated_strategy(name, make, mesh, policy)
             except InternalError:
                 raise
             except DistIRError as error:
                 refusals.append(error)
                 continue
             is_compared = True
-            count = 1 if schedule is None else schedule.micro_batches
-            candidate = Candidate(tuple(mesh.items()), micro_batches=count, recompute=policy)
-            row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
-            if row.state == SOLVED and (best is None or result.time_s < best.time_s):
-                best = FoundPlan(row, candidate.completed(plan), result)
+            if plan.row.state == SOLVED and (best is None or plan.time_s < best.time_s):
+                best = plan
         if refusals and not is_compared:
             raise refusals[0]
         return best
+
+    def simulated_strategy(
+        self, name: str, make: Make, mesh: Mapping[str, int], policy: str
+    ) -> FoundPlan:
+        """Return the plan of another maker on a mesh, simulated; its state says whether it fits.
+
+        Parameters
+        ----------
+        name : str
+            The reason of the row.
+        make : callable
+        mesh : mapping of str to int
+        policy : str
+            The recomputation.
+
+        Raises
+        ------
+        DistIRError
+            What the maker raises.
+        """
+        schedule = make.schedule(mesh) if isinstance(make, StrategyMaker) else None
+        module = self.source.module(schedule, policy)
+        plan = make(module, mesh, self.system)
+        result = self.study(module, plan, updates=False).result
+        count = 1 if schedule is None else schedule.micro_batches
+        candidate = Candidate(tuple(mesh.items()), micro_batches=count, recompute=policy)
+        row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+        return FoundPlan(row, candidate.completed(plan), result)
 
 
 def try_candidate(trials: Trials, task: Task) -> tuple[CandidateRow, Plan | None]:
