@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +17,13 @@ import tvm_distir as td  # noqa: E402
 from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
 from tvm_distir.models.stablehlo.translated_values import cleaned  # noqa: E402
 from tvm_distir.support import ModelError  # noqa: E402
+
+
+class _Seeded(NamedTuple):
+    """An argument of a class that only its writer registers."""
+
+    x: Any
+    seed: Any
 
 
 def run(function: Any, *args: Any) -> tuple[Any, list[Any]]:
@@ -176,6 +183,12 @@ def test_an_artifact_of_jax_export_is_a_model(tmp_path: Any) -> None:
     for mod in (td.load_model(str(path)).mod, td.from_stablehlo(artefact)):
         (result,) = Reference(mod).run([x, seed])
         assert np.array_equal(result, step(x, seed))
+    # The class of an argument, such as the state of an optimizer, is unknown to the reader.
+    jax.export.register_namedtuple_serialization(_Seeded, serialized_name="_Seeded")
+    exported = jax.export.export(jax.jit(lambda pair: step(*pair)))(_Seeded(x, seed))
+    path.write_bytes(exported.serialize().replace(b"_Seeded", b"Unknown"))
+    (result,) = Reference(td.load_model(str(path)).mod).run([x, seed])
+    assert np.array_equal(result, step(x, seed))
     path.write_bytes(b"\xff\xfe" + path.read_bytes()[:40])
     with pytest.raises(ModelError, match=r"DIST0303.*nor an artifact of jax\.export"):
         td.load_model(str(path))

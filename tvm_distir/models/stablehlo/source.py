@@ -47,14 +47,21 @@ def read_source(source: Any) -> tuple[str, str]:
 
 
 def _exported(data: bytes, place: str) -> bytes:
-    """Return the bytecode in what ``Exported.serialize()`` of JAX wrote."""
+    """Return the bytecode in what ``Exported.serialize()`` of JAX wrote.
+
+    Only this field is read: ``jax.export.deserialize`` also rebuilds the structures of arguments,
+    for which all their classes, such as the states of an optimizer, have to be registered.
+    """
     check_jax(place)
-    from jax import export
+    from jax._src.export.serialization_generated import Exported
 
     try:
-        return bytes(export.deserialize(bytearray(data)).mlir_module_serialized)
+        code = Exported.GetRootAsExported(data).MlirModuleSerializedAsNumpy().tobytes()
     except Exception as error:  # the reader of the format trusts its bytes
         raise _unreadable(place) from error
+    if not is_bytecode(code):
+        raise _unreadable(place)
+    return bytes(code)
 
 
 def _unreadable(place: str) -> ModelError:
