@@ -61,8 +61,8 @@ class MeshSpec:
     ----------
     name : str
         The name of the mesh in rules.
-    axes : mapping of str to int
-        Names and sizes, major first.
+    axes : mapping of str to int, or jax.sharding.Mesh
+        Names and sizes, major first. Of a mesh of JAX, its names and sizes.
     start : int
         The first device id, when ``device_ids`` is empty.
     device_ids : tuple of int
@@ -81,15 +81,16 @@ class MeshSpec:
 
     def __post_init__(self) -> None:
         place = f'mesh "{self.name}"'
-        if not isinstance(self.axes, Mapping):
+        axes = getattr(self.axes, "shape", self.axes)  # the shape of a mesh of JAX is a mapping
+        if not isinstance(axes, Mapping):
             raise MeshError(
                 "DIST0201",
                 f"the axes are {self.axes!r}",
                 place=place,
                 remedy='Give names and sizes: {"dp": 2, "tp": 4}.',
             )
-        check_axes(self.axes, place)
-        object.__setattr__(self, "axes", dict(self.axes))
+        check_axes(axes, place)
+        object.__setattr__(self, "axes", dict(axes))
         try:
             self.device_mesh()
         except MeshError as error:

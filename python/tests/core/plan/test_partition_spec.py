@@ -8,6 +8,7 @@ import itertools
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tvm_distir as td
@@ -136,3 +137,12 @@ def test_a_mapping_of_rules_needs_a_mesh_without_faults() -> None:
     with pytest.raises(PlanError) as several:
         td.Plan(meshes, {"w": td.P("tp")})
     assert several.value.code == "DIST0221"
+
+
+def test_a_mesh_of_jax_gives_names_and_sizes() -> None:
+    jax = pytest.importorskip("jax")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("dp", "tp"))
+    plan = td.Plan(mesh=mesh, rules={"x": jax.sharding.PartitionSpec("dp", None)})
+    assert plan == td.Plan(mesh={"dp": 1, "tp": 1}, rules={"x": td.P("dp", None)})
+    with pytest.raises(MeshError, match="DIST0201"):
+        td.Plan(mesh=np.ones((2, 2)))  # type: ignore[arg-type]
