@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from tvm_distir.support import DistIRError, InternalError, Stopwatch, UsageError
@@ -103,20 +102,19 @@ def _most(program: Any) -> int:
 
 def _priced(analysis: Any, study: Any) -> Iterator[Any]:
     """Simulate the same program with other kernels, and with other links."""
-    from tvm_distir.performance import Profile, profile_names
+    from tvm_distir.performance import Profile
 
     system, step_s = study.known_system, analysis.spent_s
     whole_s = sum(step_s.values())
     shares = {part: took_s / whole_s if whole_s > 0 else 0.0 for part, took_s in step_s.items()}
     part = "memory" if shares["memory"] >= shares["launch"] else "launch"
     if shares[part] >= LEAST:
-        names = [n for n in profile_names() if n != (study.kernels or system.kernels)]
+        profiles = map(Profile.load, Profile.resolve(study.kernels or system.kernels).alternatives)
+        serves = _appends_to_caches(study.program)
         tried = [
-            _trial(analysis, part, f"--kernels {name}", again)
-            for name in names
-            if (profile := _unless_refused(partial(Profile.load, name))) is not None
-            and profile.quantization is None  # the result of the step stays as it is
-            and not (profile.joined and study.train is not None)  # kernels of serving engines
+            _trial(analysis, part, f"--kernels {profile.name}", again)
+            for profile in profiles
+            if (serves or not profile.joined)  # kernels of serving engines
             and (again := _simulated(study, system, profile)) is not None
         ]
         yield from sorted(tried, key=lambda trial: trial.time_s)[:1]
@@ -130,6 +128,13 @@ def _priced(analysis: Any, study: Any) -> Iterator[Any]:
         again = _simulated(study, faster, study.kernels)
         if again is not None:
             yield _trial(analysis, "communication", "--system with twice the link bandwidth", again)
+
+
+def _appends_to_caches(program: Any) -> bool:
+    """Return whether a step is one of a serving engine, which has caches of keys and values."""
+    from tvm_distir.core import KV_APPEND_OP
+
+    return any(op.op == KV_APPEND_OP for fn in program.functions.values() for op in fn.ops)
 
 
 def _simulated(study: Any, system: Any, kernels: Any) -> Any:

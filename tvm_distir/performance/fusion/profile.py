@@ -168,6 +168,8 @@ class Profile:
         the ops.
     quantization : Quantization, optional
         How operands of products are quantized; None: they are not.
+    alternatives : tuple of str
+        Profiles of the same use that advice tries instead; a file does not take those of its base.
     """
 
     name: Text
@@ -187,11 +189,12 @@ class Profile:
     experts: Literal["written", "fused"] = "written"
     attention_class: Annotated[str, one_of(KERNEL_CLASSES)] = ""
     quantization: Quantization | None = None
+    alternatives: tuple[Text, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
         """Return whether each op is a kernel."""
-        return self == Profile(self.name, self.description)
+        return self == Profile(self.name, self.description, alternatives=self.alternatives)
 
     @staticmethod
     def load(name_or_path: str | Path) -> Profile:
@@ -241,7 +244,7 @@ class Profile:
         if base not in _own_names():
             raise _wrong(f"{place}/base", f"there is no profile {base!r}", "Name one, or omit it.")
         rest = read_json(DATA / f"{base}.json", _no_json, repeated=_wrong)
-        return Profile.from_dict({**rest, **content}, place)
+        return Profile.from_dict({**rest, "alternatives": [], **content}, place)
 
 
 def profile_names() -> tuple[str, ...]:

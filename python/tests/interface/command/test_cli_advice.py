@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.plain_systems import PLAIN_A100
-from tvm_distir.interface.command import main
+from tvm_distir.interface.command import advice, main
 from tvm_distir.interface.command.advice_changes import changes_of
+from tvm_distir.performance import Profile, profile_names
 
 MLP = ["analyze", "zoo:mlp?layers=2", "--system", PLAIN_A100]
 TWO = [*MLP, "--strategy", "tensor_parallel", "--mesh", "tp=2"]
@@ -50,6 +51,38 @@ def test_kernels_that_are_advised_are_an_option(capsys):
     assert kernels["time_s"] == again["time_s"] < result["time_s"]
     assert main([*MEMORY, "--kernels", "nope"]) == 2
     assert "DIST0701 --kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "kernels", "tried"),
+    [
+        ("zoo:gpt?size=tiny,layers=1 --train", "fused", {"fused-graphs"}),
+        ("zoo:gpt?size=tiny,layers=1", "fused", {"fused-graphs"}),
+        ("zoo:gpt?size=tiny,layers=1,entry=serve", "fused", {"fused-graphs", "serving"}),
+        ("zoo:gpt?size=tiny,layers=1,entry=serve", "serving", set()),
+        ("zoo:gpt?size=tiny,layers=1", "fused-fp8", set()),
+    ],
+)
+def test_kernels_that_are_advised_are_of_the_same_use(model, kernels, tried, capsys, monkeypatch):
+    simulated = set()
+    simulate = advice._simulated
+
+    def noting(study, system, profile):
+        simulated.add(getattr(profile, "name", kernels))
+        return simulate(study, system, profile)
+
+    monkeypatch.setattr(advice, "_simulated", noting)
+    words = f"analyze {model} --strategy megatron --mesh tp=2 --system h100 --kernels {kernels}"
+    result = analysed(words.split(), capsys)
+    names = [t["change"] for each in result["advice"] for t in (*each["gains"], *each["others"])]
+    named = {name.split()[1] for name in names if name.startswith("--kernels")}
+    assert simulated - {kernels} == tried and named <= tried and bool(named) == bool(tried)
+
+
+def test_kernels_that_are_advised_compute_the_same():
+    for name in profile_names():
+        for other in map(Profile.load, Profile.load(name).alternatives):
+            assert other.name != name and other.quantization is None and not other.changes_nothing
 
 
 @pytest.mark.parametrize("given", [TWO, MEMORY])
