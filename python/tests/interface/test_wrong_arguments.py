@@ -29,6 +29,7 @@ TAKES_MODULE: dict[str, Callable[[Any, Path], object]] = {
     "train_step": lambda mod, _: td.train_step(mod),
     "bind_dims": lambda mod, _: td.bind_dims(mod, {"n": 3}),
     "show": lambda mod, _: td.show(mod),
+    "explain": lambda mod, _: td.explain.explain(mod, "x"),
     "auto_shard": lambda mod, _: td.auto_shard(mod, {"tp": 2}, SYSTEM),
     "deploy": lambda mod, folder: td.deploy(mod, folder / "deployed"),
     "compile": lambda mod, _: td.compile(mod),

@@ -389,3 +389,16 @@ def test_both_sides_of_a_branch_become_functions():
     assert program.functions["main/y.then"].ops == ()
     assert [function.op for function in program.functions["main/y.else"].ops] == ["relax.add"]
     assert Program.from_json(program.to_json()) == program
+
+
+def test_a_program_is_printed_by_function():
+    mod = tvm_distir.zoo.gpt(size="tiny")
+    plan = tvm_distir.strategy.make_plan(mod, "megatron", {"tp": 2})
+    program = export(tvm_distir.distribute(mod, plan))
+    head, _, _, *rows = str(program).splitlines()
+    assert head == "program of 2 devices on mesh0 (tp=2)"
+    assert [row.split() for row in rows] == [
+        [name, "mesh0", str(len(fn.ops)), str(sum(op.kind == "collective" for op in fn.ops))]
+        for name, fn in program.functions.items()
+    ]
+    assert any(row.split()[-1] != "0" for row in rows)
