@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -55,6 +55,8 @@ _SCALES = {PRODUCT: 4.0, PREFILL: 8.0, DECODE: 8.0, EXPERTS: 6.0}
 """Correlation lengths of the residual, in units of the logarithms of sizes."""
 _AT_ONCE = 128
 """Kernels that are interpolated at once, so that their covariances stay in a cache."""
+_RECENT = 64
+"""Interpolations that are remembered: models of two depths have the same kernels."""
 _NUGGET = 0.02
 """Variance of the noise of measurements, relative to that of the residual."""
 
@@ -224,6 +226,17 @@ class KernelTable:
         inverse = np.linalg.inv(covariance)
         return np.expm1(-(inverse @ residual) / np.diag(inverse))
 
+    def residuals(self, sizes: Floats) -> Floats:
+        """Return the logarithms of the times of kernels of ``sizes`` over those of the form."""
+        features = _features(self.kernel, sizes, self.processors) / _SCALES[self.kernel]
+        result = np.empty(len(features))
+        for at in range(0, len(features), _AT_ONCE):
+            part = slice(at, at + _AT_ONCE)
+            covariance = _matern(features[part], self._known)
+            covariance *= self._weights
+            result[part] = covariance.sum(axis=1)
+        return result
+
     def spent_s(self, flops: Any, moved_bytes: Any, sizes: Sequence[Any]) -> RooflineTime[Any]:
         """Return the seconds of kernels of some FLOPs and bytes, numbers or arrays (rows,).
 
@@ -244,35 +257,63 @@ class KernelTable:
             flops = whole_flops.reshape(np.shape(flops))
             moved_bytes = np.minimum(moved, moved_bytes / share)  # weights of fewer bits
         time_s = self.rate.spent_s(flops, moved_bytes)
-        varying = (table != table[:1]).any(axis=0)  # a single column is sorted much faster
-        keys = table[:, varying] if varying.any() else table[:, :1]
-        if keys.shape[1] == 1:
-            _, first, which = np.unique(keys[:, 0], return_index=True, return_inverse=True)
-        else:
-            _, first, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        distinct = table[first]
-        features = _features(self.kernel, distinct, self.processors) / _SCALES[self.kernel]
-        residual = np.empty(len(features))
-        for at in range(0, len(features), _AT_ONCE):
-            part = slice(at, at + _AT_ONCE)
-            residual[part] = (_matern(features[part], self._known) * self._weights).sum(axis=1)
-        factor = np.exp(residual)
+        same = (table == table[:1]).all(axis=0).tolist()
+        columns = (table[: 1 if same[k] else None, k].tobytes() for k in range(len(sizes)))
+        factor = np.broadcast_to(_factors(self, tuple(columns)), len(table))
         peak, bandwidth = self._floor
         least = np.maximum(flops / peak, moved_bytes / bandwidth)
-        whole = time_s.whole * factor[which.ravel()].reshape(np.shape(flops))
+        whole = time_s.whole * factor.reshape(np.shape(flops))
         return RooflineTime(
             share * time_s.bound, share * time_s.busy, share * np.maximum(whole, least)
         )
 
 
+@lru_cache(_RECENT)
+def _factors(table: KernelTable, sizes: tuple[bytes, ...]) -> Floats:
+    """Return the factors between the times of kernels and those of the form, (kernels,).
+
+    Parameters
+    ----------
+    table : KernelTable
+    sizes : tuple of bytes
+        Each size of the kernels as float64: of all kernels, or a single one where all have the
+        same. Where that holds for all sizes, the result is a single factor.
+    """
+    columns = [np.frombuffer(size) for size in sizes]
+    varying = [place for place, column in enumerate(columns) if column.size > 1]
+    which: Any = [0]
+    if len(varying) == 1:  # a single column is sorted much faster
+        keys, which = np.unique(columns[varying[0]], return_inverse=True)
+    elif varying:
+        keys, which = np.unique(
+            np.stack([columns[place] for place in varying], axis=1), axis=0, return_inverse=True
+        )
+    else:
+        keys = np.zeros(1)
+    distinct = np.empty((len(keys), len(columns)))
+    distinct[:] = [column[0] for column in columns]
+    if varying:
+        distinct[:, varying] = keys.reshape(-1, len(varying))
+    factors = np.exp(table.residuals(distinct))[np.ravel(which)]
+    factors.flags.writeable = False
+    return np.asarray(factors)
+
+
 def _matern(first: Floats, second: Floats) -> Floats:
     """Return the covariance of residuals, (first, second), of scaled features."""
     total = np.zeros((len(first), len(second)))
+    apart = np.empty_like(total)
     for column, other in zip(first.T, second.T, strict=True):
-        apart = np.subtract.outer(column, other)
-        total += np.square(apart, out=apart)
+        if (column == column[0]).all():
+            total += np.square(column[0] - other)
+        else:
+            np.subtract(column[:, None], other, out=apart)
+            total += np.square(apart, out=apart)
     distance = np.sqrt(np.multiply(total, 3, out=total), out=total)
-    return np.asarray((1 + distance) * np.exp(-distance))
+    np.exp(np.negative(distance, out=apart), out=apart)
+    distance += 1
+    distance *= apart
+    return distance
 
 
 class KernelTables:

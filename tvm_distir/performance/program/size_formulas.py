@@ -202,8 +202,10 @@ def _terms(
         size += large * abs(float(scale))
         if len(formula.terms) == 1:
             below = below * common
-        part, rest = np.divmod(above * scale, below)
-        whole &= rest == 0
+        part = above * scale
+        if any(e < 0 for e in exponents) or common > 1:
+            part, rest = np.divmod(part, below)
+            whole &= rest == 0
         total += part
     if len(formula.terms) > 1:
         whole &= total % common == 0

@@ -154,9 +154,10 @@ class FlatBatch:
         """Simulate steps, of which ``quantities`` (quantities, rows) has the numbers."""
         return _Run(self, quantities).times()
 
-    def resource_times(self, quantities: Ints) -> ResourceTimes:
-        """Return the times of the ops of steps by what bounds them."""
-        return _Run(self, quantities).resource_times()
+    def bounded(self, quantities: Ints) -> tuple[FlatTimes, ResourceTimes]:
+        """Simulate steps; return also the times of their ops by what bounds them."""
+        run = _Run(self, quantities)
+        return run.times(), run.resource_times()
 
 
 class _Run:

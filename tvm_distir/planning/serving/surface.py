@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import EXPERT_MATMUL_OP, PICOSECONDS, active_experts
+from tvm_distir.core import EXPERT_MATMUL_OP, PICOSECONDS, active_experts, gc_paused
 from tvm_distir.models import serving_step
 from tvm_distir.performance import (
     FlatBatch,
@@ -226,15 +226,16 @@ class Surface:
         ]
 
     def _parts_ps(self, prefill: bool, first: Ints, before: Ints) -> Ints:
-        if self._depths is not None:
-            few, more, periods = self._depths
-            low = few._parts_ps(prefill, first, before)
-            high = more._parts_ps(prefill, first, before)
-            low[::2] += np.array(periods, np.int64)[:, None] * (high[::2] - low[::2])
-            return low
         result = np.zeros((2 * self.served.stages - 1, first.size), np.int64)
-        for rows, kind, quantities in self._quantities(prefill, first, before):
-            result[:, rows] = self._run(kind, quantities).part_ps
+        if self._depths is None:
+            for rows, kind, quantities in self._quantities(prefill, first, before):
+                result[:, rows] = self._checked(kind.batch.run(quantities)).part_ps
+            return result
+        few, more, periods = self._depths
+        for rows in _parts_of_rows(first):
+            low, high = (d._parts_ps(prefill, first[rows], before[rows]) for d in (few, more))
+            low[::2] += np.array(periods, np.int64)[:, None] * (high[::2] - low[::2])
+            result[:, rows] = low
         return result
 
     def costs(self, batch: Ints, context: Ints) -> StepPredictions:
@@ -248,18 +249,21 @@ class Surface:
         if self.served.stages > 1:
             raise _unpredicted(self.served, "its stages have a peak of memory each")
         batch, context = np.asarray(batch, np.int64), np.asarray(context, np.int64)
+        parts = []
         if self._depths is not None:
             few, more, periods = self._depths
-            return few.costs(batch, context).extended(more.costs(batch, context), *periods)
-        parts = []
+            for rows in _parts_of_rows(batch):
+                low, high = (depth.costs(batch[rows], context[rows]) for depth in (few, more))
+                parts.append((rows, low.extended(high, *periods)))
+            return StepPredictions.joined(parts, batch.size)
         for rows, kind, quantities in self._quantities(False, batch, context):
-            times = kind.batch.resource_times(quantities)
-            time_ps = self._run(kind, quantities).time_ps
-            parts.append((rows, StepPredictions(time_ps, kind.peaks.of(quantities), times)))
+            times, resources = kind.batch.bounded(quantities)
+            time_ps = self._checked(times).time_ps
+            parts.append((rows, StepPredictions(time_ps, kind.peaks.of(quantities), resources)))
         return StepPredictions.joined(parts, batch.size)
 
-    def _run(self, kind: _Kind, quantities: Ints) -> FlatTimes:
-        times = kind.batch.run(quantities)
+    def _checked(self, times: FlatTimes) -> FlatTimes:
+        """Return the times, all of which must fit (SimulationError DIST0760)."""
         if not times.fits.all():
             raise _unpredicted(self.served, "a time is too long")
         return times
@@ -272,8 +276,8 @@ class Surface:
         which = part.ranges.of(first)
         for number, kind in enumerate(part.kinds):
             selected = np.flatnonzero(which == number)
-            for at in range(0, selected.size, _MOST_ROWS):
-                rows = selected[at : at + _MOST_ROWS]
+            for inside in _parts_of_rows(first[selected]):
+                rows = selected[inside]
                 symbols = self._symbols(prefill, first[rows], before[rows], kind.experts)
                 quantities, whole = kind.template.at(symbols)
                 if not whole.all():
@@ -282,7 +286,8 @@ class Surface:
 
     def _part(self, prefill: bool) -> _Part:
         if prefill not in self._parts:
-            self._parts[prefill] = self._fitted(prefill)
+            with gc_paused():
+                self._parts[prefill] = self._fitted(prefill)
         return self._parts[prefill]
 
     def _fitted(self, prefill: bool) -> _Part:
@@ -415,6 +420,17 @@ class _Samples:
         """Return the tokens and the memory of each stage of a step."""
         study, program, _ = self._sample(first, before)
         return _memory(study, program, *self._sizes(first), before)
+
+
+def _parts_of_rows(first: Ints) -> Iterator[Ints]:
+    """Yield rows that are computed at once, in the order of their first size.
+
+    Most kernels of a step depend on the first size alone, so that few of a part are distinct.
+    Steps of two depths are computed for a part after each other, as their kernels are the same:
+    what was interpolated in tables of measured kernels is still known.
+    """
+    order = np.argsort(first, kind="stable")
+    return (order[at : at + _MOST_ROWS] for at in range(0, first.size, _MOST_ROWS))
 
 
 def _memory(

@@ -14,6 +14,7 @@ import pytest
 
 from tvm_distir.core import System
 from tvm_distir.interface.command.__main__ import main
+from tvm_distir.planning.serving import surface as surface_module
 from tvm_distir.planning.serving.batching import Speculation
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
@@ -51,6 +52,31 @@ def test_experts_that_all_work_in_each_sample():
         assert surface.prefill_s(tokens, past) == whole
     symbols = np.array([[1, 2, 5], [0, 3, 4], [16, 16, 16]])  # tokens, past, working experts
     assert not any(term[2] for term in surface._extra(symbols, True, 1))
+
+
+def test_many_steps_are_those_by_themselves(monkeypatch):
+    """Parts of rows are in order of size, and depths and kernels share interpolations."""
+    served = ServedModel(
+        "zoo:llama3?size=tiny,layers=9", "megatron", {"tp": 2}, System.load("h100-serving")
+    )
+    surface, rng = Surface(served), np.random.default_rng(3)
+    assert surface._depths is not None
+    first, before = rng.integers(1, 400, 8), rng.integers(0, 3, 8) * 1000
+    alone = [
+        (surface.decode_ps(*size)[0], surface.prefill_ps(*size)[0])
+        for size in zip(first[:, None], before[:, None], strict=True)
+    ]
+    monkeypatch.setattr(surface_module, "_MOST_ROWS", 3)
+    decode_ps = surface.decode_ps(first, before)
+    together = zip(decode_ps, surface.prefill_ps(first, before), strict=True)
+    assert list(together) == alone
+    costs = surface.costs(first, before)
+    np.testing.assert_array_equal(costs.time_ps, decode_ps)
+    peaks = [
+        surface.costs(*size).peak_bytes[0]
+        for size in zip(first[:3, None], before[:3, None], strict=True)
+    ]
+    assert costs.peak_bytes[:3].tolist() == peaks
 
 
 def differing_sizes(served, count, new=1):
