@@ -298,3 +298,35 @@ def test_squeeze_keeps_a_dim_cut_down_to_one():
     value = np.arange(12, dtype=F32).reshape(2, 1, 6)
     (result,) = td.run(lowered, [value], engine="virtual")
     assert np.array_equal(result, value.reshape(2, 6))
+
+
+def _calling(local: bool) -> tvm.IRModule:
+    """Return a module that calls a function inside of ``main``, or beside it with all it reads."""
+    x, w = relax.Var("x", tensor(4, 4)), relax.Var("w", tensor(4, 4))
+    bb = relax.BlockBuilder()
+    a, v = relax.Var("a", tensor(4, 4)), w if local else relax.Var("v", tensor(4, 4))
+    product = relax.Var("product", tensor(4, 4))
+    binding = relax.VarBinding(product, bb.normalize(R_.matmul(a, v)))
+    body = relax.SeqExpr([relax.BindingBlock([binding])], product)
+    inner = relax.Function([a] if local else [a, v], body, tensor(4, 4))
+    with bb.function("main", [x, w]):
+        callee = bb.emit(inner) if local else bb.add_func(inner, "inner")
+        result = bb.emit(callee(x) if local else callee(x, w))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def test_what_the_error_about_normal_form_advises_is_enough():
+    plan = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 2}, "rules": [
+        {"param": "x", "placement": "S[0]"}]})  # fmt: skip
+    with pytest.raises(PropagationError, match=r"DIST0412 .*Call a private function of the module"):
+        td.distribute(_calling(local=True), plan)
+    verify(_calling(local=False), plan).check()
+    x, y = relax.Var("x", tensor(4, 4)), relax.Var("y", tensor(4, 4))
+    binding = relax.VarBinding(y, R_.nn.relu(R_.negative(x)))
+    body = relax.SeqExpr([relax.BindingBlock([binding])], y)
+    fn = relax.Function([x], body, tensor(4, 4)).with_attr("global_symbol", "main")
+    nested = tvm.IRModule({"main": fn})
+    with pytest.raises(PropagationError, match=r"DIST0412 .*Run relax.transform.Normalize first"):
+        td.distribute(nested, plan)
+    verify(relax.transform.Normalize()(nested), plan).check()

@@ -203,8 +203,8 @@ class _Function:
             raise self.g.error(
                 "DIST0412",
                 label,
-                f"a call of a {type(op).__name__}",
-                "Lift it to a function of the module.",
+                f"a call of the value {op}",
+                "Call a private function of the module, with all that it reads as arguments.",
             )
         results = self.leaves.of(len(self.params) + number, var)
         if rule is not None and not results and operands:
