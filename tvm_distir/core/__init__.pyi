@@ -119,6 +119,7 @@ from .ir.names import LOCAL_OPS as LOCAL_OPS
 from .ir.names import REDUCE_OPS as REDUCE_OPS
 from .ir.names import REDUCTIONS as REDUCTIONS
 from .ir.names import TRANSFERS as TRANSFERS
+from .ir.names import free_name as free_name
 from .ir.ops import IMPURE as IMPURE
 from .ir.ops import PREFIX as PREFIX
 from .ir.ops import call_axes as call_axes
@@ -224,7 +225,6 @@ from .plan.coerce import PlanLike as PlanLike
 from .plan.coerce import as_plan as as_plan
 from .plan.coerce import plan_of_meshes as plan_of_meshes
 from .plan.name_patterns import MAIN as MAIN
-from .plan.name_patterns import free_name as free_name
 from .plan.name_patterns import is_pattern as is_pattern
 from .plan.name_patterns import match_name as match_name
 from .plan.name_patterns import plain_name as plain_name

@@ -1,8 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Group the names of the ``R.dist`` ops that move data by their effect, without TVM."""
+"""Group the names of the ``R.dist`` ops that move data by their effect; find free names."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 COLLECTIVES: tuple[str, ...] = (
     "all_reduce",
@@ -32,3 +34,12 @@ REDUCE_OPS: tuple[str, ...] = ("sum", "prod", "min", "max")
 HOST_PREFIX = "tvm_distir.host."
 """Prefix of the packed functions that copy a tensor to the host's memory, ``store``, and back,
 ``fetch``: a tensor of the host, and memory of the device to be filled."""
+
+
+def free_name(name: str, used_names: Collection[str]) -> str:
+    """Return a name, with the first free number behind it where it is used."""
+    number, free = 0, name
+    while free in used_names:
+        number += 1
+        free = f"{name}_{number}"
+    return free

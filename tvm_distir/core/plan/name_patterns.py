@@ -7,7 +7,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Collection
 
 MAIN = "main"
 
@@ -18,15 +17,6 @@ def plain_name(name: str) -> str:
     if name.isascii() and name.isidentifier():
         return name
     return re.sub(r"\W", "_", name)
-
-
-def free_name(name: str, used_names: Collection[str]) -> str:
-    """Return a name, with the first free number behind it where it is used."""
-    number, free = 0, name
-    while free in used_names:
-        number += 1
-        free = f"{name}_{number}"
-    return free
 
 
 def is_pattern(name: str) -> bool:

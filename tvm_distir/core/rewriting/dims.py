@@ -35,6 +35,7 @@ from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.extents import extent_value
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.module_argument import check_module
+from tvm_distir.core.ir.names import free_name
 from tvm_distir.core.ir.types import is_private, relax_functions
 from tvm_distir.support import MAX_INT, ModelError, nearest
 
@@ -301,10 +302,7 @@ class _Binder:
         return self.copies[name, key]
 
     def _fresh(self, name: str) -> str:
-        free, number = name, 0
-        while free in self.used or (number and free in self.used_names):
-            number += 1
-            free = f"{name}_{number}"
+        free = free_name(name, self.used | self.used_names) if name in self.used else name
         self.used.add(free)
         return free
 

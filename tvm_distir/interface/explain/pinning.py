@@ -13,6 +13,7 @@ from tvm_distir.core import (
     OPEN_AXES_ATTR,
     OpenLabels,
     R,
+    free_name,
     is_annotation,
     labels_of,
     meshes,
@@ -78,7 +79,7 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
         super().__init__()
         self.fn, self.var, self.mesh, self.labels = fn, var, mesh, labels
         self.old = annotation_of(fn, var)
-        self.name = str(self.old.var.name) if self.old is not None else _fresh(fn, NAME)
+        self.name = str(self.old.var.name) if self.old is not None else free_name(NAME, _names(fn))
 
     def run(self) -> relax.Function:
         """Return the function with the annotation."""
@@ -138,11 +139,7 @@ def _open_axes(fn: relax.Function) -> dict[str, Sequence[int]]:
     return {str(name): [int(a) for a in axes] for name, axes in attrs.items()}
 
 
-def _fresh(fn: relax.Function, name: str) -> str:
-    used_names = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
-    used_names |= {str(p.name) for p in fn.params}
-    number, candidate = 0, name
-    while candidate in used_names:
-        number += 1
-        candidate = f"{name}_{number}"
-    return candidate
+def _names(fn: relax.Function) -> set[str]:
+    """Return the names of parameters and variables."""
+    bound = (str(b.var.name) for block in fn.body.blocks for b in block.bindings)
+    return {*bound, *(str(p.name) for p in fn.params)}

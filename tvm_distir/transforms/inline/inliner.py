@@ -14,9 +14,9 @@ from tvm_distir.core import (
     OPEN_AXES_ATTR,
     STATIONARY_ATTR,
     all_bindings,
-    plain_name,
     with_annotated,
 )
+from tvm_distir.transforms.outline.name_allocator import NameAllocator
 
 
 def _callee_of(binding: Any, callees: dict[str, Any]) -> str | None:
@@ -35,8 +35,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
     def __init__(self, callees: dict[str, Any]) -> None:
         super().__init__()
         self.callees = callees
-        self.used_names: set[str] = set()
-        self.numbers: dict[str, int] = {}
+        self.names = NameAllocator()
         self.renaming = False
         self.in_dataflow = False
         self.dissolving = False
@@ -48,7 +47,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         if not any(_callee_of(binding, self.callees) for binding in all_bindings(fn.body)):
             return fn
         bound = [binding.var for binding in all_bindings(fn.body)]
-        self.used_names = {plain_name(str(var.name)) for var in [*fn.params, *bound]}
+        self.names = NameAllocator(str(var.name) for var in [*fn.params, *bound])
         self.builder_.begin_scope(fn.params)
         body = self.visit_expr(fn.body)
         self.builder_.end_scope()
@@ -89,23 +88,10 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         return self._defined(var, relax.Var if self.dissolving else relax.DataflowVar)
 
     def _defined(self, var: relax.Var, kind: Any) -> relax.Var:
-        name = self._fresh(str(var.name)) if self.renaming else str(var.name)
+        name = self.names.fresh(str(var.name)) if self.renaming else str(var.name)
         new = kind(name, var.ty)
         self.set_var_remap(var, new)
         return new
-
-    def _fresh(self, name: str) -> str:
-        """Return the name, or the name with the first free number appended."""
-        plain = plain_name(name)
-        if plain not in self.used_names:
-            self.used_names.add(plain)
-            return name
-        number = self.numbers.get(plain, 0) + 1
-        while f"{plain}_{number}" in self.used_names:
-            number += 1
-        self.numbers[plain] = number
-        self.used_names.add(f"{plain}_{number}")
-        return f"{name}_{number}"
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         """Take the field directly if an argument is a tuple literal, as TVMScript does."""
@@ -160,7 +146,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         value = self.builder_.normalize(self.visit_expr(binding.value))
         kind = relax.DataflowVar if self.in_dataflow else relax.Var
         cast = isinstance(binding, relax.MatchCast)
-        new = kind(self._fresh(str(binding.var.name)), binding.ty if cast else value.ty)
+        new = kind(self.names.fresh(str(binding.var.name)), binding.ty if cast else value.ty)
         self.set_var_remap(binding.var, new)
         new_binding = relax.MatchCast(new, value, new.ty) if cast else relax.VarBinding(new, value)
         self.builder_.emit_normalized(new_binding)
@@ -182,7 +168,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
     def _cast(self, param: relax.Var, arg: Any) -> relax.Var:
         """Bind an argument whose type is less precise than that of the parameter."""
         kind = relax.DataflowVar if self.in_dataflow else relax.Var
-        new = kind(self._fresh(str(param.name)), param.ty)
+        new = kind(self.names.fresh(str(param.name)), param.ty)
         self.builder_.emit_normalized(relax.MatchCast(new, arg, param.ty))
         return new
 

@@ -15,10 +15,10 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.utils import copy_with_new_vars
 
+from tvm_distir.core.ir.names import free_name
 from tvm_distir.core.ir.segments import Segments
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.plan.matching import FunctionTargets
-from tvm_distir.core.plan.name_patterns import free_name
 from tvm_distir.core.rewriting.entries import public_functions, reached_from
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import substitute

@@ -43,13 +43,14 @@ from tvm_distir.core.ir.mesh import (
     mesh_names,
     meshes,
 )
+from tvm_distir.core.ir.names import free_name
 from tvm_distir.core.ir.placement import placement_of
 from tvm_distir.core.ir.segments import Segments
 from tvm_distir.core.ir.types import is_private, known_shape
 from tvm_distir.core.ops.packed import CACHE_HEADS
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.plan.matching import FunctionTargets, resolve
-from tvm_distir.core.plan.name_patterns import free_name, plain_name
+from tvm_distir.core.plan.name_patterns import plain_name
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.recomputation import check_policies
 from tvm_distir.core.plan.schedules.notes import scheduled
