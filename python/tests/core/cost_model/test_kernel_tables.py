@@ -24,6 +24,7 @@ from tvm_distir.core.cost_model.kernel_tables import (
     KernelSizes,
     KernelTable,
     load_tables,
+    product_work,
     table_names,
     work_of,
 )
@@ -197,3 +198,20 @@ def test_wrong_tables_are_refused(tmp_path, change, code) -> None:
     with pytest.raises(HardwareError) as caught:
         load_tables(str(path), load_device("h200-sxm"))
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("varying", [(0,), (0, 1), ()])
+def test_kernels_in_any_order_take_as_long_as_by_themselves(varying):
+    """Kernels of the same sizes are interpolated once, whatever their order."""
+    table = System.load("h100-serving").tables.of("matmul", "bfloat16")
+    sizes = np.full((3, 7), 4096.0)
+    for place in varying:
+        sizes[place] = [900, 17, 8000, 17, 900, 1, 333]
+    flops, moved = product_work(sizes.T, 2)
+    together = table.spent_s(flops, moved, tuple(sizes)).whole
+    alone = [
+        table.spent_s(flops[k : k + 1], moved[k : k + 1], tuple(sizes[:, k : k + 1])).whole[0]
+        for k in range(7)
+    ]
+    assert together.tolist() == alone
+    assert len(set(alone)) == (5 if varying else 1)
