@@ -22,6 +22,8 @@ a division of integers by what  defined for every divisor (:mod:`.division`)
 was read from a buffer
 ==============================  ===========================================================
 
+Extremes of long expressions are computed in front of their statement, once each.
+
 Inputs are refused earlier (``bind_inputs``) where their indices are outside; indices computed in
 the program are masked here, on a single device as on shards, whose look-ups return zeros for the
 rows that they do not hold.
@@ -105,6 +107,60 @@ def _reads(root: Any, computed: Set[Any]) -> bool:
     return match is not None
 
 
+def _is_condition(node: Any) -> bool:
+    """Return whether an expression reads one of two others, by a condition."""
+    is_op = isinstance(node, ir.Call) and isinstance(node.op, ir.Op)
+    return is_op and str(node.op.name) == "prim.if_then_else"
+
+
+_LONG = 400
+"""Most nodes of an expression whose extremes stay inside of it."""
+
+
+def _extremes(root: Any) -> tuple[list[Any], Any]:
+    """Return bindings of the distinct extremes of a long expression, and what is left of it.
+
+    The repair writes both operands of an extreme twice, so that nested extremes, as in the overlap
+    of boxes of non-maximum suppression, grow beyond what TVM simplifies in minutes. An expression
+    stays with a condition, which guards what is read behind it, and with variables of its own.
+    """
+    count, bindings = 0, list[Any]()
+
+    def visit(node: Any) -> Any:
+        nonlocal count
+        count += 1
+        stays = _is_condition(node) or isinstance(node, (tirx.And, tirx.Or, tirx.Let))
+        return tvm_ffi.VisitInterrupt(True) if stays else None
+
+    def bind(node: Any) -> Any:
+        if "float" not in _kind(node):
+            return node
+        for known in bindings:
+            if tvm_ffi.structural_equal(known.value, node):
+                return known.var
+        bindings.append(tirx.Bind(tirx.Var("extreme", _kind(node)), node))
+        return bindings[-1].var
+
+    if tvm_ffi.structural_walk(root, [(ir.Expr, visit)]) is not None or count <= _LONG:
+        return [], root
+    return bindings, tvm_ffi.structural_map(root, [((tirx.Max, tirx.Min), bind)])
+
+
+def _bind_in_store(store: Any) -> Any:
+    bindings, value = _extremes(store.value)
+    if not bindings:
+        return store
+    return tirx.SeqStmt([*bindings, tirx.BufferStore(store.buffer, value, store.indices)])
+
+
+def _bind_in_branch(branch: Any) -> Any:
+    bindings, condition = _extremes(branch.condition)
+    if not bindings:
+        return branch
+    new = tirx.IfThenElse(condition, branch.then_case, branch.else_case)
+    return tirx.SeqStmt([*bindings, new])
+
+
 class _Repair:
     """Rewriter of a PrimFunc.
 
@@ -120,6 +176,9 @@ class _Repair:
         self.computed: set[Any] = set()
         self.begins: list[float] = []
         self._analyzer = Analyzer()
+        function = tvm_ffi.structural_map(
+            function, [(tirx.BufferStore, _bind_in_store), (tirx.IfThenElse, _bind_in_branch)]
+        )
         tvm_ffi.structural_walk(function.body, ((tirx.Bind, tirx.Let), self._bound), order="pre")
         self.function = tvm_ffi.structural_map(
             function,
@@ -200,7 +259,7 @@ class _Repair:
 
     def _padding(self, call: Any) -> Any:
         """Return the value of a reduction's window beyond the border, given by the index only."""
-        if not isinstance(call.op, ir.Op) or str(call.op.name) != "prim.if_then_else":
+        if not _is_condition(call):
             return call
         condition, inner, padding = call.args
         beyond = _beyond(padding)
