@@ -25,7 +25,7 @@ from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study, with_attention
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
-from .auto_sharding import labeller_of
+from .auto_sharding import PlanLabeller, ShardedCandidate, labeller_of
 from .candidates import Candidate, Constraints, kept_rules
 from .divided_parts import parts_text
 from .min_marginals import MinMarginal, min_marginals
@@ -81,6 +81,17 @@ class StrategyMaker:
     def __call__(self, mod: ir.IRModule, mesh: Mapping[str, int], system: System) -> Plan:
         """Return the plan of a module on a mesh."""
         return compose(mod, MeshSpec(DEFAULT_MESH, dict(mesh)), self.specs, system)
+
+
+def _reduced(error: TooLargeError, saved_bytes: int) -> TooLargeError:
+    """Return the error of what ops need, less what fused kernels do not store."""
+    if not saved_bytes:
+        return error
+    gib = saved_bytes / 2**30
+    what = f"{error.what}, both with {gib:.3f} GiB that fused kernels do not store"
+    reduced = TooLargeError(error.code, what, place=error.place, remedy=error.remedy)
+    reduced.least_bytes = max(0, error.least_bytes - saved_bytes)
+    return reduced
 
 
 class Trials:
@@ -157,7 +168,7 @@ class Trials:
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
         for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
             try:
-                labelled = labeller.run(self.gap, self.limit, hidden)
+                labelled = self._fitting(labeller, module, candidate, hidden)
             except TooLargeError:
                 if not plans:
                     raise
@@ -168,6 +179,25 @@ class Trials:
                 priced = replace(row, price_s=price_s, gap=labelled.gap, hidden=hidden)
                 plans.append((priced, plan))
         return plans
+
+    def _fitting(
+        self, labeller: PlanLabeller, module: ir.IRModule, candidate: Candidate, hidden: float
+    ) -> ShardedCandidate:
+        """Return the cheapest placements that fit into memory.
+
+        The solver counts the results of all ops. Fused kernels do not store those that only they
+        read, such as the float32 logits of a cross entropy, and the simulation does not count them.
+        The limit is therefore raised by what they save under the cheapest placements.
+        """
+        free = labeller.run(self.gap, None, hidden)
+        if free.peak_bytes <= self.limit:
+            return free
+        plan = with_attention(module, candidate.completed(free.plan()))
+        saved = max(0, free.peak_bytes - self.study(module, plan).result.peak_memory_bytes)
+        try:
+            return labeller.run(self.gap, self.limit + saved, hidden)
+        except TooLargeError as error:
+            raise _reduced(error, saved) from None
 
     def _simulated(
         self, module: ir.IRModule, row: CandidateRow, plan: Plan

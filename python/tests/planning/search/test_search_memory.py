@@ -1,0 +1,32 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Searches within a memory limit, under fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_distir as td
+from tvm_distir.planning.search.candidates import Constraints
+from tvm_distir.planning.search.driver import search
+from tvm_distir.planning.search.result import SearchResult
+
+
+def _model(batch: int) -> Any:
+    return td.zoo.gpt(size="tiny", layers=1, vocab=8192, batch=batch, dtype="bfloat16")
+
+
+def _searched(limit: int | None = None) -> SearchResult:
+    return search(
+        _model, 2, td.System.load("h100"), batch=8, train={"optimizer": "adam"}, top=99,
+        constraints=Constraints(fixed={"dp": 1, "tp": 2}, recompute=("none",)), memory_bytes=limit,
+    )  # fmt: skip
+
+
+def test_what_fused_kernels_do_not_store_needs_no_memory() -> None:
+    """A plan that fits in simulation is a result at that limit, without micro-batches."""
+    (free,) = [each for each in _searched().plans if not each.row.why]
+    assert free.row.peak_bytes is not None
+    limited = _searched(free.row.peak_bytes)
+    assert free.time_s in {each.time_s for each in limited.plans}
+    assert "memory" not in limited.space
