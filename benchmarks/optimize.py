@@ -104,7 +104,7 @@ def sharded_training(reread: bool, ranks: int = 2) -> ir.IRModule:
     step = td.train_step(mod, optimizer="adam", rate=1.0, reread=reread)
     mesh = as_mesh_spec({"dp": ranks})
     rules = [
-        parameter_rule(p, mesh, 0, 0 if p.shape and p.shape[0] % ranks == 0 else -1, False)
+        parameter_rule(p, mesh, {0: 0 if p.shape and p.shape[0] % ranks == 0 else -1}, False)
         for p in tensor_parameters("main", step["main"], None)
     ]
     return td.distribute(step, with_updates(step, Plan((mesh,), tuple(rules))))

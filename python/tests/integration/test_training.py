@@ -88,7 +88,7 @@ def stored_in_shards(step, ranks):
     fn = step["main"]
     data = data_positions(fn)
     rules = [
-        parameter_rule(p, spec, 0, 0 if p.shape and p.shape[0] % ranks == 0 else -1, False)
+        parameter_rule(p, spec, {0: 0 if p.shape and p.shape[0] % ranks == 0 else -1}, False)
         for p in tensor_parameters("main", fn, None)
     ]
     assert set(data) == {0, 1}

@@ -180,6 +180,22 @@ def test_degrees_of_torchtitan(llama: Any) -> None:
     }
 
 
+def test_shards_of_the_sequence_share_the_training_state(llama: Any) -> None:
+    """As they do in torchtitan and in the distributed optimizer of Megatron-LM."""
+    step, mesh = td.train_step(llama, optimizer="adam"), {"dp": 2, "cp": 2}
+    options = {
+        form: _options(td.export_plan(step, _plan(step, f"{text}+context_parallel", **mesh), form))
+        for form, text in (("torchtitan", "fsdp"), ("megatron", "zero:stage=1"))
+    }
+    assert options["torchtitan"]["parallelism.data_parallel_shard_degree"] == 2
+    assert options["torchtitan"]["parallelism.context_parallel_degree"] == 2
+    assert options["megatron"]["context-parallel-size"] == 2
+    assert "use-distributed-optimizer" in options["megatron"]
+    alone = _plan(step, "zero:stage=1,axis=dp+context_parallel", **mesh)
+    with pytest.raises(PlanError, match=r"DIST0241.*context parallelism"):
+        td.export_plan(step, alone, "megatron")
+
+
 def _source(package: str, *paths: str) -> str:
     """The sources of a module of an installed package, which is not imported."""
     try:
@@ -238,6 +254,7 @@ REFUSED = [
     ("dtensor", "data_parallel+megatron:sequence=1", {"dp": 2, "tp": 2}, "sharded along"),
     ("dtensor", "context_parallel", {"cp": 2}, "sequence"),
     ("deepspeed", "context_parallel", {"cp": 2}, "sequence parallelism"),
+    ("torchtitan", "data_parallel+context_parallel", {"dp": 2, "cp": 2}, "context parallelism"),
     ("megatron", "fsdp", {"dp": 2}, "ZeRO stage 3"),
     ("megatron", "tensor_parallel", {"tp": 2}, "Megatron-LM"),
 ]

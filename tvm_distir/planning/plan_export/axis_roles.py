@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import glob
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tvm import ir, relax
@@ -25,6 +27,7 @@ from tvm_distir.core import (
     relax_functions,
 )
 from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.planning.strategies.training_parts import gradient_names, term_names
 from tvm_distir.support import DistIRError, PlanError
 
 DATA, ZERO, TENSOR, CONTEXT = "data", "zero", "tensor", "context"
@@ -72,6 +75,8 @@ class ExportedPlan:
         What the axes of role ``zero`` shard: 1 optimizer states, 2 gradients too, 3 weights too.
     sequence : bool
         Whether activations between layers are sharded along the axis of role ``tensor``.
+    context_state : bool
+        Whether the axes of role ``context`` shard the training state too.
     """
 
     plan: Plan
@@ -80,6 +85,7 @@ class ExportedPlan:
     roles: dict[str, str]
     zero_stage: int = 0
     sequence: bool = False
+    context_state: bool = False
 
     @property
     def weights(self) -> tuple[PlacedParameter, ...]:
@@ -168,11 +174,17 @@ def describe(mod: ir.IRModule, plan: Plan) -> ExportedPlan:
         )
     mesh = plan.meshes[0]
     exported = ExportedPlan(plan, mesh, placed_parameters(mod, plan), {})
-    roles, stages, sequence = {}, set(), False
+    gradients = {
+        glob.escape(value)
+        for _, fn in relax_functions(mod)
+        for names in (gradient_names(fn), term_names(fn))
+        for value in names.values()
+    }
+    roles, stages, sequence, context_stages = {}, set(), False, set()
     for number, (axis, size) in enumerate(mesh.axes.items()):
         if size == 1:
             continue
-        role, stage = _role(exported, number)
+        role, stage = _role(exported, number, gradients)
         if role is None:
             raise unsupported(
                 f'the mesh axis "{axis}" stands for no parallelism that trainers know',
@@ -180,14 +192,18 @@ def describe(mod: ir.IRModule, plan: Plan) -> ExportedPlan:
             )
         roles[axis] = role
         stages |= {stage} if stage else set()
+        if role == CONTEXT:
+            context_stages.add(stage)
         if role == TENSOR:
             sequence = axis in plan.regather or _shards_values(plan, number)
     if len(stages) > 1:
         raise unsupported("axes share different parts of the training state", "Use one stage.")
-    return ExportedPlan(plan, mesh, exported.parameters, roles, max(stages, default=0), sequence)
+    zero_stage = max(stages, default=0)
+    shares = zero_stage > 0 and context_stages == {zero_stage}
+    return ExportedPlan(plan, mesh, exported.parameters, roles, zero_stage, sequence, shares)
 
 
-def _role(exported: ExportedPlan, axis: int) -> tuple[str | None, int]:
+def _role(exported: ExportedPlan, axis: int, gradients: Collection[str]) -> tuple[str | None, int]:
     """Return the role of an axis, and the stage of ZeRO."""
     data = {p.labels[axis] for p in exported.parameters if p.is_data and p.shape} - {-1}
     weights = [p for p in exported.weights if p.labels[axis] >= 0]
@@ -195,16 +211,15 @@ def _role(exported: ExportedPlan, axis: int) -> tuple[str | None, int]:
         p for p in exported.parameters if p not in exported.weights and not p.is_data
         and p.labels[axis] >= 0
     ]  # fmt: skip
+    grads = any(
+        rule.kind == "value" and rule.name in gradients and _is_sharded(rule.placement[axis])
+        for rule in exported.plan.rules
+    )
+    stage = 3 if weights else (2 if grads else 1) if states else 0
     if data == {0}:
-        if weights:
-            return ZERO, 3
-        grads = any(
-            rule.kind == "value" and "_grad" in rule.name and _is_sharded(rule.placement[axis])
-            for rule in exported.plan.rules
-        )
-        return (ZERO, 2 if grads else 1) if states else (DATA, 0)
-    if data == {1} and not weights:
-        return CONTEXT, 0
+        return ZERO if stage else DATA, stage
+    if data == {1}:
+        return CONTEXT, stage
     return (TENSOR, 0) if weights and not data else (None, 0)
 
 

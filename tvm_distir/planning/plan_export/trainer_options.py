@@ -35,11 +35,17 @@ def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
         options.append(f"--pipeline-model-parallel-size {schedule.stages}")
         if schedule.chunks > 1:
             options.append(f"--num-virtual-stages-per-pipeline-rank {schedule.chunks}")
-    if exported.roles and ZERO in exported.roles.values():
+    shares_context = exported.degree(CONTEXT) == 1 or exported.context_state
+    if exported.zero_stage:
         if exported.zero_stage != 1:
             raise unsupported(
                 f"ZeRO stage {exported.zero_stage} is no option of its distributed optimizer",
                 "Use zero:stage=1, or the format deepspeed.",
+            )
+        if not shares_context:
+            raise unsupported(
+                "its distributed optimizer shards states over the ranks of context parallelism too",
+                'Use zero:stage=1 without "axis=".',
             )
         options.append("--use-distributed-optimizer")
     batch = _batch(exported)
@@ -63,6 +69,11 @@ def torchtitan_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
     if exported.degree(ZERO) > 1 and exported.zero_stage < 3:
         raise unsupported(
             "torchtitan shards weights wherever it shards optimizer states", "Use zero:stage=3."
+        )
+    if exported.degree(CONTEXT) > 1 and not exported.context_state:
+        raise unsupported(
+            "torchtitan shards weights over the ranks of context parallelism too",
+            'Use a training step with fsdp without "axis=", or the format megatron.',
         )
     if _policy(exported) != NONE:
         raise unsupported(

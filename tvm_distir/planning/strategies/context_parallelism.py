@@ -123,7 +123,7 @@ def _cached_plan(mod: ir.IRModule, mesh: MeshSpec, axis: str) -> Plan:
                     check_positions(parameter, mesh, axis)
             label = POSITIONS_DIM if is_cache else R
             stays = is_cache or parameter.position not in data
-            rules.append(parameter_rule(parameter, mesh, number, label, stays))
+            rules.append(parameter_rule(parameter, mesh, {number: label}, stays))
     faults.raise_all()
     return Plan((mesh,), tuple(rules))
 

@@ -87,7 +87,7 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", dim: int =
             if parameter.position in batched:
                 label = POOLS_DIM if is_cache else dim
             stays = is_cache or not is_data
-            rules.append(parameter_rule(parameter, spec, number, label, stationary=stays))
+            rules.append(parameter_rule(parameter, spec, {number: label}, stationary=stays))
     faults.raise_all()
     return Plan((spec,), tuple(rules))
 

@@ -100,7 +100,7 @@ def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bo
                     label, count = dim, count + 1
                     with faults.gathered():
                         _check_experts(parameter, dim, spec, axis)
-            rules.append(parameter_rule(parameter, spec, number, label, not is_data or is_cache))
+            rules.append(parameter_rule(parameter, spec, {number: label}, not is_data or is_cache))
     if not count:
         faults.add(_no_experts(mod))
     faults.raise_all()

@@ -14,7 +14,7 @@ from tvm_distir.core import MeshSpec, PlanRule, R, is_private, known_shape, op_n
 from tvm_distir.transforms import CallSites, callee_of
 
 from .data_parallelism import BATCH_DIM
-from .model_info import one_axis
+from .model_info import some_axes
 from .training_parts import new_names
 
 VIEWS = frozenset({"permute_dims", "astype"})
@@ -26,7 +26,8 @@ def gathered_in_layers(
     weights: Mapping[str, Collection[int]],
     batches: Mapping[str, int],
     mesh: MeshSpec,
-    number: int,
+    batch_axes: Collection[int],
+    state_axes: Collection[int],
 ) -> Iterator[PlanRule]:
     """Yield the rules by which the functions of a training step gather the weights that they use.
 
@@ -42,17 +43,19 @@ def gathered_in_layers(
     weights : mapping of str to collection of int
         Positions of the weights that are stored in parts, by entry function.
     batches : mapping of str to int
-        The samples that the axis divides, by entry function; without one, none are divided.
+        The samples that the axes divide, by entry function; without one, none are divided.
     mesh : MeshSpec
-    number : int
-        The axis along which they are.
+    batch_axes, state_axes : collection of int
+        The numbers of the axes that divide the samples, and of those along which weights are
+        stored in parts.
     """
     calls = CallSites(mod, weights)
     updates = _updates(mod, calls)
+    samples = some_axes(mesh, dict.fromkeys(batch_axes, BATCH_DIM))
+    gathered = some_axes(mesh, dict.fromkeys(state_axes, R))
     for name, positions in weights.items():
         batch = batches.get(name)
         for value in () if batch is None else _products(mod[name], positions, batch):
-            samples = one_axis(mesh, number, BATCH_DIM)
             yield PlanRule("value", glob.escape(value), samples, mesh.name, function=name)
     for gv, fn in calls.functions.items():
         if not is_private(fn) or not calls.of[gv] or gv in updates:
@@ -69,7 +72,7 @@ def gathered_in_layers(
                 yield PlanRule(
                     "param",
                     glob.escape(str(fn.params[position].name)),
-                    one_axis(mesh, number, R),
+                    gathered,
                     mesh.name,
                     function=str(gv.name_hint),
                 )

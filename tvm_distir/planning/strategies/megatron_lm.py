@@ -159,7 +159,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             labels[parameter.position] = label
             cut = {n: R if repeated and n != axes[0] else label for n in axes}
             stays = is_cache or parameter.position not in data
-            rule = parameter_rule(parameter, spec, axes[0], label, stays)
+            rule = parameter_rule(parameter, spec, {axes[0]: label}, stays)
             sizes = segments.sizes if segments is not None and label != R else ()
             sizes = sizes if len(sizes) > 1 else ()
             rule = replace(rule, placement=some_axes(spec, cut), segments=sizes)

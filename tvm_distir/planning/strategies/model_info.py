@@ -145,13 +145,13 @@ def flat_positions(fn: relax.Function) -> list[int]:
 
 
 def parameter_rule(
-    parameter: Parameter, mesh: MeshSpec, axis: int, label: int, stationary: bool
+    parameter: Parameter, mesh: MeshSpec, labels: Mapping[int, int], stationary: bool
 ) -> PlanRule:
-    """Return the rule that places a parameter along a single axis, the others left open."""
+    """Return the rule that places a parameter along some axes, the others left open."""
     return PlanRule(
         "param",
         glob.escape(parameter.name),
-        one_axis(mesh, axis, label),
+        some_axes(mesh, labels),
         mesh=mesh.name,
         stationary=stationary,
         function=parameter.function,

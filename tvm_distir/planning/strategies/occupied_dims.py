@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import glob
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from tvm_distir.core import CandidatePlacement, PlacementSearch, Plan, R, WeightLabels
@@ -24,7 +24,7 @@ MOST_TRIALS = 100
 
 
 def occupied_dims(
-    before: Plan | None, weights: Weights, without: str | None = None
+    before: Plan | None, weights: Weights, without: Collection[str] = ()
 ) -> dict[tuple[str, int, int], int]:
     """Return into how many parts a plan shards dims of weights.
 
@@ -32,8 +32,8 @@ def occupied_dims(
     ----------
     before : Plan or None
     weights : mapping
-    without : str, optional
-        A mesh axis that does not count.
+    without : collection of str, optional
+        Mesh axes that do not count.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def occupied_dims(
                 continue
             axes = before.mesh(rule.mesh).axes.items()
             for label, (axis, count) in zip(rule.placement, axes, strict=True):
-                if label is not None and label >= 0 and axis != without:
+                if label is not None and label >= 0 and axis not in without:
                     occupied[name, i, label] = occupied.get((name, i, label), 1) * count
     return occupied
 

@@ -20,7 +20,7 @@ from .zero_redundancy import stored_in_parts
 
 
 @plan_maker
-def fsdp(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None) -> Plan:
+def fsdp(mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None) -> Plan:
     """Plan of fully sharded data parallel: "zero:stage=3", weights stored in parts too.
 
     Parameters
@@ -28,7 +28,7 @@ def fsdp(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | N
     mod, mesh, others
         As :func:`.zero_redundancy.zero` has them; so are the errors.
     axis : str
-        The mesh axis over which the batch is divided and everything stored in parts.
+        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
     """
     return stored_in_parts(mod, mesh, axis, 3, others, "fsdp")
 
@@ -37,7 +37,7 @@ def fsdp(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | N
 def hsdp(
     mod: ir.IRModule,
     mesh: MeshLike,
-    axis: str = "dp",
+    axis: str = "",
     replicas: str = "pod",
     *,
     others: Plan | None = None,
@@ -49,9 +49,9 @@ def hsdp(
     mod, mesh, others
         As :func:`.zero_redundancy.zero` has them; so are the errors.
     axis : str
-        The mesh axis over which weights, gradients and states are stored in parts.
+        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
     replicas : str
-        The mesh axis along which all of that is repeated. Either axis divides the batch.
+        The mesh axis along which all of that is repeated. It divides the batch too.
     """
     mesh_axis(as_mesh_spec(mesh), replicas, "hsdp", "replicas")
     parts = stored_in_parts(mod, mesh, axis, 3, others, "hsdp")
@@ -60,7 +60,7 @@ def hsdp(
 
 @plan_maker
 def deepspeed_zero1(
-    mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
 ) -> Plan:
     """Plan of DeepSpeed's ZeRO stage 1: optimizer states stored in parts.
 
@@ -69,14 +69,14 @@ def deepspeed_zero1(
     mod, mesh, others
         As :func:`.zero_redundancy.zero` has them; so are the errors.
     axis : str
-        The mesh axis that divides the batch.
+        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
     """
     return stored_in_parts(mod, mesh, axis, 1, others, "deepspeed_zero1")
 
 
 @plan_maker
 def deepspeed_zero2(
-    mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
 ) -> Plan:
     """Plan of DeepSpeed's ZeRO stage 2: optimizer states and gradients stored in parts.
 
@@ -85,14 +85,14 @@ def deepspeed_zero2(
     mod, mesh, others
         As :func:`.zero_redundancy.zero` has them; so are the errors.
     axis : str
-        The mesh axis that divides the batch.
+        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
     """
     return stored_in_parts(mod, mesh, axis, 2, others, "deepspeed_zero2")
 
 
 @plan_maker
 def deepspeed_zero3(
-    mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
 ) -> Plan:
     """Plan of DeepSpeed's ZeRO stage 3: optimizer states, gradients and weights stored in parts.
 
@@ -101,14 +101,14 @@ def deepspeed_zero3(
     mod, mesh, others
         As :func:`.zero_redundancy.zero` has them; so are the errors.
     axis : str
-        The mesh axis that divides the batch.
+        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
     """
     return stored_in_parts(mod, mesh, axis, 3, others, "deepspeed_zero3")
 
 
 @plan_maker
 def lightning_sharded(
-    mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
 ) -> Plan:
     """Plan of Lightning's sharded training: "zero:stage=2", optimizer states and gradients.
 
@@ -117,7 +117,7 @@ def lightning_sharded(
     mod, mesh, others
         As :func:`.zero_redundancy.zero` has them; so are the errors.
     axis : str
-        The mesh axis that divides the batch.
+        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
     """
     return stored_in_parts(mod, mesh, axis, 2, others, "lightning_sharded")
 

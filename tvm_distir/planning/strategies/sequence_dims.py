@@ -88,7 +88,7 @@ def cut_inputs(
         for parameter in parameters:
             label = dim if parameter.position in cut else R
             is_weight = parameter.position not in data
-            rules.append(parameter_rule(parameter, mesh, number, label, stationary=is_weight))
+            rules.append(parameter_rule(parameter, mesh, {number: label}, stationary=is_weight))
     faults.raise_all()
     return seeds, rules
 

@@ -74,7 +74,7 @@ def spatial_parallel(
             seen += [parameter] * is_data
             images += is_image
             label = dim if is_image else R
-            rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
+            rules.append(parameter_rule(parameter, spec, {number: label}, stationary=not is_data))
     if not images:
         raise PlanError(
             "DIST0233",

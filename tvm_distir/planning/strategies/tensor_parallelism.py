@@ -147,7 +147,7 @@ def tensor_parallel(
             i = flat.get(parameter.position)
             label = R if i is None else labels[name][i]
             is_stored = i is not None and i not in stored.get(name, ())
-            rules.append(parameter_rule(parameter, spec, number, label, stationary=is_stored))
+            rules.append(parameter_rule(parameter, spec, {number: label}, stationary=is_stored))
     named = {name: rule_name for name, _, rule_name in entries(mod)}
     for pin in pins:
         placement = one_axis(spec, number, pin.label)

@@ -3,14 +3,14 @@
 """ZeRO: shard over data-parallel devices what they would otherwise all store.
 
 Stages as in Rajbhandari et al. 2020: the optimizer's states, then the gradients, then the weights
-are stored in parts over the axis that divides the batch. A plan places them; propagation then
-gathers a weight before its use and reduces a gradient in parts.
+are stored in parts over the axes that divide the batch and the sequence. A plan places them;
+propagation then gathers a weight before its use and reduces a gradient in parts.
 """
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import ir, relax
 
@@ -26,13 +26,13 @@ from .model_info import (
     Parameter,
     as_mesh_spec,
     entries,
-    mesh_axis,
-    one_axis,
     parameter_rule,
+    some_axes,
     tensor_parameters,
 )
 from .occupied_dims import occupied_dims
 from .registry import plan_maker
+from .state_axes import find_state_axes, state_labels
 from .training_parts import gradient_names, states_of, term_names
 
 STAGES = (1, 2, 3)
@@ -42,7 +42,7 @@ STAGES = (1, 2, 3)
 def zero(
     mod: ir.IRModule,
     mesh: MeshLike,
-    axis: str = "dp",
+    axis: str = "",
     stage: int = 3,
     *,
     others: Plan | None = None,
@@ -52,9 +52,10 @@ def zero(
     The batch is sharded as :func:`~.data_parallel.data_parallel` does. Stage 1 stores the
     optimizer's states in parts, stage 2 the gradients as well, stage 3 the weights as well. Parts
     are cut along the first dim of a weight that divides evenly, one that no other strategy cuts
-    where there is one; a dim that does not divide is padded. What has no dim for all devices
-    stays whole. Weights stored in parts are not stationary: each is gathered where it is used,
-    once, or once for either part of a step that reads its weights anew
+    where there is one; a dim that does not divide is padded. Several axes cut the same dim, or
+    different dims where no dim divides evenly by all of them. What has no dim for the devices of
+    an axis is replicated along it. Weights stored in parts are not stationary: each is gathered
+    where it is used, once, or once for either part of a step that reads its weights anew
     (:func:`~tvm_distir.transforms.training.train_step.train_step` with ``reread``). The layers of a
     training step gather the weights that they use, unless another strategy cuts weights too.
 
@@ -64,7 +65,9 @@ def zero(
         A training step, at level 1; stage 3 takes any model.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; the other axes remain open. ``data_parallel`` can use the same axis.
+        The mesh axes that shard the state, as "dp/cp"; empty: "dp" and, in a training step, the
+        axes along which another strategy shards the sequence. The others shard the batch;
+        ``data_parallel`` can use them too.
     stage : int
         The sharded state: 1 for optimizer states, 2 for gradients too, 3 for weights too.
     others : Plan, optional
@@ -80,8 +83,8 @@ def zero(
     MeshError
         DIST0206 when the mesh has no such axis.
     PlanError
-        DIST0231 no such stage; DIST0233 nothing to store in parts, or no data input with a batch;
-        DIST0234 the batch is not divisible by the axis.
+        DIST0231 no such stage, or an axis twice; DIST0233 nothing to store in parts, or no data
+        input with a batch; DIST0234 the batch is not divisible by the axis.
     """
     return stored_in_parts(mod, mesh, axis, stage, others, "zero")
 
@@ -99,7 +102,7 @@ def stored_in_parts(
         The strategy that messages name.
     """
     spec = as_mesh_spec(mesh)
-    number = mesh_axis(spec, axis, strategy)
+    axes = find_state_axes(mod, spec, axis, others, strategy)
     if stage not in STAGES:
         raise PlanError(
             "DIST0231",
@@ -107,6 +110,7 @@ def stored_in_parts(
             place=f'strategy "{strategy}"',
             remedy="Use 1 to shard the optimizer states, 2 for gradients too, 3 for weights too.",
         )
+    numbers = [spec.axis_number(name) for name in axes.names]
     rules: list[PlanRule] = []
     parts, faults = 0, faults_of_plan(f'strategy "{strategy}"')
     in_parts: dict[str, list[int]] = {}
@@ -116,48 +120,52 @@ def stored_in_parts(
         parameters = tensor_parameters(name, fn, rule_name)
         inputs = data_positions(fn, name)
         chosen = [p for p in parameters if p.position in inputs]
-        batched: list[int] = []
         caches = cache_positions(mod, fn, chosen)
-        with faults.gathered():
-            batched = batched_inputs(chosen, spec, axis, name, caches=caches)
-        if batched:
-            batches[name] = int(fn.params[batched[0]].ty.shape[BATCH_DIM])
-        for parameter in chosen:
-            label = BATCH_DIM if parameter.position in batched else R
+        batched: dict[int, list[int]] = {}
+        for number in (spec.axis_number(axis) for axis in axes.batch):
+            batch_axis = spec.axis_names[number]
+            with faults.gathered():
+                batched[number] = batched_inputs(chosen, spec, batch_axis, name, caches=caches)
+                if batched[number]:
+                    batches[name] = int(fn.params[batched[number][0]].ty.shape[BATCH_DIM])
+        for parameter in chosen if batched else ():
+            labels = {n: BATCH_DIM if parameter.position in b else R for n, b in batched.items()}
             stays = parameter.position in caches
-            rules.append(parameter_rule(parameter, spec, number, label, stationary=stays))
+            rules.append(parameter_rule(parameter, spec, labels, stationary=stays))
         weights = {p.position: p for p in parameters if p.position not in inputs}
-        dims = _dims(name, weights, spec, axis, others)
-        stored = [*_stored(fn, weights, dims, spec, number, stage)]
-        parts += sum(r.placement[number] != R for r in stored)
+        dims = state_labels(name, weights, spec, axes, others)
+        in_parts[name] = [position for position in dims if dims[position]]
+        stored = [*_stored(fn, weights, dims, spec, numbers, stage)]
+        parts += sum(any(r.placement[number] != R for number in numbers) for r in stored)
         rules += stored
-        in_parts[name] = [position for position, dim in dims.items() if dim != R]
-        cut |= bool(occupied_dims(others, {name: weights}, without=axis))
+        cut |= bool(occupied_dims(others, {name: weights}, without=axes.names))
     if not parts:
         faults.add(_nothing(entries(mod)[0][0], stage, strategy))
     faults.raise_all()
     if stage == 3 and not cut and is_training_step(mod):
-        rules += gathered_in_layers(mod, in_parts, batches, spec, number)
+        samples = [spec.axis_number(name) for name in axes.batch]
+        rules += gathered_in_layers(mod, in_parts, batches, spec, samples, numbers)
     return Plan((spec,), tuple(rules))
 
 
 def _stored(
     fn: relax.Function,
     weights: Mapping[int, Parameter],
-    dims: Mapping[int, int],
+    dims: Mapping[int, Mapping[int, int]],
     mesh: MeshSpec,
-    number: int,
+    numbers: Sequence[int],
     stage: int,
 ) -> Iterator[PlanRule]:
     """Yield the rules of weights, gradients and states of a function."""
     gradients, terms, states = gradient_names(fn), term_names(fn), states_of(fn)
     for position, weight in weights.items():
-        dim = dims[position]
-        label = dim if stage == 3 else R
-        yield parameter_rule(weight, mesh, number, label, stationary=label == R)
-        if dim == R:
+        labels = {**dict.fromkeys(numbers, R), **dims[position]}
+        sharded = stage == 3 and bool(dims[position])
+        stored = labels if sharded else dict.fromkeys(numbers, R)
+        yield parameter_rule(weight, mesh, stored, stationary=not sharded)
+        if not dims[position]:
             continue
-        cut = one_axis(mesh, number, dim)
+        cut = some_axes(mesh, labels)
         for state in states.get(weight.name, ()):
             title = glob.escape(state)
             yield PlanRule("param", title, cut, mesh.name, function=weight.function)
@@ -165,35 +173,6 @@ def _stored(
             if weight.name in named:
                 title = glob.escape(named[weight.name])
                 yield PlanRule("value", title, cut, mesh.name, function=weight.function)
-
-
-def _dims(
-    name: str,
-    weights: Mapping[int, Parameter],
-    mesh: MeshSpec,
-    axis: str,
-    others: Plan | None,
-) -> dict[int, int]:
-    """Return the dim along which each weight is sharded, R where there is none."""
-    occupied = occupied_dims(others, {name: weights}, without=axis)
-    ranks = mesh.axes[axis]
-
-    def rank(position: int, dim: int) -> tuple[bool, bool, int] | None:
-        """Return the rank of a dim (lower is better), None where it cannot be sharded."""
-        size = (weights[position].shape or ())[dim]
-        cut = occupied.get((name, position, dim), 1)
-        if not isinstance(size, int):
-            return None
-        even = size % (ranks * cut) == 0
-        if not even and (cut > 1 or size <= ranks):
-            return None
-        return not even, cut > 1, dim
-
-    dims = {}
-    for position, weight in weights.items():
-        ranked = [rank(position, dim) for dim in range(len(weight.shape or ()))]
-        dims[position] = min((rank for rank in ranked if rank), default=(True, True, R))[2]
-    return dims
 
 
 def _nothing(name: str, stage: int, strategy: str) -> PlanError:

@@ -219,6 +219,55 @@ def test_zero_refines_data_parallel_on_its_axis() -> None:
     assert placed["wte.weight"] == placed["wte.weight.m"] == (R, 0)
 
 
+@pytest.mark.parametrize(("stage", "weights"), [(1, 1.0), (3, 0.25)])
+def test_state_is_sharded_over_data_and_sequence(stage: int, weights: float) -> None:
+    """One gather over both axes for each matrix; gradients are reduce-scattered along either.
+
+    The table's gradient comes from logits that are sharded over the vocabulary along cp.
+    """
+    dist = distributed(gpt_step(), f"zero:stage={stage}+context_parallel", {"dp": 2, "cp": 2})
+    assert held_shares(dist) == {"weights": weights, "states": 0.25}
+    result = of_matrices(dist)
+    gathers = MATRICES + (OF_THE_LAYER if stage == 3 else 0)
+    assert gathers <= result["all_gather", (0, 1)] <= gathers + 1
+    reduced = [result["reduce_scatter", axes] for axes in ((0,), (1,), (0, 1))]
+    assert min(reduced[0], reduced[1]) + reduced[2] >= OF_THE_LAYER
+    assert not result["all_reduce", (0,)] + result["all_reduce", (0, 1)]
+
+
+def test_axes_that_shard_the_state_can_be_listed() -> None:
+    """Those that shard the sequence do not shard the batch; a single name leaves out the others."""
+    step = gpt_step()
+
+    def placed(text: str, mesh: dict[str, int]) -> dict[str, Any]:
+        plan = strategy.make_plan(step, text, mesh)
+        return {rule.name: rule.placement for rule in plan.rules if rule.kind == "param"}
+
+    mesh = {"dp": 2, "cp": 2}
+    default, alone = (placed(f"{text}+context_parallel", mesh) for text in ("zero", "zero:axis=dp"))
+    assert default == placed("zero:axis=cp/dp+context_parallel", mesh)
+    assert default["input_ids"] == alone["input_ids"] == (0, 1)
+    assert default["wte.weight"] == default["wte.weight.m"] == (0, 0)
+    assert alone["wte.weight"] == alone["wte.weight.m"] == (0, R)
+    both = placed("fsdp:axis=pod/dp", {"pod": 2, "dp": 2})
+    assert both["input_ids"] == both["wte.weight"] == (0, 0)
+
+
+@pytest.mark.parametrize("form", ["all_to_all", "ring"])
+def test_dims_that_no_product_of_axes_divides_are_shared(form: str) -> None:
+    """Both axes shard a dim of (8, 24), and each one of (9, 20); a ring shards jointly only."""
+    step = td.train_step(td.zoo.gpt(**{**GPT, "hidden": 24, "vocab": 8, "batch": 3}))
+    mesh = {"dp": 3, "cp": 4}
+    plan = strategy.make_plan(step, f"fsdp+context_parallel:form={form}", mesh)
+    placed = {rule.name: rule.placement for rule in plan.rules if rule.kind == "param"}
+    assert placed["wte.weight"] == (1, 1)
+    narrow = {**GPT, "hidden": 20, "vocab": 9, "batch": 3}
+    step = td.train_step(td.zoo.gpt(**narrow))
+    plan = strategy.make_plan(step, f"fsdp+context_parallel:form={form}", mesh)
+    placed = {rule.name: rule.placement for rule in plan.rules if rule.kind == "param"}
+    assert placed["wte.weight"] == (0, R if form == "ring" else 1)
+
+
 def test_gradients_are_placed_from_stage_two_on() -> None:
     step = gpt_step()
     gradients = step["main"].attrs["dist.training"]["gradients"]
@@ -233,6 +282,8 @@ def test_gradients_are_placed_from_stage_two_on() -> None:
     ("text", "axes", "error", "message"),
     [
         ("zero", {"tp": 2}, MeshError, "DIST0206"),
+        ("zero:axis=dp/pod", {"dp": 2}, MeshError, "DIST0206"),
+        ("zero:axis=dp/dp", {"dp": 2}, PlanError, "DIST0231.*twice"),
         ("zero:stage=4", {"dp": 2}, PlanError, "DIST0231"),
         ("zero:stage=1", {"dp": 2}, PlanError, "DIST0233.*no optimizer states"),
         ("zero", {"dp": 3}, PlanError, "DIST0234"),
