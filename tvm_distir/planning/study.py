@@ -216,6 +216,18 @@ class Study:
         mod = keep_entry(self.source.mod, self.entry)
         return FuseAttention()(mod) if self._fuses_attention else mod
 
+    @cached_property
+    def _profile(self) -> Profile | None:
+        """Return the kernel profile, or None where there is neither a profile nor a system."""
+        system = self.known_system
+        kernels = self.kernels or (system.kernels if system is not None else None)
+        return None if kernels is None else Profile.resolve(kernels)
+
+    @property
+    def recomputed_ops(self) -> tuple[str, ...]:
+        """Return the ops that kernels of the backward pass compute again."""
+        return () if self._profile is None else self._profile.recomputed_ops
+
     @property
     def _fuses_attention(self) -> bool:
         """Return whether softmax attention is a single op.
@@ -228,9 +240,7 @@ class Study:
         if self.attention is None:
             if self._given_plan is not None and self._given_plan.attention == FUSED:
                 return True  # its rules are for the op
-            system = self.known_system
-            kernels = self.kernels or (system.kernels if system is not None else None)
-            return kernels is not None and Profile.resolve(kernels).attention == FUSED
+            return self._profile is not None and self._profile.attention == FUSED
         if self.attention not in ATTENTIONS:
             raise UsageError(
                 "DIST0152", f'attention "{self.attention}" is not known',
@@ -308,7 +318,7 @@ class Study:
         with self.watch.stage("train"):
             return train_step(
                 self.forward, recompute=recompute, system=self.known_system,
-                schedule=self._schedule, **(self.train or {}),
+                schedule=self._schedule, recomputed_ops=self.recomputed_ops, **(self.train or {}),
             )  # fmt: skip
 
     def _make_plan(self, step: ir.IRModule) -> Plan:

@@ -62,7 +62,7 @@ class FusionRule:
         of their result.
     recomputed : tuple of str
         Names of ops of the kernel whose results it does not write: kernels that read them compute
-        them again from the operands of the op.
+        them again from the operands of the op, and training steps save these operands.
     """
 
     name: Text
@@ -190,6 +190,11 @@ class Profile:
     attention_class: Annotated[str, one_of(KERNEL_CLASSES)] = ""
     quantization: Quantization | None = None
     alternatives: tuple[Text, ...] = ()
+
+    @property
+    def recomputed_ops(self) -> tuple[str, ...]:
+        """Return the ops that kernels compute again, for :func:`tvm_distir.train_step`."""
+        return tuple(sorted({op for rule in self.rules for op in rule.recomputed}))
 
     @property
     def changes_nothing(self) -> bool:

@@ -89,8 +89,9 @@ class Source:
         key = (schedule, recompute if isinstance(recompute, str) else tuple(recompute.items()))
         if key not in self._cache:
             self._cache[key] = train_step(
-                model, schedule=schedule, recompute=recompute, system=self.system, **self.train
-            )
+                model, schedule=schedule, recompute=recompute, system=self.system,
+                recomputed_ops=Study(model, system=self.system).recomputed_ops, **self.train,
+            )  # fmt: skip
         return self._cache[key]
 
     @property

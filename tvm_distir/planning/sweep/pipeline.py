@@ -15,7 +15,7 @@ from tvm import ir
 
 from tvm_distir.core import System, all_bindings
 from tvm_distir.models import model_file, model_keys, zoo
-from tvm_distir.performance import Program
+from tvm_distir.performance import Profile, Program
 from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError, parse_int
 
@@ -79,7 +79,9 @@ class ProgramPipeline:
         train = None if self.train is None else sorted(self.train.items())
         dims = sorted(self.dims.items())
         settings = (self.strategy, self.cuts, self.decide, repr(self.system))
-        return self.model, content, train, dims, *settings
+        kernels = Profile.resolve(self.system.kernels)
+        of_kernels = (kernels.attention, kernels.recomputed_ops)
+        return self.model, content, train, dims, *settings, of_kernels
 
     @cached_property
     def keys(self) -> tuple[str, ...]:

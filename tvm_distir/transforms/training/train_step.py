@@ -51,6 +51,7 @@ def train_step(
     recompute: str | Mapping[str, str] = "none",
     system: System | str | None = None,
     schedule: Schedule | Mapping[str, Any] | str | None = None,
+    recomputed_ops: Sequence[str] = (),
     **options: float,
 ) -> ir.IRModule:
     """Turn a model into a training step.
@@ -109,6 +110,10 @@ def train_step(
         that of a single micro-batch: the step takes ``micro_batches`` times as much. Gradients are
         those of the mean over all micro-batches, summed in float32 where they are of half
         precision.
+    recomputed_ops : sequence of str
+        Ops whose results kernels of the backward pass compute again from the operand, which
+        functions save instead: ``relax.nn.silu``, ``relax.nn.gelu`` and ``relax.nn.gelu_tanh``
+        where they gate another value, and ``relax.astype`` to more bytes. No result changes.
     **options : float
         The options of the optimizer, see :mod:`.optimizers`.
 
@@ -149,6 +154,7 @@ def train_step(
         frozen=frozen,
         recompute=recompute,
         system=system,
+        recomputed_ops=recomputed_ops,
     )
     mod = with_log_sum_exp(mod)
     mod, original = with_streams(without_statistics(mod), as_input=stages is not None), mod

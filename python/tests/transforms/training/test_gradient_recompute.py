@@ -53,7 +53,7 @@ def kept(step, name="layer"):
 
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_the_numbers_are_the_same_bits(name):
-    model = getattr(td.zoo, name)(**GPT) if name == "gpt" else td.zoo.llama(size="tiny", layers=2)
+    model = getattr(td.zoo, name)(**GPT) if name == "gpt" else td.zoo.llama(size="tiny", layers=1)
     created = steps(model, (*POLICIES, *MEGATRON, "alternate"))
     values = draw_inputs(created["none"])
     matches = {policy: Reference(step).run(values) for policy, step in created.items()}
@@ -94,6 +94,34 @@ def test_megatron_stores_three_values_of_a_gated_activation():
     created = steps(td.zoo.llama(size="tiny", layers=2, ffn=96), ("none", "megatron"))
     counts = [sum(shape[-1] == 96 for shape in kept(step)) for step in created.values()]
     assert counts == [4, 3]
+
+
+FUSED_OPS = ("relax.nn.silu", "relax.astype")
+GATED = {"size": "tiny", "layers": 1, "ffn": 96, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("policy", ["none", "core", "attention"])
+def test_operands_of_fused_kernels_are_saved(policy):
+    """Of a gated activation its gate, and of a cast the bfloat16 value."""
+    model = td.zoo.llama(**GATED)
+    hidden = int(model["layer"].params[0].ty.shape[-1])
+
+    def wide_values(ops):
+        step = td.train_step(model, recompute=policy, recomputed_ops=ops)
+        saved = step["layer_forward"].ret_ty.fields[1].fields
+        sizes = Counter((int(ty.shape[-1]), str(ty.dtype)) for ty in saved)
+        return sizes[96, "bfloat16"], sizes[hidden, "float32"]
+
+    assert wide_values(()) == (4, 1)
+    assert wide_values(FUSED_OPS) == (3, 0)
+
+
+def test_saved_operands_change_no_bit():
+    model = td.zoo.llama(**GATED)
+    plain, fused = (td.train_step(model, recomputed_ops=ops) for ops in ((), FUSED_OPS))
+    values = draw_inputs(plain)
+    results = [Reference(step).run(values) for step in (plain, fused)]
+    assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -147,7 +147,8 @@ class CallChain:
             candidates = []
             for policy in dict.fromkeys((NONE, FULL, SELECTIVE, *cuts)):
                 _, again = kept_by(policy, *parts)
-                time = sum(self.pairs.times.of(binding.value) for binding in again)
+                operands = draft.frontier.operands
+                time = sum(self.pairs.times.of(b.value) for b in again if b.var not in operands)
                 candidates.append((policy, time, self.pairs.pair_with(*key, policy)))
                 self.memory.flag(candidates[-1][2], call.args, self.weights)
             self._options[key] = candidates

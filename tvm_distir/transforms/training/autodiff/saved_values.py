@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from tvm import ir
@@ -17,6 +18,8 @@ VIEWS = frozenset(
 )
 """Ops that show a single value in another form."""
 
+NO_OPERANDS: Mapping[Any, Any] = MappingProxyType({})
+
 
 def view_source(value: Any) -> Any:
     """Return the variable that a bound value is a view of, or None if it computes."""
@@ -27,7 +30,10 @@ def view_source(value: Any) -> Any:
 
 
 def kept_and_again(
-    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any]
+    forward: Sequence[Any],
+    read: Sequence[Any],
+    params: Sequence[Any],
+    operands: Mapping[Any, Any] = NO_OPERANDS,
 ) -> tuple[list[Any], list[Any]]:
     """Divide the values that the backward pass reads into saved and recomputed ones.
 
@@ -42,6 +48,8 @@ def kept_and_again(
         The values that the backward pass reads.
     params : sequence of Var
         The parameters, which are available to either pass.
+    operands : mapping of Var to Var
+        Values that are recomputed from another one, which is saved instead.
 
     Returns
     -------
@@ -49,14 +57,14 @@ def kept_and_again(
     again : list of Binding
         The bindings that are recomputed, in order.
     """
-    needed, at_hand = set(read), set(params)
+    needed, at_hand = {*read, *(operands[v] for v in read if v in operands)}, set(params)
     values = {binding.var: binding.value for binding in forward}
     saved: list[Any] = []
     recomputed: dict[Any, None] = {}
     for binding in forward:
         if binding.var not in needed:
             continue
-        chain = _chain(binding.var, values, at_hand)
+        chain = _chain(binding.var, values, at_hand, operands)
         if chain is None:
             saved.append(binding.var)
             at_hand.add(binding.var)
@@ -65,7 +73,9 @@ def kept_and_again(
     return saved, [binding for binding in forward if binding.var in recomputed]
 
 
-def _chain(var: Any, values: Mapping[Any, Any], at_hand: set[Any]) -> list[Any] | None:
+def _chain(
+    var: Any, values: Mapping[Any, Any], at_hand: set[Any], operands: Mapping[Any, Any]
+) -> list[Any] | None:
     """Return the views that lead from an available value to a variable, or None."""
     chain: list[Any] = []
     while var not in at_hand:
@@ -73,7 +83,7 @@ def _chain(var: Any, values: Mapping[Any, Any], at_hand: set[Any]) -> list[Any] 
         chain.append(var)
         if not any(True for _ in variables(value)) and isinstance(value, ir.Call):
             return chain
-        source = view_source(value)
+        source = operands.get(var, view_source(value))
         if source is None:
             return None
         var = source
@@ -91,4 +101,4 @@ def kept_bytes(saved: Sequence[Any]) -> int:
     return sum(type_bytes(ty) for var in saved for ty in flat_types(var.ty))
 
 
-__all__ = ["VIEWS", "kept_and_again", "kept_bytes", "type_bytes", "view_source"]
+__all__ = ["NO_OPERANDS", "VIEWS", "kept_and_again", "kept_bytes", "type_bytes", "view_source"]

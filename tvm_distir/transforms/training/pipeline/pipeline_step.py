@@ -89,7 +89,10 @@ class StagedStep:
         stages = cut_model(flat, self.functions, schedule.stage_count, schedule.cuts, recompute)
         parts = self._parts(stages, called)
         pairs = Differentiator(
-            self.functions, recompute, ValueTimes(self.functions, self.recipe.system)
+            self.functions,
+            recompute,
+            ValueTimes(self.functions, self.recipe.system),
+            self.recipe.recomputed_ops,
         )
         for stage in stages:
             policies = {layer.label: layer.policy for layer in stage.layers}

@@ -64,7 +64,11 @@ class _Site:
 
 
 def keeping_sums(
-    before: Sequence[Any], after: Sequence[Any], read: Sequence[Any], params: Sequence[Any]
+    before: Sequence[Any],
+    after: Sequence[Any],
+    read: Sequence[Any],
+    params: Sequence[Any],
+    operands: Mapping[Any, Any],
 ) -> AttentionRewrite:
     """Write a function's passes so that the weights of attention are recomputed.
 
@@ -75,6 +79,8 @@ def keeping_sums(
     read : sequence of Var
         The values that the backward pass, and its results, read.
     params : sequence of Var
+    operands : mapping of Var to Var
+        Values that kernels of the backward pass compute again, with what they read instead.
 
     Returns
     -------
@@ -100,7 +106,7 @@ def keeping_sums(
     needed += [v for v in read if v in of_forward]
     at_hand = [*params, *core, *rewritten]
     outside = [v for v in needed if v not in core and v not in rewritten]
-    saved, views = kept_and_again(forward, outside, at_hand)
+    saved, views = kept_and_again(forward, outside, at_hand, operands)
     views_of = {b.var for b in views}
     ordered: list[Any] = []
     for binding in forward:

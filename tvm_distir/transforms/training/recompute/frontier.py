@@ -12,7 +12,7 @@ give the points of the lower convex hull of bytes and time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,11 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core import variables
-from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes, view_source
+from tvm_distir.transforms.training.autodiff.saved_values import (
+    NO_OPERANDS,
+    kept_bytes,
+    view_source,
+)
 
 from .times import ValueTimes
 
@@ -52,7 +56,13 @@ class Point:
 class _Values:
     """Values of a function that its backward pass may need."""
 
-    def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: ValueTimes) -> None:
+    def __init__(
+        self,
+        forward: Sequence[Any],
+        read: Sequence[Any],
+        times: ValueTimes,
+        operands: Mapping[Any, Any],
+    ) -> None:
         values = {binding.var: binding for binding in forward}
         needed: set[Any] = set()
         waiting = [var for var in read if var in values]
@@ -65,8 +75,8 @@ class _Values:
         self.bindings = [binding for binding in forward if binding.var in needed]
         self.number = {binding.var: i for i, binding in enumerate(self.bindings)}
         self.bytes = [kept_bytes([b.var]) for b in self.bindings]
-        self.times = [times.of(b.value) for b in self.bindings]
-        self.free = [_is_never_kept(b.value) for b in self.bindings]
+        self.times = [0 if b.var in operands else times.of(b.value) for b in self.bindings]
+        self.free = [b.var in operands or _is_never_kept(b.value) for b in self.bindings]
 
     def cut(self, price: int, scale: int) -> Point:
         """Minimize ``price`` times bytes plus ``scale`` times time."""
@@ -114,14 +124,24 @@ class Frontier:
     read : sequence of Var
         The values that the backward pass reads.
     times : ValueTimes
+    operands : mapping of Var to Var
+        Values that kernels of the backward pass compute again, with what they read instead. They
+        are never saved, and take no time.
     """
 
-    def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: ValueTimes) -> None:
+    def __init__(
+        self,
+        forward: Sequence[Any],
+        read: Sequence[Any],
+        times: ValueTimes,
+        operands: Mapping[Any, Any] = NO_OPERANDS,
+    ) -> None:
         self.forward, self.returned, self.times = forward, read, times
+        self.operands = operands
 
     @cached_property
     def _graph(self) -> _Values:
-        return _Values(self.forward, self.returned, self.times)
+        return _Values(self.forward, self.returned, self.times, self.operands)
 
     @cached_property
     def points(self) -> list[Point]:

@@ -1,6 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Implement the policy ``megatron``, which saves the values that Megatron-LM's kernels save.
+"""Save the values that fused kernels of the backward pass read.
+
+Such kernels compute an activation that gates another value, and a cast to more bytes, again from
+their operand (:func:`saved_operands`). The policy ``megatron`` saves all values that Megatron-LM's
+kernels save (:func:`keeping_narrow`).
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4,
 ``s b h (34 + 5 a s / h)`` bytes per layer at half precision:
@@ -15,7 +19,7 @@ again;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -25,7 +29,8 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again,
 
 from .attention_rewrite import AttentionRewrite
 
-_ACTIVATIONS = ("nn.silu", "nn.gelu", "nn.gelu_tanh")
+_CAST = "relax.astype"
+_ACTIVATIONS = frozenset(("relax.nn.silu", "relax.nn.gelu", "relax.nn.gelu_tanh"))
 MaskKernels = Callable[[Any, Any], tuple[Any, Any] | None]
 """A function from a kernel that draws a mask, and the type of its result, to those that store and
 read it."""
@@ -56,14 +61,37 @@ def keeping_narrow(
     needed = {v: None for b in backward for v in variables(b.value)}
     needed |= dict.fromkeys(v for v in read if v in returned)
     needed = {v: None for v in needed if v in of_forward or v in set(params)}
-    for var in list(needed):
-        needed |= dict.fromkeys(_narrower(of_forward.get(var), var))
-    gates = _gates(needed, of_forward, backward)
-    needed |= dict.fromkeys(gates.values())
-    saved, again = kept_and_again(forward, [v for v in needed if v not in gates], params)
-    recomputed = {*gates, *(b.var for b in again)}
-    again = [b for b in forward if b.var in recomputed]
+    operands = saved_operands(forward, backward, [*needed], {*_ACTIVATIONS, _CAST})
+    saved, again = kept_and_again(forward, [*needed], params, operands)
     return AttentionRewrite(forward, backward, saved, again, [*needed])
+
+
+def saved_operands(
+    before: Sequence[Any], after: Sequence[Any], read: Sequence[Any], ops: Collection[str]
+) -> dict[Any, Any]:
+    """Return the values that kernels of the backward pass compute again, with what they read.
+
+    Parameters
+    ----------
+    before, after : sequence of Binding
+        The forward and the backward pass.
+    read : sequence of Var
+        The values that the backward pass, and its results, read.
+    ops : collection of str
+        The ops that kernels compute again. Of activations these are values that the backward pass
+        only multiplies by, and of casts those to more bytes.
+
+    Returns
+    -------
+    dict of Var to Var
+    """
+    if not ops:
+        return {}
+    of_forward = {b.var: b.value for b in before}
+    operands = _gates(read, of_forward, after, _ACTIVATIONS.intersection(ops))
+    if _CAST in ops:
+        operands |= {var: v for var in read for v in _narrower(of_forward.get(var), var)}
+    return operands
 
 
 def _with_masks(
@@ -126,13 +154,16 @@ def _with_half_weights(forward: Sequence[Any], backward: Sequence[Any]) -> list[
 
 
 def _gates(
-    needed: Iterable[Any], of_forward: Mapping[Any, Any], backward: Sequence[Any]
+    needed: Iterable[Any],
+    of_forward: Mapping[Any, Any],
+    backward: Sequence[Any],
+    ops: Collection[str],
 ) -> dict[Any, Any]:
     """Return the activations that the backward pass only multiplies by, with their operands."""
     gates = {
         var: of_forward[var].args[0]
         for var in needed
-        if op_name(of_forward.get(var)) in _ACTIVATIONS
+        if f"relax.{op_name(of_forward.get(var))}" in ops
     }
     for binding in backward:
         if op_name(binding.value) != "multiply":
@@ -149,4 +180,4 @@ def _narrower(value: Any, var: Any) -> list[Any]:
     return [source] if type_bytes(source.ty) < type_bytes(var.ty) else []
 
 
-__all__ = ["keeping_narrow"]
+__all__ = ["keeping_narrow", "saved_operands"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBa
 from .attention_rewrite import keeping_sums
 from .checkpoints import checkpointed
 from .frontier import Frontier
-from .narrow import keeping_narrow
+from .narrow import keeping_narrow, saved_operands
 from .policies import kept_by
 from .times import ValueTimes
 
@@ -96,6 +96,8 @@ class Differentiator:
         The policy of the calls of each function.
     times : ValueTimes
         The times of recomputing values.
+    recomputed_ops : collection of str
+        Ops that kernels of the backward pass compute again, see :func:`.narrow.saved_operands`.
 
     Attributes
     ----------
@@ -106,9 +108,14 @@ class Differentiator:
     """
 
     def __init__(
-        self, functions: NamedFunctions, recompute: Recomputation, times: ValueTimes
+        self,
+        functions: NamedFunctions,
+        recompute: Recomputation,
+        times: ValueTimes,
+        recomputed_ops: Collection[str] = (),
     ) -> None:
         self.functions, self.recompute, self.times = functions, recompute, times
+        self._recomputed_ops = recomputed_ops
         self._masks = MaskKernels(functions)
         self._drafts: dict[tuple[str, Roles], DraftPair] = {}
         self._pairs: dict[tuple[str, Roles, str], ForwardBackward] = {}
@@ -194,8 +201,9 @@ class Differentiator:
         after = only_read(emitted[cut:], gradients)
         read = [v for b in after for v in variables(b.value)]
         read += [v for gradient in gradients for v in variables(gradient)]
-        choices = Frontier(emitted[:cut], read, self.times)
         before = emitted[:cut]
+        operands = saved_operands(before, after, read, self._recomputed_ops)
+        choices = Frontier(before, read, self.times, operands)
         return DraftPair(
             params, differentiated, before, after, grad, result, read, gradients, choices, calls
         )
@@ -216,7 +224,7 @@ class Differentiator:
         params, before, after, read = draft.params, draft.before, draft.after, draft.read
         if policy in (ATTENTION, MEGATRON):
             parts = (
-                keeping_sums(before, after, read, params)
+                keeping_sums(before, after, read, params, draft.frontier.operands)
                 if policy == ATTENTION
                 else keeping_narrow(before, after, read, params, self._masks)
             )

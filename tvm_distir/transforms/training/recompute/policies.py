@@ -18,7 +18,8 @@ parameters:
 - ``cut:SHARE`` saves at most that share of the bytes that ``none`` saves, and minimizes the time
   by a minimum cut (:mod:`.frontier`).
 
-``attention`` also rewrites the values that it saves (:mod:`.attention_rewrite`).
+Of values that kernels of the backward pass compute again (``Frontier.operands``), each saves the
+operand. ``attention`` also rewrites the values that it saves (:mod:`.attention_rewrite`).
 """
 
 from __future__ import annotations
@@ -83,21 +84,22 @@ def full(forward: Sequence[Any], read: Sequence[Any]) -> Kept:
 
 
 def selective(
-    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], kernels: ir.IRModule
+    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], frontier: Frontier
 ) -> Kept:
     """Recompute cheap values, or fall back to ``none`` where that saves no memory."""
+    kernels = frontier.times.kernels
     density = {binding.var: _density(binding.value, kernels) for binding in forward}
     most = max((d for d in density.values() if math.isfinite(d)), default=0.0)
     choice = _recompute_bindings(forward, read, lambda b: density[b.var] <= CHEAP * most)
-    plain = kept_and_again(forward, read, params)
+    plain = kept_and_again(forward, read, params, frontier.operands)
     return choice if kept_bytes(choice[0]) < kept_bytes(plain[0]) else plain
 
 
 def core(
-    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], kernels: ir.IRModule
+    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], frontier: Frontier
 ) -> Kept:
     """Recompute the scores of attention and what follows; save the rest as ``none`` does."""
-    works = {binding.var: _work(binding.value, kernels) for binding in forward}
+    works = {binding.var: _work(binding.value, frontier.times.kernels) for binding in forward}
     most = max((_per_byte(w) for w in works.values() if w is not None), default=0.0)
     region: set[Any] = set()
     for binding in forward:
@@ -115,7 +117,7 @@ def core(
     again = {binding.var for binding in recomputed}
     outside = [var for var in read if var not in again]
     outside += [v for b in recomputed for v in variables(b.value) if v not in again]
-    saved, views = kept_and_again(forward, outside, params)
+    saved, views = kept_and_again(forward, outside, params, frontier.operands)
     again.update(binding.var for binding in views)
     return saved, [binding for binding in forward if binding.var in again]
 
@@ -173,14 +175,15 @@ def kept_by(
     if policy == FULL:
         return full(forward, read)
     if policy == CORE:
-        return core(forward, read, params, frontier.times.kernels)
+        return core(forward, read, params, frontier)
     if policy == SELECTIVE:
-        return selective(forward, read, params, frontier.times.kernels)
+        return selective(forward, read, params, frontier)
     if policy == ALTERNATE:
         return alternate(forward, read, frontier.times.kernels)
+    plain = kept_and_again(forward, read, params, frontier.operands)
     if share is None:
-        return kept_and_again(forward, read, params)
-    most = share * kept_bytes(kept_and_again(forward, read, params)[0])
+        return plain
+    most = share * kept_bytes(plain[0])
     fits = [point for point in frontier.points if point.size_bytes <= most]
     best = fits[-1] if fits else frontier.points[0]
     return list(best.kept), list(best.again)

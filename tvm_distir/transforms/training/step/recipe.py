@@ -45,6 +45,8 @@ class Recipe:
         The policy of what functions save for their backward pass.
     system : System or None
         The system whose times and memory decide that.
+    recomputed_ops : tuple of str
+        Ops that kernels of the backward pass compute again.
     """
 
     losses: tuple[Term, ...]
@@ -57,6 +59,7 @@ class Recipe:
     frozen: tuple[str, ...]
     recompute: Recomputation | Auto
     system: System | None
+    recomputed_ops: tuple[str, ...]
 
     def trains(self, name: str) -> bool:
         """Return whether a weight is updated."""
@@ -99,6 +102,7 @@ def recipe_of(
     frozen: Sequence[str],
     recompute: str | Mapping[str, str],
     system: System | str | None,
+    recomputed_ops: Sequence[str] = (),
 ) -> Recipe:
     """Parse the arguments of :func:`.step.train_step` (ModelError DIST0351)."""
     method = optimizer_named(optimizer, options)
@@ -127,4 +131,5 @@ def recipe_of(
         tuple(frozen),
         read_recompute(recompute),
         System.resolve(system),
+        tuple(recomputed_ops),
     )

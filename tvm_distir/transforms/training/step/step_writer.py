@@ -70,7 +70,7 @@ class TrainStepWriter:
         recompute = recipe.recompute
         if isinstance(recompute, Auto):  # not decided yet
             recompute = Recomputation()
-        self.pairs = Differentiator(functions, recompute, times)
+        self.pairs = Differentiator(functions, recompute, times, recipe.recomputed_ops)
         self.tape = Tape(
             self.builder, self.pairs, active(self.bindings, [w.var for w in self.weights])
         )
