@@ -25,7 +25,7 @@ from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study, with_attention
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
-from .auto_sharding import PlanLabeller, ShardedCandidate, labeller_of
+from .auto_sharding import ShardedCandidate, labeller_of
 from .candidates import Candidate, Constraints, kept_rules
 from .divided_parts import parts_text
 from .min_marginals import MinMarginal, min_marginals
@@ -166,12 +166,15 @@ class Trials:
         candidate, plans = row.candidate, list[tuple[CandidateRow, Plan]]()
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
+        free = labeller.run(self.gap, None, HIDDEN[0])
+        saved = self._saved_bytes(free, module, candidate)
         for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
             try:
-                labelled = self._fitting(labeller, module, candidate, hidden)
-            except TooLargeError:
+                is_free = hidden == HIDDEN[0] and free.peak_bytes <= self.limit
+                labelled = free if is_free else labeller.run(self.gap, self.limit + saved, hidden)
+            except TooLargeError as error:
                 if not plans:
-                    raise
+                    raise _reduced(error, saved) from None
                 continue
             plan = with_attention(module, candidate.completed(labelled.plan()))
             if all(plan != other for _, other in plans):
@@ -180,24 +183,20 @@ class Trials:
                 plans.append((priced, plan))
         return plans
 
-    def _fitting(
-        self, labeller: PlanLabeller, module: ir.IRModule, candidate: Candidate, hidden: float
-    ) -> ShardedCandidate:
-        """Return the cheapest placements that fit into memory.
+    def _saved_bytes(
+        self, free: ShardedCandidate, module: ir.IRModule, candidate: Candidate
+    ) -> int:
+        """Return the bytes that fused kernels do not store under the fastest placements, ``free``.
 
         The solver counts the results of all ops. Fused kernels do not store those that only they
         read, such as the float32 logits of a cross entropy, and the simulation does not count them.
-        The limit is therefore raised by what they save under the cheapest placements.
+        The limit of the solver is therefore raised by these bytes; they are 0 where the results of
+        all ops fit.
         """
-        free = labeller.run(self.gap, None, hidden)
         if free.peak_bytes <= self.limit:
-            return free
+            return 0
         plan = with_attention(module, candidate.completed(free.plan()))
-        saved = max(0, free.peak_bytes - self.study(module, plan).result.peak_memory_bytes)
-        try:
-            return labeller.run(self.gap, self.limit + saved, hidden)
-        except TooLargeError as error:
-            raise _reduced(error, saved) from None
+        return max(0, free.peak_bytes - self.study(module, plan).result.peak_memory_bytes)
 
     def _simulated(
         self, module: ir.IRModule, row: CandidateRow, plan: Plan
