@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tvm import ir
@@ -25,7 +25,7 @@ from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study, with_attention
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
-from .auto_sharding import ShardedCandidate, labeller_of
+from .auto_sharding import labeller_of
 from .candidates import Candidate, Constraints, kept_rules
 from .divided_parts import parts_text
 from .min_marginals import MinMarginal, min_marginals
@@ -156,53 +156,52 @@ class Trials:
     ) -> tuple[CandidateRow, Plan, Result]:
         module = self.source.module(candidate.schedule, candidate.recompute)
         row = CandidateRow(candidate, SOLVED, least_s, likely_s=likely_s)
-        tried = [self._simulated(module, *labelled) for labelled in self._labelled(module, row)]
+        tried = [self._judged(*labelled) for labelled in self._labelled(module, row)]
         row, plan, result = min(tried, key=lambda trial: _order(trial[0]))
         parts = "" if candidate.ranks else parts_text(module, plan)
         return replace(row, parts=parts), plan, result
 
-    def _labelled(self, module: ir.IRModule, row: CandidateRow) -> list[tuple[CandidateRow, Plan]]:
-        """Return the different plans of a candidate, from labels with different prices."""
-        candidate, plans = row.candidate, list[tuple[CandidateRow, Plan]]()
-        fixed = self._fixed(candidate)
-        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
-        free = labeller.run(self.gap, None, HIDDEN[0])
-        saved = self._saved_bytes(free, module, candidate)
-        for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
-            try:
-                is_free = hidden == HIDDEN[0] and free.peak_bytes <= self.limit
-                labelled = free if is_free else labeller.run(self.gap, self.limit + saved, hidden)
-            except TooLargeError as error:
-                if not plans:
-                    raise _reduced(error, saved) from None
-                continue
-            plan = with_attention(module, candidate.completed(labelled.plan()))
-            if all(plan != other for _, other in plans):
-                price_s = labelled.price_s if candidate.schedule is None else None
-                priced = replace(row, price_s=price_s, gap=labelled.gap, hidden=hidden)
-                plans.append((priced, plan))
-        return plans
-
-    def _saved_bytes(
-        self, free: ShardedCandidate, module: ir.IRModule, candidate: Candidate
-    ) -> int:
-        """Return the bytes that fused kernels do not store under the fastest placements, ``free``.
+    def _labelled(
+        self, module: ir.IRModule, row: CandidateRow
+    ) -> Iterator[tuple[CandidateRow, Plan, Result]]:
+        """Yield the different plans of a candidate and their simulations, at different costs.
 
         The solver counts the results of all ops. Fused kernels do not store those that only they
         read, such as the float32 logits of a cross entropy, and the simulation does not count them.
-        The limit of the solver is therefore raised by these bytes; they are 0 where the results of
-        all ops fit.
+        The limit of the solver is therefore raised by what they save of the fastest placements.
         """
-        if free.peak_bytes <= self.limit:
-            return 0
-        plan = with_attention(module, candidate.completed(free.plan()))
-        return max(0, free.peak_bytes - self.study(module, plan).result.peak_memory_bytes)
+        candidate, plans = row.candidate, list[Plan]()
+        fixed = self._fixed(candidate)
+        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
+        free = labeller.run(self.gap, None, HIDDEN[0])
+        simulated: tuple[Plan, Result] | None = None
+        limit = self.limit
+        if free.peak_bytes > limit:
+            plan = with_attention(module, candidate.completed(free.plan()))
+            simulated = plan, self.study(module, plan).result
+            limit += max(0, free.peak_bytes - simulated[1].peak_memory_bytes)
+        for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
+            try:
+                is_free = hidden == HIDDEN[0] and free.peak_bytes <= limit
+                labelled = free if is_free else labeller.run(self.gap, limit, hidden)
+            except TooLargeError as error:
+                if not plans:
+                    raise _reduced(error, limit - self.limit) from None
+                continue
+            plan = with_attention(module, candidate.completed(labelled.plan()))
+            if plan in plans:
+                continue
+            plans.append(plan)
+            price_s = labelled.price_s if candidate.schedule is None else None
+            priced = replace(row, price_s=price_s, gap=labelled.gap, hidden=hidden)
+            if simulated is None or plan != simulated[0]:
+                simulated = plan, self.study(module, plan).result
+            yield priced, plan, simulated[1]
 
-    def _simulated(
-        self, module: ir.IRModule, row: CandidateRow, plan: Plan
+    def _judged(
+        self, row: CandidateRow, plan: Plan, result: Result
     ) -> tuple[CandidateRow, Plan, Result]:
-        """Return the simulation of a plan."""
-        result = self.study(module, plan).result
+        """Return a plan with what its simulation says."""
         row = row.simulated(result, self.limit)
         if row.state == MEMORY:
             gib = result.peak_memory_bytes / 2**30
