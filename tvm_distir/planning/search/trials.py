@@ -25,7 +25,7 @@ from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study, with_attention
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
-from .auto_sharding import labeller_of
+from .auto_sharding import PlanLabeller, ShardedCandidate, labeller_of
 from .candidates import Candidate, Constraints, kept_rules
 from .divided_parts import parts_text
 from .min_marginals import MinMarginal, min_marginals
@@ -81,6 +81,27 @@ class StrategyMaker:
     def __call__(self, mod: ir.IRModule, mesh: Mapping[str, int], system: System) -> Plan:
         """Return the plan of a module on a mesh."""
         return compose(mod, MeshSpec(DEFAULT_MESH, dict(mesh)), self.specs, system)
+
+
+@dataclass(frozen=True)
+class _Solver:
+    """The solver of a candidate.
+
+    Attributes
+    ----------
+    labeller : PlanLabeller
+    free : ShardedCandidate
+        The fastest placements without a limit.
+    limit : int
+        Bytes that a device may keep as the solver counts them.
+    simulated : tuple of (Plan, Result), optional
+        The plan of ``free`` and its simulation, where it exceeds the limit of the search.
+    """
+
+    labeller: PlanLabeller
+    free: ShardedCandidate
+    limit: int
+    simulated: tuple[Plan, Result] | None
 
 
 def _reduced(error: TooLargeError, saved_bytes: int) -> TooLargeError:
@@ -164,26 +185,14 @@ class Trials:
     def _labelled(
         self, module: ir.IRModule, row: CandidateRow
     ) -> Iterator[tuple[CandidateRow, Plan, Result]]:
-        """Yield the different plans of a candidate and their simulations, at different costs.
-
-        The solver counts the results of all ops. Fused kernels do not store those that only they
-        read, such as the float32 logits of a cross entropy, and the simulation does not count them.
-        The limit of the solver is therefore raised by what they save of the fastest placements.
-        """
+        """Yield the different plans of a candidate and their simulations, at different costs."""
         candidate, plans = row.candidate, list[Plan]()
-        fixed = self._fixed(candidate)
-        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
-        free = labeller.run(self.gap, None, HIDDEN[0])
-        simulated: tuple[Plan, Result] | None = None
-        limit = self.limit
-        if free.peak_bytes > limit:
-            plan = with_attention(module, candidate.completed(free.plan()))
-            simulated = plan, self.study(module, plan).result
-            limit += max(0, free.peak_bytes - simulated[1].peak_memory_bytes)
+        solver = self._solver(module, candidate)
+        free, limit, simulated = solver.free, solver.limit, solver.simulated
         for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
             try:
                 is_free = hidden == HIDDEN[0] and free.peak_bytes <= limit
-                labelled = free if is_free else labeller.run(self.gap, limit, hidden)
+                labelled = free if is_free else solver.labeller.run(self.gap, limit, hidden)
             except TooLargeError as error:
                 if not plans:
                     raise _reduced(error, limit - self.limit) from None
@@ -197,6 +206,23 @@ class Trials:
             if simulated is None or plan != simulated[0]:
                 simulated = plan, self.study(module, plan).result
             yield priced, plan, simulated[1]
+
+    def _solver(self, module: ir.IRModule, candidate: Candidate) -> _Solver:
+        """Return the solver of a candidate with its limit of memory.
+
+        The solver counts the results of all ops. Fused kernels do not store those that only they
+        read, such as the float32 logits of a cross entropy, and the simulation does not count them.
+        The limit of the solver is therefore raised by what they save of the fastest placements.
+        """
+        fixed = self._fixed(candidate)
+        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
+        free = labeller.run(self.gap, None, HIDDEN[0])
+        if free.peak_bytes <= self.limit:
+            return _Solver(labeller, free, self.limit, None)
+        plan = with_attention(module, candidate.completed(free.plan()))
+        result = self.study(module, plan).result
+        limit = self.limit + max(0, free.peak_bytes - result.peak_memory_bytes)
+        return _Solver(labeller, free, limit, (plan, result))
 
     def _judged(
         self, row: CandidateRow, plan: Plan, result: Result
@@ -227,10 +253,9 @@ class Trials:
     def why(self, candidate: Candidate) -> tuple[MinMarginal, ...]:
         """Return the cost of other placements of its weights."""
         module = self.source.module(candidate.schedule, candidate.recompute)
-        fixed = self._fixed(candidate)
-        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
-        labeller.run(self.gap, self.limit)
-        return min_marginals(labeller.labeller, self.gap)
+        solver = self._solver(module, candidate)
+        solver.labeller.run(self.gap, solver.limit)
+        return min_marginals(solver.labeller.labeller, self.gap)
 
     def given(self, name: str, plan: Plan, devices: int) -> FoundPlan:
         """Return a plan of the model on so many devices, as it is.

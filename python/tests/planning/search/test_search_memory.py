@@ -20,6 +20,7 @@ def _searched(limit: int | None = None) -> SearchResult:
     return search(
         _model, 2, td.System.load("h100"), batch=8, train={"optimizer": "adam"}, top=99,
         constraints=Constraints(fixed={"dp": 1, "tp": 2}, recompute=("none",)), memory_bytes=limit,
+        why=limit is not None,
     )  # fmt: skip
 
 
@@ -30,3 +31,4 @@ def test_what_fused_kernels_do_not_store_needs_no_memory() -> None:
     limited = _searched(free.row.peak_bytes)
     assert free.time_s in {each.time_s for each in limited.plans}
     assert "memory" not in limited.space
+    assert limited.why  # placements of the best plan's weights are compared within the same limit
