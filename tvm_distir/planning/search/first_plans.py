@@ -11,8 +11,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from tvm_distir.core import MemoryMeter, lift_branches, propagate, relax_functions, training_notes
+from tvm_distir.core import MemoryMeter, lift_branches, propagate
 from tvm_distir.support import DistIRError, InternalError
+from tvm_distir.transforms import is_training_step
 
 from .candidates import BATCH, Candidate, Enumeration
 from .result import SOLVED, FoundPlan
@@ -46,7 +47,7 @@ def first_plans(trials: Trials, enumeration: Enumeration) -> Iterator[FoundPlan]
     """
     rules = trials.constraints
     mesh = next((mesh for mesh in enumeration.meshes() if list(mesh) == [BATCH]), None)
-    if mesh is None or rules.keep is not None or not _is_training(trials):
+    if mesh is None or rules.keep is not None or not _updates_weights(trials):
         return
     names = STRATEGIES[:1] if enumeration.in_stages else STRATEGIES
     axes = tuple(mesh.items())
@@ -70,12 +71,9 @@ def first_plans(trials: Trials, enumeration: Enumeration) -> Iterator[FoundPlan]
         return
 
 
-def _is_training(trials: Trials) -> bool:
+def _updates_weights(trials: Trials) -> bool:
     """Return whether the module updates weights."""
-    if trials.source.train is not None:
-        return True
-    module = trials.source.module(None, "none")
-    return any(training_notes(fn, "updated") for _, fn in relax_functions(module))
+    return trials.source.train is not None or is_training_step(trials.source.module(None, "none"))
 
 
 def _start(

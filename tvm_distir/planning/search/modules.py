@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core import Schedule, System, check_module, data_positions
+from tvm_distir.performance import Profile
 from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError
 from tvm_distir.transforms import train_step
@@ -90,7 +91,7 @@ class Source:
         if key not in self._cache:
             self._cache[key] = train_step(
                 model, schedule=schedule, recompute=recompute, system=self.system,
-                recomputed_ops=Study(model, system=self.system).recomputed_ops, **self.train,
+                recomputed_ops=Profile.resolve(self.system.kernels).recomputed_ops, **self.train,
             )  # fmt: skip
         return self._cache[key]
 

@@ -122,8 +122,8 @@ def stored_in_parts(
         chosen = [p for p in parameters if p.position in inputs]
         caches = cache_positions(mod, fn, chosen)
         batched: dict[int, list[int]] = {}
-        for number in (spec.axis_number(axis) for axis in axes.batch):
-            batch_axis = spec.axis_names[number]
+        for batch_axis in axes.batch:
+            number = spec.axis_number(batch_axis)
             with faults.gathered():
                 batched[number] = batched_inputs(chosen, spec, batch_axis, name, caches=caches)
                 if batched[number]:
