@@ -7,7 +7,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm_distir.support import UsageError, shortened
@@ -15,6 +17,7 @@ from tvm_distir.support import UsageError, shortened
 from . import serve_analyze
 from .option_values import parse_batch, parse_count, parse_dims, parse_mesh
 from .options import (
+    TRAINING,
     add_entry_option,
     add_jobs,
     add_kernels,
@@ -137,7 +140,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-o", dest="folder", metavar="DIR", help="Write the table and the plans to DIR."
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=partial(run, default_of=parser.get_default))
 
 
 def parse_size(text: str, option: str) -> int:
@@ -217,8 +220,39 @@ _SETTINGS = (
 """Options that determine the costs, which a resumed search must repeat."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+_PLAN_OPTIONS = (
+    *("batch", "dim", "seq", "entry", "memory", "axes", "max", "fix", "inside_node", "keep"),
+    *("compare", "micro_batch", "chunks", "stage_devices", "gap", "margin", "time_limit", "top"),
+    *("why", "jobs", "resume", "folder", "train", *TRAINING),
+)
+"""Options that ``--serve`` does not have."""
+
+_STEP_OPTIONS = ("batch", "dim", "seq")
+"""Those that set the sizes of one step, which an engine decides."""
+
+
+def _check_kind(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> None:
+    """Refuse (UsageError DIST0151) options that the kind of search does not have."""
+    for name in _PLAN_OPTIONS if arguments.serve else serve_analyze.SERVING:
+        if getattr(arguments, name) == default_of(name):
+            continue
+        option = "-o" if name == "folder" else f"--{name.replace('_', '-')}"
+        remedy = f"Leave out {option}, or search plans of a step without --serve."
+        if name in _STEP_OPTIONS:
+            remedy = (
+                f"Leave out {option}; set the tokens of requests by in= and out= of --workload."
+            )
+        raise UsageError(
+            "DIST0151",
+            f"search --serve has no {option}" if arguments.serve else f"{option} needs --serve",
+            place="tvm-distir search",
+            remedy=remedy if arguments.serve else "Add --serve.",
+        )
+
+
+def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
     """Search, print the table, write the plans."""
+    _check_kind(arguments, default_of)
     set_seq(arguments)
     if arguments.serve:
         devices = parse_count(arguments.devices, "--devices")

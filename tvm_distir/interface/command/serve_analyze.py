@@ -185,6 +185,13 @@ def _outputs(arguments: argparse.Namespace) -> Outputs:
     return Outputs({"--workload": read})
 
 
+SERVING = (
+    *("workload", "ttft", "tpot", "e2e", "apart", "kv_dtypes", "router", "draft", "draft_tokens"),
+    *("acceptance", "quantize", "stages", "picture"),
+)
+"""Options of ``search`` that need ``--serve``."""
+
+
 def add_serving(parser: Any) -> None:
     """Add the options of ``search --serve``."""
     group = parser.add_argument_group("serving")

@@ -15,6 +15,7 @@ from tvm_distir.planning.strategies.forward_stages import even_layers
 from tvm_distir.planning.strategies.pipelining import AXIS, PIPELINE
 from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.planning.study import Study
+from tvm_distir.support import UsageError
 
 _POSITIONS = 16384
 """Rows of tables of learned positions; requests have fewer tokens."""
@@ -100,12 +101,25 @@ class ServedModel:
         return step + (f",positions={_POSITIONS}" if learned else "")
 
     def step_text(self, batch: int, seq: int, past: int) -> str:
-        """Return the MODEL string of a step; a model has as many positions as it says."""
+        """Return the MODEL string of a step; a model has as many positions as it says.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 for a model with a size of a step, such as ``seq=512``.
+        """
         keys = {"entry": "serve", "batch": batch, "seq": seq, "past": past, "page": self.page}
         keys |= {"pools": self.pools} if self.pools > 1 else {}
         keys |= {"kv_dtype": self.kv_dtype} if self.kv_dtype else {}
         name, _, options = self.model.partition("?")
         words = options.split(",") if options else []
+        size = next((key for word in words if (key := word.partition("=")[0]) in keys), None)
+        if size is not None:
+            raise UsageError(
+                "DIST0151", f"the engine sets {size} of each of its steps", place=self.model,
+                remedy=f"Leave out {size}=; a workload has the tokens of requests (in=, out=), and "
+                "a scheduler the limits of a step (tokens=, requests=).",
+            )  # fmt: skip
         if self.layers:
             words = [word for word in words if not word.startswith("layers=")]
             keys["layers"] = self.layers

@@ -86,6 +86,33 @@ def test_options_of_an_optimizer_out_of_range(
 
 
 @pytest.mark.parametrize(
+    ("options", "problem", "remedy"),
+    [
+        ("--serve --seq 512", "search --serve has no --seq", "--workload"),
+        ("--serve --batch 8", "search --serve has no --batch", "--workload"),
+        ("--serve --top 3", "search --serve has no --top", "without --serve"),
+        ("--serve --train", "search --serve has no --train", "without --serve"),
+        ("--serve -o found", "search --serve has no -o", "without --serve"),
+        ("--workload burst", "--workload needs --serve", "Add --serve."),
+        ("--apart", "--apart needs --serve", "Add --serve."),
+    ],
+)
+def test_options_of_the_other_kind_of_search(
+    options: str, problem: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"search zoo:llama3?size=tiny --devices 2 --system h100 {options}"
+    assert main(shlex.split(words)) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"DIST0151 tvm-distir search: {problem} [") and remedy in err
+
+
+def test_a_model_to_serve_with_a_size_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "serve-analyze zoo:llama3?size=tiny,seq=9 --mesh tp=1 --system h100"
+    assert main(shlex.split(words)) == 2
+    assert capsys.readouterr().err.startswith("DIST0151 zoo:llama3?size=tiny,seq=9: the engine ")
+
+
+@pytest.mark.parametrize(
     "command",
     [f"analyze rude.onnx {ANALYZE}", "analyze mlp.py --plan rude.json --system dgx-a100"],
 )
