@@ -54,6 +54,7 @@ from .errors.tree import UsageError as UsageError
 from .errors.tree import register_with_ffi as register_with_ffi
 from .errors.user_input import MAX_DEVICES as MAX_DEVICES
 from .errors.user_input import MAX_INT as MAX_INT
+from .errors.user_input import closest as closest
 from .errors.user_input import nearest as nearest
 from .errors.user_input import parse_int as parse_int
 from .errors.user_input import printable as printable

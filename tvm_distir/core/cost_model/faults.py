@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tvm_distir.support import Faults, HardwareError, nearest
+from tvm_distir.support import Faults, HardwareError, closest
 
 
 def wrong(place: str, problem: str, remedy: str) -> HardwareError:
@@ -52,9 +53,49 @@ def known_file(
         return folder / f"{name}.json"
     if os.path.exists(name):
         return Path(name_or_path)
-    raise HardwareError(
-        "DIST0701",
-        f"{absent} {name!r}, nor a file of that name",
-        place=place,
-        remedy=f"{nearest(name, names)} Available: {', '.join(names)}.",
+    raise unknown_name(name, names, f"{absent} {name!r}, nor a file of that name", place)
+
+
+def unknown_name(
+    name: str,
+    names: Sequence[str],
+    problem: str,
+    place: str,
+    aliases: Iterable[str] = (),
+    remedy: str = "",
+) -> HardwareError:
+    """Make the error (DIST0701) of an unknown name, which lists ``names`` and suggests one.
+
+    A name of another model number is not suggested: for ``v100``, not ``h100``.
+
+    Parameters
+    ----------
+    name : str
+    names : sequence of str
+        What is listed.
+    problem, place : str
+    aliases : iterable of str
+        More names that can be suggested.
+    remedy : str
+        What else can be done.
+    """
+    near = closest(name, [known for known in (*names, *aliases) if _same_model(name, known)])
+    suggestion = "" if near is None else f'Did you mean "{near}"? '
+    remedy = f"{suggestion}Available: {', '.join(names)}. {remedy}"
+    return HardwareError("DIST0701", problem, place=place, remedy=remedy)
+
+
+_MODEL = re.compile(r"([a-z]*)[-_ ]?([0-9]+)")
+"""The model number of a device in a name: ``h100`` in ``dgx-h100``, ``rtx-4090``."""
+
+
+def _same_model(name: str, known: str) -> bool:
+    """Return whether two names have the same model number, as far as both are written."""
+    first, second = _MODEL.search(name.lower()), _MODEL.search(known.lower())
+    if first is None or second is None:
+        return True
+    letters, digits = first.groups()
+    known_letters, known_digits = second.groups()
+    return letters == known_letters and (
+        known_digits.startswith(digits) or digits.startswith(known_digits)
     )

@@ -42,7 +42,6 @@ from annotated_types import MinLen
 
 from tvm_distir.support import (
     Faults,
-    HardwareError,
     NotNegative,
     Positive,
     PositiveCount,
@@ -55,7 +54,7 @@ from tvm_distir.support import (
 
 from .collective_algorithms import RINGED, TIMED, algorithm_named
 from .constants import Constant, Constants
-from .faults import faults_of, no_json, wrong
+from .faults import faults_of, no_json, unknown_name, wrong
 from .hardware import Curve, HostLink, InterNode, IntraNode, OuterTier, Oversubscription
 
 NETWORKS = Path(__file__).parent / "data" / "networks"
@@ -176,12 +175,7 @@ def load_network(name: str, library: str | None = None) -> Network:
         DIST0701 for an unknown name, DIST0703 for an unknown library.
     """
     if name not in network_names():
-        raise HardwareError(
-            "DIST0701",
-            f"there is no network {name!r}",
-            place="network",
-            remedy=f"{nearest(name, network_names())} Available: {', '.join(network_names())}.",
-        )
+        raise unknown_name(name, network_names(), f"there is no network {name!r}", "network")
     path = NETWORKS / f"{name}.json"
     return read_network(read_json(path, no_json, repeated=wrong), str(path), library)
 

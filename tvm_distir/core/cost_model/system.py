@@ -102,8 +102,9 @@ class System(Displayed):
     def load(name_or_path: str | Path) -> System:
         """Read a system by its name, or from a JSON file.
 
-        Names are those of the files in ``core/cost_model/data``, and those that other packages
-        offer by the entry point group ``tvm_distir.systems``.
+        Names are those of the files in ``core/cost_model/data``, their aliases in
+        ``data/aliases/systems.json``, which the system has as its name then, and those that other
+        packages offer by the entry point group ``tvm_distir.systems``.
 
         Raises
         ------

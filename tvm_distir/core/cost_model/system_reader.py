@@ -7,21 +7,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tvm_distir.support import (
-    HardwareError,
     Positive,
     Text,
     check_version,
-    nearest,
     read_json,
 )
 
 from . import system_family
 from .constants import FORMS, AllConstants, value_of
-from .faults import no_json, wrong
+from .faults import no_json, unknown_name, wrong
 from .hardware import Device, Efficiency, HostLink, Peaks
 from .network_reader import LinkKeys, read_linked
 from .offered import offered, offered_names
@@ -66,11 +65,18 @@ class _ConstantsFile(_SystemFile):
 def system_names() -> tuple[str, ...]:
     """Return the names of the built-in systems, then of those of other packages."""
     builtin_names = _own_names()
-    return (*builtin_names, *(name for name in offered_names() if name not in builtin_names))
+    known = {*builtin_names, *system_aliases()}
+    return (*builtin_names, *(name for name in offered_names() if name not in known))
 
 
 def _own_names() -> list[str]:
     return sorted(path.stem for path in DATA.glob("*.json"))
+
+
+@cache
+def system_aliases() -> Mapping[str, str]:
+    """Return further names of built-in systems, and the system that each of them means."""
+    return dict(read_json(DATA / "aliases" / "systems.json", no_json, repeated=wrong))
 
 
 def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
@@ -79,6 +85,9 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
     path = Path(name_or_path)
     if text in _own_names():
         path = DATA / f"{text}.json"
+    elif text in system_aliases():
+        path = DATA / f"{system_aliases()[text]}.json"
+        return parse({**read_json(path, no_json, repeated=wrong), "name": text}, str(path), make)
     elif text in offered_names():
         source = offered(text)
         if not isinstance(source, Path):
@@ -86,13 +95,13 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
             return parse(data, place, make)
         path = source
     if not os.path.exists(path):
-        known = system_names()
-        raise HardwareError(
-            "DIST0701",
+        raise unknown_name(
+            text,
+            system_names(),
             f"there is no system {text!r}, nor a file of that name",
-            place="system",
-            remedy=f"{nearest(text, known)} Available: {', '.join(known)}. "
-            "Or give the path of a JSON file.",
+            "system",
+            system_aliases(),
+            "Or give the path of a JSON file; the numbers of a data sheet are enough.",
         )
     return parse(read_json(path, no_json, repeated=wrong), str(path), make)
 

@@ -33,8 +33,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.systems:
         put("\n".join(System.load(name).to_text() for name in arguments.systems))
     else:
-        put("\n".join([*_overview().to_lines(), ""]))
+        put("\n".join([*_overview().to_lines(), "", *_aliases(), ""]))
     return 0
+
+
+def _aliases() -> list[str]:
+    """Return lines of further names of systems."""
+    from tvm_distir.core import system_aliases
+
+    names: dict[str, list[str]] = {}
+    for alias, name in system_aliases().items():
+        names.setdefault(name, []).append(alias)
+    return ["further names", *(f"  {name}: {', '.join(known)}" for name, known in names.items())]
 
 
 def _overview() -> Any:

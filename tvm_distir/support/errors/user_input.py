@@ -18,6 +18,13 @@ MAX_DEVICES = 2**17
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name nearest to ``name``, whatever the case; None where none is near."""
+    names = {valid.lower(): valid for valid in sorted(known, reverse=True)}
+    close = difflib.get_close_matches(shortened(name).lower(), sorted(names), n=1, cutoff=0.6)
+    return names[close[0]] if close else None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``Did you mean "x"?`` for the known name nearest to ``name``, or the list.
 
@@ -29,9 +36,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
         The valid names.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(shortened(name), names, n=1, cutoff=0.6)
-    if close:
-        return f'Did you mean "{close[0]}"?'
+    close = closest(name, names)
+    if close is not None:
+        return f'Did you mean "{close}"?'
     return f"Known: {', '.join(names)}." if names else "None is known."
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.cost_model.system_reader import DATA, system_names
+from tvm_distir.core.cost_model.system_reader import DATA, system_aliases, system_names
 from tvm_distir.core.cost_model.system_writer import to_data
 from tvm_distir.support.errors.tree import HardwareError
 
@@ -23,7 +24,10 @@ def data():
 
 
 def test_names():
-    assert {"dgx-a100", "dgx-h100", "laptop-cpu"} <= set(system_names())
+    assert {"a100", "h100", "laptop-cpu"} <= set(system_names())
+    assert System.load("dgx-h100") == replace(System.load("h100"), name="dgx-h100")
+    assert set(system_aliases().values()) <= set(system_names())
+    assert not set(system_aliases()) & set(system_names())
 
 
 @pytest.mark.parametrize("name", system_names())
@@ -101,7 +105,31 @@ def test_missing_names_the_available():
     assert text.startswith("DIST0701")
     assert 'Did you mean "dgx-a100"?' in text
     for name in system_names():
-        assert name in text
+        assert text.count(f" {name}") == 1 + sum(
+            other.startswith(name) for other in system_names() if other != name
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("H100-SXM", "h100-sxm"),
+        ("A100_80G", "a100-80gb"),
+        ("RTX-4090", "rtx-4090"),
+        ("L40", "l40s"),
+        ("mi300xx", "mi300x"),
+        ("v100", None),
+        ("mi355x", None),
+        ("rtx3090", None),
+        ("b300", None),
+    ],
+)
+def test_another_model_number_is_not_suggested(name, suggestion):
+    with pytest.raises(HardwareError, match="data sheet") as caught:
+        System.load(name)
+    assert caught.value.remedy.partition("Available: ")[0].strip() == (
+        "" if suggestion is None else f'Did you mean "{suggestion}"?'
+    )
 
 
 @pytest.mark.parametrize("content", ["{", "", "\x00", '{"a": }'])

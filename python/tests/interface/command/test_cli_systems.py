@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,7 +119,8 @@ def test_an_image_model_has_samples_and_no_tokens() -> None:
 
 def test_systems_are_listed_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows agree with the systems, and a system has all its numbers with their sources."""
-    lines = run(["systems"], capsys).splitlines()[2:]
+    text, _, further = run(["systems"], capsys).partition("\n\nfurther names\n")
+    lines = text.splitlines()[2:]
     assert [line.split()[0] for line in lines] == list(td.core.system_names())
     for name in ("h100", "rtx-4090"):
         system = td.System.load(name)
@@ -131,6 +133,10 @@ def test_systems_are_listed_with_their_numbers(capsys: pytest.CaptureFixture[str
             line.split()[0] for line in run(["systems", name], capsys).splitlines()[5:] if line
         ]
         assert listed == [number.name for number in numbers]
+    for line in further.splitlines():
+        name, _, aliases = line.strip().partition(": ")
+        for alias in aliases.split(", "):
+            assert td.System.load(alias) == replace(td.System.load(name), name=alias)
 
 
 def test_numbers_of_a_file_and_an_unknown_system(
