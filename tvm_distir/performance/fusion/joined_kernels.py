@@ -13,7 +13,7 @@ from tvm_distir.performance.program.program import Program
 
 from .dataflow import Dataflow
 
-_PRODUCTS = ("relax.matmul", "relax.dist.expert_matmul", "product_with_bias")
+_PRODUCTS = ("relax.matmul", "relax.dist.expert_matmul", "linear")
 
 
 def joined(program: Program, names: Collection[str]) -> Program:

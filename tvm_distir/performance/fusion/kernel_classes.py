@@ -18,7 +18,7 @@ ALIGNED = 8
 """Rows of matrices of so many elements of 16 bits, or multiples, are 16 bytes: what tensor cores
 load at once (NVIDIA, *Matrix Multiplication Background User's Guide*, on tensor cores)."""
 _ATTENTION = ("relax.dist.attention", "relax.dist.paged_attention", "fused_attention")
-_PRODUCTS = ("relax.matmul", "relax.einsum", "product_with_bias")
+_PRODUCTS = ("relax.matmul", "relax.einsum", "linear")
 _OVER_CLASSES = ("relax.exp", "relax.nn.log_softmax", "cross_entropy")
 _LOSS = "cross_entropy"
 

@@ -26,7 +26,7 @@ QUANTIZE = "quantize"
 """Name of the kernels that quantize an operand."""
 _PRODUCTS = (
     *("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", EXPERTS),
-    "product_with_bias",
+    "linear",
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tvm_distir.core import EXPERT_MATMUL_OP, EXPERTS, KernelSizes
 from tvm_distir.performance.program.parts import Op
 
-_PRODUCTS = ("relax.matmul", "product_with_bias")
+_PRODUCTS = ("relax.matmul", "linear")
 _CLASSES = ("matmul", "vocabulary", "unaligned")
 _ATTENTION = "relax.dist.paged_attention"
 

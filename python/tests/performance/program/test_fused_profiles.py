@@ -62,15 +62,26 @@ def count(program: Program, function: str) -> Counter[str]:
 def test_forward_kernels_of_a_llama_layer(llama: Program) -> None:
     """Seven products, two norms, rotary embeddings of q and k, attention, SwiGLU, residual."""
     assert count(grouped(llama, "fused"), "layer_forward") == {
-        "norm": 2, "product_with_bias": 7, "rotary_embedding": 2, "softmax_attention": 1,
+        "norm": 2, "linear": 7, "rotary_embedding": 2, "softmax_attention": 1,
         "gated_activation": 1, "relax.add": 1,
     }  # fmt: skip
+
+
+def test_a_file_with_the_earlier_name_of_products_is_read(llama: Program) -> None:
+    def kernels(name: str) -> Program:
+        rules = [{"name": name, "anchors": ["relax.matmul"]}]
+        data = {"schema_version": 1, "name": "earlier", "kernels": rules, "joined": [name]}
+        return grouped(llama, Profile.from_dict(data))
+
+    forward = count(kernels("product_with_bias"), "layer_forward")
+    assert kernels("product_with_bias") == kernels("linear") and forward["linear"] == 6
+    # gate and up, query, key and value, output, down, and the two products of attention
 
 
 def test_forward_kernels_of_a_gpt_layer(gpt: Program) -> None:
     """Bias, dropout and residual run in the norm behind them, or in a kernel at the end."""
     assert count(grouped(gpt, "fused"), "layer_forward") == {
-        "norm": 2, "product_with_bias": 4, "split_concat": 1, "softmax_attention": 1,
+        "norm": 2, "linear": 4, "split_concat": 1, "softmax_attention": 1,
         "gated_activation": 1, "bias_dropout_residual": 1,
     }  # fmt: skip
 
@@ -192,7 +203,7 @@ def test_torch_runs_each_gradient_as_one_kernel(llama: Program, gpt: Program) ->
         assert backward["activation_backward"] == 1
         assert not {"relax.rsqrt", "relax.mean", "relax.sum", "relax.tanh"} & set(backward)
         forward = count(program, "layer_forward")
-        assert forward["product_with_bias"] == products + 2
+        assert forward["linear"] == products + 2
         assert forward["relax.nn.softmax"] == 1
     assert count(grouped(llama, "torch-eager"), "layer_forward")["relax.add"] == 4
 

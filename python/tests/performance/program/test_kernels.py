@@ -116,10 +116,10 @@ def test_eager_changes_nothing(step):
 def test_layer_forward_is_what_megatron_launches(step):
     created = grouped(step, "megatron")
     assert names(created, "layer") == [
-        "layer_norm", "product_with_bias", "split_concat", "product_with_bias", "masked_softmax",
-        "bias_dropout_residual", "product_with_bias", "relax.permute_dims", "product_with_bias",
-        "bias_dropout_residual", "layer_norm", "product_with_bias", "bias_gelu",
-        "product_with_bias", "bias_dropout_residual",
+        "layer_norm", "linear", "split_concat", "linear", "masked_softmax",
+        "bias_dropout_residual", "linear", "relax.permute_dims", "linear",
+        "bias_dropout_residual", "layer_norm", "linear", "bias_gelu",
+        "linear", "bias_dropout_residual",
     ]  # fmt: skip
 
 
