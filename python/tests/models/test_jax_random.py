@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -192,3 +193,27 @@ def test_an_artifact_of_jax_export_is_a_model(tmp_path: Any) -> None:
     path.write_bytes(b"\xff\xfe" + path.read_bytes()[:40])
     with pytest.raises(ModelError, match=r"DIST0303.*nor an artifact of jax\.export"):
         td.load_model(str(path))
+
+
+def test_a_version_of_jax_without_the_readers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones(2, "float32")
+    artefact = jax.export.export(jax.jit(lambda x: x + 1))(x).serialize()
+    generated = "jax._src.export.serialization_generated"
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, generated, None)
+        _refuses(artefact, generated, r"Register the classes .*as_text\(\)")
+    with monkeypatch.context() as patch:
+        patch.delattr(f"{generated}.Exported.MlirModuleSerializedAsNumpy")
+        _refuses(artefact, f"{generated}.Exported.Mlir", r"Register the classes .*as_text\(\)")
+    exported = jax.export.deserialize(bytearray(artefact))  # what the remedy says
+    assert np.array_equal(
+        Reference(td.from_stablehlo(exported)).run([np.ones(2, "float32")])[0], [2, 2]
+    )
+    with monkeypatch.context() as patch:
+        patch.delattr("jax._src.interpreters.mlir.make_ir_context")
+        _refuses(artefact, r"jax._src.interpreters.mlir.make_ir_context", r"as_text\(\)")
+
+
+def _refuses(artefact: bytes, part: str, remedy: str) -> None:
+    with pytest.raises(ModelError, match=rf"DIST0304 bytes: jax \S+ has no {part}.*{remedy}"):
+        td.from_stablehlo(artefact)

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+from operator import attrgetter
 from typing import Any
 
 from tvm_distir.models.common.quiet import reason
@@ -25,7 +28,7 @@ def read_source(source: Any) -> tuple[str, str]:
     ------
     ModelError
         DIST0301 there is no file, DIST0303 it is none of these, DIST0304 bytecode or an artifact
-        without JAX.
+        without JAX, or with a version of JAX that cannot read it.
     """
     if hasattr(source, "mlir_module_serialized"):
         return _text_of(bytes(source.mlir_module_serialized), "module"), "module"
@@ -53,15 +56,34 @@ def _exported(data: bytes, place: str) -> bytes:
     for which all their classes, such as the states of an optimizer, have to be registered.
     """
     check_jax(place)
-    from jax._src.export.serialization_generated import Exported
-
+    remedy = (
+        "Register the classes of its arguments, and give what jax.export.deserialize returns; or "
+        "write text, jax.jit(f).lower(...).as_text()."
+    )
+    module = "jax._src.export.serialization_generated"
+    root = _internal(module, "Exported.GetRootAsExported", place, remedy)
+    field = _internal(module, "Exported.MlirModuleSerializedAsNumpy", place, remedy)
     try:
-        code = Exported.GetRootAsExported(data).MlirModuleSerializedAsNumpy().tobytes()
+        code = field(root(data)).tobytes()
     except Exception as error:  # the reader of the format trusts its bytes
         raise _unreadable(place) from error
     if not is_bytecode(code):
         raise _unreadable(place)
     return bytes(code)
+
+
+def _internal(module: str, name: str, place: str, remedy: str) -> Any:
+    """Return what JAX has in a module that is not public (ModelError DIST0304 where it lacks)."""
+    try:
+        return attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        version = importlib.metadata.version("jax")
+        raise ModelError(
+            "DIST0304",
+            f"jax {version} has no {module}.{name}, by which this kind of file is read",
+            place=place,
+            remedy=remedy,
+        ) from error
 
 
 def _unreadable(place: str) -> ModelError:
@@ -76,11 +98,12 @@ def _unreadable(place: str) -> ModelError:
 def _text_of(data: bytes, place: str) -> str:
     """Convert bytecode to text by the MLIR bindings in the wheel of jaxlib."""
     check_jax(place)
-    from jax._src.interpreters import mlir
-    from jaxlib.mlir.dialects import stablehlo
-
+    remedy = "Write text: jax.jit(f).lower(...).as_text()."
+    context = _internal("jax._src.interpreters.mlir", "make_ir_context", place, remedy)
+    name = "deserialize_portable_artifact"
+    deserialize = _internal("jaxlib.mlir.dialects.stablehlo", name, place, remedy)
     try:
-        module: Any = stablehlo.deserialize_portable_artifact(mlir.make_ir_context(), data)
+        module: Any = deserialize(context(), data)
     except Exception as error:  # the bindings raise what MLIR's readers say
         raise ModelError(
             "DIST0303",

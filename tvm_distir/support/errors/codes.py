@@ -56,7 +56,7 @@ CODES: dict[str, str] = {
     "DIST0301": "a model file is missing or cannot be read",
     "DIST0302": "the kind of a MODEL string is unknown",
     "DIST0303": "a model file is corrupt or truncated",
-    "DIST0304": "reading this kind of model requires an extra that is not installed",
+    "DIST0304": "reading this kind of model requires an extra, or another version of it",
     "DIST0310": "an ONNX model violates the ONNX specification",
     "DIST0311": "an ONNX model uses an operator that cannot be imported",
     "DIST0312": "a node of an ONNX model cannot be imported",
