@@ -132,6 +132,10 @@ OPTIONS = [
       "recompute-num-layers": 1}),
     ("zoo:gpt?size=tiny", "data_parallel+zero:stage=1", {"dp": 4}, {"batch": 16},
      {"use-distributed-optimizer": None, "micro-batch-size": 4, "global-batch-size": 16}),
+    ("zoo:gpt?size=tiny", "data_parallel:axis=pod+zero:stage=1", {"pod": 4, "dp": 2},
+     {"batch": 16},
+     {"use-distributed-optimizer": None, "num-distributed-optimizer-instances": 4,
+      "micro-batch-size": 2, "global-batch-size": 16}),
 ]  # fmt: skip
 
 
@@ -191,6 +195,9 @@ def test_shards_of_the_sequence_share_the_training_state(llama: Any) -> None:
     assert options["torchtitan"]["parallelism.context_parallel_degree"] == 2
     assert options["megatron"]["context-parallel-size"] == 2
     assert "use-distributed-optimizer" in options["megatron"]
+    minor = _plan(step, "data_parallel:axis=pod+zero:stage=1", dp=2, pod=2)
+    with pytest.raises(PlanError, match=r'DIST0241.*"pod".*Put "pod" first'):
+        td.export_plan(step, minor, "megatron")
     alone = _plan(step, "zero:stage=1,axis=dp+context_parallel", **mesh)
     with pytest.raises(PlanError, match=r"DIST0241.*context parallelism"):
         td.export_plan(step, alone, "megatron")
@@ -227,6 +234,7 @@ def test_megatron_has_the_options() -> None:
         _source("megatron.core", "model_parallel_config.py", "transformer/transformer_config.py")
     )
     of_trainer = {"micro-batch-size", "global-batch-size", "use-distributed-optimizer"}
+    of_trainer |= {"num-distributed-optimizer-instances"}
     for *_, expected in OPTIONS:
         for option in expected.keys() - of_trainer:
             assert option.replace("-", "_") in fields

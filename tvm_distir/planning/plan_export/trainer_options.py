@@ -48,6 +48,9 @@ def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
                 'Use zero:stage=1 without "axis=".',
             )
         options.append("--use-distributed-optimizer")
+        if exported.degree(DATA) > 1:
+            _check_instances(exported)
+            options.append(f"--num-distributed-optimizer-instances {exported.degree(DATA)}")
     batch = _batch(exported)
     if batch is not None:
         micro, whole = batch
@@ -61,6 +64,24 @@ def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
     elif policy != NONE:
         raise unsupported(f'Megatron-LM has no recomputation "{policy}"', "Use full or selective.")
     return "".join(f"{option}\n" for option in options)
+
+
+def _check_instances(exported: ExportedPlan) -> None:
+    """Refuse (DIST0241) replicas of the optimizer states along a minor axis.
+
+    Each instance of the distributed optimizer of Megatron-LM shards its states over consecutive
+    ranks of data and context parallelism, so that instances are along major axes.
+    """
+    roles = {axis: exported.roles[axis] for axis in exported.mesh.axes if axis in exported.roles}
+    ranks = [axis for axis, role in roles.items() if role in (DATA, ZERO, CONTEXT)]
+    replicas = [axis for axis in ranks if roles[axis] == DATA]
+    if ranks[: len(replicas)] != replicas:
+        minor = next(axis for axis in reversed(ranks) if roles[axis] == DATA)
+        raise unsupported(
+            f'its distributed optimizer shards states over consecutive ranks, and "{minor}", which '
+            "replicates them, is not a major axis",
+            f'Put "{minor}" first in the mesh.',
+        )
 
 
 def torchtitan_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
