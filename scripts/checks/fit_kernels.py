@@ -8,6 +8,9 @@
 tables of SimuMax (``op``, ``shape``, ``measured_efficiency``), whose first column names the device.
 ``--update`` writes the forms into the files of the devices. Rows that are faster than their FLOPs
 at the peak or their bytes at the bandwidth are refused and counted.
+
+Products of training in float8 and MXFP8 have the form of those in bfloat16, sped up as they are in
+``benchmarks/measured/products_narrow.csv``; the form ``float8`` is that of a serving engine.
 """
 
 from __future__ import annotations
@@ -39,8 +42,18 @@ DTYPES = {"bfloat16": "default", "fp8": "float8", "nvfp4": "nvfp4"}
 """The dtypes of tables that have forms, and the keys of these."""
 ALIKE = {"nvfp4": ("float4_e2m1fn",)}
 """Dtypes that are not measured, and are taken to be like others."""
-ASSUMED_ALIKE = ("mxfp8",)
-"""Dtypes that are fitted to the kernels of others."""
+NARROW = Path(__file__).parents[2] / "benchmarks" / "measured" / "products_narrow.csv"
+ARCHITECTURES = {"h100-sxm": "hopper", "h200-sxm": "hopper", "b200": "blackwell"}
+"""The devices whose products in narrow dtypes have the speedups of an architecture."""
+TRAINING = ("float8_tensor", "float8_block", "mxfp8")
+"""Dtypes of the products of training: float8 with a scale per tensor or per block, and MXFP8."""
+MULTIPLIED_AS = {
+    ("hopper", "float8_tensor"): "float8", ("blackwell", "float8_tensor"): "float8",
+    ("hopper", "mxfp8"): "float8", ("blackwell", "float8_block"): "mxfp8",
+}  # fmt: skip
+"""The rows of ``NARROW`` for a dtype of another name, and where a library stands in another."""
+POWER_LIMITED = "h100-sxm-500w"
+"""A device whose sustained rate is that of its products in ``NARROW``."""
 BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
 FOLDS = 5
 LEAST, MOST = (0.0, 0.02, 0.02, 1.0), (20.0, 1.0, 1.0, 8.0)
@@ -83,14 +96,10 @@ def products(row: Mapping[str, str], device: str) -> Iterator[Kernel]:
     moved = BYTES[dtype] * (m * k + n * k) + 2.0 * m * n
     # TensorRT-LLM's rows of narrow types hold more than the product: 14 us at the least.
     fits = dtype == "bfloat16" or engine == "vllm"
-    time_us = float(row["time_us"])
-    kernel = Kernel(
-        device, "matmul", DTYPES[dtype], f"products {engine}", 2.0 * m * n * k, moved, time_us, fits
-    )
-    yield kernel
-    # No table has MXFP8, which the library of these runs in training.
-    if dtype == "fp8" and engine == "trtllm":
-        yield kernel._replace(dtype="mxfp8", table="products trtllm in float8", fits=True)
+    yield Kernel(
+        device, "matmul", DTYPES[dtype], f"products {engine}", 2.0 * m * n * k, moved,
+        float(row["time_us"]), fits,
+    )  # fmt: skip
 
 
 def attention(row: Mapping[str, str], device: str) -> Iterator[Kernel]:
@@ -221,6 +230,52 @@ def fitted(device: Device, dtype: str, kernels: list[Kernel], source: str) -> Fi
     return Fit(possible, len(kernels) - len(possible), form, errors)
 
 
+def narrow_products() -> list[dict[str, str]]:
+    """Read the products in narrow dtypes, and the same in bfloat16."""
+    with NARROW.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def narrow_form(device: Device, name: str, dtype: str, form: PowerForm) -> PowerForm:
+    """Return the form of a narrow dtype, from that of bfloat16 and the median speedup."""
+    architecture = ARCHITECTURES[name]
+    measured = MULTIPLIED_AS.get((architecture, dtype), dtype)
+    times: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for row in narrow_products():
+        if row["architecture"] == architecture:
+            times[row["device"], row["products"]][row["dtype"]] = float(row["time_ms"])
+    speedups = [
+        by_dtype["bfloat16"] / by_dtype[measured]
+        for by_dtype in times.values()
+        if measured in by_dtype
+    ]
+    speedup = float(np.median(speedups))
+    peaks = device.matmul_TFLOPs
+    most = of_dtype(peaks, dtype) / of_dtype(peaks, "bfloat16")
+    source = f"the form of bfloat16, {speedup:.3f} times as fast"
+    if measured != dtype:
+        source += f", as {measured}"
+    source += f" (median of {len(speedups)} on {architecture}, {NARROW.name})"
+    arithmetic = float(f"{form.arithmetic * min(speedup / most, 1.0):.4g}")
+    return dataclasses.replace(form, arithmetic=arithmetic, source=source)
+
+
+def power_limited(form: PowerForm) -> tuple[float, float, int]:
+    """Return what products run at under a power limit, the largest error in percent, and a count.
+
+    ``form`` is that of the device without the limit.
+    """
+    device = load_device(POWER_LIMITED)
+    peak = of_dtype(device.matmul_TFLOPs, "bfloat16") * 1e12
+    rates = [
+        float(row["flops"]) / (1e-3 * float(row["time_ms"])) / (form.arithmetic * peak)
+        for row in narrow_products()
+        if row["dtype"] == "bfloat16" and row["power_w"] == f"{device.watts:.0f}"
+    ]
+    sustained = float(np.median(rates))
+    return sustained, 100 * max(abs(sustained / rate - 1) for rate in rates), len(rates)
+
+
 def in_steps(device: Device, form: PowerForm, kernels: list[Kernel]) -> tuple[float, float, float]:
     """Return what products in a step run at, after which burst in us, and the median error."""
     flops, moved, time_us = columns(kernels)
@@ -289,10 +344,17 @@ def main() -> None:
                 f"| {fit.refused} | {np.median(errors):.1f} | {errors.mean():.1f} |"
             )
         if arguments.update:
-            form = fit.form
-            if dtype in ASSUMED_ALIKE:
-                form = dataclasses.replace(form, source=f"assumed alike: {form.source}")
-            write(name, kernel_class, dtype, form)
+            write(name, kernel_class, dtype, fit.form)
+    for name in ARCHITECTURES:
+        default = fits.get((name, "matmul", "default"))
+        for dtype in TRAINING if default else ():
+            form = narrow_form(load_device(name), name, dtype, default.form)
+            print(f"{name} matmul {dtype}: {form}")
+            if arguments.update:
+                write(name, "matmul", dtype, form)
+        if default and name == "h100-sxm":
+            factor, error, count = power_limited(default.form)
+            print(f"{POWER_LIMITED}: sustained {factor:.4f}, largest error {error:.1f} %, {count}")
     for (name, kernel_class, dtype), fit in fits.items():
         print(f"{name} {kernel_class} {dtype}: {fit.form}")
     for (name, kernel_class, _), kernels in sorted(groups.items()):

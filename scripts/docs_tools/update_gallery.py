@@ -96,8 +96,7 @@ RECIPES = (
             6667.0,
             f"torchtitan, [December 2024]({TORCHTITAN}), table 1, with "
             "`torch.compile` (5,762 without, as `--kernels torch-eager` describes). Its H100 have "
-            "500 W and HBM2e with 2.4 TB/s. How far the power limit lowers clocks is assumed, not "
-            "measured.",
+            "500 W and HBM2e with 2.4 TB/s. Products under this limit are as FBGEMM measured them.",
         ),
     ),
     Recipe(

@@ -111,6 +111,31 @@ def test_products_of_a_step_are_slower_after_the_burst() -> None:
     assert rate.spent_s(10e-6 * 100e12, 0.0).whole == pytest.approx(10e-6)
 
 
+@pytest.mark.parametrize(
+    ("system", "architecture"), [("h100", "hopper"), ("h200", "hopper"), ("b200", "blackwell")]
+)
+def test_products_of_training_in_narrow_dtypes_are_as_fast_as_measured(
+    system: str, architecture: str
+) -> None:
+    """Each measured speedup over bfloat16, on products of a layer and on large ones."""
+    names = {"float8": "float8_tensor"}
+    times: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
+    with (MEASURED / "products_narrow.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["architecture"] == architecture and row["dtype"] != "nvfp4":
+                key, dtype = (row["device"], row["products"]), row["dtype"]
+                times.setdefault(key, {})[dtype] = float(row["flops"]), float(row["time_ms"])
+    known = System.load(system)
+    for by_dtype in times.values():
+        predicted = {
+            dtype: known.rate("matmul", names.get(dtype, dtype)).spent_s(flops, 0.0).whole
+            for dtype, (flops, _) in by_dtype.items()
+        }
+        for dtype, (_, time_ms) in by_dtype.items():
+            measured = by_dtype["bfloat16"][1] / time_ms
+            assert predicted["bfloat16"] / predicted[dtype] == pytest.approx(measured, rel=0.1)
+
+
 def test_classes_that_a_file_does_not_list() -> None:
     """They are priced like the class they resemble, or by defaults that say so."""
     form = {"t0_us": 0, "arithmetic": 0.5, "traffic": 0.5, "power": 1, "source": "measured"}
