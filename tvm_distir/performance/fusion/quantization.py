@@ -151,10 +151,7 @@ class _Quantizer:
             return False
         if self.chosen.operands == "weights" and op.kernel_class in ("matmul", BATCHED):
             return bool(self._operands(number))
-        return op.kernel_class == "matmul" and (
-            op.op == EXPERTS
-            or any(len(self.fn.values[v].shape) == 2 for v in (*op.inputs, *op.outputs))
-        )
+        return op.kernel_class == "matmul"
 
     def _operands(self, number: int) -> list[int]:
         """Return the operands of a product that are quantized."""

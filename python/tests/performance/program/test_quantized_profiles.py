@@ -89,6 +89,17 @@ def test_a_backward_layer_quantizes_gradients_alone(step: Program, profile: str)
     assert len(products(fn)) == 14
 
 
+def test_weights_that_are_gathered_in_parts_are_quantized() -> None:
+    """FSDP gathers a layer at once, with the parts of its weights in a dim of their own."""
+    result = td.analyze(
+        MODEL, batch=64 * BATCH, train=True, strategy="fsdp", mesh={"dp": 2}, system="h100"
+    )
+    fns = grouped(result.program, "fused-fp8").functions.values()
+    dtypes = [op.dtype for fn in fns for op in products(fn)]
+    assert len(dtypes) == 3 * 7
+    assert set(dtypes) == {"float8_tensor"}
+
+
 def test_the_head_and_attention_keep_their_type(step: Program) -> None:
     fns = grouped(step, "fused-fp8").functions.values()
     others = {
