@@ -102,7 +102,7 @@ MEANINGS: Mapping[str, ConstantSpec] = {
     ),
     "overlap_slowdown": ConstantSpec(
         "multiple of the time",
-        "kernels that overlap communication, if it is modelled",
+        "kernels beside a started collective",
         1.0,
         3.0,
         0.3,

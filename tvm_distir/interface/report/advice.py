@@ -5,7 +5,7 @@
 Each simulated change is reported with its speedup, and each part with a bound on its savings:
 
 =============  ====================================================================================
-communication  all exposed communication
+communication  all exposed communication, and what collectives cost kernels beside them
 idle           all of it
 memory, launch all of it: the time of compute-bound ops remains
 compute        time above that of the busiest device's FLOPs at peak throughput
@@ -170,6 +170,8 @@ def _advice(part: str, subject: str, saves_s: float, how: str) -> Advice:
 
 def _communication(analysis: Analysis, spent_s: float) -> Advice:
     part, subject = "communication", "exposed communication"
+    if any(op.bound_by == "network" for op in analysis.ops):
+        subject += " and slower kernels beside it"
     first = max(analysis.collectives, key=lambda total: total.time_s, default=None)
     if first is None:
         return _advice(part, subject, spent_s, "inspect the timeline")

@@ -241,7 +241,7 @@ class Analysis:
 
         ``compute``, ``memory`` and ``launch`` (what the host takes beyond the device included) are
         what most of each op's time is; compute where ops are not known. ``communication`` is what
-        no compute hides, ``idle`` the rest.
+        no compute hides and what collectives cost the kernels beside them, ``idle`` the rest.
         """
         return spent_of(self.slowest, self.ops)
 
@@ -261,12 +261,14 @@ class Analysis:
 
 def spent_of(device: DeviceResult, ops: Iterable[OpTime]) -> dict[str, float]:
     """Return the seconds of a device's step by cause: see :attr:`Analysis.spent_s`."""
-    shares = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
+    shares = {"compute": 0.0, "memory": 0.0, "launch": 0.0, "communication": 0.0}
+    names = {"host": "launch", "network": "communication"}
     for op in ops:
-        bound_by = "launch" if op.bound_by == "host" else op.bound_by
+        bound_by = names.get(op.bound_by, op.bound_by)
         shares[bound_by if bound_by in shares else "compute"] += op.time_s
     known_s = sum(shares.values())
     if known_s <= 0:
         shares, known_s = {**shares, "compute": 1.0}, 1.0
     step_s = {kind: device.compute_s * took_s / known_s for kind, took_s in shares.items()}
-    return {**step_s, "communication": device.exposed_comm_s, "idle": device.idle_s}
+    step_s["communication"] += device.exposed_comm_s
+    return {**step_s, "idle": device.idle_s}

@@ -21,7 +21,7 @@ from tvm_distir.performance.program.program import Program
 from .device_results import CollectiveTotal, DeviceGroupResult, DeviceMemory, DeviceTimeline, Tables
 from .devices import Devices, DeviceWork
 from .lowering import Lowering
-from .op_costs import COMPUTE, SEND, OpRow
+from .op_costs import COMPUTE, SEND, SLOWDOWN, OpRow
 from .result import PipelineResult, Result
 from .timeline import all_seconds, op_times, seconds
 
@@ -35,12 +35,16 @@ Traffic = dict[TrafficKey, list[int]]
 
 
 class _Ops(NamedTuple):
-    """Ops that are run, how often, those of them that count as traffic, and all FLOPs."""
+    """Ops that are run, how often, those of them that count as traffic, and all FLOPs.
+
+    ``delay_ps`` is the sum of the delays beside started collectives.
+    """
 
     rows: list[OpRow]
     counts: list[int]
     moves: list[tuple[OpRow, int]]
     flops: int
+    delay_ps: int
 
 
 class StepAccount:
@@ -94,16 +98,21 @@ class StepAccount:
         """
         counts = timeline.counts()
         ops = self._ops(counts)
+        compute_ps, comm_ps, both_ps = timeline.busy()
+        slowed_ps = self._slowed_ps(ops.delay_ps, both_ps)
+        unused_ps = ops.delay_ps - slowed_ps
 
         def tables() -> Tables:
-            return op_times(ops.rows, ops.counts), timeline.function_times()
+            share = slowed_ps / ops.delay_ps if ops.delay_ps else 1.0
+            return op_times(ops.rows, ops.counts, share), timeline.function_times()
 
         self._lanes.append(
             DeviceGroupResult(
                 mesh, devices, timeline, functools.cache(memory_of), functools.cache(tables)
             )
         )
-        self.works.append(DeviceWork(*timeline.busy(), self.finish, ops.flops))
+        work = compute_ps - unused_ps, comm_ps, both_ps - unused_ps
+        self.works.append(DeviceWork(*work, self.finish, ops.flops))
         key = counts.tobytes(), "" if collective_mesh is None else collective_mesh.name
         if key not in self._moved:
             self._moved.add(key)
@@ -111,6 +120,15 @@ class StepAccount:
         for kind, table in traffic.items():
             most = self._traffic.get(kind, table)
             self._traffic[kind] = [max(pair) for pair in zip(most, table, strict=True)]
+
+    def _slowed_ps(self, delay_ps: int, both_ps: int) -> int:
+        """Return the time that kernels lose, of delays in ``both_ps`` of overlap.
+
+        In the time that is left, kernels run beside collectives. Where these are fewer than a
+        collective could slow, the stream waits for its end, in which part of the delay lies.
+        """
+        slowdown = self.system.constant("overlap_slowdown") or 1.0
+        return min(delay_ps, round((slowdown - 1.0) * max(both_ps - delay_ps, 0)))
 
     def _ops(self, counts: Ints) -> _Ops:
         """Return the ops of devices that run each row so often; equal rows are computed once."""
@@ -125,7 +143,12 @@ class StepAccount:
                 if pair[0].stream not in (COMPUTE, SEND)
             ]
             flops = sum(count * row.op.flops for row, count in zip(rows, often, strict=True))
-            self._cache[key] = _Ops(rows, often, moves, flops)
+            delay_ps = sum(
+                count * row.duration_ps
+                for row, count in zip(rows, often, strict=True)
+                if row.op.kind == SLOWDOWN
+            )
+            self._cache[key] = _Ops(rows, often, moves, flops, delay_ps)
         return self._cache[key]
 
     def _add_moves(

@@ -192,7 +192,7 @@ class _Plan:
         most = np.full(rows, -1, np.int64)
         bound = np.zeros(rows, np.int64)
         lowering = self.kinds.lowering
-        compute = np.array([r.stream == COMPUTE and r.op.kind != "wait" for r in lowering.rows])
+        compute = np.array([r.bound_by != "network" and r.stream == COMPUTE for r in lowering.rows])
         moves = np.array([r.stream == COMM for r in lowering.rows])
         for counts in self.counts:
             parts = np.zeros((len(BOUNDS) + 1, rows), np.int64)

@@ -17,7 +17,17 @@ from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
 
 from .kernel_sizes import sizes_of
-from .op_costs import GRADIENTS, HOST, HOSTS, MessageStep, OpCosts, host_time_s, launched
+from .op_costs import (
+    GRADIENTS,
+    HOST,
+    HOSTS,
+    SLOWDOWN,
+    MessageStep,
+    OpCosts,
+    host_time_s,
+    launched,
+    overlap_delay_ps,
+)
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int8]
@@ -82,8 +92,8 @@ class BatchPrices:
         """Return the key of an op; ops of the same key take equally long."""
         at = self.numbers.op_at[function][number]
         flops, moved, payload, _ = self.which[at : at + 4].tolist()
-        if op.kind == "collective":
-            return "collective", op.collective, payload, op.mesh, op.mesh_axes, op.kernel_class
+        if op.kind in ("collective", SLOWDOWN):
+            return op.kind, op.collective, payload, op.mesh, op.mesh_axes, op.kernel_class
         if op.kind == "transfer":
             return "transfer", op.collective, payload, op.mesh, op.peer_mesh
         if op.kernel_class == HOST:
@@ -105,6 +115,9 @@ class BatchPrices:
         assert isinstance(key, tuple)
         if op.kind == "collective":
             return self._collective(op, self.quantities[key[2]]), self._codes(_NETWORK)
+        if op.kind == SLOWDOWN:
+            duration = self._collective(op, self.quantities[key[2]])
+            return overlap_delay_ps(self.system, duration), self._codes(_NETWORK)
         if op.kind == "transfer":
             return self._transfer(op, self.quantities[key[2]]), self._codes(_NETWORK)
         if key[0] == "kernel":

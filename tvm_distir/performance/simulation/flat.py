@@ -45,7 +45,7 @@ def simulate_flat(
         root = program.entries[number].function
         fn = program.functions[root]
         weights = weight_bytes(program, (fn.values[index] for index in fn.params), [root])
-        return memory_over_time(memory_of(number), timeline.start, during, last, after, weights)
+        return memory_over_time(memory_of(number), timeline.issued, during, last, after, weights)
 
     tables = FunctionTables(lowering)
     account = StepAccount(program, system, lowering, int(end.max(initial=0)))

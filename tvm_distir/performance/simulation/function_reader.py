@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tvm_distir.core import PICOSECONDS
 from tvm_distir.performance.engine.function_summaries import COMM_PORT, COMPUTE_PORT
@@ -14,7 +14,7 @@ from tvm_distir.performance.program.program import Program
 
 from .device_results import Branch
 from .lowering import LoweredFunction, Lowering, SimulatedStep, flags_of
-from .op_costs import COMPUTE, OpCosts, OpRow
+from .op_costs import COMPUTE, SLOWDOWN, OpCosts, OpRow
 
 _AT_HAND = -1
 _CALL = (COMPUTE_PORT, 0, 0, 0)
@@ -67,6 +67,18 @@ class _Reader:
             self.into.rows.append(self.costs.row(name, place))
         return self._rows[key]
 
+    def _slowdown(self, name: str, place: int, conditions: list[int]) -> Iterator[SimulatedStep]:
+        """Yield the delay of kernels beside a started collective, if there is any."""
+        key = name, -1 - place
+        if key not in self._rows:
+            slowdown = self.costs.slowdown(self.into.rows[self._row(name, place)])
+            self._rows[key] = len(self.into.rows) if slowdown is not None else -1
+            if slowdown is not None:
+                self.into.rows.append(slowdown)
+        row = self._rows[key]
+        if row >= 0:
+            yield SimulatedStep(row, -1, self.into.rows[row].op.name, conditions, [])
+
     def _function(self, name: str, gates: int) -> int:
         fn = self.program.functions[name]
         params = len(fn.params) + gates
@@ -76,11 +88,17 @@ class _Reader:
             value[index] = number
         values = params
         steps: list[SimulatedStep] = []
+        pending: list[tuple[tuple[int, ...], SimulatedStep]] = []
         for place, op in enumerate(fn.ops):
             ins = [value[index] for index in op.inputs]
             if op.kind == "view":
                 value[op.outputs[0]] = ins[0]
                 continue
+            if op.kind == "wait":
+                pending = [(ends, each) for ends, each in pending if op.inputs[0] not in ends]
+            elif op.kind != "collective":
+                steps += [each for _, each in pending]
+                pending = []
             if op.callees:
                 callee, ins = self._taken(name, op, ins, conditions)
                 row = -1
@@ -95,6 +113,9 @@ class _Reader:
                 for index, result in zip(op.outputs, outs, strict=True):
                     value[index] = result
             steps.append(SimulatedStep(row, callee, op.name, ins, outs))
+            if op.is_start:
+                pending += [(op.outputs, each) for each in self._slowdown(name, place, conditions)]
+        steps += [each for _, each in pending]
         return self._add(name, params, values, steps, [value[index] for index in fn.results])
 
     def _taken(
@@ -133,7 +154,8 @@ class _Reader:
                 closed = closed and callee.number >= 0
             else:
                 row = into.rows[step.row]
-                work_ps, tasks = work_ps + row.duration_ps, tasks + 1
+                work_ps += row.duration_ps if row.op.kind != SLOWDOWN else 0
+                tasks += 1
                 closed = closed and not into.meets(row)
         number = -1
         if closed:

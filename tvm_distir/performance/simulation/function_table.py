@@ -11,7 +11,7 @@ from tvm_distir.core import PICOSECONDS
 
 from .device_results import FunctionTime
 from .lowering import Lowering
-from .op_costs import COMPUTE
+from .op_costs import COMPUTE, SLOWDOWN, OpRow
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,17 @@ class FunctionTables:
                     add_call(table, [fn.name], self.of(step.callee))
                 else:
                     row = self.lowering.rows[step.row]
-                    add_op(table, [fn.name], row.stream, row.duration_ps, row.op.flops)
+                    add_op(table, [fn.name], row, row.duration_ps)
             self._cache[function] = table
         return self._cache[function]
 
 
-def add_op(table: Table, around: list[str], stream: int, spent_ps: int, flops: int) -> None:
-    """Add an op to the functions around it."""
-    busy = stream == COMPUTE
-    own_times = ElapsedTimes(0, 0, spent_ps if busy else 0, 0 if busy else spent_ps, flops)
+def add_op(table: Table, around: list[str], row: OpRow, spent_ps: int) -> None:
+    """Add an op to the functions around it; a delay beside a collective is in none."""
+    if row.op.kind == SLOWDOWN:
+        return
+    busy = row.stream == COMPUTE
+    own_times = ElapsedTimes(0, 0, spent_ps if busy else 0, 0 if busy else spent_ps, row.op.flops)
     for name in dict.fromkeys(around):
         table[name] = table[name].plus(own_times)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tvm_distir.performance.engine.function_summaries import (
     AFTER,
@@ -26,7 +27,7 @@ from tvm_distir.performance.engine.function_summaries import (
 )
 
 from .device_results import Branch
-from .op_costs import OpRow
+from .op_costs import SLOWDOWN, OpRow
 
 
 class SimulatedStep(NamedTuple):
@@ -135,6 +136,11 @@ class Lowering:
     def streams(self, function: int) -> Ints:
         """Return the streams of all tasks of a call."""
         return self._streams[self.task_rows(function)]
+
+    @functools.cached_property
+    def in_program(self) -> npt.NDArray[np.bool_]:
+        """Return which rows are ops of the program, by row."""
+        return np.array([row.op.kind != SLOWDOWN for row in self.rows], bool)
 
     @functools.cached_property
     def _times(self) -> Ints:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tvm_distir.core import Clock, GroupLayout, System, picoseconds, wire_bytes
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.pipeline_program import Edge
@@ -21,6 +23,8 @@ COMPUTE, COMM, SEND, STORE, FETCH, RECV = range(6)
 HOST, GRADIENTS = "host", "gradients"
 HOSTS = {HOST: "python_launch_us", "unit": "unit_overhead_us", "step": "step_overhead_us"}
 """Kernel classes of what the host does, and the constant of each."""
+SLOWDOWN = "slowdown"
+"""Kind of the op of a row that delays kernels beside a started collective; no program has it."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,15 @@ def host_time_s(system: System, kernel_class: str, count: Any) -> Any:
     return count * system.constant(HOSTS[kernel_class]) * 1e-6
 
 
+def overlap_delay_ps(system: System, duration_ps: Any) -> Any:
+    """Return the picoseconds that kernels lose beside a collective, or beside many.
+
+    Kernels run at ``1 / overlap_slowdown`` of their speed during the whole collective.
+    """
+    slowdown = system.constant("overlap_slowdown") or 1.0
+    return np.rint(duration_ps * (1.0 - 1.0 / slowdown)).astype(np.int64)
+
+
 def launched(fn: Function) -> Iterator[int]:
     """Yield the numbers of the kernels that the host launches in a function itself.
 
@@ -119,6 +132,21 @@ class OpCosts:
         if op.kernel_class in HOSTS:
             return OpRow(function, op, COMPUTE, self._host_ps(function, op, place), "host")
         return OpRow(function, op, COMPUTE, *self._kernel(function, op, place))
+
+    def slowdown(self, started: OpRow) -> OpRow | None:
+        """Return what a started collective costs the kernels beside it; None for nothing.
+
+        The compute stream spends this time behind the start. Kernels that run until the
+        collective ends are as late as with a lower speed meanwhile, and kernels that wait for it
+        earlier are not late: they wait for its end anyway.
+        """
+        delay_ps = int(overlap_delay_ps(self.clock.system, started.duration_ps))
+        if not delay_ps:
+            return None
+        op = started.op._replace(
+            kind=SLOWDOWN, op=f"slowed by {started.op.collective}", inputs=(), outputs=()
+        )
+        return OpRow(started.function, op, COMPUTE, delay_ps, "network")
 
     def _kernel(self, function: str, op: Op, place: str) -> tuple[int, str]:
         """Return the time of a compute op, as measured where it was, and its bound."""

@@ -32,7 +32,7 @@ from .device_results import FunctionTime, OpTime
 from .entry_tasks import EntryTasks
 from .function_table import ElapsedTimes, FunctionTables, Table, add_call, add_op, listed
 from .lowering import Lowering
-from .op_costs import COMPUTE, SEND, OpRow
+from .op_costs import COMPUTE, SEND, SLOWDOWN, OpRow
 
 
 def seconds(time_ps: int) -> float:
@@ -121,6 +121,16 @@ class Timeline:
         return self._in_order(
             single, [self.maps.expand(number, times[None])[0] for number, times in self.calls]
         )
+
+    @functools.cached_property
+    def issued(self) -> Ints:
+        """Starts of the ops of the program, in order of issue."""
+        called = [
+            self.lowering.task_rows(piece.function)
+            for piece in self.entry.pieces
+            if piece.function >= 0
+        ]
+        return self.start[self.lowering.in_program[self._in_order(self.single[2], called)]]
 
     @functools.cached_property
     def end(self) -> Ints:
@@ -231,8 +241,7 @@ class Timeline:
             if piece.function >= 0:
                 add_call(table, names, self.tables.of(piece.function))
             else:
-                row = self.lowering.rows[piece.row]
-                add_op(table, names, row.stream, next(spent_ps), row.op.flops)
+                add_op(table, names, self.lowering.rows[piece.row], next(spent_ps))
         while len(around) < len(self.entry.frames):
             around.append(self._enter(table, around))
         return listed(table)
@@ -246,14 +255,21 @@ class Timeline:
         return [*outer, name]
 
 
-def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]:
-    """Compute ops by name, the longest first, from how often each row is run."""
+def op_times(
+    rows: Sequence[OpRow], counts: Sequence[int], slowed: float = 1.0
+) -> tuple[OpTime, ...]:
+    """Compute ops by name, the longest first, from how often each row is run.
+
+    ``slowed`` is the share of the delays beside collectives by which kernels take longer.
+    """
     sums: dict[str, list[int]] = {}
     bounds: dict[str, dict[str, int]] = {}
     for row, count in zip(rows, counts, strict=True):
         if row.stream != COMPUTE or row.op.kind == "wait" or not count:
             continue
         name, op, duration = row.op.title, row.op, count * row.duration_ps
+        if op.kind == SLOWDOWN:
+            duration = round(slowed * duration)
         entry = sums.setdefault(name, [0, 0, 0, 0])
         for i, value in enumerate((1, 0, op.flops, op.bytes_read + op.bytes_written)):
             entry[i] += value * count
@@ -286,7 +302,7 @@ def event_args(row: OpRow, scope: str) -> dict[str, Any]:
         "scope": scope,
         "bound_by": row.bound_by,
     }
-    if op.kind == "wait":
+    if op.kind in ("wait", SLOWDOWN):
         return args
     if op.kind == "compute":
         args |= {"flops": op.flops, "bytes": op.bytes_read + op.bytes_written}

@@ -80,7 +80,8 @@ def bound_by(result: Result) -> str:
     for lane in result.lanes:
         parts = dict.fromkeys(BOUNDS, 0.0)
         for op in lane.ops:
-            parts[op.bound_by if op.bound_by in parts else "compute"] += op.time_s
+            if op.bound_by != "network":  # else what collectives cost kernels beside them
+                parts[op.bound_by if op.bound_by in parts else "compute"] += op.time_s
         moved = sum(
             c.time_s for c in result.collectives if c.mesh == lane.mesh and c.kind != "send"
         )

@@ -46,6 +46,11 @@ def _moved_bytes(result: Any) -> Counter[tuple[str, str]]:
     return sizes
 
 
+def _kernels_s(result: Any) -> list[float]:
+    """Return the time of the kernels of each lane, as if no collective slowed them."""
+    return [sum(op.time_s for op in lane.ops if op.bound_by != "network") for lane in result.lanes]
+
+
 @pytest.mark.parametrize(
     ("kind", "micros", "inside"),
     [
@@ -63,11 +68,11 @@ def test_overlap_hides_no_more_than_its_parts(kind: str, micros: int, inside: st
     beside = td.simulate(program, SYSTEM, overlap_optimizer=True)
     assert beside.time_s < apart.time_s
     for device, before in zip(beside.devices, apart.devices, strict=True):
-        assert device.compute_s == pytest.approx(before.compute_s)
         assert device.flops == before.flops
         assert beside.time_s >= max(device.compute_s, device.comm_s)
         assert apart.time_s - beside.time_s <= before.comm_s
     assert _moved_bytes(beside) == _moved_bytes(apart)
+    assert _kernels_s(beside) == pytest.approx(_kernels_s(apart))
 
 
 def test_overlap_saves_at_most_the_phases_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:

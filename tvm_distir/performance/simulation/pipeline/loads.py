@@ -27,8 +27,8 @@ from .rank_classes import RankClasses
 
 OUT, IN = "out", "in"
 Shares = Mapping[Hashable, float]
-Piece = tuple[float, float, Shares]
-"""End, behind the beginning; speed by what overlaps in it; load by link."""
+Piece = tuple[float, Shares]
+"""End, behind the beginning; load by link."""
 
 
 class StageLoads:
@@ -62,7 +62,7 @@ class StageLoads:
 
     def loads(self) -> Loads | None:
         """Return the arrays; None where nothing can meet."""
-        idle: list[Piece] = [(ENDLESS, 1.0, {})]
+        idle: list[Piece] = [(ENDLESS, {})]
         runs, rank_of = self.steps.runs, self.steps.rank_of
         units = [
             self._unit(runs[step]) if step in runs else idle
@@ -112,28 +112,21 @@ class StageLoads:
         end = start + lowering.durations(kind.unit.function)
         length = int(end.max(initial=0))
         if not used or not length:
-            return [(ENDLESS, 1.0, {})]
+            return [(ENDLESS, {})]
         talks = lowering.streams(kind.unit.function) == COMM
         if kind.once:
-            return list(self._parts(start, end, talks, used))
-        none = np.zeros(0, np.int64)
-        _, _, both = maps.busy(np.array([number], np.int64), times[0], none, none)
-        speed = length / (length + both * (self._slower - 1.0))
-        return [(ENDLESS, speed, _shares(used, length))]
+            return list(self._parts(start[talks], end[talks], used))
+        return [(ENDLESS, _shares(used, length))]
 
-    def _parts(self, start: Ints, end: Ints, talks: Ints, used: Shares) -> Iterable[Piece]:
-        """Yield the pieces between beginnings and ends of collectives and of overlapping work."""
+    def _parts(self, start: Ints, end: Ints, used: Shares) -> Iterable[Piece]:
+        """Yield the pieces with and without collectives."""
         edges = np.unique(np.concatenate(([0], start, end)))
-        under_way = [_covered(edges, start[mask], end[mask]) for mask in (talks, ~talks)]
-        talking = float(np.diff(edges)[under_way[0]].sum())
+        talks = _covered(edges, start, end)
+        talking = float(np.diff(edges)[talks].sum())
         shares = _shares(used, talking) if talking else {}
-        states = list(zip(*(column.tolist() for column in under_way), strict=True))
-        for place, (talk, compute) in enumerate(states):
-            if place + 1 < len(states) and states[place + 1] == (talk, compute):
-                continue
-            speed = 1.0 / self._slower if talk and compute else 1.0
-            yield float(edges[place + 1]), speed, shares if talk else {}
-        yield ENDLESS, 1.0, {}
+        for place in np.flatnonzero(np.diff(talks, append=~talks[-1:])).tolist():
+            yield float(edges[place + 1]), shares if talks[place] else {}
+        yield ENDLESS, {}
 
     def _message(self, edge: Edge, source: int, target: int, duration: int) -> list[Piece]:
         """Return a latency, and bytes."""
@@ -160,8 +153,8 @@ class StageLoads:
             link = side, "own", rank
             used[link] = max(used.get(link, 0.0), count * self._own_ps(size, False))
         shares = _shares(used, duration - lead)
-        before: list[Piece] = [(float(lead), 1.0, {})] if lead else []
-        return [*before, (ENDLESS, 1.0, shares)]
+        before: list[Piece] = [(float(lead), {})] if lead else []
+        return [*before, (ENDLESS, shares)]
 
     def _collective(self, rank: int, row: OpRow) -> Shares:
         """Return the picoseconds of each link's time that a collective of a rank takes."""
@@ -241,7 +234,7 @@ def _shared(classes: list[list[Piece]], owners: list[Hashable]) -> dict[Hashable
     most: dict[Hashable, dict[Hashable, float]] = {}
     columns: dict[Hashable, list[tuple[int, int, float]]] = {}
     for number, (pieces, owner) in enumerate(zip(classes, owners, strict=True)):
-        for place, (_, _, shares) in enumerate(pieces):
+        for place, (_, shares) in enumerate(pieces):
             for link, load in shares.items():
                 by_owner = most.setdefault(link, {})
                 by_owner[owner] = max(by_owner.get(owner, 0.0), load)
@@ -269,7 +262,7 @@ def _arrays(
         capacity[-1] = np.inf
     pieces = [piece for pieces_of_class in classes for piece in pieces_of_class]
     loads: list[dict[int, float]] = []
-    for _, _, shares in pieces:
+    for _, shares in pieces:
         piece_loads = {links[link]: load for link, load in shares.items() if link in links}
         if slowed and shares:
             piece_loads[len(links)] = 1e-9
@@ -277,8 +270,8 @@ def _arrays(
     return Loads(
         capacity,
         np.cumsum([0, *map(len, classes)]).astype(np.int64),
-        np.array([end for end, _, _ in pieces], np.float64),
-        np.array([speed for _, speed, _ in pieces], np.float64),
+        np.array([end for end, _ in pieces], np.float64),
+        np.ones(len(pieces), np.float64),
         np.cumsum([0, *map(len, loads)]).astype(np.int64),
         np.array([link for piece_loads in loads for link in piece_loads], np.int64),
         np.array([load for piece_loads in loads for load in piece_loads.values()], np.float64),
