@@ -65,8 +65,8 @@ def simulate(
         over time is a line at the peak for all but ``framework``.
     contention : bool
         Let messages and collectives of a pipelined step share the links on which they meet,
-        max-min fair, and slow kernels beside them by the system's ``overlap_slowdown``. Without,
-        durations do not depend on what else is under way.
+        max-min fair, and let messages slow kernels beside them by the system's
+        ``overlap_slowdown``, as started collectives do in any case.
     overlap_optimizer : bool
         Let the first forward pass of a pipelined step wait for each weight that is gathered at the
         beginning where a layer needs it, and reduce gradients as soon as the last backward pass
