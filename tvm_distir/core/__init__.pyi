@@ -61,6 +61,7 @@ from .ir.attention_ops import attention as attention
 from .ir.attention_ops import attention_backward as attention_backward
 from .ir.attention_ops import attention_bias_gradient as attention_bias_gradient
 from .ir.attention_ops import attention_operands as attention_operands
+from .ir.attention_ops import attention_sinks as attention_sinks
 from .ir.attention_ops import nn_attention_form as nn_attention_form
 from .ir.attributes import ACCUMULATE_PHASE as ACCUMULATE_PHASE
 from .ir.attributes import BACKWARD_PHASE as BACKWARD_PHASE

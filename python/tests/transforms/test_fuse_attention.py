@@ -27,16 +27,24 @@ from tvm_distir.transforms import FuseAttention
 
 SMALL = "layers=1,hidden=32,heads=4,vocab=64,seq=8,batch=2,dtype=float32"
 MODELS = (f"zoo:llama?{SMALL},kv_heads=2,ffn=64", f"zoo:gpt?{SMALL}")
+ALTERNATING = "zoo:gemma?size=tiny,layers=2,seq=8,batch=2,vocab=32,hidden=16,sinks=1"
+"""A model whose layers have a window in turn, with capped scores and with sinks."""
 
 
 def ops_of(mod):
     """The names of the ops that a module calls."""
-    return [
-        op_name(b.value)
-        for fn in mod.functions.values()
-        if isinstance(fn, relax.Function)
-        for b in all_bindings(fn.body)
-    ]
+    return [op_name(value) for value in values_of(mod)]
+
+
+def values_of(mod):
+    """The values that are bound in a module."""
+    functions = [fn for fn in mod.functions.values() if isinstance(fn, relax.Function)]
+    return [b.value for fn in functions for b in all_bindings(fn.body)]
+
+
+def calls_of(mod, name):
+    """The calls of an op in a module."""
+    return [value for value in values_of(mod) if op_name(value) == name]
 
 
 def run(mod, arrays):
@@ -54,10 +62,11 @@ def program(shapes, dtype, **attrs):
     ]
     named = dict(zip(shapes, params, strict=True))
     first, more = [named[n] for n in "qkv"], [named[n] for n in shapes if n == "bias"]
+    sinks = [named[n] for n in shapes if n == "sinks"]
     builder = relax.BlockBuilder()
     with builder.function("main", params):
         with builder.dataflow():
-            pair = builder.emit(attention(*first, *more, **attrs))
+            pair = builder.emit(attention(*first, *more, *sinks, **attrs))
             out, lse = (builder.emit(relax.TupleGetItem(pair, i)) for i in range(2))
             args = (*first, out, named["do"], lse, *more)
             back = builder.emit(attention_backward(*args, **attrs))
@@ -69,13 +78,14 @@ def program(shapes, dtype, **attrs):
     return builder.get()
 
 
-def judged(arrays, scale, causal=False, window=0, offset=0):
+def judged(arrays, scale, causal=False, window=0, offset=0, cap=0.0):
     """What PyTorch computes in double precision."""
     torch = pytest.importorskip("torch")
     t = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in arrays.items()}
     group = arrays["q"].shape[2] // arrays["k"].shape[2]
     k, v = (t[n].repeat_interleave(group, 2) for n in "kv")
     scores = torch.einsum("bshd,bthd->bhst", t["q"], k) * scale
+    scores = cap * torch.tanh(scores / cap) if cap else scores
     scores = scores + t["bias"] if "bias" in t else scores
     rows = torch.arange(scores.shape[2])[:, None] + offset
     columns = torch.arange(scores.shape[3])[None]
@@ -83,6 +93,10 @@ def judged(arrays, scale, causal=False, window=0, offset=0):
         seen = columns <= rows
         seen &= (rows - columns < window) if window else True
         scores = scores.masked_fill(~seen, -math.inf)
+    if "sinks" in t:  # a key of each head whose value is zero
+        sinks = t["sinks"][None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], -1)
+        v = torch.cat([v, torch.zeros_like(v[:, :1])], 1)
     out = torch.einsum("bhst,bthe->bshe", torch.softmax(scores, -1), v)
     out.backward(t["do"].detach())
     grads = [t[n].grad for n in ("q", "k", "v", "bias") if n in t]
@@ -95,6 +109,8 @@ CASES = {
     "causal": ((2, 5, 6, 8), (2, 7, 2, 8), None, {"causal": True, "offset": 2}),
     "window": ((1, 6, 3, 4), (1, 6, 1, 4), (1, 3, 1, 6), {"causal": True, "window": 3}),
     "bias": ((2, 6, 3, 4), (2, 6, 3, 4), (2, 1, 6, 6), {"causal": True}),
+    "capped": ((2, 6, 4, 4), (2, 6, 2, 4), (2, 1, 6, 6), {"causal": True, "cap": 0.4}),
+    "sinks": ((2, 6, 4, 4), (2, 6, 2, 4), None, {"causal": True, "window": 3}),
 }
 
 
@@ -104,6 +120,7 @@ def test_results_and_gradients_are_those_of_torch(name, dtype):
     q, k, bias, attrs = CASES[name]
     shapes = {"q": q, "k": k, "v": (*k[:3], 6), "do": (*q[:3], 6)}
     shapes |= {} if bias is None else {"bias": bias}
+    shapes |= {"sinks": q[2:3]} if name == "sinks" else {}
     rng = np.random.default_rng(0)
     arrays = {n: rng.standard_normal(s).astype(dtype) for n, s in shapes.items()}
     got = run(program(shapes, dtype, scale=0.3, **attrs), list(arrays.values()))
@@ -134,10 +151,9 @@ def test_heads_that_do_not_fit_are_refused():
         relax.BlockBuilder().normalize(attention(q, k, k, scale=1.0))
 
 
-@pytest.mark.parametrize("spec", MODELS)
-def test_a_training_step_is_that_of_written_attention(spec):
+def test_a_training_step_is_that_of_written_attention():
     """Loss and new weights are equal, with no product of scores and no mask left."""
-    mod = td.load_model(spec).mod
+    mod = td.load_model(MODELS[0]).mod
     fused = FuseAttention()(mod)
     assert not {"nn.softmax", "nn.attention", "less_equal"} & set(ops_of(fused))
     steps = [td.train_step(x) for x in (mod, fused)]
@@ -151,6 +167,25 @@ def test_a_training_step_is_that_of_written_attention(spec):
     ]
     for a, b in zip(*(run(step, arrays) for step in steps), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "strategy", "mesh"),
+    [
+        (MODELS[1], "megatron", {"tp": 2}),
+        (ALTERNATING, "megatron", {"tp": 2}),
+        (ALTERNATING, "context_parallel:form=ring", {"cp": 2}),
+    ],
+)
+def test_a_sharded_step_is_that_of_written_attention(spec, strategy, mesh):
+    """With capped scores, sinks and windows of every second layer too."""
+    mod = td.load_model(spec).mod
+    written, fused = (td.train_step(x) for x in (mod, FuseAttention()(mod)))
+    windows = {call.attrs["window"] for call in calls_of(fused, "dist.attention_backward")}
+    assert windows == ({0, 4} if spec == ALTERNATING else {0})  # a function for each mask
+    study = Study(fused, strategy=strategy, mesh=mesh)
+    assert "nn.softmax" not in ops_of(study.local)
+    assert td.verify(written, study.step_plan, engine="virtual", dist=study.local).equal
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 """Define attention and its gradients as ops: ``R.dist.attention`` and what differentiates it.
 
 Operands are ``q (B, S, H, D)``, ``k (B, T, K, D)``, ``v (B, T, K, E)``, an optional float ``bias``
-that broadcasts to the scores ``(B, H, S, T)``, and an optional ``shift``, an int64 scalar. ``K``
-divides ``H``: consecutive query heads share a key head. With ``causal``, query ``i`` sees key ``j``
-where ``j <= i + offset``, and with a ``window`` only where ``i + offset - j < window``; a shift is
-added to the offset, which is how shards and blocks of positions say where they are. A query that
-sees no key has the result zero and a log-sum-exp of :data:`UNSEEN`.
+that broadcasts to the scores ``(B, H, S, T)``, optional ``sinks (H)`` of the forward op, and an
+optional ``shift``, an int64 scalar. ``K`` divides ``H``: consecutive query heads share a key head.
+With ``causal``, query ``i`` sees key ``j`` where ``j <= i + offset``, and with a ``window`` only
+where ``i + offset - j < window``; a shift is added to the offset, which is how shards and blocks of
+positions say where they are. With a ``cap``, a score ``s`` is ``cap tanh(s / cap)`` before the bias
+(Gemma 2). A sink is the score of a key of each head whose value is zero (GPT-OSS); the log-sum-exp
+includes it. Without sinks, a query that sees no key has the result zero and a log-sum-exp of
+:data:`UNSEEN`.
 
 Unlike the other ``R.dist`` ops these compute and move nothing between devices: a sharding rule, a
 local form and a legalization belong to them as to any op on tensors.
@@ -48,28 +51,33 @@ class AttentionForm:
         The number of keys that a query sees, itself included; 0: no limit.
     offset : int
         The position of the first query among the keys.
+    cap : float
+        The bound of scores; 0: scores are not capped.
     """
 
     scale: float
     causal: bool = False
     window: int = 0
     offset: int = 0
+    cap: float = 0.0
 
     @staticmethod
     def of(call: ir.Call) -> AttentionForm:
         """Return the attributes of a call of one of the ops."""
         a = call.attrs
+        cap = float(a["cap"]) if "cap" in a.keys() else 0.0
         return AttentionForm(
-            float(a["scale"]), bool(a["causal"]), int(a["window"]), int(a["offset"])
+            float(a["scale"]), bool(a["causal"]), int(a["window"]), int(a["offset"]), cap
         )
 
     def to_attrs(self) -> dict[str, Any]:
-        """Return the attributes as plain values."""
+        """Return the attributes as plain values, without a cap of 0."""
         return {
             "scale": float(self.scale),
             "causal": bool(self.causal),
             "window": int(self.window),
             "offset": int(self.offset),
+            **({"cap": float(self.cap)} if self.cap else {}),
         }
 
 
@@ -82,13 +90,14 @@ def attention(
     causal: bool = False,
     window: int = 0,
     offset: int = 0,
+    cap: float = 0.0,
 ) -> ir.Call:
     """Compute ``softmax(scale q k^T + bias) v`` and the log-sum-exp of the scores.
 
-    ``more`` is the bias and the shift, each if there is one. The results are ``o (B, S, H, E)``, of
-    the type of ``q``, and ``lse (B, H, S)``, in float32 at least.
+    ``more`` is the bias, the sinks and the shift, each if there is one. The results are
+    ``o (B, S, H, E)``, of the type of ``q``, and ``lse (B, H, S)``, in float32 at least.
     """
-    form = AttentionForm(scale, causal, window, offset)
+    form = AttentionForm(scale, causal, window, offset, cap)
     return dist_call("attention", [q, k, v, *more], **form.to_attrs())
 
 
@@ -104,9 +113,10 @@ def attention_backward(
     causal: bool = False,
     window: int = 0,
     offset: int = 0,
+    cap: float = 0.0,
 ) -> ir.Call:
     """Compute the gradients ``(dq, dk, dv)`` of attention from ``do``, the gradient of ``o``."""
-    form = AttentionForm(scale, causal, window, offset)
+    form = AttentionForm(scale, causal, window, offset, cap)
     return dist_call("attention_backward", [q, k, v, o, do, lse, *more], **form.to_attrs())
 
 
@@ -122,18 +132,32 @@ def attention_bias_gradient(
     causal: bool = False,
     window: int = 0,
     offset: int = 0,
+    cap: float = 0.0,
 ) -> ir.Call:
     """Compute the gradient of the bias of attention; typed as the bias."""
-    form = AttentionForm(scale, causal, window, offset)
+    form = AttentionForm(scale, causal, window, offset, cap)
     return dist_call("attention_bias_gradient", [q, k, v, o, do, lse, *more], **form.to_attrs())
 
 
 def attention_operands(call: ir.Call) -> tuple[list[Any], Any, Any]:
     """Return the tensors that each form of an op has, its bias or None, its shift or None."""
-    count = 3 if str(call.op.name) == ATTENTION_OP else 6
-    more = list(call.args[count:])
-    shift = more.pop() if more and not len(more[-1].ty.shape) else None
-    return list(call.args[:count]), more[0] if more else None, shift
+    count = _tensor_count(call)
+    return list(call.args[:count]), _optional(call, _RANK), _optional(call, 0)
+
+
+def attention_sinks(call: ir.Call) -> Any:
+    """Return the sinks of a call of the forward op, or None."""
+    return _optional(call, 1)
+
+
+def _tensor_count(call: ir.Call) -> int:
+    return 3 if str(call.op.name) == ATTENTION_OP else 6
+
+
+def _optional(call: ir.Call, rank: int) -> Any:
+    """Return the optional operand with a number of dims, or None."""
+    optional = call.args[_tensor_count(call) :]
+    return next((x for x in optional if len(x.ty.shape) == rank), None)
 
 
 def nn_attention_form(
@@ -172,6 +196,10 @@ def _same(a: Any, b: Any) -> bool:
     return not (isinstance(a, tirx.IntImm) or isinstance(b, tirx.IntImm)) or a.same_as(b)
 
 
+def _is(a: Any, b: Any) -> bool:
+    return bool(a.same_as(b))
+
+
 def _checked(call: ir.Call) -> list[Any]:
     """Return the types of the tensors, whose shapes and attributes fit."""
     types = [arg.ty for arg in call.args]
@@ -195,9 +223,15 @@ def _checked(call: ir.Call) -> list[Any]:
     if all(isinstance(n, tirx.IntImm) for n in heads) and int(heads[0]) % int(heads[1]):
         problem = f"{int(heads[0])} query heads for {int(heads[1])} key heads"
         raise _fault(call, problem, "The number of query heads is a multiple of that of key heads.")
-    if bias is not None and len(bias.ty.shape) != _RANK:
-        problem = f"a bias with {len(bias.ty.shape)} dims"
+    sinks = attention_sinks(call)
+    expected = [x for x in (bias, sinks, shift) if x is not None]
+    optional = list(call.args[len(tensors) :])
+    if len(expected) != len(optional) or not all(map(_is, expected, optional)):
+        problem = f"a bias with {len(optional[0].ty.shape)} dims"
         raise _fault(call, problem, "Reshape it to four dims, which broadcast to the scores.")
+    if sinks is not None and (len(tensors) != 3 or not _same(sinks.ty.shape[0], q[2])):
+        problem = f"sinks of the shape {list(sinks.ty.shape)} for {q[2]} query heads"
+        raise _fault(call, problem, "Pass a sink per query head, to the forward op alone.")
     form = AttentionForm.of(call)
     if (form.window or shift is not None) and not form.causal:
         raise _fault(call, "a window or a shift without causal", "Pass causal=True.")
@@ -243,5 +277,6 @@ __all__ = [
     "attention_backward",
     "attention_bias_gradient",
     "attention_operands",
+    "attention_sinks",
     "nn_attention_form",
 ]

@@ -18,7 +18,7 @@ from tvm_distir.core.solver.problem import INFINITE
 from .costs import Groups, StepCosts
 from .path_search import MAX_PAIRS
 from .shards import bounds_of, lacking
-from .steps import KINDS, Space, exchange_step, steps_from
+from .steps import KINDS, Space, crossing_axes, steps_from
 from .transition import Transition
 from .wire import step_wire
 
@@ -151,7 +151,7 @@ class _Matrix:
                 for j, elements in zip(members, missing, strict=True):
                     if i == j:
                         continue
-                    axes = exchange_step(self.placements[i], self.placements[j]).axes
+                    axes = crossing_axes(self.placements[i], self.placements[j])
                     price = self._price("exchange", axes, size_bytes((elements,), key.dtype))
                     steps[i, j] = min(steps[i, j], price)
 

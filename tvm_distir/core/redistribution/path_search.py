@@ -22,7 +22,7 @@ from tvm_distir.support import LoweringError
 
 from .costs import Groups, RingCosts
 from .shards import Bounds, bounds_of, lacking
-from .steps import Space, Step, can_exchange, exchange_step, steps_from
+from .steps import Space, Step, can_exchange, crossing_axes, exchange_step, steps_from
 from .transition import PlannerOptions, Redistribution, Transition
 from .wire import Wire, step_wire
 
@@ -127,7 +127,8 @@ class PathSearch:
         if "exchange" in self.space.kinds:
             for after, elements in self._exchanges(labels):
                 step = exchange_step(labels, after)
-                wire = Wire("exchange", step.axes, size_bytes((elements,), key.dtype))
+                axes = crossing_axes(labels, after)
+                wire = Wire("exchange", axes, size_bytes((elements,), key.dtype))
                 yield step, self._price(wire)
 
     def _price(self, wire: Wire) -> int:

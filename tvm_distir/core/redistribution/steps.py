@@ -121,6 +121,17 @@ def exchange_step(before: Labels, after: Labels) -> Step:
     return Step("exchange", axes, None, None, after)
 
 
+def crossing_axes(before: Labels, after: Labels) -> tuple[int, ...]:
+    """Return the axes along which devices send each other blocks in an exchange.
+
+    These are the axes whose labels differ, and those that cut a dim which these cut: along the
+    others every device has its blocks already.
+    """
+    pairs = list(zip(before, after))
+    dims = {d for x, y in pairs if x != y for d in (x, y)}
+    return tuple(a for a, (x, y) in enumerate(pairs) if x != y or (x >= 0 and x in dims))
+
+
 def can_exchange(before: Labels, after: Labels) -> bool:
     """Return whether two placements differ, but not in partial sums."""
     return before != after and all((x == P) == (y == P) for x, y in zip(before, after))

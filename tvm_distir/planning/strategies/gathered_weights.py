@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import glob
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,11 @@ from .training_parts import new_names
 
 VIEWS = frozenset({"permute_dims", "astype"})
 """Ops through which a product reads a weight."""
+
+PRODUCTS = frozenset({"matmul", "einsum"})
+"""Ops of products of activations and weights, and of the gradients of weights."""
+
+_MATRIX = 2
 
 
 def gathered_in_layers(
@@ -35,6 +41,10 @@ def gathered_in_layers(
     for small batches. That is tensor parallelism, whose collectives the next op waits for; gathers
     of weights overlap with the layer before. Functions that update weights use them in parts.
     Products of the entry, as the head of a language model, are of the samples of a device.
+
+    Where all axes divide the samples, what a layer multiplies with a weight, or to its gradient,
+    has the samples of a device and no collective moves it: otherwise a whole weight could be cut
+    again, and its product computed from the activations of all devices.
 
     Parameters
     ----------
@@ -53,6 +63,14 @@ def gathered_in_layers(
     updates = _updates(mod, calls)
     samples = some_axes(mesh, dict.fromkeys(batch_axes, BATCH_DIM))
     gathered = some_axes(mesh, dict.fromkeys(state_axes, R))
+    stationary = set(batch_axes) == set(range(len(mesh.axes)))
+
+    def held(fn: relax.Function, name: str, used: Collection[Any]) -> Iterator[PlanRule]:
+        for var in _activations(fn, used, set(batches.values())) if stationary else ():
+            kind = "param" if var in set(fn.params) else "value"
+            title = glob.escape(str(var.name))
+            yield PlanRule(kind, title, samples, mesh.name, stationary=True, function=name)
+
     for name, positions in weights.items():
         batch = batches.get(name)
         for value in () if batch is None else _products(mod[name], positions, batch):
@@ -67,15 +85,17 @@ def gathered_in_layers(
             if callee_of(binding.value) is None
             for var in variables(binding.value)
         }
-        for position in sorted(calls.early_params(gv)):
-            if fn.params[position] in used:
+        early = {fn.params[position] for position in sorted(calls.early_params(gv))}
+        for param in fn.params:
+            if param in early and param in used:
                 yield PlanRule(
                     "param",
-                    glob.escape(str(fn.params[position].name)),
+                    glob.escape(str(param.name)),
                     gathered,
                     mesh.name,
                     function=str(gv.name_hint),
                 )
+        yield from held(fn, str(gv.name_hint), early)
 
 
 def _products(fn: relax.Function, positions: Collection[int], batch: int) -> Iterator[str]:
@@ -96,6 +116,38 @@ def _products(fn: relax.Function, positions: Collection[int], batch: int) -> Ite
                 shape = known_shape(binding.var.ty)
                 if shape and shape[0] % batch == 0:
                     yield str(binding.var.name)
+
+
+def _activations(
+    fn: relax.Function, weights: Collection[Any], batches: Collection[int]
+) -> list[Any]:
+    """Return what a function multiplies with weights, or to the gradients of weights.
+
+    Each has three dims at least, of which the first is that of the samples, and its name alone. The
+    matrices of experts are stacked in a third dim: their tokens are not divided by samples.
+    """
+    matrices = {var for var in weights if len(known_shape(var.ty) or ()) == _MATRIX}
+    activations: dict[Any, None] = {}
+    bindings = [binding for block in fn.body.blocks for binding in block.bindings]
+    for binding in bindings:
+        if op_name(binding.value) in VIEWS and not matrices.isdisjoint(variables(binding.value)):
+            matrices.add(binding.var)
+    shapes = {known_shape(var.ty) for var in matrices}
+    shapes |= {None if shape is None else shape[::-1] for shape in shapes}
+    for binding in bindings:
+        operands = variables(binding.value)
+        if op_name(binding.value) not in PRODUCTS or len(operands) != _MATRIX:
+            continue
+        read = [x for x in operands if x not in matrices]
+        if len(read) == 1 or known_shape(binding.var.ty) in shapes:
+            activations |= dict.fromkeys(x for x in read if _has_samples(x, batches))
+    names = Counter(str(var.name) for var in (*fn.params, *(b.var for b in bindings)))
+    return [var for var in activations if names[str(var.name)] == 1]
+
+
+def _has_samples(var: Any, batches: Collection[int]) -> bool:
+    shape = known_shape(var.ty) or ()
+    return len(shape) > _MATRIX and shape[0] in batches
 
 
 def _updates(mod: ir.IRModule, calls: CallSites) -> set[Any]:

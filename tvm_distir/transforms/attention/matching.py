@@ -42,6 +42,10 @@ class Match:
         Masks of unknown content, and whether they are true where a key is seen or where not.
     biases : list of expression
         Addends of unknown content.
+    cap : float
+        The bound of the scores; 0: scores are not capped.
+    sinks : expression
+        The score of a key without a value, for each head; or None.
     """
 
     q: Any
@@ -52,6 +56,8 @@ class Match:
     band: Band = field(default_factory=Band)
     masks: list[tuple[Any, bool]] = field(default_factory=list)
     biases: list[Any] = field(default_factory=list)
+    cap: float = 0.0
+    sinks: Any = None
 
 
 class Matcher:
@@ -71,9 +77,10 @@ class Matcher:
         rank = len(known_shape(var.ty) or ())
         if rank not in _HEADS_FIRST or int(call.attrs.axis) % rank != rank - 1:
             raise Unmatched("its operand has not the form (batch, heads, queries, keys)")
-        result = self._mixed(var)
-        parts = Match(None, None, self._values[result].args[1], result)
-        self._scores(call.args[0], parts)
+        scores, sinks = self._without_sinks(call.args[0])
+        result = self._mixed(var, sinks is not None)
+        parts = Match(None, None, self._values[result].args[1], result, sinks=sinks)
+        self._scores(scores, parts)
         self._check(parts, rank)
         return parts
 
@@ -83,10 +90,42 @@ class Matcher:
             raise Unmatched(f"{var.name} has {len(readers)} readers")
         return readers[0]
 
-    def _mixed(self, var: Any) -> Any:
+    def _without_sinks(self, expr: Any) -> tuple[Any, Any]:
+        """Return the scores, and what is concatenated to them as one more key of each head."""
+        value: Any = self._values.get(expr)
+        if op_name(value) == "subtract":  # the maximum of each row
+            top: Any = self._values.get(value.args[1])
+            if op_name(top) == "max" and top.args[0].same_as(value.args[0]):
+                expr, value = value.args[0], self._values.get(value.args[0])
+        if op_name(value) != "concat":
+            return expr, None
+        scores, *others = list(getattr(value.args[0], "fields", ()))
+        rank = len(known_shape(value.ty) or ())
+        axis = rank if value.attrs.axis is None else int(value.attrs.axis) % max(rank, 1)
+        if axis != rank - 1 or len(others) != 1:
+            raise Unmatched("its scores are joined of several parts")
+        heads = [int(n) for n in (known_shape(scores.ty) or ())[1:-2]]
+        sinks: Any = others[0]
+        while op_name(self._values.get(sinks)) in ("broadcast_to", "reshape", *_CASTS):
+            if known_shape(sinks.ty) == (math.prod(heads),):
+                break
+            sinks = self._values[sinks].args[0]
+        if known_shape(sinks.ty) != (math.prod(heads),) or not heads:
+            raise Unmatched("its scores are joined with what is no number for each head")
+        whole = (known_shape(others[0].ty) or ())[1:]
+        if whole[:-2] != tuple(heads) or whole[-1:] != (1,):
+            raise Unmatched("its scores are joined with what is no number for each head")
+        return scores, sinks
+
+    def _mixed(self, var: Any, sinks: bool) -> Any:
         """Return the product of the weights and the values."""
         reader = self._single(var)
-        while op_name(self._values.get(reader)) in _CASTS:
+        cut = not sinks
+        while op_name(self._values.get(reader)) in _CASTS or not cut:
+            if op_name(self._values.get(reader)) not in _CASTS:
+                if not self._cuts_last(self._values.get(reader)):
+                    raise Unmatched("the weights of its sinks are read")
+                cut = True
             var, reader = reader, self._single(reader)
         value: Any = self._values.get(reader)
         name = op_name(value)
@@ -95,6 +134,18 @@ class Matcher:
         if name != "matmul" or not value.args[0].same_as(var):
             raise Unmatched(f"its weights are read by {name or 'what is no op'}, not by a product")
         return reader
+
+    def _cuts_last(self, value: Any) -> bool:
+        """Return whether a value is an operand without its last column."""
+        if op_name(value) != "strided_slice":
+            return False
+        whole, part = known_shape(value.args[0].ty), known_shape(value.ty)
+        begins, strides = (
+            [int(getattr(n, "value", n)) for n in getattr(arg, "fields", ())]
+            for arg in (*value.args[2:5:2], ())[:2]
+        )
+        shorter = whole is not None and part == (*whole[:-1], whole[-1] - 1)
+        return shorter and not any(begins) and set(strides) <= {1}
 
     def _scores(self, expr: Any, match: Match) -> None:
         """Follow the scores back to the product of queries and keys."""
@@ -108,6 +159,10 @@ class Matcher:
                 assert number is not None
                 match.scale *= number if name == "multiply" else 1 / number
                 expr = value.args[0]
+                if op_name(self._values.get(expr)) == "tanh":
+                    expr = self._capped(expr, match)
+            elif name in ("where", "add") and match.cap:
+                raise Unmatched("its scores are masked before they are capped")
             elif name == "where":
                 expr = self._where(value, match)
             elif name == "add":
@@ -118,6 +173,14 @@ class Matcher:
                 return
             else:
                 raise Unmatched(f"its scores come from {name or 'a parameter'}")
+
+    def _capped(self, expr: Any, match: Match) -> Any:
+        """Return the scores of ``cap tanh(scores / cap)``, of which the first factor is read."""
+        if match.cap or match.scale <= 0:
+            raise Unmatched("its scores are scaled behind a bound")
+        match.cap, match.scale = match.scale, 1.0
+        match.scale *= match.cap  # of what the loop reads next, with the division by the cap
+        return self._values[expr].args[0]
 
     def _number(self, expr: Any) -> float | None:
         """Return a constant of a single number."""

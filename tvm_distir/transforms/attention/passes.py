@@ -50,6 +50,7 @@ from tvm_distir.core import (
 )
 from tvm_distir.transforms.optimize.unused import removed
 
+from .mask_variants import divided_by_masks
 from .masks import Band, Fact, MaskReader
 from .matching import Match, Matcher, Unmatched
 from .normal_form import in_normal_form
@@ -71,10 +72,12 @@ _GROUPS_FIRST = [0, 2, 3, 1, 4]
 def FuseAttention() -> Rewrite:
     """Replace softmax attention that is written out, and ``nn.attention``, by ``R.dist.attention``.
 
-    Products, a scale before or behind the first, casts around the softmax, masks and addends, and
+    Products, a scale before or behind the first, casts around the softmax, masks and addends,
+    scores that are capped, a sink per head (one more column of the softmax, without a value) and
     heads that share keys are recognized in every function, and the forms into which PyTorch and
     JAX decompose attention (:mod:`.normal_form`). A mask that depends on positions only, also one
-    that callers compute, becomes the attribute ``causal`` or ``window``; others become a bias.
+    that callers compute, becomes the attribute ``causal`` or ``window``, and a function that is
+    called with several such masks becomes one function for each; others become a bias.
     What nothing reads any more is removed, parameters of private functions too. A softmax over
     four dims that stays is named, with the reason, in the log of this module.
 
@@ -85,12 +88,14 @@ def FuseAttention() -> Rewrite:
 
     def fuse_attention(mod: ir.IRModule) -> ir.IRModule:
         normal = {gv: in_normal_form(fn) for gv, fn in relax_functions(mod)}
-        facts = _Facts({str(gv.name_hint): (gv, fn) for gv, fn in normal.items()})
+        divided = divided_by_masks(normal, lambda functions: _facts_of(functions).reader)
+        facts = _facts_of(divided)
         new = dict(mod.functions.items())
-        for gv, fn in normal.items():
+        for gv, fn in divided.items():
             fused = _Fuser(str(gv.name_hint), fn, facts).run()
-            new[gv] = new[gv] if fused.same_as(fn) else fused
-        if all(fn.same_as(mod[gv]) for gv, fn in new.items()):
+            if gv not in normal or not fused.same_as(normal[gv]):
+                new[gv] = fused
+        if len(divided) == len(normal) and all(fn.same_as(mod[gv]) for gv, fn in new.items()):
             return mod
         result = ir.IRModule(new, attrs=mod.attrs, global_infos=mod.global_infos)
         return removed(result, Readings())
@@ -107,6 +112,10 @@ def with_log_sum_exp(mod: ir.IRModule) -> ir.IRModule:
     if all(fn.same_as(mod[gv]) for gv, fn in new.items()):
         return mod
     return ir.IRModule(new, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _facts_of(functions: Mapping[Any, relax.Function]) -> _Facts:
+    return _Facts({str(gv.name_hint): (gv, fn) for gv, fn in functions.items()})
 
 
 class _Facts:
@@ -253,9 +262,10 @@ class _Fuser:
         v = self._shared(self._ordered(value, _SWAP, _VALUES), _VALUES)
         if int(k.ty.shape[2]) != int(v.ty.shape[2]):
             k, v = self._ordered(key, _SWAP, _KEYS), self._ordered(value, _SWAP, _VALUES)
-        bias = self._bias(match, "bias")
+        more = self._bias(match, "bias")
+        more += [] if match.sinks is None else [match.sinks]
         form, name = _form(match), "attention"
-        pair = self._emit(attention(q, k, v, *bias, **vars(form)), name)
+        pair = self._emit(attention(q, k, v, *more, **vars(form)), name)
         out = relax.TupleGetItem(pair, 0)
         if layout == "positions first":
             self._writer.bind(var, self._writer.builder.normalize(out))
@@ -429,10 +439,10 @@ def _form(match: Match) -> AttentionForm:
     """Return the attributes of the op."""
     band = match.band
     if band == Band():
-        return AttentionForm(match.scale)
+        return AttentionForm(match.scale, cap=match.cap)
     offset = band.below or 0
     window = 0 if band.above is None else offset - band.above
-    return AttentionForm(match.scale, True, window, offset)
+    return AttentionForm(match.scale, True, window, offset, match.cap)
 
 
 def _check_types(match: Match) -> None:

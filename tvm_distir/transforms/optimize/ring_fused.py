@@ -21,6 +21,7 @@ from tvm_distir.core import (
     attention,
     attention_backward,
     attention_operands,
+    attention_sinks,
     call_axes,
     dist_op_name,
 )
@@ -66,12 +67,14 @@ class FusedRing:
         self._blocks = [keys.block, values.block]
         self._form = AttentionForm.of(call)
         self._tensors, _, self._shift = attention_operands(call)
+        self._sinks = attention_sinks(call)
         self._me: Any = None
 
     def forward(self) -> list[Any]:
         """Write the result and the log-sum-exp; the result in the type of the queries."""
         q = self._tensors[0]
-        result = total = None
+        result: Any = None
+        total: Any = None
         for step in range(self._keys.count):
             call = attention(q, *self._blocks, *self._shifts(step), **vars(self._form))
             part, lse = self._fields(call, 2)
@@ -80,15 +83,25 @@ class FusedRing:
             if result is None:
                 result, total = part, lse
                 continue
-            top = self._bind(op.maximum(total, lse))
-            raised = [self._bind(op.exp(self._bind(op.subtract(x, top)))) for x in (total, lse)]
-            joined = self._bind(op.add(top, self._bind(op.log(self._bind(op.add(*raised))))))
+            joined = self._log_sum(total, lse)
             weighed = [
                 self._bind(op.multiply(value, self._weight(of, joined)))
                 for value, of in ((result, total), (part, lse))
             ]
             result, total = self._bind(op.add(*weighed)), joined
+        if self._sinks is not None:
+            scores = self._bind(op.astype(self._sinks, str(total.ty.dtype)))
+            scores = self._bind(op.reshape(scores, (1, total.ty.shape[1], 1)))
+            joined = self._log_sum(total, scores)
+            result = self._bind(op.multiply(result, self._weight(total, joined)))
+            total = joined
         return [self._typed(result, q), total]
+
+    def _log_sum(self, first: Any, second: Any) -> Any:
+        """Write the logarithm of the sum of two exponentials."""
+        top = self._bind(op.maximum(first, second))
+        raised = [self._bind(op.exp(self._bind(op.subtract(x, top)))) for x in (first, second)]
+        return self._bind(op.add(top, self._bind(op.log(self._bind(op.add(*raised))))))
 
     def backward(self) -> list[Any]:
         """Write the gradients of the queries, and of the keys and values of the device.

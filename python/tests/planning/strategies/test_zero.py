@@ -303,3 +303,19 @@ def test_the_head_gathers_its_weight(text: str) -> None:
     main = td.export(dist).functions["main"]
     (logits,) = (op.inputs[0] for op in main.ops if op.op == "relax.nn.log_softmax")
     assert main.values[logits].shape == (16, 4096)
+
+
+def test_layers_gather_their_weights_for_few_samples() -> None:
+    """No collective moves an activation, although moving these sends less than the weights."""
+    model = td.zoo.llama(size="tiny", layers=2, batch=4, seq=2, hidden=64, ffn=256)
+    step = td.train_step(model, optimizer="adamw")
+    program = td.export(distributed(step, "fsdp", {"dp": 4}))
+    moved = [
+        (op.collective, function.values[op.outputs[0]].shape)
+        for name, function in program.functions.items()
+        for op in function.ops
+        if op.kind == "collective" and name.startswith("layer")
+    ]
+    assert all(len(shape) <= 2 for _, shape in moved)
+    gathers = [shape for kind, shape in moved if kind == "all_gather" and len(shape) == 2]
+    assert len(gathers) == 2 * 7  # the matrices of a layer, in both passes

@@ -95,8 +95,7 @@ def nn_attention(call: CallShape) -> Draft:
 
 
 def _bias_of(call: CallShape, first: int) -> Sequence[Any]:
-    more = call.ins[first:]
-    return more[0] if more and more[0] else ()
+    return next((shape for shape in call.ins[first:] if len(shape) == 4), ())
 
 
 def _forward_flops(call: CallShape) -> int:
@@ -146,7 +145,7 @@ def shifted_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule(ATTENTION_OP, local=shifted_on_shards)
 def attention(call: CallShape) -> Draft:
-    """Shard batch, heads (by key heads) and query positions.
+    """Shard batch, heads (by key heads, with the sinks) and query positions.
 
     FLOPs: 2 B H S T (D + E) for the two products, half of it with a causal mask.
     """
@@ -154,7 +153,9 @@ def attention(call: CallShape) -> Draft:
     q, _k, _v = call.ins[:3]
     bias = _bias_of(call, 3)
     draft.tie(_tied(bias, 3, {0: 0, 1: 0, 2: 0}, 0, q[0]), {0: 0, 1: 0})
-    _tie_heads(draft, _tied(bias, 3, {0: 2, 1: 2, 2: 2}, 1, q[2]), {0: 2, 1: 1})
+    heads = _tied(bias, 3, {0: 2, 1: 2, 2: 2}, 1, q[2])
+    heads |= {i: 0 for i, shape in enumerate(call.ins) if len(shape) == 1}
+    _tie_heads(draft, heads, {0: 2, 1: 1})
     draft.tie(_tied(bias, 3, {0: 1}, 2, q[1]), {0: 1, 1: 2})
     draft.default_why = "the softmax runs over all keys"
     draft.whole("in", 0, 3, "the products run over all features")

@@ -22,6 +22,7 @@ from tvm_distir.core.ir.attention_ops import (
     AttentionForm,
     accumulated,
     attention_operands,
+    attention_sinks,
 )
 from tvm_distir.core.rewriting.nodes import scalar
 
@@ -46,6 +47,8 @@ class _Written:
         self.batch, self.rows, self.heads, _ = q.shape
         self.columns, self.shared = k.shape[1], k.shape[2]
         self.wide = accumulated(str(q.dtype))
+        self.bounded: Any = None
+        """The scores divided by the cap, between -1 and 1; None until scores are written."""
         self._seen: Any = None
 
     def emit(self, value: Any) -> Any:
@@ -91,6 +94,10 @@ class _Written:
         k = self.emit(op.permute_dims(k, [0, 1, 3, 2]))
         scores = self.by_head(self.emit(op.matmul(q, k)), self.columns)
         scores = self.emit(op.multiply(scores, self.const(self.form.scale)))
+        if self.form.cap:
+            ratio = self.emit(op.divide(scores, self.const(self.form.cap)))
+            self.bounded = self.emit(op.tanh(ratio))
+            scores = self.emit(op.multiply(self.bounded, self.const(self.form.cap)))
         if self.bias is None:
             return scores
         return self.emit(op.add(scores, self.widened(self.bias)))
@@ -150,9 +157,15 @@ def written_attention(builder: Any, call: ir.Call, guarded: bool = True) -> Any:
     q, _, v = w.tensors
     scores = w.masked(w.scores(), UNSEEN)
     top = w.emit(op.max(scores, [3], keepdims=True))
+    sinks = attention_sinks(call)
+    if sinks is not None:
+        sinks = w.emit(op.reshape(w.widened(sinks), (1, w.heads, 1, 1)))
+        top = w.emit(op.maximum(top, sinks))
     raised = w.emit(op.exp(w.emit(op.subtract(scores, top))))
     raised = w.masked(raised, 0.0) if guarded else raised
     total = w.emit(op.sum(raised, [3], keepdims=True))
+    if sinks is not None:
+        total = w.emit(op.add(total, w.emit(op.exp(w.emit(op.subtract(sinks, top))))))
     if w.form.causal and guarded:
         total = w.emit(op.maximum(total, w.const(_LEAST_SUM)))
     weights = w.paired(w.emit(op.divide(raised, total)), w.columns)
@@ -168,6 +181,9 @@ def _backward(builder: relax.BlockBuilder, call: ir.Call) -> Any:
     q, k, v, _, do, _ = w.tensors
     weights, by_scores = w.score_gradients()
     weights = w.paired(weights, w.columns)
+    if w.form.cap:  # the derivative of tanh
+        slope = w.emit(op.subtract(w.const(1.0), w.emit(op.multiply(w.bounded, w.bounded))))
+        by_scores = w.emit(op.multiply(by_scores, slope))
     by_scores = w.paired(w.emit(op.multiply(by_scores, w.const(w.form.scale))), w.columns)
     by_query = w.by_head(w.emit(op.matmul(by_scores, w.keys(k))), q.ty.shape[3])
     turned = w.emit(op.permute_dims(by_scores, [0, 1, 3, 2]))

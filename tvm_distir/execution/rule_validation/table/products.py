@@ -250,7 +250,12 @@ ATTENTION = [
 
 
 def _fused(
-    q: Shape, k: Shape, bias: Shape | None = None, shift: bool = False, **more: Any
+    q: Shape,
+    k: Shape,
+    bias: Shape | None = None,
+    shift: bool = False,
+    sinks: bool = False,
+    **more: Any,
 ) -> list[Case]:
     """Return attention with its log-sum-exp, its gradients, and the gradient of its bias."""
     v = (k[0], k[1], k[2], more.pop("features", q[3]))
@@ -259,8 +264,9 @@ def _fused(
     extra += [var(dtype="int64")] if shift else []
     first = [var(*q), var(*k), var(*v)]
     saved = [var(*out), var(*out), var(*rows)]
+    scores = [*extra[: bias is not None], var(q[2]), *extra[bias is not None :]]
     calls = [
-        attention(*first, *extra, scale=0.5, **more),
+        attention(*first, *(scores if sinks else extra), scale=0.5, **more),
         attention_backward(*first, *saved, *extra, scale=0.5, **more),
     ]
     if bias is not None:
@@ -275,7 +281,8 @@ FUSED_ATTENTION = [
     *_fused((2, 4, 6, 2), (2, 4, 2, 2), causal=True, window=2),
     *_fused((2, 5, 4, 2), (2, 4, 4, 2), (2, 4, 5, 4), causal=True),
     *_fused((2, 4, 6, 2), (2, 4, 3, 2), (1, 6, 1, 4)),
-    *_fused((2, 4, 6, 2), (2, 4, 3, 2), (2, 1, 4, 4), shift=True, causal=True),
+    *_fused((2, 4, 6, 2), (2, 4, 3, 2), (2, 1, 4, 4), shift=True, causal=True, cap=0.5),
+    *_fused((2, 4, 6, 2), (2, 4, 3, 2), shift=True, sinks=True, causal=True),
 ]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import op
 
 from tvm_distir.core import (
     ATTENTION_OP,
@@ -21,6 +22,7 @@ from tvm_distir.core import (
     attention_backward,
     attention_bias_gradient,
     attention_operands,
+    attention_sinks,
     nn_attention_form,
 )
 
@@ -39,7 +41,29 @@ def _gradients(
     gradients = [item(back, i) for i in range(3)]
     if bias is not None:
         gradients.append(attention_bias_gradient(*operands, **form))
+    sinks = attention_sinks(call)
+    if sinks is not None:
+        gradients.append(_of_sinks(builder, sinks, results, grad))
     return gradients
+
+
+def _of_sinks(
+    builder: relax.BlockBuilder, sinks: Any, results: tuple[Any, Any], grad: Any
+) -> ir.Call:
+    """Return the gradient of the sinks: ``-sum(exp(sink - lse) rowsum(do o))`` for each head.
+
+    The weight of a sink takes its share from the weights of all keys.
+    """
+    out, lse = results
+    wide = str(lse.ty.dtype)
+    heads = sinks.ty.shape[0]
+    emit = builder.emit
+    scores = emit(op.reshape(emit(op.astype(sinks, wide)), (1, heads, 1)))
+    weights = emit(op.exp(emit(op.subtract(scores, lse))))
+    products = emit(op.multiply(*(emit(op.astype(x, wide)) for x in (out, grad))))
+    along = emit(op.permute_dims(emit(op.sum(products, [3])), [0, 2, 1]))
+    total = emit(op.sum(emit(op.multiply(weights, along)), [0, 2]))
+    return op.astype(emit(op.negative(total)), str(sinks.ty.dtype))
 
 
 @register_gradient(ATTENTION_OP.removeprefix("relax."))
