@@ -43,6 +43,7 @@ from .cost_model.system import System as System
 from .cost_model.system_reader import system_aliases as system_aliases
 from .cost_model.system_reader import system_names as system_names
 from .cost_model.system_writer import to_data as to_data
+from .ir.arrays import unpack as unpack
 from .ir.async_ops import DONE as DONE
 from .ir.async_ops import collective_done as collective_done
 from .ir.async_ops import collective_op as collective_op

@@ -21,7 +21,7 @@ def register() -> None:
     """Register errors and ops, once. TVM's runtime-only library knows no ops."""
     from tvm_distir.core import gc_paused
 
-    with gc_paused():  # of TVM a hundred thousand objects stay
+    with gc_paused(permanent=is_awaited()):  # of TVM a hundred thousand objects stay
         from tvm.base import _RUNTIME_ONLY
 
         from tvm_distir.support import register_with_ffi

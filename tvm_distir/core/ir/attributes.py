@@ -9,6 +9,8 @@ from typing import Any
 
 from tvm import ir, relax
 
+from .arrays import unpack
+
 IO_ATTR = "dist.io"
 """Level-5 entry: index, full shape, mesh and placement of every input and output."""
 
@@ -87,8 +89,8 @@ def param_names(fn: relax.Function) -> list[str]:
     """Return the names of a function's parameters, as the model has them where it is known."""
     names = fn.attrs.get(PARAM_NAMES_ATTR) if fn.attrs else None
     if names is None or len(names) != len(fn.params):
-        return [str(param.name) for param in fn.params[:]]
-    return [str(name) for name in names[:]]
+        return [str(param.name) for param in unpack(fn.params)]
+    return list(map(str, unpack(names)))
 
 
 def training_notes(fn: relax.Function, key: str) -> dict[str, Any]:

@@ -16,12 +16,21 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def gc_paused() -> Iterator[None]:
-    """Pause the collector; nested uses are fine."""
+def gc_paused(permanent: bool = False) -> Iterator[None]:
+    """Pause the collector; nested uses are fine.
+
+    Parameters
+    ----------
+    permanent : bool
+        Whether all objects that exist at the end stay until the process ends: the collector then
+        never examines them.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if permanent:
+            gc.freeze()
         if enabled:
             gc.enable()

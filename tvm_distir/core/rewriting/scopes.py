@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import relax
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
 
 from .substitute import substitute, variables
@@ -81,7 +82,7 @@ def all_bindings(expr: Any) -> list[Any]:
     result: list[Any] = []
     if isinstance(expr, relax.SeqExpr):
         for block in expr.blocks[:]:
-            for binding in block.bindings[:]:
+            for binding in unpack(block.bindings):
                 value = binding.value
                 if type(value) is relax.If:
                     result.extend(all_bindings(value.true_branch))

@@ -10,6 +10,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from tvm_distir.interface.registration import is_awaited
+
 from .advice import add_advice, advised, check_advice
 from .opt import script
 from .options import (
@@ -57,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     outputs = Outputs(model_inputs(arguments), force=arguments.force)
     from tvm_distir.core import gc_paused
 
-    with gc_paused():
+    with gc_paused(permanent=is_awaited()):
         return _run(arguments, axes, outputs)
 
 

@@ -29,6 +29,7 @@ from tvm_distir.core import (
     policies_of,
     relax_functions,
     training_notes,
+    unpack,
 )
 
 
@@ -67,7 +68,7 @@ def term_names(fn: relax.Function) -> dict[str, str]:
 def boundary_positions(fn: relax.Function) -> list[int]:
     """Return the parameters of a stage's function that come from other stages, or none."""
     attrs: Any = fn.attrs or {}
-    notes = list(map(str, attrs[ROLE_ATTR]["params"])) if ROLE_ATTR in attrs else []
+    notes = list(map(str, unpack(attrs[ROLE_ATTR]["params"]))) if ROLE_ATTR in attrs else []
     return [i for i, n in enumerate(notes) if n.partition(":")[0] in (ACTIVATION, GRADIENT)]
 
 
@@ -162,7 +163,7 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
         kind = ACTIVATION if source < target else GRADIENT
         names = dict(zip(stages[target].params, param_names(reader), strict=True))
         find = _Finder.of(rules, stages[target].function)
-        values = maker.attrs[ROLE_ATTR]["values"]
+        values = unpack(maker.attrs[ROLE_ATTR]["values"])
         for slot, value in zip(stages[source].results, values, strict=True):
             rule = find(names[slot]) if slot.startswith(f"{kind}:") else None
             if rule is not None:

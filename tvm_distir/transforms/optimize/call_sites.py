@@ -19,6 +19,7 @@ from tvm_distir.core import (
     is_private,
     mesh_key,
     relax_functions,
+    unpack,
     variables,
 )
 
@@ -90,7 +91,8 @@ class CallSites:
             early.intersection_update(self.weights.get(str(gv.name_hint), ()))
         for caller, call in self.of[gv] if is_private(fn) else ():
             known = self._early_values(caller)
-            early = {n for n in early if call.args[n] in known}
+            args = unpack(call.args)
+            early = {n for n in early if args[n] in known}
         return early
 
     def _early_values(self, gv: Any) -> set[Any]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from tvm import ir, relax
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.ir.types import as_dtensor, value_types
 from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.graph.graph import CONST
-from tvm_distir.core.rewriting.native.function_index import unpack
 from tvm_distir.core.rewriting.native.making import make_variables
 from tvm_distir.core.rewriting.nodes import argument, make_var
 from tvm_distir.core.rewriting.writer import merged_blocks

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.attributes import PIPELINE_ATTR
 
 from .listed import unfit
@@ -191,8 +192,8 @@ def scheduled(new_schedule: Schedule | None, mod: Any) -> dict[str, Any]:
     )
 
 
-def _names(values: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(str(name) for name in values)
+def _names(values: Any) -> tuple[str, ...]:
+    return tuple(map(str, unpack(values)))
 
 
 def _plain(value: Any) -> Any:

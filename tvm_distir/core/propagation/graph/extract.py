@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from tvm import ir, relax
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import is_private, tensor_type, value_types
 from tvm_distir.core.ops.class_memo import class_memo
 from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.ops.lookup import rule_of
-from tvm_distir.core.rewriting.native.function_index import unpack
 from tvm_distir.core.rewriting.native.survey import survey
 from tvm_distir.core.rewriting.nodes import argument
 from tvm_distir.support import InternalError

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.rewriting.calls import bindings_of, check_body
@@ -117,13 +118,6 @@ def _reading(data: Any) -> FunctionView:
 def numbers_of(data: bytes) -> tuple[int, ...]:
     """Return the numbers that the library returns as bytes of int64."""
     return struct.unpack(f"{len(data) // 8}q", data)
-
-
-def unpack(array: Any) -> list[Any]:
-    """Return the elements of an array."""
-    items: list[Any] = []
-    native_function("spread")(array, lambda *some: items.extend(some))
-    return items
 
 
 class Readings:

@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.support import native_function
-
-from .function_index import unpack
 
 
 def make_variables(names: Sequence[str], types: Sequence[Any], which: Sequence[int]) -> list[Any]:

@@ -11,11 +11,10 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.support import native_function
-
-from .function_index import unpack
 
 _pure_ops: dict[int, bool] = {}
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.support import native_function
 
-from .function_index import numbers_of, unpack
+from .function_index import numbers_of
 
 
 class FunctionIndex(NamedTuple):

@@ -27,6 +27,7 @@ from tvm_distir.core import (
     StageNote,
     all_bindings,
     phase_of,
+    unpack,
     variables,
 )
 
@@ -98,13 +99,13 @@ class StageBody:
     def __init__(self, mod: ir.IRModule, note: StageNote, varying: Iterable[str]) -> None:
         self.note = note
         fn = copy_with_new_vars(mod[note.function])
-        self.params = dict(zip(note.params, fn.params, strict=True))
+        self.params = dict(zip(note.params, unpack(fn.params), strict=True))
         result = fn.body.body
         bindings = list(all_bindings(fn.body))
         values = {b.var: b.value for b in bindings}
         while isinstance(result, ir.Var) and result in values and len(note.results) > 1:
             result = values[result]
-        fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
+        fields = unpack(result.fields) if isinstance(result, relax.Tuple) else [result]
         self.results = dict(zip(note.results, fields, strict=True))
         self.when: dict[Any, When] = {}
         self.each: set[Any] = set()
@@ -140,11 +141,11 @@ class StageBody:
                 early.update(variables(binding.value))
 
     def _when(self, mod: ir.IRModule, value: Any) -> When:
-        read = [self.when[v] for v in variables(value) if v in self.when]
-        latest = max(read, default=When.BEGIN)
         phase = self._phase(mod, value)
         if phase:
             return _OF_FUNCTION[phase]
+        read = (self.when.get(v) for v in variables(value))
+        latest = max((when for when in read if when is not None), default=When.BEGIN)
         return When.END if latest == When.ACCUMULATE else latest
 
     def _phase(self, mod: ir.IRModule, value: Any) -> str:

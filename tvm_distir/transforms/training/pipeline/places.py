@@ -12,7 +12,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core import IO_ATTR, mesh_devices, mesh_shape, parse_placement
+from tvm_distir.core import IO_ATTR, mesh_devices, mesh_shape, parse_placement, unpack
 from tvm_distir.support import MeshError
 
 
@@ -82,12 +82,12 @@ def read_ports(fn: relax.Function) -> StageInterface:
     def places(side: str) -> dict[int, IoPlacement]:
         return {
             int(item["index"]): IoPlacement(
-                tuple(int(n) for n in item["shape"]),
+                tuple(map(int, unpack(item["shape"]))),
                 str(item["dtype"]),
                 str(item["placement"]),
                 tuple(int(n) for n in item["index_range"]) if "index_range" in item else (),
             )
-            for item in io[side]
+            for item in unpack(io[side])
         }
 
     return StageInterface(int(io["mesh"]), places("inputs"), places("outputs"))

@@ -50,7 +50,10 @@ class Notes:
         pairs = [pair for pair in zip(stage_params, theirs, strict=True) if pair[0] in part.names]
         called = {like.names[b]: part.names[a] for a, b in pairs}
         called[like.stream] = part.stream
-        known = self._states
+        states: dict[str, str] = {}
+        for old, new in called.items():
+            for slot in self._states.get(old, ()):
+                states.setdefault(f"{old}.{slot}", f"{new}.{slot}")
 
         def translated(note: str) -> str:
             if note in called:
@@ -58,10 +61,7 @@ class Notes:
             kind, colon, name = note.partition(":")
             if colon and name in called:
                 return f"{kind}:{called[name]}"
-            for old, new in called.items():
-                if note.startswith(f"{old}.") and note[len(old) + 1 :] in known.get(old, ()):
-                    return new + note[len(old) :]
-            return note
+            return states.get(note, note)
 
         return StageNote(
             function,
