@@ -32,7 +32,6 @@ from tvm_distir.support.display import units
 
 from .report.collect import analysis_of, batch_of
 from .report.document import to_dict, to_json
-from .report.html import to_html
 from .report.model import Analysis
 from .report.text import to_text
 from .report.verdict import to_verdict
@@ -121,6 +120,8 @@ class AnalysisResult(Displayed):
 
     def to_html(self) -> str:
         """Return the page that ``tvm-distir analyze --report`` writes."""
+        from .report.html import to_html  # imports Jinja
+
         return to_html(self.report)
 
     def _repr_html_(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from .native.function_index import FunctionView
+from .native.function_index import ALIAS, FunctionView
 from .nodes import make_binding, make_var
 from .template import Key, PartMatcher, Template
 from .writer import BlockWriter
@@ -31,9 +31,13 @@ class RewrittenValues:
     Attributes
     ----------
     writer : BlockWriter
+    removes_aliases : bool
+        Whether a variable that is bound to another takes its replacement and state, and has no
+        binding where the replacement is visible wherever the variable is.
     """
 
     writer: BlockWriter
+    removes_aliases = False
 
     def repeats(self) -> bool:
         """Return whether templates hold at this place of the function."""
@@ -164,7 +168,9 @@ class RepeatedBindings:
             key = (like[number], *[numbers[n] for n in used])
             template = shared(key) or local(key)
             if template is None:
-                return number
+                if not self._alias(number, used):
+                    return number
+                continue
             place = self._first + number
             numbers[place] = template.number
             if template.parts is None:
@@ -178,6 +184,19 @@ class RepeatedBindings:
             new_bindings.append(make_binding(known[place], new))
             self._states[place] = template.state
         return end
+
+    def _alias(self, number: int, used: Sequence[int]) -> bool:
+        """Let a variable be the replacement of the variable that it is bound to, if it can be."""
+        view = self.view
+        if not self.values.removes_aliases or view.kinds[number] != ALIAS or used[0] < 0:
+            return False
+        place, (source,) = self._first + number, used
+        new, state = self.replacements[source], self._states[source]
+        leaves_block = type(view.variables[place]) is not relax.DataflowVar
+        if state is None or (leaves_block and type(new) is relax.DataflowVar):
+            return False
+        self.know(place, new, state, self._numbers[source])
+        return True
 
     def _write(self, number: int, write: Callable[[int], None]) -> None:
         """Write a binding by itself, and store it as a template if it can serve as such."""

@@ -49,6 +49,7 @@ class BufferNames:
         self.functions, self.staged = program.functions, program.staged
         self._makers: dict[str, dict[int, Op]] = {}
         self._slots: dict[tuple[str, int], tuple[StageKind, int]] = {}
+        self._slot_names: dict[tuple[int, int], str] = {}  # by identity of role, and slot
         self._paths: dict[tuple[str, tuple[int, ...], str], str] = {}
         names = {value.name for fn in program.functions.values() for value in _params(fn)}
         self.dotted = {plain_name(name): name for name in sorted(names) if "." in name}
@@ -94,7 +95,13 @@ class BufferNames:
         return f"{whole} ({dtype})" if " " in whole else whole
 
     def slot(self, role: StageKind, slot: int) -> str:
-        """Return the name of a value that phases of a stage pass to each other."""
+        """Return the name of a value that phases of a stage of the program pass to each other."""
+        key = id(role), slot
+        if key not in self._slot_names:
+            self._slot_names[key] = self._slot_name(role, slot)
+        return self._slot_names[key]
+
+    def _slot_name(self, role: StageKind, slot: int) -> str:
         value = role.slots[slot]
         for phase in role.phases:
             if slot in phase.outputs:

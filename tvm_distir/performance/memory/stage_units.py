@@ -40,6 +40,7 @@ class Stages:
         self.program, self.staged, self.framework = program, staged, framework
         self._cache: dict[tuple[int, tuple[bool, ...]], dict[str, StageAction]] = {}
         self._of_stage: dict[int, dict[str, StageAction]] = {}
+        self._added: dict[int, dict[int, int]] = {}  # by number of role
         self.roles: dict[int, dict[int, int]] = {}
         arriving: dict[int, set[int]] = {}
         for edge in [
@@ -103,7 +104,13 @@ class Stages:
         These sums are buffers that are there from the beginning to the end, with zeros before the
         first micro-batch.
         """
-        role = self.staged.role_of(stage)
+        role, number = self.staged.role_of(stage), self.staged.stages[stage].role
+        if number not in self._added:
+            self._added[number] = self._added_in(stage, role)
+        return self._added[number]
+
+    def _added_in(self, stage: int, role: StageKind) -> dict[int, int]:
+        """Return :meth:`added` of a stage, which the stages of its kind share."""
         added = added_in_place(self.program, role)
         read = {*role.results, *(edge.source[1] for edge in self._edges_from(stage))}
         for phase in role.phases:

@@ -123,6 +123,8 @@ class LocalValues(RewrittenValues):
         The mesh for which the function is lowered.
     """
 
+    removes_aliases = True
+
     def __init__(self, context: Context, name: str, number: int, mesh: Any) -> None:
         self.context, self.name = context, name
         self.number, self.mesh, self.sizes = number, mesh, mesh_shape(mesh)
