@@ -90,9 +90,9 @@ def make_unit(
         Slots that nobody reads, behind no unit.
     """
     writes: set[int] = set()
-    inputs: list[int] = []
+    inputs: dict[int, None] = {}  # a phase may read a slot twice
     for phase in phases:
-        inputs += [s for s in phase.inputs if s not in writes and s not in inputs]
+        inputs.update(dict.fromkeys(s for s in phase.inputs if s not in writes))
         writes.update(phase.outputs)
     at = {slot: number for number, slot in enumerate(inputs)}
     slots, sizes, roles = list(inputs), [0] * len(inputs), [OWN] * len(inputs)

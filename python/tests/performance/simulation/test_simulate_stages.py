@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schema import MeshSpec
+from tvm_distir.performance.memory.stage_actions import make_unit
+from tvm_distir.performance.program.pipeline_program import Phase
 from tvm_distir.performance.simulation.result import Result
 from tvm_distir.planning.strategies.composition import compose, make_plan
 from tvm_distir.support.errors.tree import SimulationError
@@ -256,3 +259,13 @@ def test_every_device_by_itself_is_refused() -> None:
 def test_times_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SimulationError, match="DIST0721"):
         td.simulate(stages(Schedule("1f1b", 2, 512), Sizes(4e9, 4e9)), SYSTEM)
+
+
+def test_a_phase_that_reads_a_slot_twice() -> None:
+    """As the end of the step, where a weight of several stages is read for its norm and updated."""
+    lives = SimpleNamespace(results=(), params=3)
+    framework: Any = SimpleNamespace(lives={"end": lives})
+    unit = make_unit("end", [Phase("end", "end", (7, 4, 7), ())], framework, {}, (), ())
+    assert unit.inputs == (7, 4)
+    assert unit.parts[0].reads == (0, 1, 0)
+    assert unit.last == (0, 0)
