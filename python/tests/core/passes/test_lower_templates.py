@@ -94,6 +94,29 @@ def test_like_calls_of_operands_in_other_states(visits):
     assert "u_terms" not in visits
 
 
+def test_aliases_have_the_state_of_their_source(visits):
+    """Also of an alias; an output that a dataflow variable is bound to has a binding."""
+    total = D((4,), "R, R")
+    mod = module(
+        [("x", D((5, 4), "S[0], R"))],
+        [
+            "y = R.exp(x)",
+            "a = y",
+            "b = a",
+            f"s: {total} = R.sum(b, axis=[0])",
+            "c = x",
+            f"t: {total} = R.sum(c, axis=[0])",
+            "v = R.add(s, t)",
+            "out = v",
+        ],
+        "out",
+    )
+    x = draw(5, 4)
+    np.testing.assert_allclose(run(mod, x=x), np.exp(x).sum(0) + x.sum(0), rtol=1e-6)
+    assert not {"a", "b", "c"}.intersection(visits)
+    assert "out" in visits
+
+
 def test_operands_stay_in_their_order(visits):
     ty = D((4, 4), "S[0], R")
     mod = module(
