@@ -16,6 +16,7 @@ from typing import Any
 
 from tvm import ir, relax
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.branches import branch_of
 from tvm_distir.core.ir.paged_attention_ops import CACHE_OPS, KV_APPEND_OP
 from tvm_distir.core.ir.types import flat_types, known_shape, named_leaves, tensor_type
@@ -176,7 +177,7 @@ class _Walker:
         """Return the ranges by the number of the tensor among the flattened parameters."""
         walk = _FunctionWalk(self)
         number = 0
-        for param in fn.params:
+        for param in unpack(fn.params):
             leaves = flat_types(param.ty)
             walk.declare(param, number)
             number += len(leaves)
@@ -214,7 +215,7 @@ class _FunctionWalk:
     def declare(self, param: Any, number: int) -> None:
         """Follow a parameter that is a tensor of integers, or a tuple of tensors."""
         if isinstance(param.ty, relax.TupleType):
-            if all(tensor_type(field) is not None for field in param.ty.fields):
+            if all(tensor_type(field) is not None for field in unpack(param.ty.fields)):
                 self.tuples[param] = number
             return
         tensor: Any = tensor_type(param.ty)
@@ -223,7 +224,7 @@ class _FunctionWalk:
 
     def sequence(self, body: Any) -> None:
         for block in getattr(body, "blocks", []):
-            for binding in block.bindings:
+            for binding in unpack(block.bindings):
                 value = getattr(binding, "value", None)
                 if isinstance(value, ir.Call):
                     self._call(binding.var, value)
@@ -245,7 +246,7 @@ class _FunctionWalk:
     def _call(self, var: Any, call: ir.Call) -> None:
         args = [
             self.definitions.get(arg, arg) if isinstance(arg, relax.Var) else arg
-            for arg in call.args
+            for arg in call.args[:]
         ]
         followed = (isinstance(arg, relax.Tuple) or arg in self.stored for arg in args)
         if not args or not any(followed):

@@ -11,6 +11,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
+from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import flat_types, is_private, relax_functions
 from tvm_distir.support import LoweringError
 
@@ -56,12 +57,9 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
 
 def calls_op(mod: ir.IRModule, names: Collection[str]) -> bool:
     """Return whether a function of a module calls an op of one of the full names."""
-    return any(
-        isinstance(op := getattr(getattr(binding, "value", None), "op", None), ir.Op)
-        and str(op.name) in names
-        for _, fn in relax_functions(mod)
-        for binding in all_bindings(fn.body)
-    )
+    ops = {handle(ir.Op.get(name)) for name in names}
+    values = (binding.value for _, fn in relax_functions(mod) for binding in all_bindings(fn.body))
+    return any(type(value) is ir.Call and handle(value.op) in ops for value in values)
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:

@@ -26,6 +26,7 @@ from tvm_distir.core import (
     WEIGHT_PHASE,
     StageNote,
     all_bindings,
+    handle,
     phase_of,
     unpack,
     variables,
@@ -86,8 +87,8 @@ class StageBody:
     results : dict of str to expression
         Likewise.
     bindings : dict of When to list of Binding
-    when : dict of Var to When
-        The phase of results and of all bound variables.
+    when : dict of int to When
+        The phase of results and of all bound variables, by their handles.
     carried : list of str
         Inputs that the forward pass of a micro-batch changes for the next micro-batch.
     each : set of Var
@@ -107,44 +108,47 @@ class StageBody:
             result = values[result]
         fields = unpack(result.fields) if isinstance(result, relax.Tuple) else [result]
         self.results = dict(zip(note.results, fields, strict=True))
-        self.when: dict[Any, When] = {}
+        self.when: dict[int, When] = {}
         self.each: set[Any] = set()
         varying_results = set(varying)
         for slot, var in self.params.items():
             kind = When.FORWARD if slot in varying_results else When.BEGIN
-            self.when[var] = _OF_PARAMETER.get(slot.partition(":")[0], kind)
+            self.when[handle(var)] = _OF_PARAMETER.get(slot.partition(":")[0], kind)
         self.carried = [slot for slot in self.results if slot in varying_results]
         self.bindings: dict[When, list[Any]] = {when: [] for when in When}
         for binding in bindings:
             when = self._when(mod, binding.value)
             if when == When.ACCUMULATE and self._phase(mod, binding.value) == EACH_PHASE:
                 self.each.add(binding.var)
-            self.when[binding.var] = when
+            self.when[handle(binding.var)] = when
         self._put_off(bindings)
         for binding in bindings:
-            self.bindings[self.when[binding.var]].append(binding)
+            self.bindings[self.when[handle(binding.var)]].append(binding)
         later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
         read = (v for when in later for b in self.bindings[when] for v in variables(b.value))
         handed = {self.params[slot] for slot in self.carried}
         self.stash = [
-            v for v in dict.fromkeys(read) if self.when.get(v) == When.FORWARD and v not in handed
+            v
+            for v in dict.fromkeys(read)
+            if self.when.get(handle(v)) == When.FORWARD and v not in handed
         ]
 
     def _put_off(self, bindings: Sequence[Any]) -> None:
         """Move bindings that only the end reads behind all micro-batches."""
         sent = [r for slot, r in self.results.items() if slot.partition(":")[0] in PASSED]
-        early = {v for result in sent for v in variables(result)}
+        early = {handle(v) for result in sent for v in variables(result)}
         for binding in reversed(bindings):
-            if self.when[binding.var] == When.BEGIN and binding.var not in early:
-                self.when[binding.var] = When.END
-            if self.when[binding.var] != When.END:
-                early.update(variables(binding.value))
+            key = handle(binding.var)
+            if self.when[key] == When.BEGIN and key not in early:
+                self.when[key] = When.END
+            if self.when[key] != When.END:
+                early.update(map(handle, variables(binding.value)))
 
     def _when(self, mod: ir.IRModule, value: Any) -> When:
         phase = self._phase(mod, value)
         if phase:
             return _OF_FUNCTION[phase]
-        read = (self.when.get(v) for v in variables(value))
+        read = (self.when.get(handle(v)) for v in variables(value))
         latest = max((when for when in read if when is not None), default=When.BEGIN)
         return When.END if latest == When.ACCUMULATE else latest
 
