@@ -48,6 +48,8 @@ _PREFILL = ((16, 0), (48, 100), (130, 1000), (512, 0), (2048, 4096), (8192, 512)
 """Tokens of a prompt, and tokens before them in its cache, of the samples that fill caches."""
 _FEW_TOKENS = ((2, 3), (5, 300))
 """More of these samples, in which tokens select a part of the experts."""
+_FEW_WORDS = 4096
+"""The largest vocabulary of which a step that decodes may look up more rows than there are."""
 _MOST_ROWS = 8192
 _MOST_RANGES = 4
 _EXTRA = ((1, 1), (2, 0), (1, 0), (0, 1))
@@ -301,13 +303,16 @@ class Surface:
         step, tokens = (1, 1) if prefill else (self.served.pools, self.new)
         few = list(_FEW_TOKENS if prefill and config.experts else ())
         sizes = [(-(-a // step) * step, b) for a, b in (*few, *(_PREFILL if prefill else _DECODE))]
+        more = []
+        if not prefill and config.vocab <= _FEW_WORDS:  # a look-up reads a table once at most
+            more = [((config.vocab + 44) * step, 20)]
         guesses = None if self._shallow is None else self._shallow._part(prefill).ranges
         order = SizeOrder(config, step, tokens, bool(config.experts and config.capacity_factor))
-        ranges = ranges_of(order, sizes, samples.skeleton, len(few), guesses)
+        ranges = ranges_of(order, [*sizes, *more], samples.skeleton, len(few), guesses)
         if len(ranges.begins) > _MOST_RANGES:
             raise _unpredicted(self.served, "its programs change with the sizes of steps")
         kinds = [self._kind(prefill, samples, inside) for inside in ranges.samples()]
-        return _Part(ranges, kinds, samples, ranges.sizes)
+        return _Part(ranges, kinds, samples, sizes)
 
     def _kind(self, prefill: bool, samples: _Samples, sizes: list[tuple[int, int]]) -> _Kind:
         """Fit the programs of a range of sizes."""

@@ -77,6 +77,9 @@ def test_many_steps_are_those_by_themselves(monkeypatch):
         for size in zip(first[:3, None], before[:3, None], strict=True)
     ]
     assert costs.peak_bytes[:3].tolist() == peaks
+    # A device has 256 rows of the table of tokens, which a look-up of more reads once.
+    for batch in (257, 324):
+        assert surface.decode_s(batch, 0) == served.study(batch, 1, 0).result.time_s
 
 
 def differing_sizes(served, count, new=1):
