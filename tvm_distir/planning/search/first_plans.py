@@ -15,7 +15,7 @@ from tvm_distir.core import MemoryMeter, lift_branches, propagate
 from tvm_distir.support import DistIRError, InternalError
 from tvm_distir.transforms import is_training_step
 
-from .candidates import BATCH, Candidate, Enumeration
+from .candidates import BATCH, Axes, Candidate, Enumeration
 from .result import SOLVED, FoundPlan
 from .trials import StrategyMaker, Trials
 
@@ -32,7 +32,10 @@ largest that the batch allows."""
 
 
 def first_plans(trials: Trials, enumeration: Enumeration) -> Iterator[FoundPlan]:
-    """Yield plans of ZeRO along the axis of the batch alone that fit into memory.
+    """Yield plans of ZeRO that fit into memory.
+
+    All devices are on the axis of the batch; where they do not divide it, as many as do, and those
+    of another axis each work on a part of the sequence.
 
     The batch is processed in the numbers of micro-batches that constraints name; where they name
     none, at once, or in the first of a few numbers that fits, by estimates and simulations of
@@ -46,11 +49,11 @@ def first_plans(trials: Trials, enumeration: Enumeration) -> Iterator[FoundPlan]
     enumeration : Enumeration
     """
     rules = trials.constraints
-    mesh = next((mesh for mesh in enumeration.meshes() if list(mesh) == [BATCH]), None)
-    if mesh is None or rules.keep is not None or not _updates_weights(trials):
+    axes = _axes(enumeration)
+    if axes is None or rules.keep is not None or not _updates_weights(trials):
         return
-    names = STRATEGIES[:1] if enumeration.in_stages else STRATEGIES
-    axes = tuple(mesh.items())
+    rest = "".join(f"+context_parallel:axis={name}" for name, _ in axes if name != BATCH)
+    names = [name + rest for name in STRATEGIES[: 1 if enumeration.in_stages else None]]
     if rules.counts:
         for name, count in itertools.product(names, rules.counts):
             candidate = Candidate(axes, micro_batches=count, recompute=rules.recompute[0])
@@ -69,6 +72,20 @@ def first_plans(trials: Trials, enumeration: Enumeration) -> Iterator[FoundPlan]
             if other is not None:
                 yield other
         return
+
+
+def _axes(enumeration: Enumeration) -> Axes | None:
+    """Return the mesh with the most devices on the axis of the batch that divide it, if any.
+
+    It has at most one other axis, and none where the batch is not known or there are stages.
+    """
+    batch, axes = enumeration.batch, list[Axes]()
+    most = 1 if batch is None or enumeration.in_stages else 2
+    for mesh in enumeration.meshes():
+        divides = BATCH in mesh and (batch is None or batch % mesh[BATCH] == 0)
+        if divides and len(mesh) <= most:
+            axes.append(tuple(mesh.items()))
+    return max(axes, key=lambda names: dict(names)[BATCH], default=None)
 
 
 def _updates_weights(trials: Trials) -> bool:
@@ -126,7 +143,8 @@ def _fitting(
         assert plan.row.peak_bytes is not None
         excess = plan.row.peak_bytes / trials.limit
         if attempt == TRIES - 2 and enumeration.batch is not None:
-            excess = enumeration.batch // chosen.devices / chosen.micro_batches
+            samples = enumeration.batch // dict(chosen.axes)[BATCH]
+            excess = samples / chosen.micro_batches
         chosen = enumeration.with_more_micro_batches(chosen, excess)
     return None
 

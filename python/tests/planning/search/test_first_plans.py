@@ -31,11 +31,11 @@ def _by_hand(count: int, recompute: str = "none") -> Study:
     )  # fmt: skip
 
 
-def _stopped(limit: int, rules: Constraints) -> SearchResult:
+def _stopped(limit: int | None, rules: Constraints, batch: int = BATCH) -> SearchResult:
     """Return the result of a search whose time is up at once, with a single report."""
     reports = []
     result = search(
-        _gpt, DEVICES, QUICK, batch=BATCH, train=ADAM, memory_bytes=limit, constraints=rules,
+        _gpt, DEVICES, QUICK, batch=batch, train=ADAM, memory_bytes=limit, constraints=rules,
         time_limit_s=0.0, on_progress=lambda space, best: reports.append((space, best)),
     )  # fmt: skip
     assert reports == [({}, result.plans[0])]
@@ -63,3 +63,11 @@ def test_a_first_plan_recomputes_where_no_number_of_micro_batches_fits():
     (plan,) = _stopped(limit, Constraints(recompute=("none", "full"))).plans
     assert plan.row.candidate.recompute == "full"
     assert plan.row.peak_bytes <= limit
+
+
+def test_devices_that_do_not_divide_the_batch_divide_the_sequence():
+    (plan,) = _stopped(None, Constraints(), batch=6).plans
+    name = "zero:stage=3+context_parallel:axis=tp"
+    assert plan.row.why == name and dict(plan.row.candidate.axes) == {"dp": 2, "tp": 2}
+    study = Study(_gpt(6), strategy=name, mesh={"dp": 2, "tp": 2}, system=QUICK, train=ADAM)
+    assert plan.time_s == study.result.time_s
