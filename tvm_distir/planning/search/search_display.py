@@ -92,6 +92,11 @@ def search_headline(result: Any) -> str:
             "no plan was simulated in the time limit: use a longer --time-limit (time_limit_s=), "
             "or continue with -o DIR --resume"
         )
+    if any(plan.row.price_s is not None for plan in result.plans):
+        lines.append(
+            "cost: the time of all ops and collectives in sequence, without fused kernels, by "
+            "which placements are chosen; gap: the most by which it exceeds the least cost"
+        )
     if result.plans and result.least_s:
         lines.append(f"lower bound of the step time: {units.duration(result.least_s)}")
     if result.baseline is not None and result.baseline.time_s and result.plans:

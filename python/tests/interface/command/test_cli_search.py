@@ -68,7 +68,8 @@ def test_plans_are_taken_by_analyze(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "<svg" in page.read_text() and "mlp.up_proj.weight" in page.read_text()
     head = ["#", "plan", "divides", "step", "compute", "comm", "cost", "gap", "peak"]
     assert again.splitlines()[0].split() == head
-    assert len(again.splitlines()) == 5 + len(data["plans"])
+    assert len(again.splitlines()) == 6 + len(data["plans"])
+    assert "\ncost: the time of all ops and collectives in sequence" in again
 
 
 def test_a_step_of_training_with_what_it_is_compared_with(
