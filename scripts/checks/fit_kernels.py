@@ -347,12 +347,14 @@ def main() -> None:
             write(name, kernel_class, dtype, fit.form)
     for name in ARCHITECTURES:
         default = fits.get((name, "matmul", "default"))
-        for dtype in TRAINING if default else ():
+        if default is None:
+            continue
+        for dtype in TRAINING:
             form = narrow_form(load_device(name), name, dtype, default.form)
             print(f"{name} matmul {dtype}: {form}")
             if arguments.update:
                 write(name, "matmul", dtype, form)
-        if default and name == "h100-sxm":
+        if name == "h100-sxm":
             factor, error, count = power_limited(default.form)
             print(f"{POWER_LIMITED}: sustained {factor:.4f}, largest error {error:.1f} %, {count}")
     for (name, kernel_class, dtype), fit in fits.items():

@@ -92,7 +92,7 @@ def test_a_backward_layer_quantizes_gradients_alone(step: Program, profile: str)
 def test_weights_that_are_gathered_in_parts_are_quantized() -> None:
     """FSDP gathers a layer at once, with the parts of its weights in a dim of their own."""
     result = td.analyze(
-        MODEL, batch=64 * BATCH, train=True, strategy="fsdp", mesh={"dp": 2}, system="h100"
+        MODEL, batch=24 * BATCH, train=True, strategy="fsdp", mesh={"dp": 2}, system="h100"
     )
     fns = grouped(result.program, "fused-fp8").functions.values()
     dtypes = [op.dtype for fn in fns for op in products(fn)]
