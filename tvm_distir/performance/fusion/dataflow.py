@@ -14,6 +14,8 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 CAST = "relax.astype"
 GRADIENT = re.compile(r"grad(?:ient)?(?:\d|_\d|\.|$)")
 """Names of values that are gradients given to a function."""
+CROSSING = re.compile(r"crossing(?:\.|$)")
+"""Names of values that the first half of a divided backward pass gives to the second."""
 
 
 class Dataflow:
@@ -130,7 +132,15 @@ class Dataflow:
 
     def after_gradients(self) -> set[int]:
         """Return the ops that wait for a given gradient: those of the backward pass."""
-        late = {p for p in self.fn.params if GRADIENT.match(self.fn.values[p].name)}
+        return self._behind(GRADIENT)
+
+    def in_backward(self) -> set[int]:
+        """Return the ops of the backward pass, the second half of a divided one included."""
+        return self._behind(GRADIENT) | self._behind(CROSSING)
+
+    def _behind(self, names: re.Pattern[str]) -> set[int]:
+        """Return the ops that depend on parameters whose names match."""
+        late = {p for p in self.fn.params if names.match(self.fn.values[p].name)}
         numbers: set[int] = set()
         for number, op in enumerate(self.fn.ops):
             if not late.isdisjoint(op.inputs):

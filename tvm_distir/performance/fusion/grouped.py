@@ -19,6 +19,7 @@ from .joined_kernels import joined
 from .kernel_classes import classified
 from .profile import Profile
 from .quantization import quantized
+from .quantized_copies import with_quantized_copies
 from .reductions import reduced
 from .wrappers import without_wrappers
 
@@ -59,6 +60,7 @@ def grouped(program: Program, profile: Profile | str) -> Program:
         program = joined(program, resolved.joined)
     if resolved.experts == "fused":
         program = with_fused_experts(program)
+    program = with_quantized_copies(program, resolved)
     if resolved.accumulates:
         program = accumulated(program)
     return with_hosts(program, {} if resolved.graphs else besides, resolved.graphs)

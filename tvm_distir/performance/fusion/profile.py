@@ -116,6 +116,9 @@ class Quantization:
         tensor has to be known first.
     unchanged : tuple of str
         Patterns of names of weights that are not quantized, such as ``lm_head*``.
+    copies : bool
+        Whether training steps store quantized copies of what ``all`` quantizes; otherwise they
+        save it in 16 bits.
     """
 
     bits: Annotated[Positive, Le(16)]
@@ -123,6 +126,7 @@ class Quantization:
     operands: Literal["all", "weights"] = "all"
     passes: PositiveCount = 1
     unchanged: tuple[Text, ...] = ()
+    copies: bool = True
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,12 @@ class Profile:
     def recomputed_ops(self) -> tuple[str, ...]:
         """Return the ops that kernels compute again, for :func:`tvm_distir.train_step`."""
         return tuple(sorted({op for rule in self.rules for op in rule.recomputed}))
+
+    @property
+    def stores_copies(self) -> bool:
+        """Return whether training steps store quantized copies of operands."""
+        chosen = self.quantization
+        return chosen is not None and chosen.operands == "all" and chosen.copies
 
     @property
     def changes_nothing(self) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from fractions import Fraction
 
@@ -16,7 +16,7 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.support import HardwareError, UsageError
 
 from .dataflow import GRADIENT, Dataflow
-from .kernel_classes import BATCHED
+from .kernel_classes import BATCHED, LOGITS
 from .profile import Profile, Quantization
 from .stored_weights import store_quantized
 
@@ -24,7 +24,7 @@ HALF = ("float16", "bfloat16")
 EXPERTS = "relax.dist.expert_matmul"
 QUANTIZE = "quantize"
 """Name of the kernels that quantize an operand."""
-_PRODUCTS = (
+PRODUCTS = (
     *("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", EXPERTS),
     "linear",
 )
@@ -55,7 +55,7 @@ def quantized(program: Program, profile: Profile) -> Program:
     if chosen is None:
         return program
     functions = program.functions
-    training = any(Dataflow(fn, False).after_gradients() for fn in functions.values())
+    training = is_training(functions)
     if training and chosen.operands == "weights":
         raise UsageError(
             "DIST0152",
@@ -70,6 +70,11 @@ def quantized(program: Program, profile: Profile) -> Program:
         operands = {name: quantizer.operands for name, quantizer in quantizers.items()}
         new = store_quantized(new, operands, chosen.bits)
     return dataclasses.replace(program, functions=new)
+
+
+def is_training(functions: Mapping[str, Function]) -> bool:
+    """Return whether functions belong to a training step: some op waits for a given gradient."""
+    return any(Dataflow(fn, False).after_gradients() for fn in functions.values())
 
 
 def check_products(profile: Profile, system: System) -> None:
@@ -112,7 +117,8 @@ class _Quantizer:
     def __init__(self, fn: Function, chosen: Quantization, training: bool) -> None:
         self.fn, self.chosen, self.training = fn, chosen, training
         self.flow = Dataflow(fn, False)
-        self.late = self.flow.after_gradients()
+        self.late = self.flow.in_backward()
+        self.logits = self._logits()
         self.done: set[int] = set()
         self.operands: dict[int, set[int]] = {}
 
@@ -147,11 +153,29 @@ class _Quantizer:
     def _is_linear(self, number: int) -> bool:
         """Return whether an op is a 16-bit product with a weight, or the gradient of one."""
         op = self.fn.ops[number]
-        if op.dtype not in HALF or op.op not in _PRODUCTS:
+        if op.dtype not in HALF or op.op not in PRODUCTS:
             return False
         if self.chosen.operands == "weights" and op.kernel_class in ("matmul", BATCHED):
             return bool(self._operands(number))
-        return op.kernel_class == "matmul"
+        return op.kernel_class == "matmul" and self.logits.isdisjoint((*op.inputs, *op.outputs))
+
+    def _logits(self) -> set[int]:
+        """Return the values that kernels over logits read or make, also before collectives."""
+        logits = {
+            value
+            for op in self.fn.ops
+            if op.kernel_class == LOGITS
+            for value in (*op.inputs, *op.outputs)
+        }
+        kinds = ("view", "collective", "wait")
+        moves = [op for op in self.fn.ops if op.kind in kinds or op.op == "relax.dist.local_slice"]
+        for op in reversed(moves):
+            if not logits.isdisjoint(op.outputs):
+                logits.update(op.inputs)
+        for op in moves:
+            if not logits.isdisjoint(op.inputs):
+                logits.update(op.outputs)
+        return logits
 
     def _operands(self, number: int) -> list[int]:
         """Return the operands of a product that are quantized."""
@@ -180,7 +204,8 @@ class _Quantizer:
             self.done.add(value)
             known = self.fn.values[value]
             stored = self.training and number not in self.late
-            if self._is_given(value) and not stored and not GRADIENT.match(known.name):
+            is_gradient = GRADIENT.match(known.name) or self.flow.maker.get(value) in self.late
+            if self._is_given(value) and not stored and not is_gradient:
                 continue
             yield Op(
                 f"{known.name}_quantized", "compute", QUANTIZE, (value,), (), 0,

@@ -16,11 +16,15 @@ from typing import NamedTuple
 from tvm.ir import Op as TvmOp
 
 from tvm_distir.core import plain_name
+from tvm_distir.performance.fusion.quantization import QUANTIZE
 from tvm_distir.performance.program.parts import Function, Op, Value
 from tvm_distir.performance.program.pipeline_program import StageKind
 from tvm_distir.performance.program.program import Program
 
-_SAME = ("relax.astype", "relax.reshape", "relax.permute_dims", "relax.dist.annotate_sharding")
+_SAME = (
+    *("relax.astype", "relax.reshape", "relax.permute_dims", "relax.dist.annotate_sharding"),
+    QUANTIZE,
+)
 """Ops whose result is their operand in another type or order."""
 
 _PRODUCTS = ("matmul", "einsum", "product", "linear")
@@ -129,6 +133,9 @@ class BufferNames:
         if depth and op.kind == "call":
             result = self.functions[op.callee].results[op.outputs.index(index)]
             return self._base(op.callee, result, CallPath(function, op, path), depth - 1)
+        if depth and op.op == QUANTIZE:
+            name, _ = self._base(function, op.inputs[0], path, depth - 1)
+            return f"{name} ({value.dtype} copy)", value.dtype
         gradient = _GRADIENT.fullmatch(value.name)
         if gradient is not None:
             name = self._forward(function, gradient[1])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 from tvm import ir
@@ -23,6 +24,7 @@ from tvm_distir.core import (
     shard_bytes,
     training_notes,
 )
+from tvm_distir.performance import Profile
 from tvm_distir.support import DistIRError, InternalError
 
 from .auto_sharding import ShardedCandidate, auto_shard
@@ -45,6 +47,7 @@ class Layers(NamedTuple):
         Forward, backward, and its part of what is done once.
     stashes_bytes : tuple of int
         The bytes that the forward pass of each layer saves for its backward pass, on a device.
+        Where operands are quantized, as if all that it saves were: not more than in simulation.
     weights_bytes, sums_bytes, states_bytes : tuple of int
         The bytes of each layer's weights, of the sums of their gradients, and of the states of the
         optimizer, on a device.
@@ -120,7 +123,10 @@ class LayerTables:
             pipeline = Pipeline.of(step)
             assert pipeline is not None
             self._functions[key] = [stage.function for stage in pipeline.stages]
-        kinds = {name: _stage_bytes(labelled, name) for name in labelled.entries_ps}
+        profile = Profile.resolve(self.system.kernels)
+        bits = profile.quantization.bits if profile.quantization and profile.stores_copies else 16
+        share = Fraction(bits) / 16
+        kinds = {name: _stage_bytes(labelled, name, share) for name in labelled.entries_ps}
         rows = [
             (labelled.entries_ps[name] // micro_batches, *kinds[name])
             for name in self._functions[key]
@@ -128,8 +134,13 @@ class LayerTables:
         return Layers(*zip(*rows, strict=True))
 
 
-def _stage_bytes(labelled: ShardedCandidate, entry: str) -> tuple[int, int, int, int]:
-    """Return the bytes of a stage on a device: its stash, its weights, their sums, their states."""
+def _stage_bytes(
+    labelled: ShardedCandidate, entry: str, share: Fraction
+) -> tuple[int, int, int, int]:
+    """Return the bytes of a stage on a device: its stash, its weights, their sums, their states.
+
+    ``share`` is that of the stash which is at least stored.
+    """
     inst = labelled.decision.entries[entry]
     g = inst.graph
     notes = training_notes(g.fn, "states")
@@ -144,7 +155,8 @@ def _stage_bytes(labelled: ShardedCandidate, entry: str) -> tuple[int, int, int,
             sums += size // g.values[v].item_bytes * SUM_ITEM_BYTES
         elif name in states:
             weight_bytes += _local_bytes(labelled, inst, v)
-    return stash_bytes(labelled, entry), stored_bytes, sums, weight_bytes
+    stash = int(stash_bytes(labelled, entry) * share)
+    return stash, stored_bytes, sums, weight_bytes
 
 
 def _local_bytes(labelled: ShardedCandidate, inst: Instance, v: int) -> int:

@@ -17,7 +17,7 @@ from tvm_distir.core import (
     System,
     TooLargeError,
 )
-from tvm_distir.performance import Result
+from tvm_distir.performance import Profile, Result
 from tvm_distir.planning.strategies.composition import compose
 from tvm_distir.planning.strategies.pipelining import in_micro_batches, schedule_of
 from tvm_distir.planning.strategies.registry import StrategySpec, parse
@@ -95,7 +95,8 @@ class _Solver:
     limit : int
         Bytes that a device may keep as the solver counts them.
     simulated : tuple of (Plan, Result), optional
-        The plan of ``free`` and its simulation, where it exceeds the limit of the search.
+        The plan of ``free`` and its simulation, where it exceeds the limit of the search, or the
+        profile quantizes operands.
     """
 
     labeller: PlanLabeller
@@ -105,11 +106,16 @@ class _Solver:
 
 
 def _reduced(error: TooLargeError, saved_bytes: int) -> TooLargeError:
-    """Return the error of what ops need, less what fused kernels do not store."""
+    """Return the error of what ops need, less what fused kernels do not store.
+
+    The bytes are negative where quantized copies outweigh it.
+    """
     if not saved_bytes:
         return error
     gib = saved_bytes / 2**30
     what = f"{error.what}, both with {gib:.3f} GiB that fused kernels do not store"
+    if saved_bytes < 0:
+        what = f"{error.what}, both without {-gib:.3f} GiB of quantized copies"
     reduced = TooLargeError(error.code, what, place=error.place, remedy=error.remedy)
     reduced.least_bytes = max(0, error.least_bytes - saved_bytes)
     return reduced
@@ -212,16 +218,20 @@ class Trials:
 
         The solver counts the results of all ops. Fused kernels do not store those that only they
         read, such as the float32 logits of a cross entropy, and the simulation does not count them.
-        The limit of the solver is therefore raised by what they save of the fastest placements.
+        The limit of the solver is therefore raised by what they save of the fastest placements. It
+        is lowered where these do not fit because of quantized copies of weights.
         """
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
         free = labeller.run(self.gap, None, HIDDEN[0])
-        if free.peak_bytes <= self.limit:
+        fits = free.peak_bytes <= self.limit
+        if fits and not Profile.resolve(self.system.kernels).stores_copies:
             return _Solver(labeller, free, self.limit, None)
         plan = with_attention(module, candidate.completed(free.plan()))
         result = self.study(module, plan).result
         limit = self.limit + max(0, free.peak_bytes - result.peak_memory_bytes)
+        if fits and result.peak_memory_bytes > self.limit:
+            limit -= result.peak_memory_bytes - free.peak_bytes
         return _Solver(labeller, free, limit, (plan, result))
 
     def _judged(
