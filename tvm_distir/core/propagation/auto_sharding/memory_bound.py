@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,6 +76,12 @@ class MemoryBound:
         sizes = [int(size[tuple([values[u] for u in scope])]) for scope, size, *_ in self.holdings]
         return live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end)
 
+    @functools.cached_property
+    def least_bytes(self) -> int:
+        """Return a lower bound on the peak memory: every value in its smallest form."""
+        sizes = [int(size.min()) for _, size, *_ in self.holdings]
+        return int(live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end).max())
+
     def priced(
         self, tables: Tables, weights: Mapping[int, float], work: bool = True
     ) -> tuple[Factors, int]:
@@ -134,42 +141,6 @@ def _allowed(tables: Tables, number: int) -> int:
     return tables.intern(np.where(tables.array(number) < INFINITE, 0, INFINITE))[0]
 
 
-def within(
-    tables: Tables,
-    net: ShardingProblem,
-    solve: Solve,
-    limit: int | None,
-    place: str,
-    gap: float = 0.0,
-) -> BoundedSolution:
-    """Return the cheapest assignment that stores at most ``limit`` bytes, and a bound.
-
-    Memory at the moments where most is kept gets a cost, which is raised until the limit holds
-    and lowered as far as it does (Lagrange's relaxation: H. Everett, Operations Research 11(3),
-    1963).
-
-    Parameters
-    ----------
-    tables : Tables
-    net : ShardingProblem
-    solve : callable
-        Minimises a problem, given the constant that is added.
-    limit : int or None
-        None: any.
-    place : str
-        The place that messages name.
-    gap : float
-        Costs are no longer changed once the best is proved to be at most this share above the
-        least.
-
-    Raises
-    ------
-    InfeasibleError
-        DIST0801 where nothing fits; it says the least that is needed where that is proved.
-    """
-    return _Search(tables, net, solve, UNLIMITED if limit is None else limit, place, gap).run()
-
-
 class _Evaluated(NamedTuple):
     """An assignment with its cost without memory, its live bytes over time, and the peak."""
 
@@ -194,28 +165,67 @@ def _between(
     return (high[1].price - low[1].price) / less if less > 0 else 0.0
 
 
-class _Search:
-    """Search over costs of memory."""
+class MemorySearch:
+    """Search for the cheapest assignment within a memory limit, and a bound.
+
+    Memory at the moments where most is kept gets a cost, which is raised until the limit holds
+    and lowered as far as it does (Lagrange's relaxation: H. Everett, Operations Research 11(3),
+    1963). The assignment without a limit, where every search begins, is computed once.
+
+    Parameters
+    ----------
+    tables : Tables
+    net : ShardingProblem
+    solve : callable
+        Minimises a problem, given the constant that is added.
+    place : str
+        The place that messages name.
+    gap : float
+        Costs are no longer changed once the best is proved to be at most this share above the
+        least.
+    """
 
     def __init__(
-        self, tables: Tables, net: ShardingProblem, solve: Solve, limit: int, place: str, gap: float
+        self, tables: Tables, net: ShardingProblem, solve: Solve, place: str, gap: float = 0.0
     ) -> None:
         self.tables, self.net, self.solve = tables, net, solve
-        self.limit, self.place, self.gap = limit, place, gap
+        self.place, self.gap = place, gap
         self.keeper = MemoryBound(net)
+        self.limit = UNLIMITED
         self.best: BoundedSolution | None = None
         self.bound = 0
 
-    def run(self) -> BoundedSolution:
-        first = self._judged(self._at({}))
+    @functools.cached_property
+    def _unlimited(self) -> tuple[_Evaluated, int]:
+        """Return the assignment without a limit, and a lower bound on its cost."""
+        values, bound = self._at({})
+        return self._evaluated(values), bound
+
+    def run(self, limit: int | None) -> BoundedSolution:
+        """Return the cheapest assignment that stores at most ``limit`` bytes, and a bound.
+
+        Parameters
+        ----------
+        limit : int or None
+            None: any number of bytes.
+
+        Raises
+        ------
+        InfeasibleError
+            DIST0801 where nothing fits; it says the least that is needed where that is proved.
+        """
+        self.limit, self.best = UNLIMITED if limit is None else limit, None
+        first, self.bound = self._unlimited
         if first.peak <= self.limit:
             return BoundedSolution(
                 first.values, first.price, min(first.price, self.bound), first.peak
             )
+        if self.keeper.least_bytes > self.limit:
+            raise self._too_large(self.keeper.least_bytes)
         moments, low, high = [first.moment], (0.0, first), None
         weight = 0.05 * first.price / first.peak
         for _ in range(ROUNDS):
-            candidate = self._judged(self._at(dict.fromkeys(moments, weight)))
+            candidate = self._judged(dict.fromkeys(moments, weight))
             if self.best and self.best.price - self.bound <= self.gap * self.best.price:
                 break
             if candidate.peak <= self.limit:
@@ -238,24 +248,30 @@ class _Search:
             best.values, best.price, min(self.bound, best.price), best.peak_bytes
         )
 
-    def _at(self, weights: Mapping[int, float]) -> Sequence[int]:
-        """Return the best assignment at costs of memory, and raise the bound by it."""
+    def _at(self, weights: Mapping[int, float]) -> tuple[Sequence[int], int]:
+        """Return the best assignment at costs of memory, and a lower bound within the limit."""
         factors, constant = self.keeper.priced(self.tables, weights)
         problem = Problem(self.net.domains, factors)
         solution = self.solve(problem, constant)
         total, _ = self.tables.evaluate(problem, solution.values)
         used = sum(weights.values()) * self.limit
-        self.bound = max(self.bound, int(constant + total - solution.gap - used))
-        return solution.values
+        return solution.values, int(constant + total - solution.gap - used)
 
-    def _judged(self, values: Sequence[int]) -> _Evaluated:
-        """Return cost and live bytes of an assignment; the best that fits is recorded."""
+    def _evaluated(self, values: Sequence[int]) -> _Evaluated:
+        """Return cost and live bytes of an assignment."""
         total, _ = self.tables.evaluate(Problem(self.net.domains, self.net.factors), values)
-        price, profile = self.net.constant + total, self.keeper.profile(values)
-        moment = int(profile.argmax())
-        candidate = _Evaluated(values, price, profile, moment)
-        if candidate.peak <= self.limit and (self.best is None or price < self.best.price):
-            self.best = BoundedSolution(values, price, 0, candidate.peak)
+        profile = self.keeper.profile(values)
+        return _Evaluated(values, self.net.constant + total, profile, int(profile.argmax()))
+
+    def _judged(self, weights: Mapping[int, float]) -> _Evaluated:
+        """Return the best assignment at costs of memory; raise the bound, record the best."""
+        values, bound = self._at(weights)
+        self.bound = max(self.bound, bound)
+        candidate = self._evaluated(values)
+        if candidate.peak <= self.limit and (
+            self.best is None or candidate.price < self.best.price
+        ):
+            self.best = BoundedSolution(values, candidate.price, 0, candidate.peak)
         return candidate
 
     def _refuse(self, moment: int) -> None:
@@ -271,17 +287,21 @@ class _Search:
         solution = self.solve(problem, constant)
         total, _ = self.tables.evaluate(problem, solution.values)
         least = constant + total - solution.gap
-        known = f"at least {_gib(least)} are needed at the same time"
-        if least <= self.limit:
-            known, least = "no placement that was found fits", 0
+        raise self._too_large(least)
+
+    def _too_large(self, least_bytes: int) -> TooLargeError:
+        """Return the error of a lower bound on the memory; one within the limit proves nothing."""
+        known = f"at least {_gib(least_bytes)} are needed at the same time"
+        if least_bytes <= self.limit:
+            known, least_bytes = "no placement that was found fits", 0
         error = TooLargeError(
             "DIST0801",
             f"{known}, and {_gib(self.limit)} are allowed",
             place=self.place,
             remedy="Use more devices, a smaller batch, or recomputation.",
         )
-        error.least_bytes = least
-        raise error
+        error.least_bytes = least_bytes
+        return error
 
 
 def _gib(size_bytes: int) -> str:

@@ -25,7 +25,7 @@ from tvm_distir.support import InfeasibleError, UsageError
 from .decisions import axes_of, decision_of, mesh_of
 from .edge_builder import EdgeBuilder
 from .in_flight import NO_FLIGHT, flights_of
-from .memory_bound import BoundedSolution, within
+from .memory_bound import MemorySearch
 from .mesh_costs import MeshPrices
 from .nodes import NodeBuilder
 from .overlap import OverlapDiscount
@@ -100,6 +100,7 @@ class Labeller:
         self.flights = flights_of(mod)
         self.solutions: dict[str, tuple[ShardingProblem, Sequence[int]]] = {}
         """The problem of each public function and the values of its variables, once solved."""
+        self._searches: dict[tuple[str, float, float], MemorySearch] = {}
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardingSolution:
         """Solve every public function.
@@ -134,12 +135,12 @@ class Labeller:
             )
         prices, bound, peak = dict[str, int](), 0, 0
         for name in self.module.entries:
-            net = self.net(name, hidden)
-            labelled = self._solve(net, name, gap, memory_bytes)
+            search = self._search(name, hidden, gap)
+            labelled = search.run(memory_bytes)
             prices[name] = labelled.price
             bound += labelled.bound
             peak = max(peak, labelled.peak_bytes)
-            self.solutions[name] = (net, labelled.values)
+            self.solutions[name] = (search.net, labelled.values)
         price = sum(prices.values())
         decision = decision_of(self.module, self.reach, self.solutions, price, bound)
         return ShardingSolution(price, bound, peak, decision, prices)
@@ -156,13 +157,15 @@ class Labeller:
         )  # fmt: skip
         return ShardingProblemBuilder(shared).of(key)
 
-    def _solve(
-        self, net: ShardingProblem, name: str, gap: float, memory_bytes: int | None
-    ) -> BoundedSolution:
-        tables, starts = (
-            self.tables,
-            WarmStarts(),
-        )  # prices of memory change tables, not their scopes
+    def _search(self, name: str, hidden: float, gap: float) -> MemorySearch:
+        """Return the search of a public function; what one limit computes serves the next."""
+        key = name, hidden, gap
+        if key not in self._searches:
+            self._searches[key] = self._new_search(self.net(name, hidden), name, gap)
+        return self._searches[key]
+
+    def _new_search(self, net: ShardingProblem, name: str, gap: float) -> MemorySearch:
+        tables, starts = self.tables, WarmStarts()  # memory changes tables, not their scopes
 
         def solve(problem: Problem, constant: int) -> Solution:
             solution = minimise(tables, problem, WIDTH, name, starts, gap=gap, constant=constant)
@@ -176,7 +179,7 @@ class Labeller:
                 )
             return solution
 
-        return within(tables, net, solve, memory_bytes, name, gap)
+        return MemorySearch(tables, net, solve, name, gap)
 
     def _updates(self, g: Graph) -> dict[int, int]:
         """Map results of a training step that update parameters to these parameters."""
