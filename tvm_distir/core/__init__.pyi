@@ -286,6 +286,7 @@ from .propagation.auto_sharding.in_flight import on_stages as on_stages
 from .propagation.auto_sharding.kernel_costs import StepKernels as StepKernels
 from .propagation.auto_sharding.kernel_costs import work_of_step as work_of_step
 from .propagation.auto_sharding.memory_bound import TooLargeError as TooLargeError
+from .propagation.auto_sharding.mesh_costs import MeshPriceCache as MeshPriceCache
 from .propagation.auto_sharding.mesh_costs import MeshPrices as MeshPrices
 from .propagation.auto_sharding.mesh_costs import shard_bytes as shard_bytes
 from .propagation.auto_sharding.sharding_problem import ShardingProblem as ShardingProblem

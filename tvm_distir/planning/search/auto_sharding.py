@@ -15,6 +15,7 @@ from tvm_distir.core import (
     AnnotateSharding,
     Decision,
     Labeller,
+    MeshPriceCache,
     MeshSpec,
     PlacedModule,
     Plan,
@@ -165,8 +166,12 @@ def labeller_of(
     mesh: MeshLike,
     system: System | str,
     fixed: Plan | None = None,
+    prices: MeshPriceCache | None = None,
 ) -> PlanLabeller:
-    """Return the solver of a module; arguments as for :func:`auto_shard`."""
+    """Return the solver of a module; arguments as for :func:`auto_shard`.
+
+    ``prices`` are the costs on meshes of the system, shared with solvers of other modules.
+    """
     resolved = System.required(system)
     plan = on_stages(mod, fixed or Plan(_specs(mesh)))
     with gc_paused():
@@ -179,7 +184,7 @@ def labeller_of(
                 place="auto_shard",
                 remedy="Split the model into stages, and shard each automatically.",
             )
-    return PlanLabeller(annotated, resolved, plan)
+    return PlanLabeller(annotated, resolved, plan, prices)
 
 
 def _specs(mesh: MeshLike) -> tuple[MeshSpec, ...]:
@@ -199,11 +204,15 @@ class PlanLabeller:
     system : System
     fixed : Plan
         The plan whose rules are annotated, with the meshes.
+    prices : MeshPriceCache, optional
+        The costs on meshes of the system, shared with solvers of other modules.
     """
 
-    def __init__(self, mod: ir.IRModule, system: System, fixed: Plan) -> None:
+    def __init__(
+        self, mod: ir.IRModule, system: System, fixed: Plan, prices: MeshPriceCache | None = None
+    ) -> None:
         self.mod, self.system, self.fixed = mod, system, fixed
-        self.labeller = Labeller(mod, system)
+        self.labeller = Labeller(mod, system, prices)
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardedCandidate:
         """Shard every public function; arguments as for :func:`auto_shard`."""

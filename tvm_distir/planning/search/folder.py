@@ -122,6 +122,7 @@ class Folder:
             "why",
             "likely_s",
             "needs_bytes",
+            "whole_bytes",
             "hidden",
             "parts",
             "compute_s",

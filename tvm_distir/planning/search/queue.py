@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from tvm_distir.core import TENSOR_CLASSES, Clock, StepKernels, System, work_of_step
+from tvm_distir.core import TENSOR_CLASSES, Clock, Schedule, StepKernels, System, work_of_step
 from tvm_distir.performance import Profile
 from tvm_distir.support import InfeasibleError
 
@@ -62,6 +62,7 @@ class Queue:
         self._tables: LayerTables | None = None
         self._outlooks = Estimator(trials.system, trials.limit)
         self._waiting: list[QueuedCandidate] = []
+        self._whole_bytes: dict[tuple[Schedule | None, str], int] = {}  # of steps that do not fit
         self._seen: list[tuple[Candidate, Estimate, Estimate]] = []  # what was likely, what was so
 
     def __bool__(self) -> bool:
@@ -125,6 +126,8 @@ class Queue:
         if queued.estimate is not None and row.time_s is not None and row.peak_bytes is not None:
             so = Estimate(row.time_s, row.peak_bytes)
             self._seen.append((queued.candidate, queued.estimate, so))
+        if row.whole_bytes is not None and not row.candidate.ranks:
+            self._whole_bytes[_step(row.candidate)] = row.whole_bytes
         if row.state == MEMORY:
             self._add_smaller(row.candidate, row.least_s, row.needs_bytes or row.peak_bytes or 0)
         elif row.state == SOLVED and row.candidate.micro_batches > 1 and row.time_s is not None:
@@ -158,6 +161,18 @@ class Queue:
         """
         if queued.least_s >= worst_s:
             return CandidateRow(queued.candidate, BOUND, queued.least_s, likely_s=queued.likely_s)
+        needs_bytes = self._least_bytes(queued.candidate)
+        if needs_bytes > (1 + self.trials.margin) * self.trials.limit:
+            self._add_smaller(queued.candidate, queued.least_s, needs_bytes)
+            reason = f"on a mesh of any shape it stores at least {needs_bytes / 2**30:.2f} GiB"
+            return CandidateRow(
+                queued.candidate,
+                MEMORY,
+                queued.least_s,
+                why=reason,
+                likely_s=queued.likely_s,
+                needs_bytes=needs_bytes,
+            )
         if queued.estimate is None:
             return None
         kind = _kind(queued.candidate)
@@ -180,6 +195,12 @@ class Queue:
             likely_s=queued.likely_s,
             needs_bytes=expected.peak_bytes,
         )
+
+    def _least_bytes(self, candidate: Candidate) -> int:
+        """Return the bytes that each device stores at least, as another mesh of as many showed."""
+        if candidate.ranks:
+            return 0
+        return self._whole_bytes.get(_step(candidate), 0) // candidate.devices
 
     def _push(self, candidate: Candidate, least_s: float | None = None) -> None:
         """Add a candidate, with its lower bound where that is not known."""
@@ -212,6 +233,11 @@ def _lasting(work: StepKernels, system: System) -> StepKernels:
             if kernel.kernel_class in TENSOR_CLASSES:
                 products[kernel._replace(moved_bytes=0)] += count
     return lasting
+
+
+def _step(candidate: Candidate) -> tuple[Schedule | None, str]:
+    """Return what decides the values of a step, whatever its mesh is."""
+    return candidate.schedule, candidate.recompute
 
 
 def _kind(candidate: Candidate) -> str:

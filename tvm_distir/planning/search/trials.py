@@ -11,6 +11,7 @@ from tvm import ir
 
 from tvm_distir.core import (
     DEFAULT_MESH,
+    MeshPriceCache,
     MeshSpec,
     Plan,
     Schedule,
@@ -105,10 +106,10 @@ class _Solver:
     simulated: tuple[Plan, Result] | None
 
 
-def _reduced(error: TooLargeError, saved_bytes: int) -> TooLargeError:
-    """Return the error of what ops need, less what fused kernels do not store.
+def _reduced(error: TooLargeError, saved_bytes: int, devices: int) -> TooLargeError:
+    """Return the error of what ops need, less what fused kernels do not store on each device.
 
-    The bytes are negative where quantized copies outweigh it.
+    The bytes are negative where quantized copies outweigh it; these depend on the mesh.
     """
     if not saved_bytes:
         return error
@@ -118,6 +119,7 @@ def _reduced(error: TooLargeError, saved_bytes: int) -> TooLargeError:
         what = f"{error.what}, both without {-gib:.3f} GiB of quantized copies"
     reduced = TooLargeError(error.code, what, place=error.place, remedy=error.remedy)
     reduced.least_bytes = max(0, error.least_bytes - saved_bytes)
+    reduced.whole_bytes = max(0, error.whole_bytes - max(0, saved_bytes) * devices)
     return reduced
 
 
@@ -152,6 +154,7 @@ class Trials:
     ) -> None:
         self.source, self.system, self.limit, self.gap = source, system, limit, gap
         self.constraints, self.margin, self.in_stages = constraints, margin, in_stages
+        self._prices = MeshPriceCache(system)
 
     def of(
         self, candidate: Candidate, least_s: float, likely_s: float | None
@@ -172,10 +175,9 @@ class Trials:
             if error.code not in (*TOO_LARGE, *NOT_SO):
                 raise
             state = MEMORY if error.code in TOO_LARGE else REFUSED
-            needs = error.least_bytes if isinstance(error, TooLargeError) else None
-            row = CandidateRow(
-                candidate, state, least_s, why=str(error), likely_s=likely_s, needs_bytes=needs
-            )
+            row = CandidateRow(candidate, state, least_s, why=str(error), likely_s=likely_s)
+            if isinstance(error, TooLargeError):
+                row = replace(row, needs_bytes=error.least_bytes, whole_bytes=error.whole_bytes)
             return row, None, None
 
     def _solved(
@@ -201,7 +203,7 @@ class Trials:
                 labelled = free if is_free else solver.labeller.run(self.gap, limit, hidden)
             except TooLargeError as error:
                 if not plans:
-                    raise _reduced(error, limit - self.limit) from None
+                    raise _reduced(error, limit - self.limit, candidate.devices) from None
                 continue
             plan = with_attention(module, candidate.completed(labelled.plan()))
             if plan in plans:
@@ -222,7 +224,7 @@ class Trials:
         is lowered where these do not fit because of quantized copies of weights.
         """
         fixed = self._fixed(candidate)
-        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
+        labeller = labeller_of(module, fixed.meshes, self.system, fixed, self._prices)
         free = labeller.run(self.gap, None, HIDDEN[0])
         fits = free.peak_bytes <= self.limit
         if fits and not Profile.resolve(self.system.kernels).stores_copies:

@@ -19,6 +19,7 @@ from tests.plain_systems import PLAIN_A100, PLAIN_H100
 from tests.planning.search.systems import A100, QUICK
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import MeshSpec
+from tvm_distir.core.propagation.auto_sharding.memory_bound import TooLargeError
 from tvm_distir.core.propagation.auto_sharding.solver import Labeller
 from tvm_distir.core.propagation.solve.ilp import integer_optimum
 from tvm_distir.core.solver.problem import INFINITE, Problem
@@ -336,15 +337,19 @@ class TestMemory:
     mesh = MeshSpec("mesh0", {"a": 4})
 
     def test_a_limit_holds_and_costs(self):
-        free = auto_shard(self.mod, self.mesh, A100)
+        labeller = labeller_of(self.mod, self.mesh, A100)
+        free = labeller.run(0.0, None)
         assert free.peak_bytes > 0
         last = free.price_ps
         for share in (0.9, 0.8, 0.7):
             limit = int(share * free.peak_bytes)
-            result = auto_shard(self.mod, self.mesh, A100, memory_bytes=limit)
+            result = labeller.run(0.0, limit)
             assert result.peak_bytes <= limit
             assert last <= result.price_ps and result.bound_ps <= result.price_ps
             last = result.price_ps
+        assert auto_shard(self.mod, self.mesh, A100, memory_bytes=limit).price_ps == last
+        again = labeller.run(0.0, None)
+        assert (again.price_ps, again.peak_bytes) == (free.price_ps, free.peak_bytes)
         plan = Plan(result.meshes)
         assert td.verify(self.mod, plan, engine="virtual", dist=result.distribute()).equal
 
@@ -354,11 +359,12 @@ class TestMemory:
 
     def test_the_least_that_is_named_is_about_enough(self):
         """A limit of twice the least that is proved is met."""
-        with pytest.raises(InfeasibleError) as caught:
+        with pytest.raises(TooLargeError) as caught:
             auto_shard(self.mod, self.mesh, A100, memory_bytes=1)
-        least = float(caught.value.what.split("at least ")[1].split(" GiB")[0]) * 2**30
-        limit = int(2 * least)
-        assert auto_shard(self.mod, self.mesh, A100, memory_bytes=limit).peak_bytes <= limit
+        least = caught.value.least_bytes
+        limit = 2 * least
+        peak_bytes = auto_shard(self.mod, self.mesh, A100, memory_bytes=limit).peak_bytes
+        assert least <= peak_bytes <= limit
 
 
 class TestWhatIsKept:

@@ -190,10 +190,11 @@ class Liveness:
 
     def _hold(self, scope: tuple[int, ...], size: Bytes, first: int, last: int) -> None:
         """Record a non-empty live range; variables of a single state are left out of its scope."""
+        is_single = len(scope) == 1
         open_axes = tuple([slice(None) if u >= 0 else 0 for u in scope])
         size = size[open_axes]
         scope = tuple([u for u in scope if u >= 0])
         if len(scope) == 2 and scope[0] == scope[1]:
             scope, size = scope[:1], size.diagonal()
         if first <= last and size.any():
-            self.net.holdings.append(LiveRange(scope, size, first, last))
+            self.net.holdings.append(LiveRange(scope, size, first, last, is_single))

@@ -33,9 +33,14 @@ Solve = Callable[[Problem, int], Solution]
 
 
 class TooLargeError(InfeasibleError):
-    """Error that nothing fits; ``least_bytes`` is a lower bound, 0 where none is proved."""
+    """Error that nothing fits.
+
+    ``least_bytes`` is a lower bound, 0 where none is proved. The devices of a mesh of any shape
+    store ``whole_bytes`` together at least.
+    """
 
     least_bytes: int = 0
+    whole_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class MemoryBound:
     def __init__(self, net: ShardingProblem) -> None:
         self.net = net
         self.holdings = list(_all(net, 0, 0))
-        self.spans = np.array([holding[2:] for holding in self.holdings], np.int64).reshape(-1, 2)
+        self.spans = np.array([holding[2:4] for holding in self.holdings], np.int64).reshape(-1, 2)
         self.end = net.begins[-1]
 
     def profile(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -79,7 +84,16 @@ class MemoryBound:
     @functools.cached_property
     def least_bytes(self) -> int:
         """Return a lower bound on the peak memory: every value in its smallest form."""
-        sizes = [int(size.min()) for _, size, *_ in self.holdings]
+        sizes = [int(held.bytes.min()) for held in self.holdings]
+        return int(live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end).max())
+
+    @functools.cached_property
+    def whole_bytes(self) -> int:
+        """Return the bytes of all values at the worst moment, undivided.
+
+        Together, the devices of a mesh of any shape store at least as many.
+        """
+        sizes = [int(held.bytes.max()) if held.is_single else 0 for held in self.holdings]
         return int(live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end).max())
 
     def priced(
@@ -107,7 +121,7 @@ class MemoryBound:
         ends = np.searchsorted(moments, self.spans[:, 1] + 1)
         shares = sums[ends] - sums[begins]
         for i in np.flatnonzero(shares).tolist():
-            (scope, size, _, _), weight = self.holdings[i], float(shares[i])
+            (scope, size, *_), weight = self.holdings[i], float(shares[i])
             key = (id(size), weight)
             if key not in known:
                 known[key] = tables.intern(np.rint(weight * size).astype(np.int64))
@@ -128,9 +142,9 @@ class MemoryBound:
 
 def _all(net: ShardingProblem, variables: int, moments: int) -> Iterator[LiveRange]:
     """Yield live ranges of a problem and its callees, in the caller's variables and moments."""
-    for scope, size, first, last in net.holdings:
+    for scope, size, first, last, is_single in net.holdings:
         yield LiveRange(
-            tuple([variables + u for u in scope]), size, moments + first, moments + last
+            tuple([variables + u for u in scope]), size, moments + first, moments + last, is_single
         )
     for k, (inner, start) in net.callees.items():
         yield from _all(inner, variables + start, moments + net.begins[k])
@@ -201,6 +215,12 @@ class MemorySearch:
         values, bound = self._at({})
         return self._evaluated(values), bound
 
+    def _begin(self, limit: int) -> _Evaluated:
+        """Return the assignment without a limit, from which the search of a limit begins."""
+        first, self.bound = self._unlimited
+        self.limit, self.best = limit, None
+        return first
+
     def run(self, limit: int | None) -> BoundedSolution:
         """Return the cheapest assignment that stores at most ``limit`` bytes, and a bound.
 
@@ -214,8 +234,7 @@ class MemorySearch:
         InfeasibleError
             DIST0801 where nothing fits; it says the least that is needed where that is proved.
         """
-        self.limit, self.best = UNLIMITED if limit is None else limit, None
-        first, self.bound = self._unlimited
+        first = self._begin(UNLIMITED if limit is None else limit)
         if first.peak <= self.limit:
             return BoundedSolution(
                 first.values, first.price, min(first.price, self.bound), first.peak
@@ -300,7 +319,7 @@ class MemorySearch:
             place=self.place,
             remedy="Use more devices, a smaller batch, or recomputation.",
         )
-        error.least_bytes = least_bytes
+        error.least_bytes, error.whole_bytes = least_bytes, self.keeper.whole_bytes
         return error
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm.relax.distributed import DeviceMesh
 
@@ -95,3 +95,27 @@ class MeshPrices:
                         return False
                     ranks *= size
         return True
+
+
+class MeshPriceCache:
+    """Costs on the meshes of a system, shared by the problems of several modules.
+
+    It is pickled without the costs, which are then computed again.
+
+    Parameters
+    ----------
+    system : System
+    """
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self._prices: dict[tuple[tuple[int, ...], tuple[int, ...]], MeshPrices] = {}
+
+    def __reduce__(self) -> tuple[Callable[[System], MeshPriceCache], tuple[System]]:
+        """Return how to make an empty cache of the same system."""
+        return MeshPriceCache, (self.system,)
+
+    def of(self, mesh: DeviceMesh) -> MeshPrices:
+        """Return the costs on a mesh; they do not depend on the names of its axes."""
+        prices = MeshPrices(self.system, mesh)
+        return self._prices.setdefault((tuple(prices.sizes), prices.devices), prices)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -59,13 +60,15 @@ class LiveRange(NamedTuple):
 
     ``first`` and ``last`` count the nodes of the function and of all that it calls, in order;
     ``bytes`` has those of a device, by the state of the single variable of ``scope`` or the
-    states of its two variables (none: a scalar array).
+    states of its two variables (none: a scalar array). ``is_single`` is whether the bytes depend on
+    one placement on every mesh; those of two placements may be 0 on another mesh.
     """
 
     scope: tuple[int, ...]
     bytes: npt.NDArray[np.int64]
     first: int
     last: int
+    is_single: bool
 
 
 NO_STATES = Strategies(-1, ())
@@ -118,6 +121,12 @@ class Shared:
         if table_ref is None:
             table_ref = self._tables[key] = self.store.intern(make())
         return table_ref
+
+    def discounted(self, hiding: OverlapDiscount) -> Shared:
+        """Return the same state with another share of communication that counts."""
+        other = copy.copy(self)
+        other.hiding = hiding
+        return other
 
     def forms_of(self, g: Graph, v: int) -> PriceMatrix:
         """Return the placements of a value."""

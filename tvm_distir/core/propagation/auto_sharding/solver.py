@@ -26,7 +26,7 @@ from .decisions import axes_of, decision_of, mesh_of
 from .edge_builder import EdgeBuilder
 from .in_flight import NO_FLIGHT, flights_of
 from .memory_bound import MemorySearch
-from .mesh_costs import MeshPrices
+from .mesh_costs import MeshPriceCache
 from .nodes import NodeBuilder
 from .overlap import OverlapDiscount
 from .sharding_problem import Assembly, ShardingProblem, Shared
@@ -89,18 +89,24 @@ class Labeller:
         The module, at level 2, without branches.
     system : System
         The system whose times are the costs.
+    prices : MeshPriceCache, optional
+        The costs on meshes of the system, shared with solvers of other modules.
     """
 
-    def __init__(self, mod: ir.IRModule, system: System) -> None:
+    def __init__(
+        self, mod: ir.IRModule, system: System, prices: MeshPriceCache | None = None
+    ) -> None:
         self.mod = mod
         self.module = PlacedModule.of(mod)
         self.reach = ReachabilityWalk(self.module, DimUnifier(self.module, {}, True).run()).run()
-        self.prices = [MeshPrices(system, mesh) for mesh in meshes(mod)]
+        cache = MeshPriceCache(system) if prices is None else prices
+        self.prices = [cache.of(mesh) for mesh in meshes(mod)]
         self.tables = Tables()
         self.flights = flights_of(mod)
         self.solutions: dict[str, tuple[ShardingProblem, Sequence[int]]] = {}
         """The problem of each public function and the values of its variables, once solved."""
         self._searches: dict[tuple[str, float, float], MemorySearch] = {}
+        self._shared: dict[str, Shared] = {}
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardingSolution:
         """Solve every public function.
@@ -149,13 +155,16 @@ class Labeller:
         """Return the problem of a public function; ``hidden`` as for :meth:`run`."""
         key = self.module.entries[name]
         g = self.module.graphs[key]
-        updates, prices = self._updates(g), self.prices[mesh_of(g)]
-        flight = self.flights.get(name, NO_FLIGHT)
-        shared = Shared(
-            self.module, self.reach, prices, axes_of(self.module, g), self.tables, updates, flight,
-            OverlapDiscount(self.module, key, updates, hidden),
-        )  # fmt: skip
-        return ShardingProblemBuilder(shared).of(key)
+        shared = self._shared.get(name)
+        if shared is None:
+            updates, prices = self._updates(g), self.prices[mesh_of(g)]
+            flight = self.flights.get(name, NO_FLIGHT)
+            shared = self._shared[name] = Shared(
+                self.module, self.reach, prices, axes_of(self.module, g), self.tables, updates,
+                flight, OverlapDiscount(self.module, key, updates, 0.0),
+            )  # fmt: skip
+        discount = OverlapDiscount(self.module, key, shared.updates, hidden)
+        return ShardingProblemBuilder(shared.discounted(discount)).of(key)
 
     def _search(self, name: str, hidden: float, gap: float) -> MemorySearch:
         """Return the search of a public function; what one limit computes serves the next."""
