@@ -7,6 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_distir as td
+from tests.planning.search.systems import QUICK
+from tvm_distir.planning.search.auto_sharding import auto_shard
 from tvm_distir.planning.search.candidates import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.planning.search.result import SearchResult
@@ -32,3 +34,27 @@ def test_what_fused_kernels_do_not_store_needs_no_memory() -> None:
     assert free.time_s in {each.time_s for each in limited.plans}
     assert "memory" not in limited.space
     assert limited.why  # placements of the best plan's weights are compared within the same limit
+
+
+def test_meshes_on_which_no_values_fit_are_not_tried() -> None:
+    """What one mesh proves holds of all: none of those that are skipped fits."""
+    step = td.zoo.gpt(size="tiny", layers=2, batch=64)
+    fitting = auto_shard(td.train_step(step, optimizer="adam", recompute="full"), {"a": 4}, QUICK)
+    limit = int(1.08 * fitting.peak_bytes)
+    rows = {}
+    for margin in (0.01, 99.0):  # with the second, all meshes are tried
+        result = search(
+            step, 4, QUICK, train={"optimizer": "adam"}, margin=margin,
+            constraints=Constraints(recompute=("none", "full")), memory_bytes=limit,
+        )  # fmt: skip
+        assert {plan.row.candidate.recompute for plan in result.plans} == {"full"}
+        rows[margin] = {row.candidate.key: row for row in result.rows}
+    skipped, tried = rows.values()
+    assert {key: row.time_s for key, row in skipped.items()} == {
+        key: row.time_s for key, row in tried.items()
+    }
+    keys = [key for key, row in skipped.items() if "mesh of any shape" in row.why]
+    assert keys
+    for key in keys:
+        assert skipped[key].state == tried[key].state == "memory"
+        assert limit < skipped[key].needs_bytes <= tried[key].needs_bytes
