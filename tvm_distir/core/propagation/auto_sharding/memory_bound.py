@@ -84,7 +84,7 @@ class MemoryBound:
     @functools.cached_property
     def least_bytes(self) -> int:
         """Return a lower bound on the peak memory: every value in its smallest form."""
-        sizes = [int(held.bytes.min()) for held in self.holdings]
+        sizes = [int(span.bytes.min()) for span in self.holdings]
         return int(live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end).max())
 
     @functools.cached_property
@@ -93,7 +93,7 @@ class MemoryBound:
 
         Together, the devices of a mesh of any shape store at least as many.
         """
-        sizes = [int(held.bytes.max()) if held.is_single else 0 for held in self.holdings]
+        sizes = [int(span.bytes.max()) if span.is_single else 0 for span in self.holdings]
         return int(live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end).max())
 
     def priced(
