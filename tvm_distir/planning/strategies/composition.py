@@ -20,9 +20,11 @@ from tvm_distir.core import (
     check_module,
     faults_of_plan,
     fold_shapes,
+    is_private,
     labels_text,
     open_tuples,
     policies_of,
+    relax_functions,
 )
 from tvm_distir.support import PlanError
 
@@ -125,7 +127,10 @@ def compose(
     spec = mesh_of(mod, spec, chosen_specs)
     merged = merge(_plans(mod, spec, chosen_specs, System.resolve(system)))
     updated = new_names(mod) if merged.complete else ()
-    rules = tuple(_close_rule(rule, updated) for rule in merged.rules)
+    private = {str(gv.name_hint) for gv, fn in relax_functions(mod) if is_private(fn)}
+    rules = tuple(
+        rule if rule.function in private else _close_rule(rule, updated) for rule in merged.rules
+    )
     schedule = None if stages is None else stages.schedule
     return replace(merged, rules=rules, recompute=policies_of(mod), schedule=schedule)
 

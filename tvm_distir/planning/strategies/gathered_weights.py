@@ -11,7 +11,17 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import MeshSpec, PlanRule, R, is_private, known_shape, op_name, variables
+from tvm_distir.core import (
+    MeshSpec,
+    OpenLabels,
+    PlanRule,
+    R,
+    is_private,
+    known_shape,
+    op_name,
+    unpack,
+    variables,
+)
 from tvm_distir.transforms import CallSites, callee_of
 
 from .data_parallelism import BATCH_DIM
@@ -34,6 +44,7 @@ def gathered_in_layers(
     mesh: MeshSpec,
     batch_axes: Collection[int],
     state_axes: Collection[int],
+    stored: Mapping[str, Mapping[int, OpenLabels]],
 ) -> Iterator[PlanRule]:
     """Yield the rules by which the functions of a training step gather the weights that they use.
 
@@ -58,6 +69,9 @@ def gathered_in_layers(
     batch_axes, state_axes : collection of int
         The numbers of the axes that divide the samples, and of those along which weights are
         stored in parts.
+    stored : mapping of str to mapping of int to labels
+        The labels of weights that another strategy shards too, by entry function and position.
+        Propagation could gather these once for both passes, and keep them, as they may move.
     """
     calls = CallSites(mod, weights)
     updates = _updates(mod, calls)
@@ -86,16 +100,39 @@ def gathered_in_layers(
             for var in variables(binding.value)
         }
         early = {fn.params[position] for position in sorted(calls.early_params(gv))}
-        for param in fn.params:
-            if param in early and param in used:
-                yield PlanRule(
-                    "param",
-                    glob.escape(str(param.name)),
-                    gathered,
-                    mesh.name,
-                    function=str(gv.name_hint),
-                )
+        for number, param in enumerate(fn.params):
+            if param not in early or param not in used:
+                continue
+            parts = _stored_as(calls, stored, gv, number)
+            if parts is None and any(stored.values()):
+                continue
+            whole = gathered if parts is None else _without(parts, state_axes)
+            name = str(gv.name_hint)
+            yield PlanRule("param", glob.escape(str(param.name)), whole, mesh.name, function=name)
+            if parts is not None:
+                for caller in sorted({str(caller.name_hint) for caller, _ in calls.of[gv]}):
+                    yield PlanRule("call", name, parts, mesh.name, function=caller, arg=number)
         yield from held(fn, str(gv.name_hint), early)
+
+
+def _stored_as(
+    calls: CallSites, stored: Mapping[str, Mapping[int, OpenLabels]], gv: Any, number: int
+) -> OpenLabels | None:
+    """Return the labels of the weights that a parameter stands for; None if they differ."""
+    fn = calls.functions[gv]
+    if not is_private(fn):
+        return stored.get(str(gv.name_hint), {}).get(number)
+    labels: set[OpenLabels | None] = set()
+    for caller, call in calls.of[gv]:
+        arg, params = unpack(call.args)[number], list(calls.functions[caller].params)
+        at = next((i for i, param in enumerate(params) if param.same_as(arg)), None)
+        labels.add(None if at is None else _stored_as(calls, stored, caller, at))
+    return labels.pop() if len(labels) == 1 else None
+
+
+def _without(labels: OpenLabels, axes: Collection[int]) -> OpenLabels:
+    """Return labels that are replicated along axes."""
+    return tuple(R if axis in axes else label for axis, label in enumerate(labels))
 
 
 def _products(fn: relax.Function, positions: Collection[int], batch: int) -> Iterator[str]:

@@ -14,7 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import ir, relax
 
-from tvm_distir.core import MeshSpec, Plan, PlanRule, R, data_positions, faults_of_plan
+from tvm_distir.core import (
+    MeshSpec,
+    OpenLabels,
+    Plan,
+    PlanRule,
+    R,
+    data_positions,
+    faults_of_plan,
+)
 from tvm_distir.support import PlanError
 from tvm_distir.transforms import is_training_step
 
@@ -30,7 +38,6 @@ from .model_info import (
     some_axes,
     tensor_parameters,
 )
-from .occupied_dims import occupied_dims
 from .registry import plan_maker
 from .state_axes import find_state_axes, state_labels
 from .training_parts import gradient_names, states_of, term_names
@@ -115,7 +122,7 @@ def stored_in_parts(
     parts, faults = 0, faults_of_plan(f'strategy "{strategy}"')
     in_parts: dict[str, list[int]] = {}
     batches: dict[str, int] = {}
-    cut = False
+    cut: dict[str, dict[int, OpenLabels]] = {}
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
         inputs = data_positions(fn, name)
@@ -138,13 +145,13 @@ def stored_in_parts(
         stored = [*_stored(fn, weights, dims, spec, numbers, stage)]
         parts += sum(any(r.placement[number] != R for number in numbers) for r in stored)
         rules += stored
-        cut |= bool(occupied_dims(others, {name: weights}, without=axes.names))
+        cut[name] = _cut_twice(weights, dims, spec, others)
     if not parts:
         faults.add(_nothing(entries(mod)[0][0], stage, strategy))
     faults.raise_all()
-    if stage == 3 and not cut and is_training_step(mod):
+    if stage == 3 and is_training_step(mod):
         samples = [spec.axis_number(name) for name in axes.batch]
-        rules += gathered_in_layers(mod, in_parts, batches, spec, samples, numbers)
+        rules += gathered_in_layers(mod, in_parts, batches, spec, samples, numbers, cut)
     return Plan((spec,), tuple(rules))
 
 
@@ -173,6 +180,24 @@ def _stored(
             if weight.name in named:
                 title = glob.escape(named[weight.name])
                 yield PlanRule("value", title, cut, mesh.name, function=weight.function)
+
+
+def _cut_twice(
+    weights: Mapping[int, Parameter],
+    dims: Mapping[int, Mapping[int, int]],
+    mesh: MeshSpec,
+    others: Plan | None,
+) -> dict[int, OpenLabels]:
+    """Return the labels of weights that are stored in parts and that others shard too."""
+    rules = others.rules if others is not None else ()
+    placed = {(r.function, r.name): r.placement for r in rules if r.kind == "param"}
+    cut: dict[int, OpenLabels] = {}
+    for position, weight in weights.items():
+        other = placed.get((weight.function, glob.escape(weight.name)), ())
+        if dims[position] and any(label is not None and label != R for label in other):
+            labels = {axis: label for axis, label in enumerate(other) if label is not None}
+            cut[position] = some_axes(mesh, {**labels, **dims[position]})
+    return cut
 
 
 def _nothing(name: str, stage: int, strategy: str) -> PlanError:

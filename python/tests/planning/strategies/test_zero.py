@@ -319,3 +319,22 @@ def test_layers_gather_their_weights_for_few_samples() -> None:
     assert all(len(shape) <= 2 for _, shape in moved)
     gathers = [shape for kind, shape in moved if kind == "all_gather" and len(shape) == 2]
     assert len(gathers) == 2 * 7  # the matrices of a layer, in both passes
+
+
+@pytest.mark.parametrize("text", ["fsdp+megatron", "fsdp+megatron:sequence=1"])
+def test_layers_gather_weights_that_are_sharded_twice(text: str) -> None:
+    """Both passes of a layer gather its seven matrices along dp, and the step keeps none whole."""
+    model = td.zoo.llama(size="tiny", layers=2, batch=8, seq=16)
+    step = td.train_step(model, optimizer="adamw")
+    program = td.export(distributed(step, text, {"dp": 2, "tp": 2}))
+    gathers = {
+        name: [
+            function.values[op.outputs[0]].shape
+            for op in function.ops
+            if op.collective == "all_gather" and len(function.values[op.outputs[0]].shape) == 2
+        ]
+        for name, function in program.functions.items()
+    }
+    assert len(gathers["layer_forward"]) == len(gathers["layer_backward"]) == 7
+    assert (64, 32) not in gathers["main"]  # only the ids of tokens and the head
+    assert len(gathers["main"]) == 2
