@@ -20,6 +20,7 @@ from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir import async_ops
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.entries import entry_memory
+from tvm_distir.planning.calibration.step_times import with_constants
 from tvm_distir.support.errors.tree import LevelError
 from tvm_distir.transforms.optimize.binding_costs import BindingCosts
 from tvm_distir.transforms.optimize.bucket import BucketReductions
@@ -339,9 +340,11 @@ def test_gathers_of_the_backward_part_begin_in_time_and_not_before():
     step = td.train_step(td.zoo.gpt(size="gpt3-175b", layers=2, batch=1, dtype="float16"))
     plan = td.strategy.make_plan(step, "megatron:sequence=1", {"tp": 8})
     times_s = []
+    # More gathers cost the kernels beside them more, which is not what is compared here.
+    system = with_constants(System.load("dgx-a100"), {"overlap_slowdown": 1.0})
     for each in (plan, dataclasses.replace(plan, regather=())):
         dist = td.distribute(step, each, system="dgx-a100")
-        times_s.append(td.simulate(td.export(dist), System.load("dgx-a100")).time_s)
+        times_s.append(td.simulate(td.export(dist), system).time_s)
         if each.regather:
             lines = re.findall(r"^ +(\w+): .* = R\.(.*)", dist["layer_backward"].script(), re.M)
     first = next(i for i, (_, value) in enumerate(lines) if value.startswith(("matmul", "einsum")))
