@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of predicted times against published ones, as a table.
 
-``python scripts/checks/accuracy.py [PART ...]``: steps, family, products, perceptrons, serving.
+``python scripts/checks/accuracy.py [PART ...]``: steps, family, products, quantized, perceptrons,
+serving.
 Constants are fitted to ``benchmarks/measured`` and tested out of fold; those of vTrain's steps
 also on the tables of two papers that nothing is fitted to. The system of ``family`` is fitted to
 no step. The first run makes 178 programs, which are kept on disk.
@@ -11,6 +12,7 @@ no step. The first run makes 178 programs, which are kept on disk.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import sys
 from collections import Counter
@@ -20,6 +22,7 @@ import numpy as np
 
 import tvm_distir as td
 from tvm_distir.core import system_names
+from tvm_distir.performance.fusion.profile import Profile
 from tvm_distir.planning.calibration.calibrate import Calibration, calibrate
 from tvm_distir.planning.calibration.measured_rows import StepTimeModel
 from tvm_distir.planning.calibration.programs import program_of
@@ -35,6 +38,7 @@ BEFORE = {
     "nic_efficiency_gradients": 0.5,
 }  # fmt: skip
 """Centers of the priors: those of the system that comes with the package know all rows."""
+QUANTIZING = ("fused-fp8", "fused-fp8-block", "fused-mxfp8", "fused-nvfp4")
 MULTI_WEIGHT = 5.0
 """Of rows over several nodes, of which there are few."""
 
@@ -95,6 +99,44 @@ def products() -> None:
         print(f"products, {name}\n" + result.to_text())
 
 
+def quantized() -> None:
+    """Products of a layer, each of which quantizes both operands, against those in bfloat16."""
+    with (MEASURED / "products_quantized.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    print("| measured on | system | dtype | speedup | predicted |\n|--|--|--|--:|--:|")
+    profiles = {p.quantization.dtype: p for p in map(Profile.load, QUANTIZING) if p.quantization}
+    for row in rows:
+        if row["dtype"] == "bfloat16":
+            plain_ms, plain_s = float(row["time_ms"]), _layer_s(row, None)
+            continue
+        speedup, predicted = plain_ms / float(row["time_ms"]), plain_s / _layer_s(row, profiles)
+        print(
+            f"| {row['device']} | `{row['system']}` | {row['dtype']} | {speedup:.2f} "
+            f"| {predicted:.2f} |"
+        )
+
+
+def _layer_s(row: dict[str, str], profiles: dict[str, Profile] | None) -> float:
+    """Return the seconds of the twelve products of a layer, and of their quantization."""
+    system = td.System.load(row["system"])
+    tokens, hidden, ffn = (int(row[key]) for key in ("tokens", "hidden", "ffn"))
+    chosen = profiles[row["dtype"]].quantization if profiles else None
+    bits = chosen.bits if chosen else 16
+    product = system.rate("matmul", row["dtype"] if profiles else "bfloat16")
+    copy = system.rate("memory", "bfloat16")
+    time_s = 0.0
+    for k, n in ((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden)):
+        for a, b, c in ((tokens, k, n), (tokens, n, k), (k, tokens, n)):
+            operands = (a * b, b * c)
+            moved = sum(operands) * bits / 8 + 2 * a * c
+            time_s += float(product.spent_s(2.0 * a * b * c, moved).whole)
+            if chosen is not None:
+                for size in operands:  # of which two copies are written
+                    moved = 2 * size * (chosen.passes + bits / 8)
+                    time_s += float(copy.spent_s(0.0, moved).whole)
+    return time_s
+
+
 def perceptrons() -> None:
     """Data-parallel perceptrons on V100 whose links nobody told."""
     near = ("intra_node.bandwidth_GBps", "intra_node.share")
@@ -124,8 +166,8 @@ def serving() -> None:
 def main() -> None:
     """Fit and print."""
     parts = {
-        "steps": steps, "family": family, "products": products, "perceptrons": perceptrons,
-        "serving": serving,
+        "steps": steps, "family": family, "products": products, "quantized": quantized,
+        "perceptrons": perceptrons, "serving": serving,
     }  # fmt: skip
     for name in sys.argv[1:] or parts:
         parts[name]()
