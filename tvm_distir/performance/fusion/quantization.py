@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from fractions import Fraction
 
 from tvm_distir.core import System
 from tvm_distir.performance.program.parts import Function, Op
@@ -18,7 +16,7 @@ from tvm_distir.support import HardwareError, UsageError
 from .dataflow import GRADIENT, Dataflow
 from .kernel_classes import BATCHED, LOGITS
 from .profile import Profile, Quantization
-from .stored_weights import store_quantized
+from .stored_weights import quantized_bytes, store_quantized
 
 HALF = ("float16", "bfloat16")
 EXPERTS = "relax.dist.expert_matmul"
@@ -98,6 +96,12 @@ def check_products(profile: Profile, system: System) -> None:
         )
 
 
+def half_matrices(flow: Dataflow, number: int) -> list[int]:
+    """Return the 16-bit matrices that an op reads."""
+    values = flow.fn.values
+    return [v for v in flow.reads(number) if values[v].dtype in HALF and len(values[v].shape) > 1]
+
+
 class _Quantizer:
     """Writer of a function with quantized products.
 
@@ -147,7 +151,7 @@ class _Quantizer:
         others = sum(values[v].bytes for v in self.flow.reads(number) if v not in weights)
         matrix = sum(values[v].bytes // values[v].shape[0] for v in weights)
         active = max(op.bytes_read - others, 0) // matrix
-        saved = active * (matrix - math.ceil(matrix * Fraction(self.chosen.bits) / 16))
+        saved = active * (matrix - quantized_bytes(matrix, self.chosen.bits))
         return saved + sum(values[v].bytes - self._bytes(v) for v in operands if v not in weights)
 
     def _is_linear(self, number: int) -> bool:
@@ -180,11 +184,7 @@ class _Quantizer:
     def _operands(self, number: int) -> list[int]:
         """Return the operands of a product that are quantized."""
         values = self.fn.values
-        matrices = [
-            v
-            for v in self.flow.reads(number)
-            if values[v].dtype in HALF and len(values[v].shape) > 1
-        ]
+        matrices = half_matrices(self.flow, number)
         if self.chosen.operands == "all":
             return matrices
         weights = [v for v in matrices if self._is_given(v)][-1:]
@@ -215,4 +215,4 @@ class _Quantizer:
 
     def _bytes(self, value: int) -> int:
         """Return the bytes of a value once it is quantized, with its scales."""
-        return math.ceil(self.fn.values[value].bytes * Fraction(self.chosen.bits) / 16)
+        return quantized_bytes(self.fn.values[value].bytes, self.chosen.bits)

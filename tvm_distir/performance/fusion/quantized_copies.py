@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
-from fractions import Fraction
 
 from tvm_distir.core import VIEW
 from tvm_distir.performance.program.parts import Function, Op, Value
@@ -17,7 +15,8 @@ from tvm_distir.performance.program.program import Program
 from .dataflow import GRADIENT, Dataflow
 from .passed_values import RESULT, SLOT, VALUE, PassedValues, Place, ValueUse
 from .profile import Profile, Quantization
-from .quantization import HALF, PRODUCTS, QUANTIZE, is_training
+from .quantization import PRODUCTS, QUANTIZE, half_matrices, is_training
+from .stored_weights import quantized_bytes
 
 
 def with_quantized_copies(program: Program, profile: Profile) -> Program:
@@ -76,7 +75,7 @@ class _Writer:
 
     def copy(self, value: Value) -> Value:
         """Return the quantized copy of a value."""
-        size = math.ceil(value.bytes * Fraction(self.chosen.bits) / 16)
+        size = quantized_bytes(value.bytes, self.chosen.bits)
         return value._replace(dtype=self.chosen.dtype.partition("_")[0], bytes=size)
 
     def operands(self, name: str, number: int) -> list[int]:
@@ -84,10 +83,7 @@ class _Writer:
         flow, op = self.flows[name], self.program.functions[name].ops[number]
         if op.kind != "compute" or op.op not in PRODUCTS or op.dtype != self.chosen.dtype:
             return []
-        values = flow.fn.values
-        return [
-            v for v in flow.reads(number) if values[v].dtype in HALF and len(values[v].shape) > 1
-        ]
+        return half_matrices(flow, number)
 
     def is_passed_as(self, groups: set[Place], name: str, value: int) -> bool:
         """Return whether a value of a function is passed to it, or returned to it, in groups."""

@@ -15,6 +15,11 @@ from tvm_distir.performance.program.parts import Function
 from .dataflow import Dataflow
 
 
+def quantized_bytes(size: int, bits: float) -> int:
+    """Return the bytes of what has ``size`` bytes in 16 bits, with ``bits`` per element."""
+    return math.ceil(size * Fraction(bits) / 16)
+
+
 def store_quantized(
     functions: Mapping[str, Function], operands: Mapping[str, Mapping[int, set[int]]], bits: float
 ) -> dict[str, Function]:
@@ -47,7 +52,7 @@ def store_quantized(
     for name, fn in functions.items():
         values = list(fn.values)
         for value in (fn.params[at] for at in narrow[name]):
-            size = math.ceil(values[value].bytes * Fraction(bits) / 16)
+            size = quantized_bytes(values[value].bytes, bits)
             values[value] = values[value]._replace(bytes=size)
         result[name] = dataclasses.replace(fn, values=tuple(values))
     return result
