@@ -99,9 +99,10 @@ def gathered_in_layers(
             if callee_of(binding.value) is None
             for var in variables(binding.value)
         }
-        early = {fn.params[position] for position in sorted(calls.early_params(gv))}
-        for number, param in enumerate(fn.params):
-            if param not in early or param not in used:
+        early = calls.early_params(gv)
+        for number in sorted(early):
+            param = fn.params[number]
+            if param not in used:
                 continue
             parts = _stored_as(calls, stored, gv, number)
             if parts is None and any(stored.values()):
@@ -112,7 +113,7 @@ def gathered_in_layers(
             if parts is not None:
                 for caller in sorted({str(caller.name_hint) for caller, _ in calls.of[gv]}):
                     yield PlanRule("call", name, parts, mesh.name, function=caller, arg=number)
-        yield from held(fn, str(gv.name_hint), early)
+        yield from held(fn, str(gv.name_hint), {fn.params[number] for number in early})
 
 
 def _stored_as(

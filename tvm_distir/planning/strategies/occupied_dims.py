@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from tvm_distir.core import CandidatePlacement, PlacementSearch, Plan, R, WeightLabels
+from tvm_distir.core import CandidatePlacement, PlacementSearch, Plan, PlanRule, R, WeightLabels
 
 from .model_info import Parameter
 
@@ -41,18 +41,22 @@ def occupied_dims(
         Entry, flat number and dim of what is cut, to the number of parts.
     """
     occupied: dict[tuple[str, int, int], int] = {}
-    rules = before.rules if before is not None else ()
-    placed = {(r.function, r.name): r for r in rules if r.kind == "param"}
+    if before is None:
+        return occupied
     for name, known in weights.items():
-        for i, parameter in known.items():
-            rule = placed.get((parameter.function, glob.escape(parameter.name)))
-            if rule is None or before is None:
-                continue
+        for i, rule in weight_rules(before, known).items():
             axes = before.mesh(rule.mesh).axes.items()
             for label, (axis, count) in zip(rule.placement, axes, strict=True):
                 if label is not None and label >= 0 and axis not in without:
                     occupied[name, i, label] = occupied.get((name, i, label), 1) * count
     return occupied
+
+
+def weight_rules(plan: Plan, weights: Mapping[int, Parameter]) -> dict[int, PlanRule]:
+    """Return the rules that a plan has for weights of an entry function, by their number."""
+    rules = {(rule.function, rule.name): rule for rule in plan.rules if rule.kind == "param"}
+    names = {i: (weight.function, glob.escape(weight.name)) for i, weight in weights.items()}
+    return {i: rules[name] for i, name in names.items() if name in rules}
 
 
 def avoid_occupied(

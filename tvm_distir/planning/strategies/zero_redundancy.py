@@ -38,6 +38,7 @@ from .model_info import (
     some_axes,
     tensor_parameters,
 )
+from .occupied_dims import weight_rules
 from .registry import plan_maker
 from .state_axes import find_state_axes, state_labels
 from .training_parts import gradient_names, states_of, term_names
@@ -189,13 +190,10 @@ def _cut_twice(
     others: Plan | None,
 ) -> dict[int, OpenLabels]:
     """Return the labels of weights that are stored in parts and that others shard too."""
-    rules = others.rules if others is not None else ()
-    placed = {(r.function, r.name): r.placement for r in rules if r.kind == "param"}
     cut: dict[int, OpenLabels] = {}
-    for position, weight in weights.items():
-        other = placed.get((weight.function, glob.escape(weight.name)), ())
-        if dims[position] and any(label is not None and label != R for label in other):
-            labels = {axis: label for axis, label in enumerate(other) if label is not None}
+    for position, rule in weight_rules(others, weights).items() if others is not None else ():
+        labels = {axis: label for axis, label in enumerate(rule.placement) if label is not None}
+        if dims[position] and any(label != R for label in labels.values()):
             cut[position] = some_axes(mesh, {**labels, **dims[position]})
     return cut
 
