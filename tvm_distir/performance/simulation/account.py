@@ -21,7 +21,7 @@ from tvm_distir.performance.program.program import Program
 from .device_results import CollectiveTotal, DeviceGroupResult, DeviceMemory, DeviceTimeline, Tables
 from .devices import Devices, DeviceWork
 from .lowering import Lowering
-from .op_costs import COMPUTE, SEND, SLOWDOWN, OpRow
+from .op_costs import COMPUTE, SEND, SLOWDOWN, OpRow, overlap_slowdown
 from .result import PipelineResult, Result
 from .timeline import all_seconds, op_times, seconds
 
@@ -127,8 +127,8 @@ class StepAccount:
         In the time that is left, kernels run beside collectives. Where these are fewer than a
         collective could slow, the stream waits for its end, in which part of the delay lies.
         """
-        slowdown = self.system.constant("overlap_slowdown") or 1.0
-        return min(delay_ps, round((slowdown - 1.0) * max(both_ps - delay_ps, 0)))
+        lost = overlap_slowdown(self.system) - 1.0
+        return min(delay_ps, round(lost * max(both_ps - delay_ps, 0)))
 
     def _ops(self, counts: Ints) -> _Ops:
         """Return the ops of devices that run each row so often; equal rows are computed once."""

@@ -82,13 +82,17 @@ def host_time_s(system: System, kernel_class: str, count: Any) -> Any:
     return count * system.constant(HOSTS[kernel_class]) * 1e-6
 
 
+def overlap_slowdown(system: System) -> float:
+    """Return how many times as long kernels take beside a started collective."""
+    return system.constant("overlap_slowdown") or 1.0
+
+
 def overlap_delay_ps(system: System, duration_ps: Any) -> Any:
     """Return the picoseconds that kernels lose beside a collective, or beside many.
 
     Kernels run at ``1 / overlap_slowdown`` of their speed during the whole collective.
     """
-    slowdown = system.constant("overlap_slowdown") or 1.0
-    return np.rint(duration_ps * (1.0 - 1.0 / slowdown)).astype(np.int64)
+    return np.rint(duration_ps * (1.0 - 1.0 / overlap_slowdown(system))).astype(np.int64)
 
 
 def launched(fn: Function) -> Iterator[int]:

@@ -178,8 +178,7 @@ class Matcher:
         """Return the scores of ``cap tanh(scores / cap)``, of which the first factor is read."""
         if match.cap or match.scale <= 0:
             raise Unmatched("its scores are scaled behind a bound")
-        match.cap, match.scale = match.scale, 1.0
-        match.scale *= match.cap  # of what the loop reads next, with the division by the cap
+        match.cap = match.scale  # which stays: the loop reads the division by the cap next
         return self._values[expr].args[0]
 
     def _number(self, expr: Any) -> float | None:

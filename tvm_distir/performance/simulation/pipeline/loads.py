@@ -20,7 +20,13 @@ from tvm_distir.performance.engine.activities import ENDLESS, Loads
 from tvm_distir.performance.engine.function_summaries import NEVER, STREAM_PORTS, Ints
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.simulation.op_costs import COMM, GRADIENTS, OpCosts, OpRow
+from tvm_distir.performance.simulation.op_costs import (
+    COMM,
+    GRADIENTS,
+    OpCosts,
+    OpRow,
+    overlap_slowdown,
+)
 
 from .rank_arrays import RunKind, StageSteps
 from .rank_classes import RankClasses
@@ -56,7 +62,7 @@ class StageLoads:
     ) -> None:
         self.program, self.system, self.kinds = program, system, kinds
         self.steps, self.costs = steps, costs
-        self._slower = system.constant("overlap_slowdown") or 1.0
+        self._slower = overlap_slowdown(system)
         self._cache: dict[tuple[int, str, int, bool], list[Piece]] = {}
         self._crossed: dict[tuple[int, tuple[int, ...]], tuple[dict[int, int], int]] = {}
 
