@@ -22,7 +22,7 @@ import numpy as np
 
 import tvm_distir as td
 from tvm_distir.core import system_names
-from tvm_distir.performance.fusion.profile import Profile
+from tvm_distir.performance.fusion.profile import Profile, Quantization
 from tvm_distir.planning.calibration.calibrate import Calibration, calibrate
 from tvm_distir.planning.calibration.measured_rows import StepTimeModel
 from tvm_distir.planning.calibration.programs import program_of
@@ -104,25 +104,26 @@ def quantized() -> None:
     with (MEASURED / "products_quantized.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     print("| measured on | system | dtype | speedup | predicted |\n|--|--|--|--:|--:|")
-    profiles = {p.quantization.dtype: p for p in map(Profile.load, QUANTIZING) if p.quantization}
+    quantizations = [Profile.load(name).quantization for name in QUANTIZING]
+    by_dtype = {chosen.dtype: chosen for chosen in quantizations if chosen is not None}
     for row in rows:
         if row["dtype"] == "bfloat16":
             plain_ms, plain_s = float(row["time_ms"]), _layer_s(row, None)
             continue
-        speedup, predicted = plain_ms / float(row["time_ms"]), plain_s / _layer_s(row, profiles)
+        speedup = plain_ms / float(row["time_ms"])
+        predicted = plain_s / _layer_s(row, by_dtype[row["dtype"]])
         print(
             f"| {row['device']} | `{row['system']}` | {row['dtype']} | {speedup:.2f} "
             f"| {predicted:.2f} |"
         )
 
 
-def _layer_s(row: dict[str, str], profiles: dict[str, Profile] | None) -> float:
+def _layer_s(row: dict[str, str], chosen: Quantization | None) -> float:
     """Return the seconds of the twelve products of a layer, and of their quantization."""
     system = td.System.load(row["system"])
     tokens, hidden, ffn = (int(row[key]) for key in ("tokens", "hidden", "ffn"))
-    chosen = profiles[row["dtype"]].quantization if profiles else None
     bits = chosen.bits if chosen else 16
-    product = system.rate("matmul", row["dtype"] if profiles else "bfloat16")
+    product = system.rate("matmul", chosen.dtype if chosen else "bfloat16")
     copy = system.rate("memory", "bfloat16")
     time_s = 0.0
     for k, n in ((hidden, 3 * hidden), (hidden, hidden), (hidden, ffn), (ffn, hidden)):

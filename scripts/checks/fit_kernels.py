@@ -51,7 +51,7 @@ MULTIPLIED_AS = {
     ("hopper", "float8_tensor"): "float8", ("blackwell", "float8_tensor"): "float8",
     ("hopper", "mxfp8"): "float8", ("blackwell", "float8_block"): "mxfp8",
 }  # fmt: skip
-"""The rows of ``NARROW`` for a dtype of another name, and where a library stands in another."""
+"""The dtype of the rows of ``NARROW`` for a dtype: of another name, or that the library uses."""
 POWER_LIMITED = "h100-sxm-500w"
 """A device whose sustained rate is that of its products in ``NARROW``."""
 BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
@@ -236,7 +236,7 @@ def narrow_products() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def narrow_form(device: Device, name: str, dtype: str, form: PowerForm) -> PowerForm:
+def narrow_form(name: str, dtype: str, form: PowerForm) -> PowerForm:
     """Return the form of a narrow dtype, from that of bfloat16 and the median speedup."""
     architecture = ARCHITECTURES[name]
     measured = MULTIPLIED_AS.get((architecture, dtype), dtype)
@@ -250,7 +250,7 @@ def narrow_form(device: Device, name: str, dtype: str, form: PowerForm) -> Power
         if measured in by_dtype
     ]
     speedup = float(np.median(speedups))
-    peaks = device.matmul_TFLOPs
+    peaks = load_device(name).matmul_TFLOPs
     most = of_dtype(peaks, dtype) / of_dtype(peaks, "bfloat16")
     source = f"the form of bfloat16, {speedup:.3f} times as fast"
     if measured != dtype:
@@ -350,7 +350,7 @@ def main() -> None:
         if default is None:
             continue
         for dtype in TRAINING:
-            form = narrow_form(load_device(name), name, dtype, default.form)
+            form = narrow_form(name, dtype, default.form)
             print(f"{name} matmul {dtype}: {form}")
             if arguments.update:
                 write(name, "matmul", dtype, form)
