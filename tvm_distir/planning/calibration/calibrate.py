@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,11 @@ FIXED = ("attention_efficiency", "hop_us", "step_overhead_us")
 UNDETERMINED = 0.7
 """Share of the prior's spread that is left of a constant which rows do not determine."""
 _CLOSE = 1e-3
+CHANGED = 1e-3
+"""The least relative change of a constant that counts as one."""
+TOO_FAST = "they are faster than the peak or the bandwidth of the device"
+NO_EFFECT = "no constant that is fitted has an effect on their time"
+OWN_TIMES = ", as the device has measured times of kernels, and no matmul_efficiency"
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,8 @@ class Calibration:
     Attributes
     ----------
     system : System
-        The fitted system. Constants on which no row depends are unchanged, and ``burst_us`` is
-        named only where rows determine it.
+        The system with the constants that the fit changed. ``burst_us`` is among them only where
+        rows determine it.
     values : dict of str to float
         The constants that were fitted.
     errors_percent : dict of str to float
@@ -48,9 +53,11 @@ class Calibration:
         (``tp 4``, ``pp 1``, ``nodes 8``).
     at_bound, undetermined : tuple of str
         Constants at the end of what is plausible, and those of which the rows say little.
-    refused : int
-        Rows that say less time than arithmetic at the peak takes, or traffic of a product at the
-        bandwidth: they are left out.
+    changed : mapping of str to (float, float)
+        The constants whose value the fit changed by more than :data:`CHANGED`, before and after.
+        The other constants of ``system`` are those of the system before.
+    unused : mapping of int to str
+        The rows that determine no constant, counted from 1, and why.
     """
 
     system: System
@@ -58,7 +65,8 @@ class Calibration:
     errors_percent: dict[str, float]
     at_bound: tuple[str, ...]
     undetermined: tuple[str, ...]
-    refused: int = 0
+    changed: Mapping[str, tuple[float, float]]
+    unused: Mapping[int, str]
 
     def to_dict(self) -> dict[str, Any]:
         """Give all but the system."""
@@ -67,24 +75,33 @@ class Calibration:
     def to_text(self) -> str:
         """Give errors and constants as lines of text."""
         lines = [f"{name:<14} {error:6.2f} %" for name, error in self.errors_percent.items()]
-        if self.refused:
-            lines.append(
-                f"{'refused':<14} {self.refused:6} rows, which are faster than the peak of the "
-                "device"
-            )
-        for name, value in self.values.items():
+        for why in dict.fromkeys(self.unused.values()):
+            rows = [str(row) for row, reason in self.unused.items() if reason == why]
+            lines.append(f"{'not used':<14} {len(rows):6} rows ({', '.join(rows)}): {why}")
+        for name in self.values:
             groups = {
                 "at its bound": self.at_bound,
                 "not determined by the rows": self.undetermined,
             }
             notes = [note for note, names in groups.items() if name in names]
-            notes_text = f"  ({', '.join(notes)})" if notes else ""
-            lines.append(f"{name:<26} {value:10.4g} {_unit(name)}{notes_text}")
+            before = self.changed.get(name)
+            notes.insert(0, "unchanged" if before is None else f"changed, was {before[0]:.4g}")
+            value = _value(self.system, name)
+            lines.append(f"{name:<26} {value:10.4g} {_unit(name)}  ({', '.join(notes)})")
+        if not self.changed:
+            lines.append(f"no constant of {self.system.name} is changed")
         return "\n".join(lines) + "\n"
 
 
 def _unit(name: str) -> str:
     return (MEANINGS.get(name) or LINKS[name]).unit
+
+
+def _value(system: System, name: str) -> float:
+    """Return a constant of a system, or a number of its links."""
+    if name in LINKS:
+        return float(getattr(system.intra_node, name.removeprefix("intra_node.")))
+    return system.constant(name)
 
 
 def calibrate(
@@ -168,16 +185,26 @@ def calibrate(
     ends = (result.point < low + _CLOSE) | (result.point > high - _CLOSE)
     values = work.values(result.point)
     vague = tuple(n for n, left in zip(work.names, spread, strict=True) if left > UNDETERMINED)
-    seen = [n for n, column in zip(work.names, result.jacobian.T, strict=True) if column.any()]
-    if "burst_us" in vague and "burst_us" not in known.constants:
-        seen.remove("burst_us")
+    affected = np.abs(result.jacobian) > 0
+    no_effect = NO_EFFECT + OWN_TIMES * bool(known.device.kernel_times or known.kernel_tables)
+    unused = {
+        **{number + 1: TOO_FAST for number in range(len(measured)) if number not in work.numbers},
+        **{n + 1: no_effect for n in np.array(work.numbers)[~affected.any(axis=1)].tolist()},
+    }
+    changed = {}
+    for name, begin, is_seen in zip(work.names, work.before, affected.any(axis=0), strict=True):
+        is_new = name == "burst_us" and name not in known.constants
+        differs = abs(values[name] - begin) > CHANGED * abs(begin)
+        if is_seen and differs and not (is_new and name in vague):
+            changed[name] = begin, values[name]
     return Calibration(
-        with_constants(known, {name: values[name] for name in seen}, source),
+        with_constants(known, {name: values[name] for name in changed}, source),
         values,
         errors,
         tuple(n for n, at_bound in zip(work.names, ends, strict=True) if at_bound),
         vague,
-        len(measured) - len(work.rows),
+        changed,
+        dict(sorted(unused.items())),
     )
 
 
@@ -201,7 +228,8 @@ class _Work:
                 remedy="Check the units of the times, and the peaks of the system.",
             )  # fmt: skip
         self.model.keep(possible)
-        self.rows, self.tolerance = [rows[number] for number in possible], tolerance
+        self.numbers, self.tolerance = possible, tolerance
+        self.rows = [rows[number] for number in possible]
         self.system = system
         self.measured = np.array([row.time_s for row in self.rows])
         products = any(isinstance(row, ProductRow) for row in rows)
@@ -210,16 +238,11 @@ class _Work:
             self.names.append("burst_us")
         self.names += [name for name in also if name not in self.names]
         means = [MEANINGS.get(name) or LINKS[name] for name in self.names]
-        center = [self._now(n) or m.begin for n, m in zip(self.names, means, strict=True)]
+        self.before = [_value(system, name) for name in self.names]
+        center = [now or mean.begin for now, mean in zip(self.before, means, strict=True)]
         self.center = np.log(np.clip(center, [m.least for m in means], [m.most for m in means]))
         self.spread = np.array([mean.spread for mean in means])
         self.bounds = np.log([mean.least for mean in means]), np.log([mean.most for mean in means])
-
-    def _now(self, name: str) -> float:
-        """Return the value of a constant before the fit."""
-        if name in LINKS:
-            return float(getattr(self.system.intra_node, name.removeprefix("intra_node.")))
-        return self.system.constant(name)
 
     def values(self, point: Floats) -> dict[str, float]:
         """Return the constants by name."""

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tvm_distir.core import CHECKPOINT, CORE, FULL, NONE, SELECTIVE
-from tvm_distir.support import SimulationError
+from tvm_distir.planning.option_names import is_misplaced
+from tvm_distir.support import SimulationError, nearest, shortened
 
 from .rows import BYTES, AnyRow, MeasuredStep, ProductRow, StepRow
 
@@ -32,9 +33,16 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], int]] = {
 }
 _AXES = ("dp", "tp", "ep", "cp", "sp")
 """Columns with axes of the mesh of any model's step."""
+TIME, PRODUCT_TIME = "iteration_time_ms", "time_us"
+_GPT_COLUMNS = frozenset(
+    [name for names in _NAMES.values() for name in names]
+    + [name for names, _ in _OTHERS.values() for name in names]
+    + ["recompute", TIME]
+)
+_STEP_COLUMNS = frozenset(["model", "strategy", "loss", "optimizer", *_AXES, TIME])
+_PRODUCT_COLUMNS = frozenset(["m", "k", "n", "dtype", "out_dtype", "accumulate", PRODUCT_TIME])
 _POLICIES: Mapping[str, str] = {NONE: NONE, SELECTIVE: CORE, FULL: CHECKPOINT}
 """The policies that correspond to Megatron-LM's names of recomputation."""
-TIME = "iteration_time_ms"
 
 
 def read_rows(path: str | Path, measured: bool = True) -> Sequence[AnyRow]:
@@ -43,25 +51,41 @@ def read_rows(path: str | Path, measured: bool = True) -> Sequence[AnyRow]:
     Parameters
     ----------
     path : str or Path
-        Columns as in ``docs/simulator.md``; others are passed over. Steps of any model where there
-        is a column ``model``, products where there are ``m``, ``k`` and ``n``, else steps of GPTs.
+        Columns as in ``docs/simulator.md``. Steps of any model where there is a column ``model``,
+        products where there are ``m``, ``k`` and ``n``, else steps of GPTs. Other columns are
+        passed over, but for those that say something of a step elsewhere.
     measured : bool
         Whether a column ``iteration_time_ms`` (of products ``time_us``) must be there.
 
     Raises
     ------
     SimulationError
-        DIST0730 for a file that cannot be read, a missing column, or a value that is no number.
+        DIST0730 for a file that cannot be read, a missing column, a column that these rows do not
+        have, or a value that is no number.
     """
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            columns, records = set(reader.fieldnames or ()), list(reader)
+            columns = set(reader.fieldnames or ())
+            records = [(f"{path}:{reader.line_num}", row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise _wrong(str(path), f"it cannot be read: {why}", "Check the path.") from error
-    make = _step if "model" in columns else _product if {"m", "k", "n"} <= columns else _gpt
-    return [make(row, f"{path}:{2 + n}", measured) for n, row in enumerate(records)]
+    make, known = (
+        (_step, _STEP_COLUMNS)
+        if "model" in columns
+        else (_product, _PRODUCT_COLUMNS)
+        if {"m", "k", "n"} <= columns
+        else (_gpt, _GPT_COLUMNS)
+    )
+    for name in sorted(columns - known):
+        if is_misplaced(name, known) or name in _GPT_COLUMNS | _STEP_COLUMNS | _PRODUCT_COLUMNS:
+            problem = f'these rows have no column "{shortened(name)}"'
+            raise _wrong(f"{path}:1", problem, nearest(name, known))
+    for place, row in records:
+        if None in row or None in row.values():
+            raise _wrong(place, "its values are not as many as the columns", "Give each a value.")
+    return [make(row, place, measured) for place, row in records]
 
 
 def _step(row: Mapping[str, str], place: str, measured: bool) -> StepRow:
@@ -85,7 +109,7 @@ def _product(row: Mapping[str, str], place: str, measured: bool) -> ProductRow:
             raise _wrong(place, f"the type {name!r}", f"Known: {', '.join(BYTES)}.")
     accumulate = _integer(row, ("accumulate",), "0", place, 0)
     return ProductRow(
-        m, k, n, dtype, out, accumulate, _time(row, "time_us", place, measured) * 1e-6
+        m, k, n, dtype, out, accumulate, _time(row, PRODUCT_TIME, place, measured) * 1e-6
     )
 
 
@@ -128,9 +152,12 @@ def _integer(
 ) -> int:
     text = next((row[name] for name in names if row.get(name)), default)
     try:
-        value = int(float(text or ""))
-    except ValueError:
-        raise _wrong(place, f"{names[0]} is {text!r}", "Give an integer.") from None
+        number = float(text or "")
+        value = int(number)
+    except (ValueError, OverflowError):
+        number, value = 0.5, 0
+    if number != value:
+        raise _wrong(place, f"{names[0]} is {text!r}", "Give an integer.")
     if value < least:
         raise _wrong(place, f"{names[0]} is {value}", f"Give {least} or more.")
     return value

@@ -18,10 +18,13 @@ MAX_DEVICES = 2**17
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name nearest to ``name``, whatever the case; None where none is near."""
+def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known name nearest to ``name``, whatever the case; None where none is near.
+
+    ``cutoff``: the least similarity, from 0 to 1 for equal names.
+    """
     names = {valid.lower(): valid for valid in sorted(known, reverse=True)}
-    close = difflib.get_close_matches(shortened(name).lower(), sorted(names), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(shortened(name).lower(), sorted(names), n=1, cutoff=cutoff)
     return names[close[0]] if close else None
 
 

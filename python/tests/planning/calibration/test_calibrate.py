@@ -123,8 +123,26 @@ def test_rows(tmp_path):
         "m,k,n,time_us\n0,64,64,3\n",
         "m,k,n,time_us\n64,64,64,inf\n",
         "model,dp,iteration_time_ms\nzoo:mlp,0,3\n",
+        "model,dp,iteration_time_ms\nzoo:mlp,1.5,3\n",
+        "model,seq,iteration_time_ms\nzoo:mlp,8,3\n",
+        "m,k,n,time_us,tp\n64,64,64,3,2\n",
+        "m,k,n,time_us,acumulate\n64,64,64,3,1\n",
+        "m,k,n,time_us\n64,64,64,3,2\n",
+        "m,k,n,time_us,dtype\n64,64,64,3\n",
     ],
-    ids=["missing", "no number", "no rows of a matrix", "endless", "no devices"],
+    ids=[
+        "missing",
+        "no number",
+        "no rows of a matrix",
+        "endless",
+        "no devices",
+        "half a device",
+        "option of analyze",
+        "column of steps",
+        "misspelled",
+        "long row",
+        "short row",
+    ],
 )
 def test_wrong_rows(tmp_path, text):
     path = tmp_path / "rows.csv"
@@ -199,17 +217,42 @@ def test_rows_faster_than_the_device_are_refused(system, programs):
     above_bandwidth = dataclasses.replace(rows[4], time_s=rows[4].bytes / (1.2 * 2039e9))
     alone = calibrate(system, rows, folds=0)
     result = calibrate(system, [*rows[:2], above_peak, *rows[2:], above_bandwidth], folds=0)
-    assert (alone.refused, result.refused) == (0, 2)
+    assert (list(alone.unused), list(result.unused)) == ([], [3, 7])
     assert result.values == alone.values
-    assert result.to_dict()["refused"] == 2
-    assert "2 rows" in result.to_text()
-    assert "refused" not in alone.to_text()
+    assert list(result.to_dict()["unused"]) == [3, 7]
+    assert "2 rows (3, 7): they are faster than the peak" in result.to_text()
+    assert "not used" not in alone.to_text()
     step_s = float(StepTimeModel([BASE], system).times_s({})[0])
     step = dataclasses.replace(BASE, time_s=step_s / 1e4)
     assert calibrate(system, [*rows, step], folds=0).values == alone.values
     with pytest.raises(SimulationError, match=r"all 2 rows") as caught:
         calibrate(system, [above_peak, step])
     assert caught.value.code == "DIST0730"
+
+
+def test_products_of_which_no_constant_says_anything_are_named():
+    """Times of kernels of an H100 are measured: its products once ended in a crash."""
+    system = td.System.load("h100")
+    rows = [ProductRow(n, n, n, "bfloat16", "bfloat16", time_s=1.0) for n in (1024, 2048)]
+    result = calibrate(system, rows)
+    assert list(result.unused) == [1, 2] and not result.changed
+    assert result.system == system
+    assert "no constant of h100 is changed" in result.to_text()
+    assert "2 rows (1, 2): no constant" in result.to_text()
+
+
+def test_changed_constants_are_named(system, programs):
+    times = StepTimeModel(ROWS, system).walk({"python_launch_us": 60.0})
+    rows = [dataclasses.replace(r, time_s=float(t)) for r, t in zip(ROWS, times, strict=True)]
+    result = calibrate(system, rows, folds=0)
+    before, after = result.changed["python_launch_us"]
+    assert before == system.constants["python_launch_us"].value
+    assert after == result.system.constants["python_launch_us"].value
+    assert f"changed, was {before:.4g}" in result.to_text()
+    kept_names = system.constants.keys() - result.changed.keys()
+    assert {n: system.constants[n] for n in kept_names} == {
+        n: result.system.constants[n] for n in kept_names
+    }
 
 
 def test_links_are_fitted_where_asked_to(tmp_path, system, monkeypatch):

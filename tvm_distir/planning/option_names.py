@@ -1,0 +1,43 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Tell columns of tables that a user may mean as options from columns that are only notes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Collection
+from dataclasses import fields
+
+from tvm_distir.support import closest
+from tvm_distir.transforms import train_step
+
+from .study import Study
+
+_OF_COMMANDS = frozenset(
+    "cuts devices dim freeze kv_dtype quantize replicas router scheduler seq stages tensor "
+    "workload".split()
+)
+"""Options of commands that determine predictions, and that are no arguments of a study."""
+_NO_OPTIONS = frozenset("exporter levels loaded mod options watch".split())
+"""Arguments of studies and training steps that are no numbers or words."""
+_TYPING_ERROR = 0.85
+"""The similarity to a known name from which a name is taken for a misspelling of it."""
+
+
+@functools.cache
+def option_names() -> frozenset[str]:
+    """Return the names of the options of studies, training steps and commands."""
+    of_study = {field.name for field in fields(Study) if field.init}
+    of_training = inspect.signature(train_step).parameters.keys()
+    return frozenset((of_study | of_training) - _NO_OPTIONS | _OF_COMMANDS)
+
+
+def is_misplaced(name: str, known: Collection[str]) -> bool:
+    """Return whether an unknown column is an option elsewhere, or nearly one of the known columns.
+
+    Such a column would seem to have an effect. Others are notes, which tables may have.
+    """
+    if name in known:
+        return False
+    return name in option_names() or closest(name, known, cutoff=_TYPING_ERROR) is not None
