@@ -10,6 +10,7 @@ from .common.spec import model_with_seq as model_with_seq
 from .common.spec import split_keys as split_keys
 from .export.stablehlo import to_stablehlo as to_stablehlo
 from .model import Model as Model
+from .model import check_zoo_dims as check_zoo_dims
 from .model import load_model as load_model
 from .model import load_weights as load_weights
 from .model import model_keys as model_keys

@@ -59,12 +59,15 @@ class Model:
         ``onnx``, ``torch``, ``stablehlo``, ``tvmscript``, ``relax``, ``huggingface`` or ``zoo``.
     read_weights : callable
         Reads the weights that the file has values of, by parameter name; none for other kinds.
+    notes : tuple of str
+        What the file asks for that the module does not have.
     """
 
     mod: ir.IRModule
     name: str
     kind: str
     read_weights: Callable[[], Weights] = field(default=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def is_text(self) -> bool:
@@ -111,13 +114,7 @@ def load_model(
         name, keys = split_keys(spec.removeprefix(ZOO), spec)
         if batch is not None:
             keys["batch"] = str(batch)
-        for dim, size in (dims or {}).items():
-            raise ModelError(
-                "DIST0313",
-                f'models of the zoo have no symbolic dim "{dim}"',
-                place=spec,
-                remedy=f"Give sizes as keys: {ZOO}{name}?{dim}={size}; see `td.zoo.{name}`.",
-            )
+        check_zoo_dims(spec, name, dims or {})
         return Model(zoo.build(name, keys), name, "zoo")
     if is_config(path):
         return _from_config(path, spec, batch)
@@ -146,6 +143,17 @@ def load_model(
             f"{ZOO}NAME with NAME one of {', '.join(zoo.NAMES)}."
         )
     raise ModelError("DIST0302", "the kind of the model is unknown", place=spec, remedy=remedy)
+
+
+def check_zoo_dims(spec: str, name: str, dims: Mapping[str, int]) -> None:
+    """Refuse sizes of symbolic dims of a model of the zoo, which has none (ModelError DIST0313)."""
+    for dim, size in dims.items():
+        raise ModelError(
+            "DIST0313",
+            f'models of the zoo have no symbolic dim "{dim}"',
+            place=spec,
+            remedy=f"Give sizes as keys: {ZOO}{name}?{dim}={size}; see `td.zoo.{name}`.",
+        )
 
 
 def serving_step(spec: str) -> tuple[DecoderConfig, CacheConfig]:
@@ -186,14 +194,16 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     Without weights, its experts have the slots of the zoo's: those of a balanced load.
     """
     from tvm_distir.models.huggingface.checkpoint import holds_checkpoint, read_checkpoint
-    from tvm_distir.models.huggingface.config_reader import read_config
+    from tvm_distir.models.huggingface.config_reader import config_notes, read_config
 
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
     _, keys = split_keys(spec, spec)
     if batch is not None:
         keys["batch"] = str(batch)
     keys, caches = zoo.split_serve_keys(spec, keys)
-    config = read_config(read_json(file, _no_config), str(file), keys)
+    data = read_json(file, _no_config)
+    config = read_config(data, str(file), keys)
+    notes = config_notes(data, str(file), config)
     folder = file.resolve().parent
     has_weights = holds_checkpoint(folder)
     if not has_weights and caches is None and isinstance(config, DecoderConfig):
@@ -201,8 +211,8 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
             config = replace(config, capacity_factor=DecoderConfig.capacity_factor)
     mod = zoo.build_config(config, caches)
     if not has_weights:
-        return Model(mod, folder.name, "huggingface")
-    return Model(mod, folder.name, "huggingface", lambda: read_checkpoint(folder, config))
+        return Model(mod, folder.name, "huggingface", notes=notes)
+    return Model(mod, folder.name, "huggingface", lambda: read_checkpoint(folder, config), notes)
 
 
 def _no_config(place: str, problem: str, remedy: str) -> ModelError:

@@ -30,7 +30,7 @@ from tvm_distir.execution.runtime.engines.registry import engine as make_engine
 from tvm_distir.execution.runtime.program.inputs import flatten_tuples, leaves_by_name
 from tvm_distir.execution.runtime.program.sharded import ShardedArray
 from tvm_distir.performance import export
-from tvm_distir.support import DistIRError, EngineError, ModelError
+from tvm_distir.support import DistIRError, EngineError, ModelError, nearest
 from tvm_distir.transforms import ExpandSchedule, RunInTurn
 
 from .bisect import Bisection, Fault, first_difference
@@ -66,6 +66,13 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
                 f"there is no input for {', '.join(absent)}",
                 place=f"{entry_of(mod)}/{absent[0]}",
                 remedy="Give an array for each parameter, or remove the inputs.",
+            )
+        for unknown in (name for name in values_by_name if name not in names):
+            raise ModelError(
+                "DIST0340",
+                f'there is no parameter "{unknown}" to give an input for',
+                place=entry_of(mod),
+                remedy=nearest(unknown, names),
             )
         return [np.asarray(values_by_name[name]) for name in names]
     return [np.asarray(value) for value in flatten_tuples(drawn)]

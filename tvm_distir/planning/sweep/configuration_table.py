@@ -15,12 +15,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.support import MAX_DEVICES, MAX_INT, SimulationError, parse_int, shortened
+from tvm_distir.planning.option_names import is_misplaced
+from tvm_distir.support import (
+    MAX_DEVICES,
+    MAX_INT,
+    SimulationError,
+    nearest,
+    parse_int,
+    shortened,
+)
 
 from .configuration import ALIASES, DIM, GLOBAL_BATCH, INTEGERS, WORDS, Configuration
 
 Ints = npt.NDArray[np.int64]
 
+DEVICES = "devices"
+"""The column of results with the devices of a step, which rows may repeat."""
+_REMEDIES = {"batch": f'Use "{GLOBAL_BATCH}", the samples of a whole step, or "micro_batch".'}
 MOST_ROWS = 1 << 24
 """The maximum number of rows of a grid."""
 
@@ -89,7 +100,7 @@ class Table:
         columns |= {name: self.numbers[name].tolist() for name in INTEGERS}
         columns |= {name: list(self.words[name]) for name in WORDS}
         columns[GLOBAL_BATCH] = self.global_batch.tolist()
-        columns["devices"] = self.devices.tolist()
+        columns[DEVICES] = self.devices.tolist()
         return columns | {name: list(c) for name, c in self.others.items()}
 
 
@@ -101,7 +112,7 @@ def read_table(path: str | Path, keys: Collection[str], micro_batches: int = 1) 
     path : str or Path
         The first line names columns: those of :class:`.configuration.Configuration`, or their
         :data:`.configuration.ALIASES`; ``global_batch``; keys of the model, ``dim:NAME`` for a
-        symbolic dim. Others are handed on.
+        symbolic dim. Others are handed on, but for options of other commands.
     keys : collection of str
         Keys of the model.
     micro_batches : int
@@ -110,7 +121,8 @@ def read_table(path: str | Path, keys: Collection[str], micro_batches: int = 1) 
     Raises
     ------
     SimulationError
-        DIST0750 for a file that cannot be read, rows of other lengths, values that are none.
+        DIST0750 for a file that cannot be read, rows of other lengths, columns that are options
+        elsewhere or misspelled, values that are none.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -157,7 +169,7 @@ def record_table(records: object, keys: Collection[str], micro_batches: int = 1)
     ------
     SimulationError
         DIST0750 where there are no configurations, an element is no mapping, a column occurs
-        under two names, or a value is invalid.
+        under two names, is an option elsewhere or is misspelled, or a value is invalid.
     """
     if isinstance(records, str) or not isinstance(records, Sequence) or not records:
         problem = f"no configurations are given, but {shortened(repr(records))}"
@@ -206,10 +218,7 @@ def grid_table(
     known = {*INTEGERS, *WORDS, GLOBAL_BATCH, *keys}
     for name in names:
         if name not in known and not name.startswith(DIM):
-            raise wrong(
-                "--grid", f'there is no column "{shortened(name)}"',
-                f"Use one of: {', '.join(sorted(known))}.",
-            )  # fmt: skip
+            raise _no_column("--grid", name, known)
         if names.count(name) > 1:
             raise wrong("--grid", f'the column "{name}" occurs twice', "Give each column once.")
     columns = zip(*itertools.product(*axes.values()), strict=True)
@@ -244,8 +253,24 @@ def _table(
         for row, value in enumerate(column):
             if not value:
                 table.faults.setdefault(row, "a size of the model is missing")
+    _check_others(cells, table, keys, places)
     table.others = cells
     return table
+
+
+def _check_others(
+    cells: dict[str, list[str]], table: Table, keys: Collection[str], places: Sequence[str]
+) -> None:
+    """Refuse columns that would seem to have an effect, and compare the numbers of devices."""
+    known = {*INTEGERS, *WORDS, *ALIASES, GLOBAL_BATCH, DEVICES, *keys}
+    for name in (name for name in cells if is_misplaced(name, known)):
+        raise _no_column(places[0], name, known - {DEVICES})
+    if DEVICES not in cells:
+        return
+    given = _numbers(DEVICES, cells.pop(DEVICES), 1, places)
+    for row in np.flatnonzero((given > 0) & (given != table.devices)).tolist():
+        problem = f"devices={given[row]} is not tp x pp x dp = {table.devices[row]}"
+        table.faults.setdefault(row, problem)
 
 
 def _numbers(name: str, column: Sequence[str], least: int, places: Sequence[str]) -> Ints:
@@ -291,6 +316,12 @@ def _divide(table: Table, samples: Ints) -> None:
         problem = f"global_batch results in {counts[row]} micro-batches, micro_batches is"
         table.faults.setdefault(row, f"{problem} {numbers['micro_batches'][row]}")
     numbers["micro_batches"] = counts
+
+
+def _no_column(place: str, name: str, known: Collection[str]) -> SimulationError:
+    """Return the error of an unknown column, with the nearest known one."""
+    remedy = _REMEDIES.get(name) or nearest(name, known)
+    return wrong(place, f'there is no column "{shortened(name)}"', remedy)
 
 
 def wrong(place: str, problem: str, remedy: str) -> SimulationError:

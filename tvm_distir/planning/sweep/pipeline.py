@@ -14,7 +14,7 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core import System, all_bindings
-from tvm_distir.models import model_file, model_keys, zoo
+from tvm_distir.models import check_zoo_dims, model_file, model_keys, zoo
 from tvm_distir.performance import Profile, Program
 from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError, parse_int
@@ -216,8 +216,16 @@ def even_cuts(ends: list[str], parts: int) -> list[str]:
     return [ends[(k + 1) * each - 1] for k in range(parts - 1)]
 
 
-def check_model_given(model: str) -> None:
-    """Refuse a module, or a model whose text gives a batch (UsageError DIST0151)."""
+def check_model_given(model: str, dims: Mapping[str, int]) -> None:
+    """Refuse what is no text of a model, and what a model of the zoo cannot have.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 for a module, and a model whose text gives a batch.
+    ModelError
+        DIST0313 for sizes of symbolic dims of a model of the zoo.
+    """
     if not isinstance(model, str):
         raise UsageError(
             "DIST0151", f"a sweep requires the name of a model, which its rows change, and the "
@@ -231,6 +239,8 @@ def check_model_given(model: str) -> None:
             remedy="Sweep an ONNX file, an archive of torch.export, or a model of the zoo.",
         )  # fmt: skip
     keys = model_keys(model)
+    if keys is not None:
+        check_zoo_dims(model, keys[0], dims)
     if keys is not None and "batch" in keys[1]:
         raise UsageError(
             "DIST0151", "the batch follows from each row", place=model,

@@ -115,8 +115,10 @@ def sweep(
     HardwareError
         DIST0705 for a kernel profile whose products the device cannot compute.
     SimulationError
-        DIST0750 for rows that cannot be read; DIST0753 for a prediction that is not that of the
-        whole pipeline.
+        DIST0750 for rows that cannot be read, and columns that are options elsewhere; DIST0753 for
+        a prediction that is not that of the whole pipeline.
+    ModelError
+        DIST0313 for ``dims`` of a model of the zoo.
     UsageError
         DIST0151 for a model whose text gives a batch, an ``output`` with other rows; DIST0152 for
         ``cuts`` or ``decide`` that are none; DIST0153.
@@ -127,7 +129,7 @@ def sweep(
             raise UsageError("DIST0152", problem, place=option, remedy=nearest(word, words))
     resolved = System.required(system)
     check_products(Profile.resolve(resolved.kernels), resolved)
-    check_model_given(model)
+    check_model_given(model, dims or {})
     if serves(model) and train is not None:
         raise UsageError(
             "DIST0151", "a serving step has no gradients", place=model,

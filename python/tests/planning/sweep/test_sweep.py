@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import re
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
+from tvm_distir.interface.command import analyze as analyze_command
 from tvm_distir.interface.command import main
+from tvm_distir.planning.option_names import option_names
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.planning.sweep import sweep_driver
-from tvm_distir.support.errors.tree import SimulationError, UsageError
+from tvm_distir.planning.sweep.configuration import INTEGERS
+from tvm_distir.support.errors.tree import ModelError, SimulationError, UsageError
 
 MODEL = "zoo:gpt?size=tiny,hidden=32,heads=4,vocab=64,seq=8,positions=8"
 SYSTEM = "dgx-a100-megatron"
@@ -183,6 +187,49 @@ def test_refusals(
 ) -> None:
     assert main([*SWEEP, *arguments]) == code
     assert re.search(words, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"tp": 1, "batch": 16}, "global_batch"),
+        ({"tp": 1, "strategy": "fsdp"}, 'no column "strategy"'),
+        ({"tp": 1, "micro_batchs": 2}, 'Did you mean "micro_batches"'),
+    ],
+)
+def test_options_of_other_commands_are_no_columns(
+    row: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """They had no effect, without a word."""
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join((",".join(row), ",".join(map(str, row.values())))) + "\n")
+    for rows in ([row], path):
+        with pytest.raises(SimulationError, match=words) as caught:
+            td.sweep(MODEL, rows, "dgx-a100")
+        assert caught.value.code == "DIST0750"
+
+
+def test_every_option_of_analyze_is_known_to_tables() -> None:
+    """Or it is a column of a sweep."""
+    parser = argparse.ArgumentParser()
+    analyze_command.add_parser(parser.add_subparsers())
+    [actions] = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    names = {action.dest for action in actions.choices["analyze"]._actions}
+    of_output = {"==SUPPRESS==", "advice", "folder", "force", "help", "json", "measure", "price",
+                 "report", "trace", "trace_format"}  # fmt: skip
+    assert names - of_output <= option_names() | INTEGERS.keys()
+
+
+def test_notes_are_copied_and_devices_are_compared() -> None:
+    rows = [{"tp": 1, "dp": 2, "note": "mine", "time": 3, "devices": n} for n in (2, 4)]
+    first, second = td.sweep(MODEL, rows, "dgx-a100").to_dicts()
+    assert (first["note"], first["status"], first["devices"]) == ("mine", "ok", 2)
+    assert "devices=4 is not tp x pp x dp = 2" in second["status"]
+
+
+def test_a_zoo_model_has_no_symbolic_dims() -> None:
+    with pytest.raises(ModelError, match=r'DIST0313.*"foo"'):
+        td.sweep(MODEL, [{"tp": 1}], "dgx-a100", dims={"foo": 2})
 
 
 def test_a_batch_in_the_model_is_refused() -> None:

@@ -131,3 +131,10 @@ def test_an_object_as_an_input_is_passed_through() -> None:
 def test_inputs_of_verify_that_lack_one_name_it() -> None:
     with pytest.raises(ModelError, match="DIST0340 main/y: there is no input for y"):
         td.verify(relu(MATRIX), PLAN, inputs={"x": np.ones((8, 8), "float32")})
+
+
+def test_inputs_of_verify_that_no_parameter_has_are_refused() -> None:
+    """They were passed over without a word."""
+    inputs = dict.fromkeys(("x", "y", "mask"), np.ones((8, 8), "float32"))
+    with pytest.raises(ModelError, match='DIST0340 main: there is no parameter "mask"'):
+        td.verify(relu(MATRIX), PLAN, inputs=inputs)

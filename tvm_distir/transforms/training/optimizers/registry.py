@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,17 @@ def optimizer_names() -> tuple[str, ...]:
     return OPTIMIZERS.names()
 
 
-def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
+def optimizer_named(
+    name: str, options: Mapping[str, float], others: Collection[str] = ()
+) -> Optimizer:
     """Make an optimizer by name.
+
+    Parameters
+    ----------
+    name : str
+    options : mapping of str to float
+    others : collection of str
+        Names that an unknown option may have been meant for, beside the optimizer's options.
 
     Raises
     ------
@@ -63,7 +72,7 @@ def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
                 "DIST0351",
                 f'the optimizer "{name}" has no option "{option}"',
                 place="train_step",
-                remedy=nearest(option, known),
+                remedy=nearest(option, [*known, *others]),
             )
     for field in fields(kind):
         if field.name in options:

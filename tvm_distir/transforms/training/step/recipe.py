@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ def recipe_of(
     recomputed_ops: Sequence[str] = (),
 ) -> Recipe:
     """Parse the arguments of :func:`.step.train_step` (ModelError DIST0351)."""
-    method = optimizer_named(optimizer, options)
+    others = inspect.signature(recipe_of).parameters.keys() - {"options"}
+    method = optimizer_named(optimizer, options, others)
     dynamic = loss_scale == DYNAMIC
     try:
         scale = 1.0 if dynamic else float(loss_scale)
