@@ -327,6 +327,7 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         kernels=kernels if isinstance(kernels, str) or kernels is None else kernels.name,
         plan=study.step_plan.to_dict(),
         warnings=warnings,
+        notes=study.source.notes,
         timings_s=study.watch.timings_s,
     )
     return AnalysisResult(study, report)

@@ -42,7 +42,7 @@ from . import (
 )
 from .help import get_to_work
 from .progress import Interrupts, at_work
-from .terminal import forget, open_closed_streams, put, say
+from .terminal import forget, forget_warnings, open_closed_streams, put, say, warn
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
@@ -126,7 +126,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    say(f"warning: {' '.join(str(message).split())}")
+    warn(str(message))
 
 
 def _report(error: BaseException, debug: bool) -> int:
@@ -175,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     """Run the sub-command; failures become a message and a code."""
     debug, interrupts = _wants_debug(words), Interrupts()
+    forget_warnings()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

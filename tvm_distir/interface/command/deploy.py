@@ -14,7 +14,7 @@ from .option_values import parse_count
 from .options import add_dispatch, add_model_options, asked_by, check_model_options, model_inputs
 from .outputs import Outputs, add_force
 from .stages import study_of
-from .terminal import put
+from .terminal import put, with_warnings
 
 
 def add_parser(commands: Any) -> None:
@@ -96,7 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
             "inputs": inputs,
             "files": files,
         }
-        put(json.dumps({**data, "timings_s": study.watch.timings_s}, indent=1) + "\n")
+        data |= {"timings_s": study.watch.timings_s}
+        put(json.dumps(with_warnings(data), indent=1) + "\n")
         return 0
     ranks = sum(len(e.ranks) for e in deployed.entries)
     lines = [f"{deployed.folder}: {len(deployed.entries)} meshes, {ranks} devices"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from .options import add_model_options, check_model_options
 from .stages import study_of
-from .terminal import put
+from .terminal import put, with_warnings
 
 
 def add_parser(commands: Any) -> None:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         annotated, arguments.value, system=study.known_system, prices=arguments.prices
     )
     if arguments.json:
-        put(json.dumps(explanation.to_dict(), indent=1) + "\n")
+        put(json.dumps(with_warnings(explanation.to_dict()), indent=1) + "\n")
     else:
         put(explanation.to_text())
     return 0

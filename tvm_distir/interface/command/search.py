@@ -33,7 +33,7 @@ from .options import (
 from .outputs import add_force
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .stages import training_keywords
-from .terminal import put, say
+from .terminal import put, say, with_warnings
 
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)")
@@ -300,7 +300,8 @@ def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
     if folder is not None:
         for file in folder.finish(result):
             say(f"wrote {file}")
-    put(json.dumps(result.to_dict(), indent=1) if arguments.json else result.to_text())
+    data = with_warnings(result.to_dict())
+    put(json.dumps(data, indent=1) if arguments.json else result.to_text())
     if report is not None:
         from tvm_distir.interface.report.search_page import search_page
 

@@ -14,7 +14,7 @@ from .option_values import parse_count, parse_mesh, parse_number
 from .options import add_kernels, add_price, add_system
 from .outputs import Outputs
 from .resumable import begin
-from .terminal import put, say
+from .terminal import put, say, with_warnings
 
 
 def add_parser(commands: Any) -> None:
@@ -170,7 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
         acceptance=acceptance,
         router=arguments.router,
     )
-    put(json.dumps(report.to_dict(), indent=1) if arguments.json else report.text())
+    put(json.dumps(with_warnings(report.to_dict()), indent=1) if arguments.json else report.text())
     put("\n")
     if trace is not None:
         outputs.add(trace, request_trace(report.served))
@@ -252,7 +252,7 @@ def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> in
         router=arguments.router,
         stages=stages,
     )
-    put(json.dumps(result.to_dict(), indent=1) if as_json else result.text())
+    put(json.dumps(with_warnings(result.to_dict()), indent=1) if as_json else result.text())
     put("\n")
     title = f"{arguments.model} on {devices} x {system.name}, {arguments.workload}"
     outputs.add(picture, front_svg(result, title))

@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import sys
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 from tvm_distir.support import UsageError, printable
 
@@ -106,6 +107,27 @@ def _unwritable(why: str) -> UsageError:
         place="standard output",
         remedy="Redirect it to a file with enough space, or to /dev/null.",
     )
+
+
+_shown: list[str] = []
+"""The warnings of Python that the running command has shown."""
+
+
+def warn(message: str) -> None:
+    """Print a warning to stderr, and keep it for :func:`with_warnings`."""
+    text = " ".join(message.split())
+    _shown.append(text)
+    say(f"warning: {text}")
+
+
+def forget_warnings() -> None:
+    """Begin a command, which has shown no warnings."""
+    _shown.clear()
+
+
+def with_warnings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return results as JSON has them, with the warnings that were shown, if there are any."""
+    return {**data, **({"warnings": list(_shown)} if _shown else {})}
 
 
 def say(message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from .option_values import parse_seed
 from .options import add_dispatch, add_model_options, asked_by, check_model_options
 from .stages import stopwatch, study_of
-from .terminal import put, wants_colour
+from .terminal import put, wants_colour, with_warnings
 
 ENGINES = ("virtual", "threads", "processes", "mpi", "torch", "xla")
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             dims=sizes,
         )
     if arguments.json:
-        put(to_json(verdict_dict(outcome, arguments.model, watch.timings_s)))
+        put(to_json(with_warnings(verdict_dict(outcome, arguments.model, watch.timings_s))))
     else:
         put(verdict_text(outcome, arguments.model, watch.timings_s, wants_colour()))
     outcome.check()

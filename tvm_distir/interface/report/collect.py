@@ -68,6 +68,7 @@ def analysis_of(
     plan: Mapping[str, Any] | None = None,
     timings_s: Mapping[str, float] | None = None,
     warnings: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
 ) -> Analysis:
     """Collect the data of a report.
 
@@ -95,6 +96,8 @@ def analysis_of(
         Wall-clock seconds by stage.
     warnings : tuple of str
         Warnings on the requested analysis.
+    notes : tuple of str
+        What the file of the model asks for that the model does not have.
 
     Returns
     -------
@@ -133,6 +136,7 @@ def analysis_of(
         links=links_of(result.collectives, program, system),
         path=functools.partial(critical_path, result.lanes),
         warnings=warnings,
+        notes=notes,
     )
 
 

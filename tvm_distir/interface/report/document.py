@@ -64,7 +64,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
             if lane.account is not None
         ],
         "out_of_memory": None if analysis.verdict is None else analysis.verdict.to_dict(),
-        "warnings": list(analysis.warnings),
+        "warnings": [*analysis.notes, *analysis.warnings],
         "advice": [part.to_dict() for part in advice(analysis)],
         "links": [dict(vars(link)) for link in analysis.links],
         "unmodelled_ops": list(analysis.unmodelled_ops),

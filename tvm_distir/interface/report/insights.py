@@ -17,7 +17,7 @@ from .verdict import pipeline_words
 def findings(analysis: Analysis) -> list[str]:
     """Return the findings, the most important first, each as a sentence."""
     return [
-        *(f"Warning: {warning}." for warning in analysis.warnings),
+        *(f"Warning: {warning}." for warning in (*analysis.notes, *analysis.warnings)),
         *_pipeline(analysis),
         *_memory(analysis),
         *_time(analysis),

@@ -161,7 +161,8 @@ class Analysis:
     ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
     that were simulated, ``untried`` parts of the step and changes that may lessen them. ``tokens``
     are those of a step, where the model has a token input; ``flops`` those of the module before it
-    is distributed. ``kernels`` is the name of the kernel profile.
+    is distributed. ``kernels`` is the name of the kernel profile. ``notes``, what the file of the
+    model asks for that the model does not have, are stated in the head of the report.
     """
 
     model: str
@@ -187,6 +188,7 @@ class Analysis:
     kernels: str = "eager"
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     timings_s: Mapping[str, float] = field(default_factory=dict)
     pipeline: PipelineResult | None = None
     verdict: Verdict | None = None

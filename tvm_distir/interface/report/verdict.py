@@ -99,6 +99,7 @@ def verdict_lines(analysis: Analysis, paint: Painter) -> list[str]:
         *(f"  {line}" for line in figure_lines(analysis)),
         *([f"  {staged}"] if staged else []),
         f"  Based on {basis_words(analysis)}.",
+        *(f"  {paint('yellow', printable(note))}." for note in analysis.notes),
     ]
 
 

@@ -19,7 +19,8 @@ NOT_IN_GRAPH = frozenset(
     initial_context_length initializer_range is_decoder is_encoder_decoder label2id
     max_position_embeddings max_window_layers model_type num_nextn_predict_layers
     original_max_position_embeddings output_attentions output_hidden_states output_router_logits
-    pad_token_id prefix pretraining_tp problem_type quantization_config resid_pdrop
+    pad_token_id prefix pretraining_tp problem_type quantization_config
+    compression_config resid_pdrop
     return_dict router_aux_loss_coef router_jitter_noise sep_token_id seq_aux task_specific_params
     tokenizer_class torch_dtype dtype transformers_version unsloth_fixed use_cache
     use_bidirectional_attention _sliding_window_pattern attention_probs_dropout_prob
@@ -31,9 +32,9 @@ NOT_IN_GRAPH = frozenset(
     max_length n_positions output_past gradient_checkpointing
     """.split()
 )
-"""Keys that do not change the graph of a forward pass: what initializes, trains, quantizes or
-decodes. Positions bound the sequence; layers of multi-token prediction are read by training code
-only."""
+"""Keys that do not change the graph of a forward pass: what initializes, trains or decodes.
+Positions bound the sequence; layers of multi-token prediction are read by training code only. What
+quantizes is stated by :mod:`.quantized_config`."""
 
 
 class ConfigKeys:
@@ -42,6 +43,12 @@ class ConfigKeys:
     def __init__(self, data: Mapping[str, Any], place: str) -> None:
         self.data, self.place = data, place
         self.unread = {key for key in data if key not in NOT_IN_GRAPH}
+
+    @property
+    def dtype(self) -> str:
+        """Return the name of the dtype of weights and activations."""
+        dtype = self.data.get("dtype") or self.data.get("torch_dtype") or "float32"
+        return str(dtype).removeprefix("torch.")
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value; the default where it is missing or null."""

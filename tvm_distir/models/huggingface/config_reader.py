@@ -7,6 +7,7 @@ The meaning of each key is that of the model's class in ``transformers``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -17,6 +18,10 @@ from tvm_distir.support import ModelError, nearest
 
 from .config_keys import ConfigKeys
 from .encoder_configs import ENCODERS
+from .quantized_config import KEYS, quantization_note
+
+OF_WHOLE_MODEL = ("model_type", "dtype", "torch_dtype", *KEYS)
+"""Keys of a multimodal model that hold for its decoder, unless this says otherwise."""
 
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh",
@@ -40,8 +45,14 @@ def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) ->
     Raises
     ------
     ModelError
-        DIST0334 for what is no configuration, an unknown ``model_type``, and each key that
-        changes the graph and is unknown, by name; DIST0332 for sizes that make no model.
+        DIST0334 for what is no configuration, an unknown ``model_type``, each key that changes
+        the graph and is unknown, by name, and quantized weights whose type cannot be told;
+        DIST0332 for sizes or a dtype that make no model.
+
+    Warns
+    -----
+    UserWarning
+        For a ``quantization_config``, which is not applied.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
         raise ModelError(
@@ -50,11 +61,8 @@ def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) ->
             place=place,
             remedy="Give the config.json of a model.",
         )
-    if isinstance(data.get("text_config"), Mapping):
-        inner = data["text_config"]
-        data = {"model_type": data["model_type"], **inner}
-    reading = ConfigKeys(data, place)
-    kind = str(data["model_type"])
+    reading = ConfigKeys(_of_decoder(data), place)
+    kind = str(reading.data["model_type"])
     if kind not in MODEL_TYPES:
         raise reading.fault(
             f'the model type "{kind}" is not known',
@@ -85,7 +93,30 @@ def read_config(data: Any, place: str, keys: Mapping[str, Any] | None = None) ->
     for problem, remedy in config.faults():
         raise ModelError("DIST0332", problem, place=place, remedy=remedy)
     result: Config = config
+    for note in config_notes(data, place, result):
+        warnings.warn(f"{place}: {note}", stacklevel=1)
     return result
+
+
+def config_notes(data: Mapping[str, Any], place: str, config: Config) -> tuple[str, ...]:
+    """Return what a ``config.json`` asks for that its configuration does not have, as sentences.
+
+    Raises
+    ------
+    ModelError
+        DIST0334 for quantized weights whose type cannot be told.
+    """
+    reading = ConfigKeys(_of_decoder(data), place)
+    note = quantization_note(reading, getattr(config, "dtype", reading.dtype))
+    return (note,) if note else ()
+
+
+def _of_decoder(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of the decoder of a multimodal model, or those of any other model."""
+    if not isinstance(data.get("text_config"), Mapping):
+        return data
+    return {**{key: data[key] for key in OF_WHOLE_MODEL if key in data}, **data["text_config"],
+            "model_type": data["model_type"]}  # fmt: skip
 
 
 def _common(reading: ConfigKeys) -> DecoderConfig:
@@ -95,7 +126,6 @@ def _common(reading: ConfigKeys) -> DecoderConfig:
     reading.get("hidden_act")
     if word not in _ACTIVATIONS:
         raise reading.fault(f'the activation "{word}" is not known', nearest(word, _ACTIVATIONS))
-    dtype = str(reading.data.get("dtype") or reading.data.get("torch_dtype") or "float32")
     config = DecoderConfig(
         layers=reading.number("num_hidden_layers"),
         hidden=hidden,
@@ -107,7 +137,7 @@ def _common(reading: ConfigKeys) -> DecoderConfig:
         eps=float(reading.number("rms_norm_eps", 1e-6)),
         activation=_ACTIVATIONS[word],
         tied=reading.flag("tie_word_embeddings"),
-        dtype=dtype.removeprefix("torch."),
+        dtype=reading.dtype,
     )
     return _with_rotary(reading, config)
 

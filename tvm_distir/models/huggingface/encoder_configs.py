@@ -17,11 +17,6 @@ from .config_keys import ConfigKeys
 _BERT_HEADS = {"BertForMaskedLM": "mlm", "BertForSequenceClassification": "classify"}
 
 
-def _dtype(reading: ConfigKeys) -> str:
-    dtype = str(reading.data.get("dtype") or reading.data.get("torch_dtype") or "float32")
-    return dtype.removeprefix("torch.")
-
-
 def _classes(reading: ConfigKeys) -> int:
     """Return the number of classes, which the labels count."""
     labels = reading.data.get("id2label")
@@ -48,7 +43,7 @@ def _bert(reading: ConfigKeys) -> BertConfig:
         head=head,
         classes=_classes(reading),
         seq=min(512, positions),
-        dtype=_dtype(reading),
+        dtype=reading.dtype,
         eps=float(reading.number("layer_norm_eps", 1e-12)),
     )
 
@@ -65,7 +60,7 @@ def _vit(reading: ConfigKeys) -> VitConfig:
         patch=reading.number("patch_size", 16),
         channels=reading.number("num_channels", 3),
         classes=_classes(reading),
-        dtype=_dtype(reading),
+        dtype=reading.dtype,
         eps=float(reading.number("layer_norm_eps", 1e-12)),
     )
 
@@ -88,7 +83,7 @@ def _t5(reading: ConfigKeys) -> T5Config:
         feed_forward=str(reading.get("feed_forward_proj", "relu")),
         tied=tied,
         scaled=reading.flag("scale_decoder_outputs", bool(tied)),
-        dtype=_dtype(reading),
+        dtype=reading.dtype,
         eps=float(reading.number("layer_norm_epsilon", 1e-6)),
     )
 
@@ -113,7 +108,7 @@ def _whisper(reading: ConfigKeys) -> WhisperConfig:
         frames=reading.number("max_source_positions", 1500),
         positions=positions,
         seq=positions,
-        dtype=_dtype(reading),
+        dtype=reading.dtype,
     )
 
 
