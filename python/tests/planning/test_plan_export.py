@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +188,9 @@ def test_degrees_of_torchtitan(llama: Any) -> None:
 def test_shards_of_the_sequence_share_the_training_state(llama: Any) -> None:
     """As they do in torchtitan and in the distributed optimizer of Megatron-LM."""
     step, mesh = td.train_step(llama, optimizer="adam"), {"dp": 2, "cp": 2}
+    gather = "context_parallel:form=gather"
     options = {
-        form: _options(td.export_plan(step, _plan(step, f"{text}+context_parallel", **mesh), form))
+        form: _options(td.export_plan(step, _plan(step, f"{text}+{gather}", **mesh), form))
         for form, text in (("torchtitan", "fsdp"), ("megatron", "zero:stage=1"))
     }
     assert options["torchtitan"]["parallelism.data_parallel_shard_degree"] == 2
@@ -201,6 +203,141 @@ def test_shards_of_the_sequence_share_the_training_state(llama: Any) -> None:
     alone = _plan(step, "zero:stage=1,axis=dp+context_parallel", **mesh)
     with pytest.raises(PlanError, match=r"DIST0241.*context parallelism"):
         td.export_plan(step, alone, "megatron")
+
+
+@pytest.mark.parametrize(
+    ("form", "megatron", "titan"),
+    [
+        ("ring", "p2p", "alltoall"),
+        ("all_to_all", "a2a", None),
+        ("gather", "all_gather", "allgather"),
+    ],
+)
+def test_forms_of_context_parallelism(
+    llama: Any, form: str, megatron: str, titan: str | None
+) -> None:
+    """They were left out: a trainer ran its usual form."""
+    text = f"context_parallel:form={form}"
+    plan = _plan(llama, f"data_parallel+{text}", dp=2, cp=2)
+    assert _options(td.export_plan(llama, plan, "megatron"))["cp-comm-type"] == megatron
+    step = td.train_step(llama, optimizer="adam")
+    plan = _plan(step, f"fsdp+{text}", dp=2, cp=2)
+    if titan is None:
+        with pytest.raises(PlanError, match=f'DIST0241.*"{form}"'):
+            td.export_plan(step, plan, "torchtitan")
+        return
+    options = _options(td.export_plan(step, plan, "torchtitan"))
+    assert options["parallelism.context_parallel_rotate_method"] == titan
+
+
+MIXTURE = "zoo:mixtral?size=tiny,batch=8"
+EXPERTS: list[tuple[str, str, dict[str, int], dict[str, Any]]] = [
+    ("megatron", "expert_parallel", {"ep": 2}, {"expert-model-parallel-size": 2}),
+    ("megatron", "data_parallel+expert_parallel", {"dp": 2, "ep": 2},
+     {"expert-model-parallel-size": 2}),
+    ("megatron", "expert_parallel+megatron", {"ep": 2, "tp": 2},
+     {"expert-model-parallel-size": 2, "tensor-model-parallel-size": 2}),
+    ("torchtitan", "fsdp:axis=ep+expert_parallel", {"ep": 2},
+     {"parallelism.expert_parallel_degree": 2, "parallelism.data_parallel_shard_degree": 2}),
+    ("torchtitan", "fsdp:axis=dp/ep+expert_parallel", {"dp": 2, "ep": 2},
+     {"parallelism.expert_parallel_degree": 2, "parallelism.data_parallel_shard_degree": 4}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mixture() -> Any:
+    return td.load_model(MIXTURE).mod
+
+
+@pytest.mark.parametrize(("form", "strategy", "mesh", "expected"), EXPERTS)
+def test_degrees_of_expert_parallelism(
+    mixture: Any, form: str, strategy: str, mesh: dict[str, int], expected: dict[str, Any]
+) -> None:
+    """Expert parallelism was exported as ZeRO, or left out."""
+    options = _options(td.export_plan(mixture, _plan(mixture, strategy, **mesh), form))
+    assert options == {**options, **expected}
+    assert sum("expert" in option for option in options) == 1
+
+
+def test_experts_of_deepspeed(mixture: Any) -> None:
+    plan = _plan(mixture, "expert_parallel", ep=2)
+    config = json.loads(td.export_plan(mixture, plan, "deepspeed"))
+    assert config["zero_optimization"] == {"stage": 0}
+    assert config["expert_parallel"] == {"enabled": True, "autoep_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("form", "strategy", "mesh", "words"),
+    [
+        ("torchtitan", "expert_parallel", {"ep": 2}, "in parts over the ranks of expert"),
+        ("deepspeed", "fsdp:axis=ep+expert_parallel", {"ep": 2}, "stage 3"),
+        ("deepspeed", "expert_parallel+megatron", {"ep": 2, "tp": 2}, "AutoTP"),
+        ("dtensor", "expert_parallel", {"ep": 2}, '"ep" divides experts'),
+        ("megatron", "data_parallel+expert_parallel", {"ep": 2, "dp": 2}, "order dp, ep"),
+        ("megatron", "data_parallel+megatron", {"tp": 2, "dp": 2}, "order dp, tp"),
+    ],
+)
+def test_experts_and_orders_that_a_format_cannot_express_are_refused(
+    mixture: Any, form: str, strategy: str, mesh: dict[str, int], words: str
+) -> None:
+    with pytest.raises(PlanError, match=f"DIST0241.*{words}"):
+        td.export_plan(mixture, _plan(mixture, strategy, **mesh), form)
+
+
+def test_experts_in_parts_of_zero_are_no_expert_parallelism(mixture: Any) -> None:
+    """ZeRO gathers them, though it stores them along the same dim."""
+    options = _options(td.export_plan(mixture, _plan(mixture, "fsdp", dp=2), "torchtitan"))
+    assert options["parallelism.data_parallel_shard_degree"] == 2
+    assert not any("expert" in option for option in options)
+
+
+def test_no_part_of_a_plan_is_left_out(llama: Any) -> None:
+    """Weights used in parts beside the batch, weights left whole, devices, recomputation, rules."""
+    fsdp = _plan(llama, "fsdp", dp=2).to_dict()
+    name = "layers.1.mlp.up_proj.weight"
+    rules = [rule for rule in fsdp["rules"] if rule.get("param") != name]
+    used = [*rules, {"param": name, "placement": "S[0]", "stationary": True}]
+    whole = [*rules, {"param": name, "placement": "R", "stationary": True}]
+    for other, words in ((used, "not gathered"), (whole, "whole")):
+        with pytest.raises(PlanError, match=f"DIST0241.*{words}"):
+            td.export_plan(llama, {**fsdp, "rules": other}, "torchtitan")
+    plan = _plan(llama, "megatron", tp=2)
+    moved = td.Plan([replace(plan.meshes[0], start=4)], plan.rules)
+    for form in ("megatron", "torchtitan", "deepspeed", "dtensor"):
+        with pytest.raises(PlanError, match=r"DIST0241.*names devices"):
+            td.export_plan(llama, moved, form)
+    assert "DEVICES = [4, 5]" in td.export_plan(llama, moved, "jax")
+    sequence = _plan(llama, "megatron:sequence=1", tp=2)
+    assert "placements of intermediate values" in td.export_plan(llama, sequence, "jax")
+    assert "intermediate" not in td.export_plan(llama, plan, "jax")
+    ast.parse(td.export_plan(llama, sequence, "jax"))
+
+
+@pytest.mark.parametrize("form", ["jax", "dtensor", "torchtitan", "deepspeed"])
+def test_recomputation_is_not_left_out(llama: Any, form: str) -> None:
+    step = td.train_step(llama, optimizer="adam", recompute="full")
+    with pytest.raises(PlanError, match=r"DIST0241.*recomputation"):
+        td.export_plan(step, _plan(step, "data_parallel", dp=2), form)
+
+
+def test_jax_takes_axes_of_any_kind(llama: Any) -> None:
+    """The error of the other formats names it as the remedy."""
+    plan = td.Plan(mesh={"ep": 2}, rules={"norm.weight": "R"})
+    assert "PartitionSpec" in td.export_plan(llama, plan, "jax")
+
+
+def test_micro_batches_of_torchtitan() -> None:
+    """Without stages they accumulate gradients; with stages their size is stated."""
+    model = "zoo:gpt?size=tiny,layers=4"
+    step, plan = _step(model, "pipeline:micro_batches=4", {"pp": 2}, batch=16)
+    options = _options(td.export_plan(step, plan, "torchtitan"))
+    assert options["parallelism.pipeline_parallel_microbatch_size"] == 4
+    assert options["training.local_batch_size"] == options["training.global_batch_size"] == 16
+    strategy = "pipeline:micro_batches=4+data_parallel"
+    step, plan = _step(model, strategy, {"pp": 1, "dp": 2}, batch=16)
+    options = _options(td.export_plan(step, plan, "torchtitan"))
+    assert options["training.local_batch_size"] == 2
+    assert options["training.global_batch_size"] == 16
 
 
 def _source(package: str, *paths: str) -> str:

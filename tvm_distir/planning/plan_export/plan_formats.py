@@ -12,7 +12,7 @@ from tvm import ir
 from tvm_distir.core import PlanLike, as_plan
 from tvm_distir.support import UsageError, nearest
 
-from .axis_roles import ExportedPlan, describe
+from .axis_roles import ExportedPlan, describe, placed
 from .python_code import dtensor_code, jax_code
 from .trainer_options import deepspeed_config, megatron_options, torchtitan_options
 
@@ -79,4 +79,5 @@ def export_plan(mod: ir.IRModule, plan: PlanLike, form: str) -> str:
             place="export_plan",
             remedy=nearest(form, PLAN_FORMATS),
         )
-    return PLAN_FORMATS[form](mod, describe(mod, as_plan(plan, mod)))
+    facts = placed if form == "jax" else describe
+    return PLAN_FORMATS[form](mod, facts(mod, as_plan(plan, mod)))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tvm import ir
 
-from tvm_distir.core import PartitionSpec
+from tvm_distir.core import NONE, PartitionSpec
 
 from .axis_roles import (
     CONTEXT,
@@ -22,11 +22,23 @@ from .axis_roles import (
     unsupported,
 )
 
+_SHOWN = 3
+"""The most names of intermediate values that a docstring has."""
+
 
 def jax_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     """Write the ``PartitionSpec`` of every parameter, and the mesh, as code for JAX."""
     if exported.plan.schedule is not None:
         raise unsupported("JAX has no pipeline schedules", "Choose a plan without stages.")
+    _check_code(exported)
+    if exported.plan.ring:
+        raise unsupported("a PartitionSpec has no ring attention", "Use context_parallel without.")
+    fused = [parameter.name for parameter in exported.parameters if parameter.is_fused]
+    if fused:
+        raise unsupported(
+            f'each shard of "{fused[0]}" has parts of several segments, and those of JAX are whole',
+            "Split the weight, or replicate it.",
+        )
     mesh = exported.mesh
     devices = [int(x) for x in mesh.device_ids] or range(mesh.start, mesh.start + mesh.device_count)
     ids = ", ".join(map(str, devices))
@@ -36,7 +48,7 @@ def jax_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     ]
     return "\n".join(
         [
-            '"""Shardings of a plan of tvm_distir."""',
+            f'"""Shardings of a plan of tvm_distir.{_left_to_the_framework(exported)}"""',
             "import jax",
             "import numpy as np",
             "from jax.sharding import Mesh, NamedSharding",
@@ -58,10 +70,45 @@ def jax_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     )
 
 
+def _check_code(exported: ExportedPlan) -> None:
+    """Refuse (DIST0241) recomputation, which the code of a model has."""
+    if set(exported.plan.recompute.values()) - {NONE}:
+        raise unsupported(
+            "recomputation is part of the code of the model",
+            "Choose a plan without recomputation, and write it there.",
+        )
+
+
+def _left_to_the_framework(exported: ExportedPlan) -> str:
+    """Return lines of a docstring that name the rules of intermediate values; empty for none.
+
+    Names of updated weights and gradients, which are placed as weights, are left out.
+    """
+    names = {p.name for p in exported.parameters}
+    rules = [
+        rule.name for rule in exported.plan.rules
+        if rule.kind != "param" and rule.name.removesuffix("_updated") not in names
+    ]  # fmt: skip
+    if not rules:
+        return ""
+    shown = ", ".join(dict.fromkeys(rules[:_SHOWN]))
+    more = ", ..." if len(rules) > _SHOWN else ""
+    return (
+        f"\n\nNot stated: {len(rules)} placements of intermediate values\n({shown}{more}), which "
+        "the framework chooses.\n"
+    )
+
+
 def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     """Write a function for PyTorch that applies ``parallelize_module`` and ``fully_shard``."""
     if exported.plan.schedule is not None:
         raise unsupported("parallelize_module has no stages", "Choose a plan without stages.")
+    _check_code(exported)
+    if exported.expert_axes:
+        raise unsupported(
+            f'the axis "{exported.expert_axes[0]}" divides experts, for which PyTorch has no style',
+            "Use the format megatron, torchtitan or deepspeed.",
+        )
     for axis, role in exported.roles.items():
         if role == CONTEXT or (role == ZERO and exported.zero_stage < 3):
             subject = (
@@ -88,7 +135,7 @@ def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
         order = [replicas, shards, *(axis for axis in axes if axis not in (replicas, shards))]
         axes = {axis: axes[axis] for axis in order}
     lines = [
-        '"""Parallelism of a plan of tvm_distir."""',
+        f'"""Parallelism of a plan of tvm_distir.{_left_to_the_framework(exported)}"""',
         "from torch import nn",
         "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh",
         *(["from torch.distributed.fsdp import fully_shard"] if shards else []),
@@ -142,6 +189,10 @@ def _styles(exported: ExportedPlan, axis: str) -> list[tuple[str, str]]:
         module, _, kind = weight.name.rpartition(".")
         if weight.labels[number] < 0 or kind != "weight":
             continue
+        if weight.is_fused:
+            raise unsupported(
+                f'each shard of "{weight.name}" has parts of several segments', "Split the weight."
+            )
         if len(weight.shape) != 2:
             raise unsupported(
                 f'"{weight.name}" has {len(weight.shape)} dims, and is no weight of a linear layer',

@@ -11,9 +11,23 @@ from tvm import ir
 
 from tvm_distir.core import FULL, MEGATRON, NONE, SELECTIVE
 
-from .axis_roles import CONTEXT, DATA, TENSOR, ZERO, ExportedPlan, check_megatron, unsupported
+from .axis_roles import (
+    CONTEXT,
+    DATA,
+    TENSOR,
+    ZERO,
+    ExportedPlan,
+    check_megatron,
+    context_form,
+    unsupported,
+)
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+_CONTEXT_FORMS = {"ring": "p2p", "all_to_all": "a2a", "gather": "all_gather"}
+_ROTATIONS = {"ring": "alltoall", "gather": "allgather"}
+"""Forms of ``context_parallel`` in torchtitan, whose keys and values move by an all-to-all."""
+_TORCHTITAN_CHUNKS = 2
+"""Stages of a rank in schedules with several, where no number of layers is given."""
 
 
 def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
@@ -27,6 +41,13 @@ def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
         options.append("--sequence-parallel")
     if exported.degree(CONTEXT) > 1:
         options.append(f"--context-parallel-size {exported.degree(CONTEXT)}")
+        options.append(f"--cp-comm-type {_CONTEXT_FORMS[context_form(mod, exported)]}")
+    if exported.expert_axes:
+        if exported.degree(CONTEXT) > 1:
+            raise unsupported(
+                "its ranks of context parallelism divide the experts too", "Use one of both."
+            )
+        options.append(f"--expert-model-parallel-size {exported.expert_degree}")
     if schedule is not None and schedule.stages > 1:
         if schedule.kind not in ("1f1b", "interleaved"):
             raise unsupported(
@@ -101,29 +122,69 @@ def torchtitan_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
             "torchtitan chooses recomputation in the configuration of the model",
             "Choose a plan without recomputation, and set it there.",
         )
+    replicas = [axis for axis, role in exported.roles.items() if role == DATA]
+    if exported.roles and list(exported.roles)[: len(replicas)] != replicas:
+        raise unsupported(
+            "its ranks that share the training state are consecutive",
+            f"Put {' and '.join(replicas)} first in the mesh.",
+        )
     schedule = exported.plan.schedule
-    options = {
+    options: dict[str, int | str] = {
         "data_parallel_replicate_degree": exported.degree(DATA),
         "data_parallel_shard_degree": exported.degree(ZERO),
         "tensor_parallel_degree": exported.degree(TENSOR),
         "context_parallel_degree": exported.degree(CONTEXT),
     }
+    if exported.degree(CONTEXT) > 1:
+        form = context_form(mod, exported)
+        if form not in _ROTATIONS:
+            raise unsupported(
+                f'torchtitan has no context parallelism of the form "{form}"',
+                f"Use {' or '.join(f'form={known}' for known in _ROTATIONS)}.",
+            )
+        options["context_parallel_rotate_method"] = _ROTATIONS[form]
+    if exported.expert_axes:
+        _check_torchtitan_experts(exported)
+        options["expert_parallel_degree"] = exported.expert_degree
     lines = [f"--parallelism.{name}={value}" for name, value in options.items()]
     if schedule is not None and schedule.stages > 1:
         if schedule.kind not in _SCHEDULES:
             raise unsupported(
                 f'torchtitan has no schedule "{schedule.kind}"', f"Use {', '.join(_SCHEDULES)}."
             )
+        if schedule.chunks > 1 and schedule.chunks != _TORCHTITAN_CHUNKS:
+            raise unsupported(
+                f"torchtitan gives each rank {_TORCHTITAN_CHUNKS} stages, the plan "
+                f"{schedule.chunks}", f"Use chunks={_TORCHTITAN_CHUNKS}.",
+            )  # fmt: skip
         lines.append(f"--parallelism.pipeline_parallel_degree={schedule.stages}")
         lines.append(f"--parallelism.pipeline_parallel_schedule={_SCHEDULES[schedule.kind]}")
     batch = _batch(exported)
     if batch is not None:
-        local = batch[0] * (schedule.micro_batches if schedule is not None else 1)
+        staged = schedule is not None and schedule.stages > 1
+        local = batch[0] * (schedule.micro_batches if schedule is not None and staged else 1)
+        if staged:
+            lines.append(f"--parallelism.pipeline_parallel_microbatch_size={batch[0]}")
         lines += [
             f"--training.local_batch_size={local}",
             f"--training.global_batch_size={batch[1]}",
         ]
     return "\n".join([*lines, ""])
+
+
+def _check_torchtitan_experts(exported: ExportedPlan) -> None:
+    """Refuse (DIST0241) experts over ranks that do not store the other weights in parts."""
+    if any(exported.roles[axis] != ZERO for axis in exported.expert_axes):
+        axes = "/".join(exported.expert_axes)
+        raise unsupported(
+            "torchtitan stores the other weights in parts over the ranks of expert parallelism",
+            f'Use "fsdp:axis={axes}+expert_parallel", or the format megatron.',
+        )
+    if exported.degree(TENSOR) > 1 or exported.degree(CONTEXT) > 1:
+        raise unsupported(
+            "torchtitan divides the experts over the ranks of tensor and context parallelism too",
+            "Use the format megatron.",
+        )
 
 
 def deepspeed_config(mod: ir.IRModule, exported: ExportedPlan) -> str:
@@ -142,6 +203,14 @@ def deepspeed_config(mod: ir.IRModule, exported: ExportedPlan) -> str:
         raise unsupported("ZeRO shards over all replicas", "Use zero on all axes of the batch.")
     check_megatron(mod, exported)
     config: dict[str, Any] = {"zero_optimization": {"stage": exported.zero_stage}}
+    if exported.expert_axes:
+        if exported.zero_stage == 3 or exported.degree(TENSOR) > 1:
+            other = "stage 3 of ZeRO" if exported.zero_stage == 3 else "AutoTP"
+            raise unsupported(
+                f"AutoEP does not divide experts with {other}",
+                "Use zero:stage=1, without megatron.",
+            )
+        config["expert_parallel"] = {"enabled": True, "autoep_size": exported.expert_degree}
     if exported.degree(TENSOR) > 1:
         config["tensor_parallel"] = {"autotp_size": exported.degree(TENSOR)}
     batch = _batch(exported)
