@@ -74,6 +74,7 @@ class Server:
                         message, files = receive(self._channel)
                         self._fork(int(message["rank"]), files)
             except Closed:
+                signal.set_wakeup_fd(-1)  # their ends would be written to a closed socket at exit
                 for pid in self._workers:
                     os.kill(pid, signal.SIGKILL)
 
