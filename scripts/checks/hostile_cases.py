@@ -150,6 +150,7 @@ def all_cases(fresh: Path, warm_s: float) -> Iterator[Case]:
     ):
         yield from _fields(name, fresh / f"{name}.json", command, most, draw)
     yield from _texts()
+    yield from _ignored()
     yield from _outputs(fresh)
     yield from _signals(warm_s)
     yield from _full()
@@ -231,6 +232,31 @@ def _texts() -> Iterator[Case]:
             words = [word for pair in inputs.items() for word in pair]
             yield Case(f"text-{number:03}", ("analyze", "m.onnx", *words))
             number += 1
+
+
+def _ignored() -> Iterator[Case]:
+    """What would have no effect without a word: columns, quantized weights, parts of plans."""
+    table, zoo = "--rows rows.csv", "zoo:gpt?size=tiny"
+    experts = "export-plan zoo:mixtral?size=tiny,batch=8 --strategy expert_parallel --mesh ep=2"
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "vocab_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
+        "quantization_config": {"quant_method": "mystery"},
+    }  # fmt: skip
+    texts = {
+        "sweep-batch": (f"sweep {zoo} {table} {SYSTEM}", "tp,batch\n1,16\n"),
+        "sweep-misspelled": (f"sweep {zoo} {table} {SYSTEM}", "tp,micro_batchs\n1,16\n"),
+        "calibrate-column": ("calibrate h100 rows.csv", "m,k,n,time_us,tp\n64,64,64,3,2\n"),
+        "calibrate-fraction": ("calibrate h100 rows.csv", "m,k,n,time_us\n64.5,64,64,3\n"),
+        "quantized": (f"analyze config.json --strategy megatron --mesh tp=2 {SYSTEM}", ""),
+        "experts-torchtitan": (f"{experts} --form torchtitan", ""),
+        "experts-dtensor": (f"{experts} --form dtensor", ""),
+    }
+    for name, (words, text) in texts.items():
+        case = tuple(shlex.split(words))
+        file, data = ("rows.csv", text) if text else ("config.json", json.dumps(config))
+        prepare = _writer(file, data.encode())
+        yield Case(f"ignored-{name}", case, prepare, expected="refused")
 
 
 def _outputs(fresh: Path) -> Iterator[Case]:
