@@ -14,12 +14,12 @@ import signal
 import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from tvm_distir.core import gc_paused
-from tvm_distir.support import UsageError
+from tvm_distir.support import SimulationError, UsageError, shortened
 
 Task = TypeVar("Task", bound=Hashable)
 Value = TypeVar("Value")
@@ -58,10 +58,23 @@ class Workers:
     def __enter__(self) -> Workers:
         if self.executor is None and self.jobs > 1:
             self._others = {child.pid for child in multiprocessing.active_children()}
-            context = multiprocessing.get_context("spawn")  # threads of TVM do not survive a fork
-            self._pool = ProcessPoolExecutor(self.jobs, context, _ignore_interrupts)
-            self.executor = self._pool
+            self._begin()
         return self
+
+    def _begin(self) -> None:
+        context = multiprocessing.get_context("spawn")  # threads of TVM do not survive a fork
+        self.executor = self._pool = ProcessPoolExecutor(self.jobs, context, _ignore_interrupts)
+
+    def replace_broken(self) -> bool:
+        """Start new processes in place of those of which one was killed.
+
+        False for the executor of a caller, which cannot be replaced.
+        """
+        if self._pool is None:
+            return False
+        self._pool.shutdown(cancel_futures=True)
+        self._begin()
+        return True
 
     def __exit__(
         self,
@@ -124,16 +137,39 @@ class Lookahead(Generic[Task, Value]):
         task : hashable
         following : iterable of hashable
             The tasks that are likely to be next, in order; no more are read than there are jobs.
+
+        Raises
+        ------
+        SimulationError
+            DIST0756 a process that ran the task was killed, and so was another that ran it alone.
         """
         if not self.workers.present:
             return self.function(self.context, task)
-        self._start(task)
-        busy = sum(not future.done() for future in self._started.values())
-        for other in following:
-            if busy >= self.workers.jobs:
-                break
-            busy += self._start(other)
-        return self._started.pop(task).result()
+        try:
+            self._start(task)
+            busy = sum(not future.done() for future in self._started.values())
+            for other in following:
+                if busy >= self.workers.jobs:
+                    break
+                busy += self._start(other)
+            return self._started.pop(task).result()
+        except BrokenExecutor as error:
+            return self._again(task, error)
+
+    def _again(self, task: Task, error: BrokenExecutor) -> Value:
+        """Run a task again, alone, after a process was killed that ran it or another."""
+        self._started.clear()
+        if self.workers.replace_broken():
+            try:
+                self._start(task)
+                return self._started.pop(task).result()
+            except BrokenExecutor:
+                self._started.clear()
+                self.workers.replace_broken()
+        raise SimulationError(
+            "DIST0756", f"the worker process of {shortened(repr(task), 200)} was killed",
+            place="jobs", remedy="Use fewer jobs, or one, if memory is scarce.",
+        ) from error  # fmt: skip
 
     def _start(self, task: Task) -> bool:
         """Start a task that is not yet started, and return whether it is new."""

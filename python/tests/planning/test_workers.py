@@ -7,7 +7,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from concurrent.futures import ThreadPoolExecutor
+import signal
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tvm_distir.planning.search.driver import search
 from tvm_distir.planning.search.folder import Folder
 from tvm_distir.planning.sweep.sweep_driver import sweep
 from tvm_distir.planning.workers import Lookahead, Workers
-from tvm_distir.support.errors.tree import UsageError
+from tvm_distir.support.errors.tree import SimulationError, UsageError
 
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "measured"
 GRID = {"tp": [1, 3], "micro_batches": list(range(2, 14))}
@@ -34,6 +35,15 @@ def model(batch: int):
 def process_of(context: str, task: int) -> tuple[str, int]:
     """Return what a task sees, and where it runs."""
     return f"{context} {task}", os.getpid()
+
+
+def killed(folder: str, task: int) -> int:
+    """Be killed as by a system that is out of memory: task 1 the first time, task 3 always."""
+    mark = Path(folder, str(task))
+    if task == 3 or (task == 1 and not mark.exists()):
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
 
 
 def interrupt(context: str, task: int) -> None:
@@ -54,6 +64,23 @@ class TestWorkers:
     def test_one_job_runs_in_this_process(self):
         with Workers(1) as workers:
             assert Lookahead(workers, process_of, "task").get(7)[1] == os.getpid()
+
+    def test_a_task_whose_process_is_killed_runs_again(self, tmp_path, monkeypatch):
+        """The second time its name is in an error; the first ended in BrokenProcessPool."""
+        fork = multiprocessing.get_context("fork")  # its processes begin at once
+        monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
+        with Workers(2) as workers:
+            lookahead = Lookahead(workers, killed, str(tmp_path))
+            assert [lookahead.get(n, range(n + 1, 3)) for n in range(3)] == [0, 1, 2]
+            with pytest.raises(SimulationError, match=r"DIST0756.*process of 3 was killed"):
+                lookahead.get(3, [4])
+            assert lookahead.get(4) == 4
+
+    def test_a_broken_executor_of_the_caller_is_named(self, tmp_path):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor:
+            lookahead = Lookahead(Workers(executor=executor), killed, str(tmp_path))
+            with pytest.raises(SimulationError, match="DIST0756"):
+                lookahead.get(3)
 
     def test_processes_end_with_an_interrupt(self):
         before = {child.pid for child in multiprocessing.active_children()}

@@ -199,7 +199,8 @@ class _Sweep:
                 self._done(row, self._outcome(row, rows[number : number + self.workers.jobs]))
         except KeyboardInterrupt:
             interrupted = True
-        self._write()
+        finally:
+            self._write()
         rows = [
             (*configuration, *outcome)
             for configuration, outcome in zip(self.configurations, self.outcomes, strict=True)

@@ -183,6 +183,7 @@ CODES: dict[str, str] = {
     "DIST0751": "a row of a sweep is not a valid configuration of the model",
     "DIST0752": "a number of a program is not a sum of monomials in the sizes",
     "DIST0753": "a prediction by a template differs from that of the full pipeline",
+    "DIST0756": "the worker process of a row was killed, and again when the row ran alone",
     "DIST0760": "steps of a serving engine cannot be predicted together",
     "DIST0761": "a workload, a scheduler or a level of a serving engine is invalid",
     # 08xx: infeasible
