@@ -47,6 +47,7 @@ from .errors.tree import LoweringError as LoweringError
 from .errors.tree import MeshError as MeshError
 from .errors.tree import MismatchError as MismatchError
 from .errors.tree import ModelError as ModelError
+from .errors.tree import OutputError as OutputError
 from .errors.tree import PlanError as PlanError
 from .errors.tree import PropagationError as PropagationError
 from .errors.tree import SimulationError as SimulationError

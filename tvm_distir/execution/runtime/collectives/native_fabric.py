@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from tvm_distir.support import DistIRError
 
 from . import native_library as native
 from .fabric import WorkerError, failure_text
+from .message_texts import array_head, read_array_head
 from .progress_threads import ProgressThread
 from .transfers import Route, Transfers
 
@@ -166,13 +166,13 @@ class NativeFabric(Transfers):
     def _post(self, route: Route, message: tuple[Any, Array]) -> None:
         meaning, part = message
         flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-        label = pickle.dumps((meaning, part.shape, part.dtype))
+        label = array_head(meaning, part)
         native.send(tvm_ffi.from_dlpack(flat), route[0], route[2], label)
 
     def _take(self, route: Route, message_label: str) -> tuple[Any, Array]:
         tag, source, _ = route
         label, size_bytes = native.await_message(tag, source, message_label)
-        meaning, shape, dtype = pickle.loads(label)
+        meaning, shape, dtype = read_array_head(label)
         flat = np.empty(size_bytes, np.uint8)
         native.take_message(tag, source, tvm_ffi.from_dlpack(flat))
         return meaning, flat.view(dtype).reshape(shape)

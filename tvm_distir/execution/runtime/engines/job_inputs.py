@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from tvm_distir.execution.runtime.program.inputs import (
     Inputs,
@@ -47,9 +47,10 @@ def agree(member: JobMember, call: RunCall) -> list[int]:
             remedy=f"Start {len(member.ranks)} processes.",
         )
     calls: list[RunCall] = [
-        pickle.loads(text)
+        RunCall(*json.loads(text))
         for text in member.exchange_texts(
-            pickle.dumps(call), lambda late: f"the start of the run for processes {late}"
+            json.dumps(astuple(call)).encode(),
+            lambda late: f"the start of the run for processes {late}",
         )
     ]
     for process, other in enumerate(calls):

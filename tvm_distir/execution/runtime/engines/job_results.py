@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,12 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.core import Transfer
+from tvm_distir.execution.runtime.collectives.message_texts import (
+    executed_items,
+    read_executed,
+    read_received,
+    received_items,
+)
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.executed import count_executed
@@ -24,13 +30,13 @@ from tvm_distir.execution.runtime.program.joining import (
     different_bits,
     gather_outputs,
 )
-from tvm_distir.execution.runtime.program.run_trace import RankTrace, write_run_trace
+from tvm_distir.execution.runtime.program.run_trace import CallSpan, RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 
 from .job_member import Array, JobMember
 
-Digests = dict[int, bytes]
+Digests = dict[int, str]
 """The digest of this rank's part of each of its outputs, by position among them."""
 
 
@@ -42,6 +48,17 @@ class Ended:
     digests: Digests
     executed: list[Executed]
     received: list[tuple[Transfer, int]]
+
+    def text(self) -> bytes:
+        """Return the report as JSON."""
+        counts = executed_items(self.executed), received_items(self.received)
+        return json.dumps([self.rank, list(self.digests.items()), *counts]).encode()
+
+    @staticmethod
+    def read(text: bytes) -> Ended:
+        """Return the report of :meth:`text`."""
+        rank, digests, executed, received = json.loads(text)
+        return Ended(rank, dict(digests), read_executed(executed), read_received(received))
 
 
 class ExecutedCounts:
@@ -78,7 +95,7 @@ def wait_for_end(
         for k, (port, part) in enumerate(zip(entry.outputs, results[member.rank])):
             check_local(part, port, entry, member.rank, entry.output_place(port))
             content = np.ascontiguousarray(_without_padding(entry, port, member.rank, part))
-            digests[k] = hashlib.sha256(content.tobytes()).digest()
+            digests[k] = hashlib.sha256(content.tobytes()).hexdigest()
     rank = member.rank
     ended = Ended(
         rank,
@@ -88,10 +105,10 @@ def wait_for_end(
     )
     ranks = member.ranks
     texts = member.exchange_texts(
-        pickle.dumps(ended),
+        ended.text(),
         lambda late: f"the end: {', '.join(f'rank {ranks[p]} did not end' for p in late)}",
     )
-    return [pickle.loads(text) for text in texts]
+    return [Ended.read(text) for text in texts]
 
 
 def finish_run(
@@ -121,12 +138,14 @@ def finish_run(
 
 def write_job_trace(member: JobMember, path: Path, trace: RankTrace) -> None:
     """Gather the calls of all ranks, and write their trace on process 0."""
-    texts = member.exchange_texts(
-        pickle.dumps((member.rank, trace.spans)), lambda late: f"the trace of processes {late}"
-    )
+    text = json.dumps([member.rank, trace.spans]).encode()
+    texts = member.exchange_texts(text, lambda late: f"the trace of processes {late}")
     if member.rank == member.ranks[0]:
-        ranks = dict(pickle.loads(text) for text in texts)
-        write_run_trace(path, {rank: spans for rank, spans in ranks.items() if rank is not None})
+        ranks = dict(json.loads(text) for text in texts)
+        write_run_trace(
+            path,
+            {r: [CallSpan(*s) for s in spans] for r, spans in ranks.items() if r is not None},
+        )
 
 
 def collect(

@@ -47,6 +47,14 @@ _POLL_S = 0.02
 _GRACE_S = 5.0
 _ABORT_S = 1.0
 START_S = 120.0
+_ONE_HOST = {
+    "UCX_TLS": "self,sm",
+    "FI_TCP_IFACE": "lo",
+    "OMPI_MCA_btl": "self,vader",
+    "OMPI_MCA_oob_tcp_if_include": "lo",
+}
+"""Variables by which MPICH (UCX and libfabric) and Open MPI open no socket to other hosts."""
+
 _PRIVATE = re.compile(r"^(OMPI_COMM|OMPI_UNIVERSE|PMIX_|PMI_|PRTE_|HYDI?_)")
 
 
@@ -71,7 +79,8 @@ def launch(
     folder = Path(tempfile.mkdtemp(prefix="tvm-distir-mpi-"))
     try:
         job = write_job(program, local, timeout_s, preload, folder, options)
-        code = _run(command, job, folder)
+        # A launcher that the user gives may start processes on other hosts.
+        code = _run(command, job, folder, _ONE_HOST if launcher is None else {})
         raise_failure(job, folder, code)
         return read_results(job, folder)
     finally:
@@ -90,8 +99,10 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
         raise missing_extra("the engine mpi requires mpi4py", "engine mpi", "mpi")
     if launcher is not None:
         return list(launcher)
-    beside = Path(sys.executable).parent / "mpiexec"
-    path = str(beside) if beside.is_file() else shutil.which("mpiexec") or shutil.which("mpirun")
+    # The launcher of MPICH for one host comes first: it starts processes without any socket.
+    beside = (Path(sys.executable).parent / name for name in ("mpiexec.gforker", "mpiexec"))
+    path = next((str(p) for p in beside if p.is_file()), None)
+    path = path or shutil.which("mpiexec") or shutil.which("mpirun")
     if path is None:
         raise DependencyError(
             "DIST0113",
@@ -111,15 +122,18 @@ def _flags(launcher: str) -> list[str]:
     return [*root, "--oversubscribe", "--bind-to", "none"]
 
 
-def _environment(job: Job) -> dict[str, str]:
-    """Return the environment with this process' import path and without variables of an MPI."""
+def _environment(job: Job, hosts: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with this process' import path and without variables of an MPI.
+
+    ``hosts`` has the variables on which hosts the job runs, which the user may override.
+    """
     environment = {k: v for k, v in os.environ.items() if not _PRIVATE.match(k)}
     environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
     environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    return {**environment, **runtime_alone(job)}
+    return {**hosts, **environment, **runtime_alone(job)}
 
 
-def _run(command: Sequence[str], job: Job, folder: Path) -> int:
+def _run(command: Sequence[str], job: Job, folder: Path, hosts: Mapping[str, str]) -> int:
     """Run the job to its end; returns the launcher's exit code."""
     full = [*command, "-n", str(len(job.ranks)), sys.executable, "-m", _WORKER, str(folder)]
     with open(folder / LOG, "wb") as log:
@@ -129,7 +143,7 @@ def _run(command: Sequence[str], job: Job, folder: Path) -> int:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(job),
+                env=_environment(job, hosts),
                 start_new_session=True,
             )
         except OSError as err:

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.execution.runtime.collectives.message_texts import array_head, read_array_head
 from tvm_distir.support import EngineError
 
 from .polling import Deadline
@@ -69,8 +69,7 @@ class Messages:
 
     def post_array(self, process: int, tag: int, meaning: Any, array: Array) -> None:
         """Send an array and its meaning to a process; does not wait."""
-        head = pickle.dumps((meaning, array.shape, array.dtype))
-        self.world.post(process, tag, head, as_bytes(array))
+        self.world.post(process, tag, array_head(meaning, array), as_bytes(array))
 
     def take_array(self, process: int, tag: int, label: str) -> tuple[Any, Array]:
         """Wait for the next array of a process."""
@@ -79,7 +78,7 @@ class Messages:
         while message is None:
             self.world.turn(deadline, self.check, lambda: label)
             message = self.next(process, tag, lambda: label)
-        meaning, shape, dtype = pickle.loads(message[0])
+        meaning, shape, dtype = read_array_head(message[0])
         out = np.empty(shape, dtype)
         self.world.finish(
             self.take_data(process, tag, message, as_bytes(out)), self.check, lambda: label

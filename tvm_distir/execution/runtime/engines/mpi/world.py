@@ -9,7 +9,7 @@ the message, for word of a failure, for the deadline.
 from __future__ import annotations
 
 import functools
-import pickle
+import json
 import struct
 import sys
 import time
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.execution.runtime.collectives.message_texts import error_text, read_error
 from tvm_distir.support import EngineError
 
 from .library import load_mpi
@@ -98,7 +99,7 @@ class World:
 
     def broadcast_failure(self, error: BaseException) -> None:
         """Send a failure to every other process; does not wait."""
-        text = pickle.dumps((self.rank, error))
+        text = json.dumps([self.rank, error_text(error)]).encode()
         data = np.frombuffer(text, np.uint8)
         for other in self.others:
             self._sending.append(self._comm.Isend(data, other, FAILURE))
@@ -110,8 +111,8 @@ class World:
             return None
         data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
         self._comm.Recv(data, status.Get_source(), FAILURE)
-        failure: tuple[int, BaseException] = pickle.loads(data.tobytes())
-        return failure
+        rank, text = json.loads(data.tobytes())
+        return int(rank), read_error(text)
 
     def abandon(self) -> None:
         """Abandon the communicator after a failure; pending messages keep their memory."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Transfer
+from tvm_distir.execution.runtime.collectives.message_texts import read_executed, read_received
 from tvm_distir.execution.runtime.collectives.native_fabric import NativeFabric
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
@@ -59,22 +59,12 @@ class _SharedFabric(NativeFabric):
 
     def note(self, rank: int, reply: Message) -> None:
         """Store a worker's counts."""
-        self._done[rank] = [
-            Executed(kind, tuple(tuple(g) for g in groups), size, count)
-            for kind, groups, size, count in reply["executed"]
-        ]
-        self._received[rank] = [
-            (Transfer(tag, tuple(shape), _side(src), _side(dst)), element_bytes)
-            for tag, shape, src, dst, element_bytes in reply["received"]
-        ]
+        self._done[rank] = read_executed(reply["executed"])
+        self._received[rank] = read_received(reply["received"])
 
     def executed(self, rank: int) -> list[Executed]:
         """Return collectives a rank executed, known once it has ended."""
         return self._done.get(rank, [])
-
-
-def _side(parts: Sequence[Sequence[int]]) -> Any:
-    return tuple(tuple(part) for part in parts)
 
 
 @dataclass

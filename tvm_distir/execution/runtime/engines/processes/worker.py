@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.execution.runtime.collectives import ccl
+from tvm_distir.execution.runtime.collectives.message_texts import executed_items, received_items
 from tvm_distir.execution.runtime.collectives.native_fabric import NativeFabric
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE
 from tvm_distir.execution.runtime.program.machines import make_machine
@@ -62,11 +63,8 @@ def _run(message: Message, files: list[int], rank: int) -> Message:
         fabric.fail(rank, err)
     return {
         "job": message["job"],
-        "executed": [[e.kind, e.groups, e.result_bytes, e.count] for e in fabric.executed(rank)],
-        "received": [
-            [t.tag, t.shape, t.src, t.dst, element_bytes]
-            for t, element_bytes in fabric.received(rank)
-        ],
+        "executed": executed_items(fabric.executed(rank)),
+        "received": received_items(fabric.received(rank)),
     }
 
 

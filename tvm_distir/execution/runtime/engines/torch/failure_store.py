@@ -10,20 +10,26 @@ their state before it judges.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import pickle
+import hashlib
+import hmac
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tvm_distir.execution.runtime.collectives.fabric import Aborted, ranks_text, worker_failed
+from tvm_distir.execution.runtime.collectives.message_texts import error_text, read_error
 from tvm_distir.execution.runtime.engines.termination import GRACE_S
 from tvm_distir.support import DistIRError, EngineError
 
 _LOOK_S = 0.1
 _ANSWER_S = 0.2
+SECRET_VARIABLE = "TVM_DISTIR_JOB_SECRET"
+"""The environment variable with the secret that the processes of a job share; each failure carries
+a code made with it, so that what another program writes into the store is not believed."""
+
 COMPUTES = "computes"
 """The state of a process that waits for no other one."""
 
@@ -78,12 +84,21 @@ class FailureStore:
     timeout_s : float
         The time after which the store counts as unreachable. torch itself would wait for minutes
         where the network to its host is down.
+    run : str
+        The name of the run in the job, so that no failure counts for another run.
     """
 
     def __init__(
-        self, store: Any, process: int, ranks: Sequence[int], place: str, timeout_s: float
+        self,
+        store: Any,
+        process: int,
+        ranks: Sequence[int],
+        place: str,
+        timeout_s: float,
+        run: str = "",
     ) -> None:
-        self._store = store
+        self._store, self._run = store, run
+        self._secret = os.environ.get(SECRET_VARIABLE, "").encode()
         self._timeout_s = timeout_s
         self._is_lost = False
         self._process = process
@@ -136,26 +151,37 @@ class FailureStore:
         """Write a failure unless there is one already; returns the first failure."""
         if not isinstance(error, DistIRError | KeyboardInterrupt | SystemExit):
             error = worker_failed(error, self.rank, self._place)
-        text = base64.b64encode(pickle.dumps(error)).decode()
+        text = self._signed(error_text(error))
         try:
             first = self._reached(lambda: self._store.compare_set("failure", "", text))
+            if self._content(first) is None:  # by another program: the failure replaces it
+                self._reached(lambda: self._store.set("failure", text))
         except EngineError:
             return error
-        reported: BaseException = pickle.loads(base64.b64decode(first))
-        return reported
+        return read_error(self._content(first) or error_text(error))
 
     def reported(self) -> BaseException | None:
-        """Return the first failure of any process."""
+        """Return the first failure of any process; what another program wrote is none."""
         if not self._reached(lambda: self._store.check(["failure"])):
             return None
-        text = self._reached(lambda: self._store.get("failure"))
-        error: BaseException = pickle.loads(base64.b64decode(text))
-        return error
+        text = self._content(self._reached(lambda: self._store.get("failure")))
+        return None if text is None else read_error(text)
 
     def check(self) -> None:
         """Raise :class:`Aborted` when a process has failed."""
-        if self._reached(lambda: self._store.check(["failure"])):
+        if self.reported() is not None:
             raise Aborted
+
+    def _signed(self, text: str) -> str:
+        """Return a text behind its message authentication code."""
+        code = hmac.new(self._secret, f"{self._run}{text}".encode(), hashlib.sha256)
+        return code.hexdigest() + text
+
+    def _content(self, signed: bytes) -> str | None:
+        """Return the text of :meth:`_signed`; None for what was written without the secret."""
+        text = signed[2 * hashlib.sha256().digest_size :].decode(errors="replace")
+        expected = self._signed(text).encode()
+        return text if hmac.compare_digest(expected, bytes(signed)) else None
 
     def swap_texts(self, key: str, text: str, other: str) -> str:
         """Write a text under a key, and return that of another key once it is there."""

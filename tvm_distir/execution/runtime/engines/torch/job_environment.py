@@ -34,6 +34,10 @@ class JobPlace:
         The host of process 0.
     port : int
         The port of the job's store there.
+    is_on_one_host : bool
+        Whether all processes are on this host.
+    has_store : bool
+        Whether the launcher holds the job's store itself.
     """
 
     launcher: str
@@ -42,6 +46,8 @@ class JobPlace:
     local_rank: int
     address: str
     port: int
+    is_on_one_host: bool = False
+    has_store: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,9 @@ def _place(names: LauncherVariables, environ: Mapping[str, str]) -> JobPlace:
         port = _FIRST_PORT + os.getppid() % _PORTS
     else:
         port = PORT
-    return JobPlace(names.name, rank, size, local_rank, address, port)
+    local = size == 1 or environ.get(names.local_size) == str(size)
+    has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return JobPlace(names.name, rank, size, local_rank, address, port, local, has_store)
 
 
 def _number(name: str, environ: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import os
 import pickle
+import secrets
 import shutil
 import signal
 import subprocess
@@ -37,11 +38,11 @@ from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.support import EngineError
 
-from .torch_job import START_S, load_torch
+from .failure_store import SECRET_VARIABLE
+from .torch_job import LOOPBACK, START_S, loopback_store
 
 _WORKER = "tvm_distir.execution.runtime.engines.torch.entry_process"
 _POLL_S = 0.02
-_HOST = "127.0.0.1"
 
 
 def launch(
@@ -59,12 +60,11 @@ def launch(
     EngineError
         The first failure of any rank; DIST0615 when a process ended without a word.
     """
-    dist = load_torch().distributed
     folder = Path(tempfile.mkdtemp(prefix="tvm-distir-torch-"))
     try:
         job = write_job(program, local, timeout_s, preload, folder, {**options, "device": device})
         limit = datetime.timedelta(seconds=max(timeout_s, START_S))
-        store = dist.TCPStore(_HOST, 0, is_master=True, timeout=limit, wait_for_workers=False)
+        store = loopback_store(0, True, limit)
         workers = _Workers(job, folder, int(store.port))
         try:
             workers.wait(timeout_s)
@@ -89,6 +89,7 @@ class _Workers:
 
     def __init__(self, job: Job, folder: Path, port: int) -> None:
         self._ranks, self._folder = job.ranks, folder
+        self._secret = secrets.token_hex(32)
         names = {rank: entry.function for entry in job.entries for rank in entry.ranks}
         self._names = [names[rank] for rank in self._ranks]
         self._runtime = runtime_alone(job)
@@ -103,7 +104,8 @@ class _Workers:
             "WORLD_SIZE": str(len(self._ranks)),
             "LOCAL_RANK": str(number),
             "LOCAL_WORLD_SIZE": str(len(self._ranks)),
-            "MASTER_ADDR": _HOST,
+            "MASTER_ADDR": LOOPBACK,
+            SECRET_VARIABLE: self._secret,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is that of the parent
         }

@@ -7,6 +7,9 @@ from __future__ import annotations
 import atexit
 import datetime
 import itertools
+import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +21,7 @@ from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.support import EngineError, missing_extra
 
 from .failure_store import ENDED, ENDED_S, FailureStore, LostPeers
-from .job_environment import TORCHRUN, JobPlace, find_job_place
+from .job_environment import JobPlace, find_job_place
 
 START_S = 120.0
 """The least time for which a process waits for the others to start."""
@@ -173,8 +176,9 @@ class TorchJob:
     def begin(self, ranks: Sequence[int], place: str) -> FailureStore:
         """Begin a run: make the record of its failures."""
         store = self.dist.distributed_c10d._get_default_store()
-        prefixed = self.dist.PrefixStore(f"{self._prefix}/{next(self._runs)}", store.clone())
-        self.failures = FailureStore(prefixed, self.process, ranks, place, self.timeout_s)
+        run = f"{self._prefix}/{next(self._runs)}"
+        prefixed = self.dist.PrefixStore(run, store.clone())
+        self.failures = FailureStore(prefixed, self.process, ranks, place, self.timeout_s, run)
         return self.failures
 
     # Groups ---------------------------------------------------------------------------------
@@ -371,6 +375,39 @@ def _not_started(process: int, size: int, timeout_s: float, err: BaseException) 
     )
 
 
+LOOPBACK = "127.0.0.1"
+LOOPBACK_NAME = "lo0" if sys.platform == "darwin" else "lo"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""The variables that name the network interface on which gloo and NCCL listen."""
+
+
+def loopback_store(
+    port: int, is_server: bool, timeout: datetime.timedelta, processes: int | None = None
+) -> Any:
+    """Return a store on the loopback address, which no other host reaches.
+
+    Parameters
+    ----------
+    port : int
+        Its port; 0 for any that is free.
+    is_server : bool
+        Whether this process holds the store. torch itself would listen on all addresses.
+    timeout : timedelta
+    processes : int, optional
+        The number of processes that are waited for.
+    """
+    listening: dict[str, Any] = {}
+    if is_server:
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((LOOPBACK, port))
+        server.listen()
+        port = server.getsockname()[1]
+        listening["master_listen_fd"] = server.detach()
+    store = load_torch().distributed.TCPStore
+    return store(LOOPBACK, port, processes, is_server, timeout, processes is not None, **listening)
+
+
 def join_job(timeout_s: float) -> JobPlace:
     """Join the job that the environment variables name.
 
@@ -389,15 +426,19 @@ def join_job(timeout_s: float) -> JobPlace:
             place="engine torch",
             remedy="Start it with torchrun, srun or mpirun.",
         )
-    where = f"tcp://{place.address}:{place.port}"
+    limit = datetime.timedelta(seconds=timeout_s)
+    options: dict[str, Any] = {"rank": place.rank, "world_size": place.size, "timeout": limit}
     try:
-        dist.init_process_group(
-            "gloo",
-            init_method="env://" if place.launcher == TORCHRUN.name else where,
-            rank=place.rank,
-            world_size=place.size,
-            timeout=datetime.timedelta(seconds=timeout_s),
-        )
+        if place.is_on_one_host:
+            os.environ.update({k: LOOPBACK_NAME for k in _INTERFACES if k not in os.environ})
+        if place.has_store:
+            options["init_method"] = "env://"
+        elif place.is_on_one_host:
+            is_first = place.rank == 0
+            options["store"] = loopback_store(place.port, is_first, limit, place.size)
+        else:
+            options["init_method"] = f"tcp://{place.address}:{place.port}"
+        dist.init_process_group("gloo", **options)
     except (RuntimeError, ValueError) as err:
         raise _not_started(place.rank, place.size, timeout_s, err) from err
     atexit.register(_leave)
