@@ -45,7 +45,7 @@ from tvm_distir.execution.deployment.step_state import StepState, state_of
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
-from tvm_distir.execution.serving.checkpoints import LIST, checkpoint_folder, read_checkpoint
+from tvm_distir.execution.serving.checkpoint_files import read_checkpoint, step_name
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 
@@ -109,7 +109,7 @@ def serve_and_kill(step: int, remaining: Path, *words: Any) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    while not (checkpoint_folder(remaining, step) / LIST).is_file():
+    while not (remaining / step_name(step)).is_dir():
         if job.poll() is not None:
             raise SystemExit(f"the job ended with {job.returncode} before step {step}")
         time.sleep(0.05)
@@ -122,7 +122,7 @@ def serve_and_kill(step: int, remaining: Path, *words: Any) -> None:
 
 def saved_state(folder: Path, step: int, names: dict[int, str]) -> dict[int, Any]:
     """Return the full state of a checkpoint, by the position of the input."""
-    arrays = read_checkpoint(checkpoint_folder(folder, step)).arrays
+    arrays = read_checkpoint(folder / step_name(step)).arrays
     return {i: arrays[n].read(tuple((0, k) for k in arrays[n].shape)) for i, n in names.items()}
 
 
@@ -217,7 +217,7 @@ def run(folder: Path, steps: int, every: int) -> int:
     for step in virtual.states:
         result = saved_state(saved, step, remaining)
         right = all(same_bits(result[i], virtual.states[step][i]) for i in remaining)
-        count = len(list(checkpoint_folder(saved, step).glob("rank-*.safetensors")))
+        count = len(list((saved / step_name(step)).glob("rank-*.safetensors")))
         checks.say(right, f"checkpoint {step}: {count} files, {len(result)} arrays of virtual")
 
     again = folder / "again"
@@ -232,7 +232,7 @@ def run(folder: Path, steps: int, every: int) -> int:
     )
     checks.say(right, f"killed, and resumed for {len(rest)} steps: the bits of the run before")
 
-    other, middle = folder / "other", checkpoint_folder(saved, half)
+    other, middle = folder / "other", saved / step_name(half)
     words = ("--checkpoints", other, "--every", every, "--resume", middle)
     rest = serve(2, folder / "two", file, out, *words)
     error = loss_error(rest, alone.losses[half:])

@@ -33,7 +33,7 @@ import numpy as np
 import tvm_distir as td
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
-from tvm_distir.execution.serving.checkpoints import read_checkpoint
+from tvm_distir.execution.serving.checkpoint_files import read_checkpoint
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 
@@ -221,7 +221,7 @@ def pulled(hosts: list[Host], timeout_s: float) -> bool:
     for cause in causes:
         print(f"      {cause[:170]}")
     parts = [p for host in hosts for p in (host.folder / "kept").rglob("*.part")]
-    steps = [read_checkpoint(host.folder / "kept").step for host in hosts]
+    steps = [read_checkpoint(host.folder / "kept").head.step for host in hosts]
     return good & report(
         "files", not parts, f"{len(parts)} half written, last whole checkpoints {steps}"
     )

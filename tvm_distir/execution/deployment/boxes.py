@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import os
@@ -72,6 +73,8 @@ class FileArray:
         Position of its first byte in the file, or in the archive's member.
     member : str
         Name of a compressed member of a zip archive; empty for plain bytes.
+    sha256 : str
+        The checksum of its bytes; empty where none is known.
     """
 
     path: Path
@@ -79,15 +82,24 @@ class FileArray:
     dtype: np.dtype[Any]
     start: int
     member: str = ""
+    sha256: str = ""
 
     def read(self, bounds: Bounds) -> Array:
-        """Read a box; no other element of the array is held in memory.
+        """Read a box; unless there is a checksum, no other element is held in memory.
 
         Raises
         ------
         EngineError
-            DIST0641 when the file has gone or has become shorter.
+            DIST0641 when the file has gone, has become shorter, or has another checksum.
         """
+        if not self.sha256:
+            return self._read(bounds)
+        full = self._read(tuple((0, n) for n in self.shape))
+        if sha256_of(full) != self.sha256:
+            raise unreadable(self.path, "an array does not have the recorded checksum")
+        return full[tuple(slice(a, b) for a, b in bounds)]
+
+    def _read(self, bounds: Bounds) -> Array:
         try:
             if not self.member:
                 descriptor = os.open(self.path, os.O_RDONLY)
@@ -127,6 +139,12 @@ class FileArray:
             if len(data) != piece.nbytes:
                 raise unreadable(self.path, f"it ends {piece.nbytes - len(data)} bytes too early")
             piece[:] = np.frombuffer(data, np.uint8)
+
+
+def sha256_of(array: Array) -> str:
+    """Return the SHA-256 of the bytes of an array, row-major."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return hashlib.sha256(content.data).hexdigest()
 
 
 def unreadable(path: Path, problem: str) -> EngineError:

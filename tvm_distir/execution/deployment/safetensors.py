@@ -8,6 +8,7 @@ NumPy lacks included. Format: github.com/huggingface/safetensors, section *Forma
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -27,6 +28,7 @@ Array = npt.NDArray[Any]
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
 _MOST_HEADER_BYTES = 100_000_000
+_METADATA = "__metadata__"
 _TYPES = {
     "F64": "float64",
     "F32": "float32",
@@ -47,13 +49,20 @@ _TYPES = {
 _CODES = {name: code for code, name in _TYPES.items()}
 
 
-def read_header(path: Path) -> dict[str, FileArray]:
+def read_header(path: Path, sha256: str | None = None) -> dict[str, FileArray]:
     """Return the arrays of a file by name; none is read.
+
+    Parameters
+    ----------
+    path : Path
+    sha256 : str, optional
+        What :func:`write` returned. The header is compared with it, and each array with its
+        checksum when it is read.
 
     Raises
     ------
     EngineError
-        DIST0641 for a file that is broken, or holds an unknown type.
+        DIST0641 for a file that is broken, holds an unknown type, or is not the one expected.
     """
     try:
         with open(path, "rb") as file:
@@ -63,20 +72,24 @@ def read_header(path: Path) -> dict[str, FileArray]:
             (count,) = _LENGTH.unpack(head)
             if count > min(size_bytes - _LENGTH.size, _MOST_HEADER_BYTES):
                 raise unreadable(path, f"its header has the length {count}")
-            header = json.loads(file.read(count))
+            text = file.read(count)
+            if sha256 is not None and hashlib.sha256(text).hexdigest() != sha256:
+                raise unreadable(path, "its header does not have the recorded checksum")
+            header = json.loads(text)
     except (OSError, struct.error, ValueError, RecursionError) as err:
         raise unreadable(path, f"it is not a safetensors file: {err}") from err
     start = _LENGTH.size + count
     if not isinstance(header, dict):
         raise unreadable(path, "its header is not a table of arrays")
+    checksums = {} if sha256 is None else header.get(_METADATA, {})
     return {
-        name: _array(path, name, item, start, size_bytes)
+        name: _array(path, name, item, start, size_bytes, checksums.get(name, ""))
         for name, item in header.items()
-        if name != "__metadata__"
+        if name != _METADATA
     }
 
 
-def _array(path: Path, name: str, item: Any, start: int, size_bytes: int) -> FileArray:
+def _array(path: Path, name: str, item: Any, start: int, size_bytes: int, sha256: str) -> FileArray:
     try:
         code, shape = str(item["dtype"]), tuple(int(n) for n in item["shape"])
         begin, end = (int(n) for n in item["data_offsets"])
@@ -91,12 +104,15 @@ def _array(path: Path, name: str, item: Any, start: int, size_bytes: int) -> Fil
         raise unreadable(
             path, f'the byte range of "{name}" does not match its shape, or exceeds the file'
         )
-    return FileArray(path, shape, dtype, start + begin)
+    return FileArray(path, shape, dtype, start + begin, sha256=sha256)
 
 
 def write(
-    path: Path, described: Mapping[str, tuple[tuple[int, ...], str]], make: Callable[[str], Array]
-) -> None:
+    path: Path,
+    described: Mapping[str, tuple[tuple[int, ...], str]],
+    make: Callable[[str], Array],
+    checksums: Mapping[str, str] | None = None,
+) -> str:
     """Write a file, one array at a time.
 
     Parameters
@@ -105,8 +121,15 @@ def write(
     described : mapping of name to shape and dtype name
     make : callable
         Gives the array of a name; called once for each, in order.
+    checksums : mapping of name to str, optional
+        The SHA-256 of the bytes of each array, which become metadata of the file.
+
+    Returns
+    -------
+    sha256 : str
+        The SHA-256 of the header.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {} if checksums is None else {_METADATA: dict(checksums)}
     end = 0
     for name, (shape, dtype) in described.items():
         begin, end = end, end + math.prod(shape) * np_dtype(dtype).itemsize
@@ -121,3 +144,4 @@ def write(
         file.write(_LENGTH.pack(len(text)) + text)
         for name in described:
             file.write(np.ascontiguousarray(make(name)).reshape(-1).view(np.uint8).data)
+    return hashlib.sha256(text).hexdigest()

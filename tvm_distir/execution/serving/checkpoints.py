@@ -1,240 +1,266 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write and read checkpoints: the state of each rank as a safetensors file, readable on any mesh.
+"""Keep the checkpoints of a run as transactions: each is there as a whole, or not at all.
 
-A checkpoint is a folder ``step-<n>`` with ``rank-<device>.safetensors`` of every rank, and
-``checkpoint.json``, which lists the box of the full tensor that each part holds. Files get their
-names when they are complete, and the list is written last: a folder without it is no checkpoint.
+A step is written to a hidden folder, brought to the disk, and renamed once it is whole. A complete
+checkpoint is never opened for writing. A folder belongs to one run: a run that is not resumed from
+it is refused where it has checkpoints, and so is a second job while the first one writes.
+Hosts may share the folder or have one each: on every file system one process, the *writer*, locks,
+renames and removes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import plain_name
-from tvm_distir.execution.deployment import safetensors
-from tvm_distir.execution.deployment.boxes import FileArray, unreadable
-from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port, np_dtype
-from tvm_distir.support import EngineError, write_whole
+from tvm_distir.execution.deployment.boxes import unreadable
+from tvm_distir.execution.runtime.engines.job_member import JobRun
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction
+from tvm_distir.support import EngineError, OutputError
+
+from .checkpoint_files import (
+    LIST,
+    Checkpoint,
+    CheckpointHead,
+    complete_steps,
+    read_checkpoint,
+    step_name,
+    sync,
+    write_list,
+    write_part,
+)
 
 Array = npt.NDArray[Any]
 
-LIST = "checkpoint.json"
-SCHEMA_VERSION = 1
-_FOLDER = re.compile(r"step-(\d+)")
+_LOCK = ".lock"
+_HIDDEN = ".step-"
+_MARK = ".host-"
+_PARTIAL = ".not-on-all-hosts-"
 
 
-def checkpoint_folder(folder: Path, step: int) -> Path:
-    """Return the folder of the checkpoint after a number of steps."""
-    return folder / f"step-{step:08d}"
-
-
-def _unwritable(place: Path, error: OSError) -> EngineError:
-    return EngineError(
-        "DIST0642",
-        f"it cannot be written: {error.strerror or error}",
-        place=str(place),
-        remedy="Free disk space, or give another folder.",
-    )
-
-
-def write_part(
-    folder: Path,
-    step: int,
-    entry: EntryFunction,
-    rank: int,
-    state: Mapping[int, Array],
-) -> None:
-    """Write the state of a rank.
+class Checkpoints:
+    """The checkpoints of a run, on one of its processes; all processes call the methods alike.
 
     Parameters
     ----------
-    folder : Path
-        The folder of all checkpoints.
-    step : int
-        The number of steps that are done.
-    entry : EntryFunction
-        The entry of the rank.
-    rank : int
-        The device id.
-    state : mapping of int to array
-        The local arrays by position of the input; padding is not written.
-
-    Raises
-    ------
-    EngineError
-        DIST0642 where the folder cannot be written.
-    """
-    target = checkpoint_folder(folder, step) / f"rank-{rank}.safetensors"
-    arrays = {plain_name(p.name): _content(entry, p, rank, state) for p in _kept(entry, state)}
-    described = {key: (array.shape, str(array.dtype)) for key, array in arrays.items()}
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            safetensors.write(part, described, arrays.__getitem__)
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as err:
-        raise _unwritable(target, err) from err
-
-
-def _kept(entry: EntryFunction, state: Mapping[int, Any]) -> list[Port]:
-    return [port for port in entry.inputs if port.index in state]
-
-
-def _content(entry: EntryFunction, port: Port, rank: int, state: Mapping[int, Array]) -> Array:
-    box = entry.bounds(port, rank)
-    return np.asarray(state[port.index][tuple(slice(0, b - a) for a, b in box)])
-
-
-def write_list(
-    folder: Path, step: int, entries: Sequence[EntryFunction], state: Sequence[int]
-) -> None:
-    """Complete a checkpoint whose parts are all written.
-
-    Parameters
-    ----------
-    folder, step
-        See :func:`write_part`.
+    run : JobRun
     entries : sequence of EntryFunction
+        The entry functions of the program.
     state : sequence of int
         The positions of the inputs that are state.
-    """
-    arrays: dict[str, Any] = {}
-    for entry in entries:
-        for port in (p for p in entry.inputs if p.index in set(state)):
-            item = arrays.setdefault(
-                plain_name(port.name),
-                {"shape": list(port.shape), "dtype": port.dtype, "parts": []},
-            )
-            item["parts"] += [
-                {"rank": rank, "box": [list(extent) for extent in entry.bounds(port, rank)]}
-                for rank in entry.ranks
-            ]
-    content = {"schema_version": SCHEMA_VERSION, "step": step, "arrays": arrays}
-    target = checkpoint_folder(folder, step) / LIST
-    try:
-        write_whole(target, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as err:
-        raise _unwritable(target, err) from err
-
-
-@dataclass(frozen=True)
-class CheckpointArray:
-    """An array of a checkpoint, of which any box can be read.
-
-    Attributes
-    ----------
-    path : Path
-        The folder of the checkpoint, for messages.
-    shape : tuple of int
-    dtype : numpy dtype
-    parts : tuple of (box, FileArray)
-        The boxes of the full tensor that files hold.
+    folder : Path or None
+        Where checkpoints are written.
+    resume : Path or None
+        A checkpoint, or a folder of checkpoints, from which the run continues.
     """
 
-    path: Path
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    parts: tuple[tuple[Bounds, FileArray], ...]
+    def __init__(
+        self,
+        run: JobRun,
+        entries: Sequence[EntryFunction],
+        state: Sequence[int],
+        folder: Path | None,
+        resume: Path | None,
+    ) -> None:
+        self._run, self._member, self._entries = run, run.member, entries
+        self._state, self._folder, self._resume = sorted(state), folder, resume
+        self._entry = next((e for e in entries if self._member.rank in e.ranks), None)
+        self._name = self._token = ""
+        self._is_writer = False
 
-    def read(self, bounds: Bounds) -> Array:
-        """Read a box from the parts that overlap it.
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Checkpoint | None]:
+        """Choose the checkpoint from which the run continues, and claim the folder until the end.
+
+        Yields
+        ------
+        checkpoint : Checkpoint or None
+            The one of :attr:`resume`: the last that every host has. None for a new run.
 
         Raises
         ------
         EngineError
-            DIST0641 where the parts do not cover it.
+            DIST0641 for a checkpoint that is missing or damaged, DIST0642 where the folder cannot
+            be written.
+        OutputError
+            DIST0160 where the folder holds checkpoints of another run or later ones, or where
+            another job writes to it.
         """
-        for box, file in self.parts:
-            if box == bounds:
-                return file.read(tuple((0, n) for n in file.shape))
-        out = np.zeros([b - a for a, b in bounds], self.dtype)
-        seen = np.zeros(out.shape, np.bool_)
-        for box, file in self.parts:
-            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, bounds)]
-            if any(a >= b for a, b in common):
-                continue
-            source = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(common, bounds))
-            if not seen[source].all():
-                target = tuple((a - c, b - c) for (a, b), (c, _) in zip(common, box))
-                out[source] = file.read(target)
-                seen[source] = True
-        if not seen.all():
-            raise unreadable(self.path, f"its parts lack some of {list(map(list, bounds))}")
-        return out
+        token = secrets.token_hex(8).encode()
+        self._token = self._exchange(token, "the start of the run")[0].decode()
+        checkpoint, everywhere = self._agreed_checkpoint()
+        self._name = self._token if checkpoint is None else checkpoint.head.run
+        with contextlib.ExitStack() as stack:
+            if self._folder is not None:
+                with _written(self._folder):
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    self._is_writer = self._is_first_on_file_system(self._folder)
+                if self._is_writer:
+                    stack.enter_context(_locked(self._folder))
+                    self._claim(self._folder, checkpoint, everywhere)
+                self._exchange(b"", "the folder of checkpoints")
+            yield checkpoint
+
+    def save(self, step: int, state: Mapping[int, Array], data: Mapping[str, str]) -> None:
+        """Write a checkpoint.
+
+        Parameters
+        ----------
+        step : int
+            The number of steps that are done.
+        state : mapping of int to array
+            The local arrays of this rank by position of the input.
+        data : mapping of str to str
+            See :class:`CheckpointHead`; that of process 0 is written.
+
+        Raises
+        ------
+        EngineError
+            DIST0642 where the folder cannot be written.
+        """
+        folder, rank = self._folder, self._member.rank
+        if folder is None:
+            return
+        hidden, header = folder / f"{_HIDDEN}{step:08d}.{self._token}", None
+        with _written(folder):
+            if self._entry is not None and rank is not None:
+                hidden.mkdir(exist_ok=True)
+                header = write_part(hidden, self._entry, rank, state)
+        about = f"the checkpoint of step {step}"
+        parts = [json.loads(t) for t in self._exchange(_text([rank, header, dict(data)]), about)]
+        if self._is_writer:
+            with _written(folder):
+                hidden.mkdir(exist_ok=True)
+                headers = {rank: header for rank, header, _ in parts if header is not None}
+                head = CheckpointHead(self._name, step, parts[0][2])
+                write_list(hidden, head, self._entries, self._state, headers)
+                sync(hidden)
+                os.rename(hidden, folder / step_name(step))
+                sync(folder)
+        self._exchange(b"", about)
+
+    def _exchange(self, text: bytes, about: str) -> list[bytes]:
+        return self._member.exchange_texts(text, lambda late: f"{about} by processes {late}")
+
+    # Resuming -------------------------------------------------------------------------------
+
+    def _agreed_checkpoint(self) -> tuple[Checkpoint | None, frozenset[int]]:
+        """Return the checkpoint to continue from, and the steps that all hosts have."""
+        if self._resume is None:
+            return None, frozenset()
+        if (self._resume / LIST).is_file():
+            steps, where = [-1], self._resume
+        else:
+            steps, where = list(complete_steps(self._resume)), self._resume
+        lists = [json.loads(t) for t in self._exchange(_text(steps), "the checkpoints")]
+        everywhere = frozenset[int](lists[0]).intersection(*lists[1:])
+        if not everywhere:
+            raise unreadable(self._resume, "it contains no complete checkpoint of all hosts")
+        if max(everywhere) >= 0:
+            where = self._resume / step_name(max(everywhere))
+        checkpoint = read_checkpoint(where)
+        names = [_text([checkpoint.head.run, checkpoint.head.step])]
+        if len({*names, *self._exchange(names[0], "the checkpoint")}) > 1:
+            raise unreadable(where, "the hosts have checkpoints of different runs or steps")
+        return checkpoint, everywhere
+
+    # The folder -----------------------------------------------------------------------------
+
+    def _is_first_on_file_system(self, folder: Path) -> bool:
+        """Return whether no process before this one sees the same folder."""
+        process = self._run.process
+        mark = folder / f"{_MARK}{self._token}-{process}"
+        if self._run.local_rank == 0:
+            mark.touch()
+        self._exchange(b"", "the folder of checkpoints")
+        seen = [int(p.name.rpartition("-")[2]) for p in folder.glob(f"{_MARK}{self._token}-*")]
+        self._exchange(b"", "the folder of checkpoints")
+        mark.unlink(missing_ok=True)
+        return self._run.local_rank == 0 and process == min([process, *seen])
+
+    def _claim(self, folder: Path, start: Checkpoint | None, everywhere: frozenset[int]) -> None:
+        """Remove what a killed job left, and refuse a folder of another run."""
+        with _written(folder):
+            for left in (*folder.glob(f"{_HIDDEN}*"), *folder.glob(f"{_MARK}*")):
+                if left.is_dir():
+                    shutil.rmtree(left)
+                elif self._token not in left.name:
+                    left.unlink()
+            if start is not None and start.path.parent.samefile(folder):
+                # The job ended after this file system had a checkpoint, and before all had it.
+                for step, path in complete_steps(folder).items():
+                    if step > start.head.step and not everywhere & {-1, step}:
+                        os.rename(path, folder / f"{_PARTIAL}{path.name}.{self._token}")
+        steps = complete_steps(folder)
+        if not steps:
+            return
+        last = max(steps)
+        if start is None or read_checkpoint(steps[last]).head.run != start.head.run:
+            problem = f"it contains checkpoints of another run, the last of step {last}"
+            remedy = "Continue that run with --resume, or give another folder."
+        elif last > start.head.step:
+            problem = f"its checkpoint of step {last} is later than step {start.head.step}, "
+            problem += "from which the run continues"
+            remedy = "Resume from the last one, move later ones away, or give another folder."
+        else:
+            return
+        raise OutputError("DIST0160", problem, place=str(folder), remedy=remedy)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was read.
-
-    Attributes
-    ----------
-    step : int
-        The number of steps that were done.
-    arrays : mapping of str to CheckpointArray
-    """
-
-    step: int
-    arrays: Mapping[str, CheckpointArray]
+def state_names(entries: Sequence[EntryFunction], state: Sequence[int]) -> dict[str, int]:
+    """Return the positions of the inputs that are state by their names in checkpoints."""
+    ports = {port.index: port for entry in entries for port in entry.inputs}
+    return {plain_name(ports[index].name): index for index in sorted(state)}
 
 
-def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a checkpoint, or the last one of a folder of checkpoints; no array is read yet.
+def _text(value: Any) -> bytes:
+    return json.dumps(value).encode()
 
-    Files of ranks that are not on this host are left out.
 
-    Raises
-    ------
-    EngineError
-        DIST0641 where there is none, or its list cannot be read.
-    """
-    where = folder if (folder / LIST).is_file() else _last(folder)
+@contextlib.contextmanager
+def _written(place: Path) -> Iterator[None]:
+    """Turn errors of the file system into DIST0642."""
     try:
-        content = json.loads((where / LIST).read_text(encoding="utf-8"))
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise unreadable(where / LIST, f"it has the schema {content['schema_version']}")
-        arrays = {name: _array(where, name, item) for name, item in content["arrays"].items()}
-        return Checkpoint(int(content["step"]), arrays)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-        raise unreadable(where / LIST, f"it is not a list of a checkpoint: {err}") from err
+        yield
+    except OSError as error:
+        raise EngineError(
+            "DIST0642",
+            f"it cannot be written: {error.strerror or error}",
+            place=str(error.filename or place),
+            remedy="Free disk space, or give another folder.",
+        ) from error
 
 
-def _last(folder: Path) -> Path:
-    checkpoints = [
-        (int(match[1]), path)
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _FOLDER.fullmatch(path.name)) and (path / LIST).is_file()
-    ]
-    if not checkpoints:
-        raise unreadable(folder, "it contains no complete checkpoint")
-    return max(checkpoints)[1]
-
-
-def _array(where: Path, name: str, item: Mapping[str, Any]) -> CheckpointArray:
-    parts: list[tuple[Bounds, FileArray]] = []
-    for part in item["parts"]:
-        path = where / f"rank-{int(part['rank'])}.safetensors"
-        if not path.is_file():
-            continue
-        header = safetensors.read_header(path)
-        if name not in header:
-            raise unreadable(path, f'it lacks "{name}"')
-        box = tuple((int(a), int(b)) for a, b in part["box"])
-        if header[name].shape != tuple(b - a for a, b in box):
-            raise unreadable(path, f'"{name}" does not have the shape that {LIST} says')
-        parts.append((box, header[name]))
-    shape = tuple(int(n) for n in item["shape"])
-    return CheckpointArray(where, shape, np_dtype(str(item["dtype"])), tuple(parts))
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which the system gives back when this process ends."""
+    with _written(folder):
+        file = open(folder / _LOCK, "a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                "DIST0160",
+                "another job writes checkpoints to it",
+                place=str(folder),
+                remedy="Wait for its end, or give another folder.",
+            ) from error
+        except OSError as error:
+            print(
+                f"warning: {folder} cannot be locked ({error.strerror}): start no second job there",
+                file=sys.stderr,
+            )
+        yield

@@ -8,16 +8,13 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import plain_name
-from tvm_distir.execution.deployment.checkpoint import open_weights
 from tvm_distir.execution.deployment.loading import Deployment, load
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
 from tvm_distir.execution.runtime.engines.job_member import JobEngine, JobRun, JobSession
@@ -27,12 +24,14 @@ from tvm_distir.execution.runtime.engines.job_results import (
     write_job_trace,
 )
 from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
-from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, np_dtype
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.support import EngineError
 
-from .checkpoints import read_checkpoint, write_list, write_part
+from .checkpoint_files import Checkpoint
+from .checkpoints import Checkpoints, state_names
+from .step_data import StepData, ZeroArray
 
 Array = npt.NDArray[Any]
 
@@ -104,54 +103,6 @@ class ServeResult:
         return statistics.median(self.times_s) if self.times_s else 0.0
 
 
-@dataclass(frozen=True)
-class StepArray:
-    """One step of an array with a first dim of steps.
-
-    Attributes
-    ----------
-    array : FileArray
-    step : int
-    """
-
-    array: Any
-    step: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of a step."""
-        return tuple(int(n) for n in self.array.shape[1:])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Return the element type."""
-        kind: np.dtype[Any] = self.array.dtype
-        return kind
-
-    def read(self, bounds: Bounds) -> Array:
-        """Read a box of the step only."""
-        content: Array = self.array.read(((self.step, self.step + 1), *bounds))[0]
-        return content
-
-
-@dataclass(frozen=True)
-class ZeroArray:
-    """An array of zeros, of which only the boxes that are read take memory.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : numpy dtype
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def read(self, bounds: Bounds) -> Array:
-        """Return the zeros of a box."""
-        return np.zeros([b - a for a, b in bounds], self.dtype)
-
-
 def serve(
     folder: Path,
     options: ServeOptions,
@@ -184,10 +135,6 @@ def serve(
         return _ServedRun(run, program, options).run(report)
 
 
-def _data(path: Path | None) -> dict[str, Any]:
-    return {} if path is None else dict(open_weights(path))
-
-
 class _ServedRun:
     def __init__(self, run: JobRun, program: Deployment, options: ServeOptions) -> None:
         self._run, self._program, self._options = run, program, options
@@ -197,54 +144,53 @@ class _ServedRun:
         self._reported = _without_state(program.entries, self._state)
 
     def run(self, report: Callable[[int, int, Mapping[int, Array]], None] | None) -> ServeResult:
-        member, options = self._member, self._options
+        member, options, entries = self._member, self._options, self._program.entries
         agree(member, RunCall(self._program.fingerprint, repr(options.repeat), True))
         self._run.prepare()
         self._warn_of_hosts()
-        result = ServeResult(self._run.process, member.rank, member.size)
-        fixed = {**_zeros(self._program), **self._program.stored}
-        if options.resume is not None:
-            result.first_step = self._resume(fixed, options.resume)
-        session, state = None, dict[int, Any]()
+        names = state_names(entries, list(self._state.values()))
+        data = StepData(options.inputs, options.steps, options.repeat, names)
+        checkpoints = Checkpoints(
+            self._run, entries, list(names.values()), options.checkpoints, options.resume
+        )
         trace = None if options.trace is None else RankTrace()
+        with checkpoints.opened() as start:
+            result = self._steps(checkpoints, start, data, trace, report)
+            self._run.end()
+            wait_for_end(member, entries, {}, "sharded")
+        if options.trace is not None and trace is not None:
+            write_job_trace(member, options.trace, trace)
+        return result
+
+    def _steps(
+        self,
+        checkpoints: Checkpoints,
+        start: Checkpoint | None,
+        data: StepData,
+        trace: RankTrace | None,
+        report: Callable[[int, int, Mapping[int, Array]], None] | None,
+    ) -> ServeResult:
+        """Run the steps that are not done yet, and write checkpoints."""
+        options = self._options
+        result = ServeResult(self._run.process, self._member.rank, self._member.size)
+        fixed = {**_zeros(self._program), **self._program.stored}
+        if start is not None:
+            result.first_step = self._resume(fixed, start, data)
+        session, state = None, dict[int, Any]()
         if self._entry is not None:
             session = self._run.session(self._entry, trace)
-        for step, step_inputs in enumerate(self._steps(), 1):
-            if step <= result.first_step:
-                continue
+        for step in range(result.first_step + 1, data.count + 1):
             begun_s = time.perf_counter()
-            results = self._step(session, step_inputs, fixed, state)
+            results = self._step(session, data.of_step(step), fixed, state)
             result.times_s.append(time.perf_counter() - begun_s)
             whole = self._outputs(results)
             for index, array in whole.items():
                 result.outputs.setdefault(index, []).append(array)
             if report is not None:
                 report(self._run.process, step, whole)
-            if options.every and step % options.every == 0:
-                self._save(step, state)
-        done = result.first_step + len(result.times_s)
-        if options.checkpoints is not None and not (options.every and done % options.every == 0):
-            self._save(done, state)
-        self._run.end()
-        wait_for_end(member, self._program.entries, {}, "sharded")
-        if options.trace is not None and trace is not None:
-            write_job_trace(member, options.trace, trace)
+            if step == data.count or (options.every and step % options.every == 0):
+                self._save(checkpoints, step, state, data)
         return result
-
-    def _steps(self) -> Iterator[dict[str, Any]]:
-        """Yield the inputs of each step by name."""
-        same, varying = _data(self._options.inputs), _data(self._options.steps)
-        counts = {int(array.shape[0]) if array.shape else 0 for array in varying.values()}
-        if len(counts) > 1:
-            raise EngineError(
-                "DIST0602",
-                f"its arrays have {sorted(counts)} steps",
-                place=str(self._options.steps),
-                remedy="Give every array a first dim of as many steps.",
-            )
-        for _ in range(self._options.repeat):
-            for step in range(counts.copy().pop() if counts else 1):
-                yield {**same, **{k: StepArray(v, step) for k, v in varying.items()}}
 
     def _step(
         self,
@@ -283,33 +229,28 @@ class _ServedRun:
 
     # State ----------------------------------------------------------------------------------
 
-    def _resume(self, fixed: dict[int, Any], folder: Path) -> int:
+    def _resume(self, fixed: dict[int, Any], start: Checkpoint, data: StepData) -> int:
         """Replace the stored state by that of a checkpoint; returns its number of steps."""
-        checkpoint = read_checkpoint(folder)
-        ports = input_ports(self._program.entries)
-        for index in self._state.values():
-            key = plain_name(ports[index].name)
-            if key not in checkpoint.arrays:
+        for name, index in state_names(self._program.entries, list(self._state.values())).items():
+            if name not in start.arrays:
                 raise EngineError(
                     "DIST0641",
-                    f'the checkpoint lacks "{ports[index].name}"',
-                    place=str(folder),
+                    f'the checkpoint lacks "{name}"',
+                    place=str(start.path),
                     remedy="Give a checkpoint of the same model and optimizer.",
                 )
-            fixed[index] = checkpoint.arrays[key]
-        return checkpoint.step
+            fixed[index] = start.arrays[name]
+        head = start.head
+        data.resume(start.path, head.step, head.data, is_first=self._run.process == 0)
+        return head.step
 
-    def _save(self, step: int, state: Mapping[int, Any]) -> None:
-        folder, member = self._options.checkpoints, self._member
-        if folder is None:
+    def _save(
+        self, checkpoints: Checkpoints, step: int, state: Mapping[int, Any], data: StepData
+    ) -> None:
+        if self._options.checkpoints is None:
             return
-        if self._entry is not None and member.rank is not None:
-            arrays = {index: tensor.numpy() for index, tensor in state.items()}
-            write_part(folder, step, self._entry, member.rank, arrays)
-        member.exchange_texts(b"", lambda late: f"the checkpoint of step {step} by {late}")
-        if self._run.local_rank == 0:  # of each host, whose file systems may be separate
-            write_list(folder, step, self._program.entries, sorted(self._state.values()))
-        member.exchange_texts(b"", lambda late: f"the checkpoint of step {step} by {late}")
+        arrays = {index: tensor.numpy() for index, tensor in state.items()}
+        checkpoints.save(step, arrays, data.checksums(step) if self._run.process == 0 else {})
 
     def _warn_of_hosts(self) -> None:
         name = socket.gethostname().encode()

@@ -125,10 +125,14 @@ def run(arguments: argparse.Namespace) -> int:
         paths["trace"] = check_trace_path(arguments.trace, "--trace")
     options = ServeOptions(repeat=repeat, every=every, sharded=arguments.sharded, **paths)
     result = serve(Path(arguments.folder), options, engine, _reporter(arguments.steps is not None))
+    count = len(result.times_s)
+    if count == 0:
+        if result.process == 0:
+            put(f"{result.processes} processes, all {result.first_step} steps were done before\n")
+        return 0
     if arguments.output is not None and (arguments.sharded or result.process == 0):
         _write(arguments, result)
     if result.process == 0:
-        count = len(result.times_s)
         put(
             f"{result.processes} processes, {count} step{'s' * (count != 1)}, "
             f"median {result.median_s * 1e3:.1f} ms\n"

@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
 from tvm_distir.core import parse_placement, plain_name
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
-from tvm_distir.execution.serving.checkpoints import (
+from tvm_distir.execution.serving.checkpoint_files import (
     LIST,
-    checkpoint_folder,
+    CheckpointHead,
     read_checkpoint,
+    step_name,
     write_list,
     write_part,
 )
@@ -49,9 +48,14 @@ def local(fn, port, rank):
 
 
 def save(folder, step, fn):
-    for rank in fn.ranks:
-        write_part(folder, step, fn, rank, {p.index: local(fn, p, rank) for p in fn.inputs})
-    write_list(folder, step, [fn], [0, 1, 2])
+    place = folder / step_name(step)
+    place.mkdir(parents=True)
+    headers = {
+        rank: write_part(place, fn, rank, {p.index: local(fn, p, rank) for p in fn.inputs})
+        for rank in fn.ranks
+    }
+    write_list(place, CheckpointHead("run", step, {"x": "sum"}), [fn], [0, 1, 2], headers)
+    return place
 
 
 TWO_BY_TWO = entry((2, 2), ["S[0], S[1]", "R, S[0]", "R, R"])
@@ -67,7 +71,7 @@ OTHERS = [
 def test_every_box_of_every_mesh_is_read(tmp_path, fn):
     save(tmp_path, 3, TWO_BY_TWO)
     checkpoint = read_checkpoint(tmp_path)
-    assert checkpoint.step == 3
+    assert checkpoint.head == CheckpointHead("run", 3, {"x": "sum"})
     for port in fn.inputs:
         array = checkpoint.arrays[plain_name(port.name)]
         assert (array.shape, array.dtype) == (port.shape, whole(port.index).dtype)
@@ -77,17 +81,16 @@ def test_every_box_of_every_mesh_is_read(tmp_path, fn):
             np.testing.assert_array_equal(array.read(box), want)
 
 
-def test_the_last_complete_checkpoint_is_read(tmp_path):
+def test_the_last_checkpoint_is_read(tmp_path):
     for step in (9, 10, 200):
         save(tmp_path, step, TWO_BY_TWO)
-    (checkpoint_folder(tmp_path, 200) / LIST).unlink()
-    assert read_checkpoint(tmp_path).step == 10
-    assert read_checkpoint(checkpoint_folder(tmp_path, 9)).step == 9
+    (tmp_path / ".step-00000300.token").mkdir()
+    assert read_checkpoint(tmp_path).head.step == 200
+    assert read_checkpoint(tmp_path / step_name(9)).head.step == 9
 
 
 def test_missing_parts_are_noticed_where_they_are_needed(tmp_path):
-    save(tmp_path, 1, TWO_BY_TWO)
-    (checkpoint_folder(tmp_path, 1) / "rank-3.safetensors").unlink()
+    (save(tmp_path, 1, TWO_BY_TWO) / "rank-3.safetensors").unlink()
     array = read_checkpoint(tmp_path).arrays["a_weight"]
     box = TWO_BY_TWO.bounds(TWO_BY_TWO.inputs[0], 0)
     np.testing.assert_array_equal(array.read(box), whole(0)[:4, :3])
@@ -98,17 +101,44 @@ def test_missing_parts_are_noticed_where_they_are_needed(tmp_path):
 def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(EngineError, match=r"DIST0641 .*contains no complete checkpoint"):
         read_checkpoint(tmp_path / "nowhere")
-    save(tmp_path, 1, TWO_BY_TWO)
-    (checkpoint_folder(tmp_path, 1) / LIST).write_text('{"schema_version": 1, "arrays": 5}')
+    place = save(tmp_path, 1, TWO_BY_TWO)
+    (place / LIST).write_text('{"schema_version": 1, "arrays": 5}')
+    with pytest.raises(EngineError, match=r"DIST0641 .*it has the schema 1"):
+        read_checkpoint(tmp_path)
+    (place / LIST).write_text("[5]")
     with pytest.raises(EngineError, match=r"DIST0641 .*not a list of a checkpoint"):
         read_checkpoint(tmp_path)
 
 
-def test_a_checkpoint_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EngineError, match=r"DIST0642"):
-        save(tmp_path / "file", 1, TWO_BY_TWO)
-    save(tmp_path, 2, TWO_BY_TWO)
-    folder = checkpoint_folder(tmp_path, 2)
-    assert not [p.name for p in folder.iterdir() if p.name.endswith(".part")]
-    shutil.rmtree(folder)
+def test_every_byte_that_is_read_is_compared_with_what_was_written(tmp_path):
+    """No flip of a byte, in any file, gives another array than the one that was written."""
+    place = save(tmp_path, 1, TWO_BY_TWO)
+    expected = {plain_name(name): whole(i) for i, name in enumerate(SHAPES)}
+    refused = 0
+    for name in (LIST, "rank-0.safetensors", "rank-3.safetensors"):
+        content = (place / name).read_bytes()
+        for at in range(0, len(content), 7):
+            damaged = content[:at] + bytes([content[at] ^ 0x11]) + content[at + 1 :]
+            (place / name).write_bytes(damaged)
+            try:
+                arrays = read_checkpoint(tmp_path).arrays
+                for key, array in expected.items():
+                    box = tuple((0, n) for n in array.shape)
+                    np.testing.assert_array_equal(arrays[key].read(box), array)
+            except EngineError as error:
+                assert error.code == "DIST0641"
+                refused += 1
+        (place / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(EngineError, match="DIST0641"):
+            read_checkpoint(tmp_path)
+        (place / name).write_bytes(content)
+    assert refused > 100
+
+
+def test_the_files_are_those_of_safetensors(tmp_path):
+    load_file = pytest.importorskip("safetensors.numpy").load_file
+    place = save(tmp_path, 1, TWO_BY_TWO)
+    box = tuple(slice(a, b) for a, b in TWO_BY_TWO.bounds(TWO_BY_TWO.inputs[0], 3))
+    np.testing.assert_array_equal(
+        load_file(place / "rank-3.safetensors")["a_weight"], whole(0)[box]
+    )

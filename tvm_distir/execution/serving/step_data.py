@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Give the inputs of each step of a run, and checksums by which a resumed run knows them again."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import plain_name
+from tvm_distir.execution.deployment.checkpoint import open_weights
+from tvm_distir.execution.runtime.program.io_layout import Bounds
+from tvm_distir.support import EngineError, OutputError
+
+Array = npt.NDArray[Any]
+
+_READ_ELEMENTS = 1 << 18
+_SAMPLES, _SAMPLE_ELEMENTS = 64, 1024
+
+
+@dataclass(frozen=True)
+class StepArray:
+    """One step of an array with a first dim of steps.
+
+    Attributes
+    ----------
+    array : FileArray
+    step : int
+    """
+
+    array: Any
+    step: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of a step."""
+        return tuple(int(n) for n in self.array.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the element type."""
+        kind: np.dtype[Any] = self.array.dtype
+        return kind
+
+    def read(self, bounds: Bounds) -> Array:
+        """Read a box of the step only."""
+        content: Array = self.array.read(((self.step, self.step + 1), *bounds))[0]
+        return content
+
+
+@dataclass(frozen=True)
+class ZeroArray:
+    """An array of zeros, of which only the boxes that are read take memory.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy dtype
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def read(self, bounds: Bounds) -> Array:
+        """Return the zeros of a box."""
+        return np.zeros([b - a for a, b in bounds], self.dtype)
+
+
+class StepData:
+    """The inputs of the steps of a run.
+
+    Parameters
+    ----------
+    inputs : Path or None
+        A file of arrays that are the same in every step.
+    steps : Path or None
+        A file of arrays with a first dim of steps.
+    repeat : int
+        How often the steps are repeated.
+    state : collection of str
+        The names of the inputs that are state.
+
+    Raises
+    ------
+    EngineError
+        DIST0602 where the arrays of ``steps`` have different first dims, or one is state.
+    """
+
+    def __init__(
+        self, inputs: Path | None, steps: Path | None, repeat: int, state: Collection[str]
+    ) -> None:
+        self._same = {} if inputs is None else dict(open_weights(inputs))
+        self._varying = {} if steps is None else dict(open_weights(steps))
+        self._state, self._inputs, self._steps = frozenset(state), inputs, steps
+        counts = {int(array.shape[0]) if array.shape else 0 for array in self._varying.values()}
+        if len(counts) > 1:
+            raise _unfit(
+                steps,
+                f"its arrays have {sorted(counts)} steps",
+                "Give every array a first dim of as many steps.",
+            )
+        carried = [name for name in self._varying if plain_name(name) in self._state]
+        if carried:
+            raise _unfit(
+                steps,
+                f'"{carried[0]}" is state, which each step takes from the one before',
+                "Leave it out, and give its first value by --inputs.",
+            )
+        self._length = counts.pop() if counts else 1
+        self.count = repeat * self._length
+
+    def of_step(self, step: int) -> dict[str, Any]:
+        """Return the inputs of a step, 1 for the first one, by name."""
+        row = (step - 1) % self._length
+        return {**self._same, **{k: StepArray(v, row) for k, v in self._varying.items()}}
+
+    def checksums(self, step: int) -> dict[str, str]:
+        """Return a checksum of each input of a step that is no state.
+
+        Of arrays of more than 262,144 elements a sample of 64 runs of neighbors is read.
+        """
+        inputs = {plain_name(name): array for name, array in self.of_step(step).items()}
+        return {k: _checksum(v) for k, v in inputs.items() if k not in self._state}
+
+    def resume(self, place: Path, step: int, data: Mapping[str, str], is_first: bool) -> None:
+        """Check that a run goes on with its own data, and take no state from files any more.
+
+        Parameters
+        ----------
+        place : Path
+            The checkpoint, for messages.
+        step : int
+            The number of steps that are done.
+        data : mapping of str to str
+            The :meth:`checksums` of the last step, as the checkpoint has them.
+        is_first : bool
+            Whether this is process 0, which compares the data and prints what is not read.
+
+        Raises
+        ------
+        EngineError
+            DIST0602 where more steps are done than the files have.
+        OutputError
+            DIST0160 where the data are others than those of the run.
+        """
+        if step > self.count:
+            raise _unfit(
+                self._steps or place,
+                f"the checkpoint has done {step} steps, of which there are {self.count}",
+                "Give the data of the run.",
+            )
+        given = [name for name in self._same if plain_name(name) in self._state]
+        for name in given:
+            del self._same[name]
+        if not is_first:
+            return
+        if given:
+            print(
+                f"note: {len(given)} arrays of {self._inputs} are state; they are read from "
+                f"{place} instead",
+                file=sys.stderr,
+            )
+        here = self.checksums(step)
+        other = sorted(name for name in {*here, *data} if here.get(name) != data.get(name))
+        if other:
+            raise OutputError(
+                "DIST0160",
+                f'"{other[0]}" of step {step} has other values than in the run that is resumed',
+                place=str(place),
+                remedy="Give the inputs and steps of that run, or start another one elsewhere.",
+            )
+
+
+def _unfit(place: Path | None, problem: str, remedy: str) -> EngineError:
+    return EngineError("DIST0602", problem, place=str(place), remedy=remedy)
+
+
+def _checksum(array: Any) -> str:
+    """Return a checksum of the shape, the type and the values of an array in a file."""
+    shape = tuple(int(n) for n in array.shape)
+    digest, count = hashlib.sha256(repr((shape, str(array.dtype))).encode()), math.prod(shape)
+    if count <= _READ_ELEMENTS:
+        digest.update(np.ascontiguousarray(array.read(tuple((0, n) for n in shape))).tobytes())
+        return digest.hexdigest()
+    for place in np.linspace(0, count - 1, _SAMPLES).astype(int):
+        *outer, last = (int(n) for n in np.unravel_index(place, shape))
+        end = min(last + _SAMPLE_ELEMENTS, shape[-1])
+        box = (*((n, n + 1) for n in outer), (last, end))
+        digest.update(np.ascontiguousarray(array.read(box)).tobytes())
+    return digest.hexdigest()
