@@ -3,8 +3,8 @@
 """Import the module classes of a TVMScript ``.py`` file without running the file.
 
 Only the text of a single module class reaches TVM's parser. Imports outside ``tvm.script`` and
-other statements are refused, so no code of the file runs on import; but TVM's parser evaluates the
-expressions inside the module, so read files you trust, as with any Python.
+other statements are refused, and so is what is no name of TVM, literal or arithmetic inside of the
+module (:mod:`~.tvmscript_syntax`), since TVM's parser evaluates expressions as Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tvm
 from tvm import ir, relax
@@ -23,6 +23,8 @@ from tvm_distir.core import bind_dims
 from tvm_distir.models.common.quiet import drop_half_built
 from tvm_distir.models.common.spec import check_file
 from tvm_distir.support import ModelError, nearest
+
+from .tvmscript_syntax import BUILTINS, check_syntax
 
 _TVM_PACKAGES = ("tvm", "tvm.script", "tvm.script.parser")
 _MODULE_DECORATORS = ("ir_module",)
@@ -64,7 +66,16 @@ def from_tvmscript(
             remedy="Give a Python file that contains a TVMScript module.",
         ) from error
     names, classes = _read_statements(tree, place)
+    names["__builtins__"] = BUILTINS
     chosen = _choose(classes, class_name, place)
+
+    def refuse(node: ast.AST, problem: str) -> NoReturn:
+        remedy = (
+            "Use names of TVM's parser, literals and arithmetic. In Python, decorate the class."
+        )
+        raise _refused(node, place, problem, remedy)
+
+    check_syntax(chosen, names, refuse)
     return bind_dims(_parse(text, chosen, names, place), dims or {})
 
 
@@ -303,8 +314,10 @@ def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> No
         )
 
 
-def _refused(node: ast.stmt, place: str, problem: str, remedy: str) -> ModelError:
-    return ModelError("DIST0321", problem, place=f"{place}:{node.lineno}", remedy=remedy)
+def _refused(node: ast.AST, place: str, problem: str, remedy: str) -> ModelError:
+    return ModelError(
+        "DIST0321", problem, place=f"{place}:{getattr(node, 'lineno', 1)}", remedy=remedy
+    )
 
 
 def _first_line(error: Exception) -> str:

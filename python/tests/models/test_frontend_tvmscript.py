@@ -160,3 +160,45 @@ def test_missing_empty_and_binary_files(tmp_path):
     binary.write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(ModelError, match="DIST0320"):
         from_tvmscript(binary)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        '__import__("os").mkdir(MARK)',
+        'eval("1")',
+        'open(MARK, "w")',
+        "R.add.__globals__",
+        "R.frame.tvm",
+        "R.nn.nn",
+        "tvm.get_global_func",
+        'tvm.runtime.load_module("x.so")',
+        "R.const(1).data.numpy().tofile(MARK)",
+        "R.emit_te(R.add, x, x)",
+        "[R.add(x, x) for _ in range(2)][0]",
+        'T.call_kernel("source", 1)',
+        "(lambda: ().__class__)()",
+        'f"{x.__class__}"',
+    ],
+)
+def test_nothing_but_names_of_tvm_literals_and_arithmetic(tmp_path, expression):
+    mark = tmp_path / "mark"
+    text = HEAD + PLAIN.replace("R.add(x, x)", expression.replace("MARK", repr(str(mark))))
+    with pytest.raises(ModelError, match=r"DIST032[13]"):
+        from_tvmscript(write(tmp_path, text))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        "@I.pyfunc\n    def f(a):\n        return a\n\n",
+        "@R.macro\n    def f(a):\n        return a\n\n",
+        "import os\n\n",
+        "@(lambda f: f)\n    def f(a):\n        a.b.tofile(a)\n\n",
+    ],
+)
+def test_members_that_run_python_are_refused(tmp_path, member):
+    text = (HEAD + PLAIN).replace("@R.function", f"{member}    @R.function", 1)
+    with pytest.raises(ModelError, match="DIST0321"):
+        from_tvmscript(write(tmp_path, text))

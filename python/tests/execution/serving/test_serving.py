@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from tvm_distir.execution.deployment.step_state import state_of
 from tvm_distir.execution.runtime.engines.mpi.launch import find_launcher
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
+from tvm_distir.execution.serving.checkpoint_files import complete_steps
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import EngineError
@@ -92,13 +94,47 @@ def test_losses_and_checkpoints_of_a_job_of_mpi(served):
     assert f"4 processes, {STEPS} steps" in message
     whole = np.load(out)["output0"]
     np.testing.assert_allclose(whole, losses, rtol=1e-4)
-    assert sorted(p.name for p in remaining.iterdir()) == [f"step-{n:08d}" for n in (5, 10, 12)]
+    assert list(complete_steps(remaining)) == [5, 10, 12]
     serve(4, folder / "four", *words, "--resume", remaining / "step-00000005", engine="mpi")
     np.testing.assert_array_equal(np.load(out)["output0"], whole[5:])
     events = json.loads(trace.read_text())["traceEvents"]
     steps = [e for e in events if e["ph"] == "X" and e["name"] == "all_gather" and e["pid"] == 3]
     assert len(steps) % STEPS == 0
     assert steps
+
+
+@needs_mpi
+def test_a_restart_continues_the_run_and_loses_nothing(served):
+    """What a scheduler does: the same command with ``--resume``, also after the end."""
+    folder, _ = served
+    mod = training_step()
+    values, names = draw_inputs(mod, seed=1), [str(p.name) for p in mod["main"].params]
+    if not (folder / "two").exists():
+        deploy(folder, mod, values, "two")
+    weights = {n: v for n, v in zip(names[2:], values[2:]) if not n.endswith((".m", ".v"))}
+    weights.pop("step")
+    np.savez(folder / "w.npz", **weights)
+    kept, out = folder / "kept-restarts", folder / "y-restarts.npz"
+    words = [folder / "two", "--inputs", folder / "w.npz", "--steps", folder / "steps.npz"]
+    words += ["--timeout-s", "60", "-o", out, "--checkpoints", kept, "--every", "5"]
+    serve(2, *words, engine="mpi")
+    whole = np.load(out)["output0"]
+    files = {p: p.read_bytes() for p in kept.rglob("*") if p.is_file()}
+
+    message = serve(2, *words, "--resume", kept, engine="mpi")  # after the end
+    assert f"all {STEPS} steps were done before" in message
+    message = serve(2, *words, expect=1, engine="mpi")  # another run in its folder
+    assert "DIST0160" in message and "another run" in message
+    assert {p: p.read_bytes() for p in kept.rglob("*") if p.is_file()} == files
+    np.testing.assert_array_equal(np.load(out)["output0"], whole)
+
+    shutil.rmtree(kept / f"step-{STEPS:08d}")
+    message = serve(2, *words, "--resume", kept, engine="mpi")  # weights are the checkpoint's
+    assert "arrays of" in message and "are state; they are read from" in message
+    np.testing.assert_array_equal(np.load(out)["output0"], whole[10:])
+    assert {p: p.read_bytes() for p in kept.rglob("rank-*")} == {
+        p: content for p, content in files.items() if p.name.startswith("rank-")
+    }
 
 
 @needs_mpi
@@ -129,7 +165,7 @@ def test_losses_equal_one_device_and_resumed_runs_go_on(served):
     assert f"4 processes, {STEPS} steps" in message
     whole = np.load(out)["output0"]
     np.testing.assert_allclose(whole, losses, rtol=1e-4)
-    assert sorted(p.name for p in remaining.iterdir()) == [f"step-{n:08d}" for n in (5, 10, 12)]
+    assert list(complete_steps(remaining)) == [5, 10, 12]
     middle = remaining / "step-00000005"
     serve(4, folder / "four", *words, "--resume", middle)
     np.testing.assert_array_equal(np.load(out)["output0"], whole[5:])
