@@ -50,8 +50,12 @@ _NAMESPACES = frozenset(
 )
 """The modules of Python whose names a module may use."""
 
-_OWNERS = ("tvm.script.", "tvm.relax.", "tvm.tirx.", "tvm.ir.", "tvm.backend.", "tvm.target.")
-_OWNERS += ("tvm.runtime._tensor", "tvm_ffi._tensor", "tvm.topi.", "tvm_distir.")
+_OWNERS = (
+    *("tvm.script.", "tvm.relax.", "tvm.tirx.", "tvm.ir.", "tvm.backend.", "tvm.target."),
+    *("tvm.runtime._tensor", "tvm_ffi._tensor", "tvm.topi.", "tvm_distir.", "functools."),
+)
+"""The beginnings of the modules that define what a module may call."""
+
 _SCRIPT = ("script", "ir", "relax", "tir", "tirx", "parser", "DataType")
 
 _MEMBERS = frozenset(
@@ -106,17 +110,17 @@ def _check_attribute(
         if node.attr not in _MEMBERS:
             refuse(node, f'the attribute "{node.attr}" of a value is not allowed')
         return
-    found: Any = names[root]
+    target: Any = names[root]
     for word in words:
-        if found is names.get("tvm") and word not in _SCRIPT:
+        if target is names.get("tvm") and word not in _SCRIPT:
             refuse(node, f'"tvm.{word}" is not allowed')
-        found = getattr(found, word, None)
-        owner = found.__name__ if isinstance(found, types.ModuleType) else ""
+        target = getattr(target, word, None)
+        owner = target.__name__ if isinstance(target, types.ModuleType) else ""
         if word in _RUNS or (owner and owner not in _NAMESPACES):
             refuse(node, f'"{root}.{".".join(words)}" is not allowed')
-    if callable(found):
-        owner = str(getattr(found, "__module__", None) or type(found).__module__)
-        if not f"{owner}.".startswith((*_OWNERS, "functools.")):
+    if callable(target):
+        owner = str(getattr(target, "__module__", None) or type(target).__module__)
+        if not f"{owner}.".startswith(_OWNERS):
             refuse(node, f'"{root}.{".".join(words)}" is not allowed')
 
 

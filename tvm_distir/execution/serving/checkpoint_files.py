@@ -41,12 +41,12 @@ def step_name(step: int) -> str:
 
 def complete_steps(folder: Path) -> dict[int, Path]:
     """Return the complete checkpoints of a folder: their paths by number of steps, in order."""
-    found = {
+    steps = {
         int(match[1]): path
         for path in (folder.iterdir() if folder.is_dir() else ())
         if (match := _FOLDER.fullmatch(path.name))
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(steps.items()))
 
 
 def sync(path: Path) -> None:
@@ -96,7 +96,7 @@ def write_part(folder: Path, entry: EntryFunction, rank: int, state: Mapping[int
 
 @dataclass(frozen=True)
 class CheckpointHead:
-    """What a checkpoint says besides its arrays.
+    """The statements of a checkpoint besides its arrays.
 
     Attributes
     ----------

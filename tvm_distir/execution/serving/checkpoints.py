@@ -193,11 +193,11 @@ class Checkpoints:
     def _claim(self, folder: Path, start: Checkpoint | None, everywhere: frozenset[int]) -> None:
         """Remove what a killed job left, and refuse a folder of another run."""
         with _written(folder):
-            for left in (*folder.glob(f"{_HIDDEN}*"), *folder.glob(f"{_MARK}*")):
-                if left.is_dir():
-                    shutil.rmtree(left)
-                elif self._token not in left.name:
-                    left.unlink()
+            for remnant in (*folder.glob(f"{_HIDDEN}*"), *folder.glob(f"{_MARK}*")):
+                if remnant.is_dir():
+                    shutil.rmtree(remnant)
+                elif self._token not in remnant.name:
+                    remnant.unlink()
             if start is not None and start.path.parent.samefile(folder):
                 # The job ended after this file system had a checkpoint, and before all had it.
                 for step, path in complete_steps(folder).items():

@@ -157,14 +157,14 @@ class StepData:
                 f"the checkpoint has done {step} steps, of which there are {self.count}",
                 "Give the data of the run.",
             )
-        given = [name for name in self._same if plain_name(name) in self._state]
-        for name in given:
+        initial = [name for name in self._same if plain_name(name) in self._state]
+        for name in initial:
             del self._same[name]
         if not is_first:
             return
-        if given:
+        if initial:
             print(
-                f"note: {len(given)} arrays of {self._inputs} are state; they are read from "
+                f"note: {len(initial)} arrays of {self._inputs} are state; they are read from "
                 f"{place} instead",
                 file=sys.stderr,
             )

@@ -192,7 +192,8 @@ def calibrate(
         **{n + 1: no_effect for n in np.array(work.numbers)[~affected.any(axis=1)].tolist()},
     }
     changed = {}
-    for name, begin, is_seen in zip(work.names, work.before, affected.any(axis=0), strict=True):
+    is_affected = np.any(affected, axis=0).tolist()
+    for name, begin, is_seen in zip(work.names, work.before, is_affected, strict=True):
         is_new = name == "burst_us" and name not in known.constants
         differs = abs(values[name] - begin) > CHANGED * abs(begin)
         if is_seen and differs and not (is_new and name in vague):

@@ -62,16 +62,16 @@ Meaning = Transfer | str | None
 
 def array_head(meaning: Meaning, array: npt.NDArray[Any]) -> bytes:
     """Return what is sent before the bytes of an array: its meaning, shape and type."""
-    said = transfer_items(meaning) if isinstance(meaning, Transfer) else meaning
-    return json.dumps([said, array.shape, str(array.dtype)]).encode()
+    content = transfer_items(meaning) if isinstance(meaning, Transfer) else meaning
+    return json.dumps([content, array.shape, str(array.dtype)]).encode()
 
 
 def read_array_head(
     text: bytes,
 ) -> tuple[Meaning, tuple[int, ...], np.dtype[Any]]:
     """Return the meaning, the shape and the type that :func:`array_head` wrote."""
-    said, shape, dtype = json.loads(text)
-    meaning = read_transfer(said) if isinstance(said, list) else said
+    content, shape, dtype = json.loads(text)
+    meaning = read_transfer(content) if isinstance(content, list) else content
     return meaning, tuple(shape), np_dtype(dtype)
 
 
