@@ -88,6 +88,8 @@ from .ir.attributes import TRAINING_ATTR as TRAINING_ATTR
 from .ir.attributes import WEIGHT_PHASE as WEIGHT_PHASE
 from .ir.attributes import WHOLE_ATTR as WHOLE_ATTR
 from .ir.attributes import num_input as num_input
+from .ir.attributes import open_axes_of as open_axes_of
+from .ir.attributes import opened_labels as opened_labels
 from .ir.attributes import param_names as param_names
 from .ir.attributes import phase_of as phase_of
 from .ir.attributes import training_notes as training_notes

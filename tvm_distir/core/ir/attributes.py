@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 from .arrays import unpack
+from .placement import P
 
 IO_ATTR = "dist.io"
 """Level-5 entry: index, full shape, mesh and placement of every input and output."""
@@ -21,7 +22,8 @@ STATIONARY_ATTR = "dist.stationary"
 """Level 2: annotated variables that may not be communicated."""
 
 OPEN_AXES_ATTR = "dist.open_axes"
-"""Level 2: per annotated variable the mesh axes its annotation leaves open."""
+"""Level 2: per annotated variable the mesh axes its annotation leaves open; ``~axis`` where it
+stays a partial sum (:func:`open_axes_of`)."""
 
 BRANCH_ATTR = "dist.branch"
 """Private function: the branch of an ``If`` that it was, as ``main_y:then``."""
@@ -125,6 +127,18 @@ def with_annotated(
         attrs[OPEN_AXES_ATTR] = {**attrs.get(OPEN_AXES_ATTR, {}), **open_axes}
     attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
     return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, attributes)
+
+
+def open_axes_of(labels: Sequence[int | None]) -> list[int]:
+    """Return the axes that an annotation leaves open, as :data:`OPEN_AXES_ATTR` has them."""
+    return [~a if x == P else a for a, x in enumerate(labels) if x is None or x == P]
+
+
+def opened_labels(labels: Sequence[int], open_axes: Sequence[int]) -> tuple[int | None, ...]:
+    """Return the labels of an annotation, None or ``P`` along the axes that it leaves open."""
+    return tuple(
+        [None if a in open_axes else P if ~a in open_axes else x for a, x in enumerate(labels)]
+    )
 
 
 def phase_of(fn: Any) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.mesh import check_axes, device_mesh
-from tvm_distir.core.ir.placement import R, parse_placement, placement_text
+from tvm_distir.core.ir.placement import P, R, parse_placement, placement_text
 from tvm_distir.support import Faults, MeshError, PlanError, nearest, shortened
 
 SCHEMA_VERSION = 1
@@ -19,28 +19,32 @@ DEFAULT_MESH = "mesh0"
 KINDS = ("param", "value", "call")
 
 OpenLabels = tuple[int | None, ...]
-"""A label per mesh axis: a dim, :data:`~.placement.R`, or None where the axis is open."""
+"""A label per mesh axis: a dim, :data:`~.placement.R`, None where the axis is open, or
+:data:`~.placement.P` where it stays a partial sum (values only; replicated if it is none)."""
+
+_OPEN = {"?": None, "P": P}
+
 
 
 def parse_open_placement(text: str, place: str = "") -> OpenLabels:
-    """Read a placement whose entries may be ``?``: ``"S[0], ?"`` gives ``(0, None)``.
+    """Read a placement whose entries may be ``?`` or ``P``: ``"S[0], ?"`` gives ``(0, None)``.
 
     Raises
     ------
     MeshError
-        DIST0203 when an entry is none of ``R``, ``S[d]`` (d >= 0) and ``?``.
+        DIST0203 when an entry is none of ``R``, ``S[d]`` (d >= 0), ``?`` and ``P``.
     """
     words = [word.strip() for word in text.split(",")]
     try:
-        closed = parse_placement(", ".join("R" if word == "?" else word for word in words))
+        closed = parse_placement(", ".join("R" if word in _OPEN else word for word in words))
     except MeshError as error:
         raise MeshError(
             error.code,
             f'the placement "{shortened(text)}" cannot be read: {error.what}',
             place=place,
-            remedy='Write R, S[dim] or "?" for each mesh axis.',
+            remedy='Write R, S[dim], "?" or "P" for each mesh axis.',
         ) from None
-    return tuple(None if word == "?" else label for word, label in zip(words, closed, strict=True))
+    return tuple(_OPEN.get(word, label) for word, label in zip(words, closed, strict=True))
 
 
 def labels_text(labels: OpenLabels) -> str:
@@ -152,7 +156,7 @@ class PlanRule:
         For ``param`` and ``value`` a name or shell-style pattern (``*``, ``?``, ``[...]``); dots
         count as underscores, as TVMScript prints them. For ``call`` rules it is the callee.
     placement : tuple of int or None
-        A label per axis of the mesh, None where the axis is open.
+        A label per axis of the mesh, see :data:`OpenLabels`.
     mesh : str
         Name of the mesh.
     stationary : bool
@@ -184,7 +188,8 @@ class PlanRule:
 
     def __post_init__(self) -> None:
         extras = (self.index, self.arg) != (None, None) or self.moving or self.segments
-        if self.kind in ("param", "value") and self.name and not extras:
+        reduced = P not in self.placement
+        if self.kind in ("param", "value") and self.name and reduced and not extras:
             return  # nothing to be wrong: strategies make thousands of these
         faults = faults_of_plan("rule")
 
@@ -196,6 +201,8 @@ class PlanRule:
             wrong(f'there is no kind of rule "{self.kind}"', "rule", remedy)
         elif not self.name:
             wrong("the name is empty", self.kind, "Give the name of a tensor, function or op.")
+        if not reduced and self.kind != "value":
+            wrong('the placement has "P"', self.title, 'Use "P" in value rules only.')
         if self.kind == "call" and self.arg is None:
             wrong(
                 'the call rule has no "arg"',
@@ -228,14 +235,9 @@ class PlanRule:
         return text
 
     @property
-    def open_axes(self) -> tuple[int, ...]:
-        """Return the numbers of the mesh axes the rule leaves open."""
-        return tuple(i for i, label in enumerate(self.placement) if label is None)
-
-    @property
     def closed_labels(self) -> tuple[int, ...]:
-        """Return the placement with open axes written as replicated."""
-        return tuple(R if label is None else label for label in self.placement)
+        """Return the placement with open axes and partial sums written as replicated."""
+        return tuple(R if label in (None, P) else label for label in self.placement)
 
 
 def faults_of_plan(place: str = "plan") -> Faults:

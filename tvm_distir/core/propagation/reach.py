@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm_distir.core.ir.placement import R
+from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, PinLabels
 
 from .module import PlacedModule
@@ -210,7 +210,7 @@ class ReachabilityWalk:
                     for v in node.results:
                         partial[v] = 1
             elif node.kind == "pin" and (
-                node.mesh != axis.mesh or (node.pin is not None and node.pin[axis.index] is None)
+                node.mesh != axis.mesh or (node.pin is not None and node.pin[axis.index] in (None, P))
             ):
                 v = node.operands[0]
                 if v >= 0 and partial[v]:

@@ -12,11 +12,14 @@ from tvm import ir, relax
 from tvm_distir.core import (
     OPEN_AXES_ATTR,
     OpenLabels,
+    P,
     R,
     free_name,
     is_annotation,
     labels_of,
     meshes,
+    open_axes_of,
+    opened_labels,
     placement_of,
 )
 
@@ -38,10 +41,9 @@ def annotation_of(fn: relax.Function, var: Any) -> Any:
 
 
 def annotated_labels(fn: relax.Function, binding: Any) -> OpenLabels:
-    """Return the labels an annotation asks for, None along the axes it leaves open."""
+    """Return the labels an annotation asks for, None or P along the axes it leaves open."""
     opened = _open_axes(fn).get(str(binding.var.name), [])
-    labels = labels_of(binding.value.attrs.placement)
-    return tuple(None if a in opened else x for a, x in enumerate(labels))
+    return opened_labels(labels_of(binding.value.attrs.placement), opened)
 
 
 def annotate_otherwise(
@@ -94,7 +96,7 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
             body = relax.SeqExpr([relax.BindingBlock(front), *body.blocks], body.body)
         attrs = dict(self.fn.attrs or {})
         opened = {k: v for k, v in _open_axes(self.fn).items() if k != self.name}
-        axes = [a for a, x in enumerate(self.labels) if x is None]
+        axes = open_axes_of(self.labels)
         if axes:
             opened[self.name] = axes
         if opened or OPEN_AXES_ATTR in attrs:
@@ -124,7 +126,7 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
             self.set_var_remap(var, call.var)
 
     def _call(self, value: Any) -> Any:
-        closed = [R if x is None else x for x in self.labels]
+        closed = [R if x in (None, P) else x for x in self.labels]
         return self.builder_.normalize(
             relax.op.distributed.annotate_sharding(value, self.mesh, placement_of(closed))
         )

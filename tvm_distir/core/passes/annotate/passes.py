@@ -31,7 +31,12 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.attributes import LABELS_ATTR, param_names, with_annotated
+from tvm_distir.core.ir.attributes import (
+    LABELS_ATTR,
+    open_axes_of,
+    param_names,
+    with_annotated,
+)
 from tvm_distir.core.ir.mesh import (
     AXES_ATTR,
     DEVICE_NUM_ATTR,
@@ -356,8 +361,9 @@ class _Annotator:
         self.writer.bind(var, annotation)
         if rule.stationary:
             self.stationary.append(unique)
-        if rule.open_axes:
-            self.open_axes[unique] = list(rule.open_axes)
+        open_axes = open_axes_of(rule.placement)
+        if open_axes:
+            self.open_axes[unique] = open_axes
         return var
 
 

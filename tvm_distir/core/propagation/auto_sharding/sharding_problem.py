@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core.ir.placement import Labels
+from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.propagation.graph.graph import Graph
 from tvm_distir.core.propagation.module import PlacedModule
@@ -148,7 +148,8 @@ class Shared:
             forms = all_forms(matrix.placements, partial=partial)
             if pin is not None:  # along an axis of a single device all placements are the same
                 sizes = self.prices.sizes
-                forms = pinned(forms, [x if n > 1 else None for x, n in zip(pin, sizes)])
+                labels = [R if x == P and not may else x for x, may in zip(pin, partial)]
+                forms = pinned(forms, [x if n > 1 else None for x, n in zip(labels, sizes)])
             strategies = self._ends[key] = self.strategies.intern(
                 [tuple(map(strategy, form)) for form in forms]
             )

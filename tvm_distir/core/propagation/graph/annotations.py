@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
+from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, opened_labels
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.support import PropagationError
 
@@ -50,7 +50,7 @@ class Annotations:
         attrs = fn.attrs or {}
         self.stationary: Sequence[str] = attrs.get(STATIONARY_ATTR) or []
         opened = attrs.get(OPEN_AXES_ATTR) or {}
-        self._open = {str(k): {int(a) for a in v} for k, v in opened.items()}
+        self._open = {str(k): [int(a) for a in v] for k, v in opened.items()}
         self.opens = bool(self._open)
 
     def of(self, var: Any, call: ir.Call, shape: Sequence[Any], stationary: int) -> Annotation:
@@ -81,9 +81,7 @@ class Annotations:
             pin = self._facts.pins[key] = Annotation(labels, at, bool(stationary))
         opened = self._open.get(var.name) if self.opens else None
         if opened and pin.labels is not None:
-            return pin._replace(
-                labels=tuple([None if a in opened else x for a, x in enumerate(pin.labels)])
-            )
+            return pin._replace(labels=opened_labels(pin.labels, opened))
         return pin
 
     def _labels(

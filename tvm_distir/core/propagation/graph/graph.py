@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 
 from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.placement import P
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.ops.factor import Rule
 from tvm_distir.support import PropagationError
@@ -103,9 +104,9 @@ class Node(NamedTuple):
     label: str = ""
 
     def pin_on(self, axis: Axis) -> bool:
-        """Return whether the node's annotation names a label along the axis."""
+        """Return whether the node's annotation names a dim or R along the axis."""
         on_mesh = self.pin is not None and self.mesh == axis.mesh
-        return on_mesh and self.pin is not None and self.pin[axis.index] is not None
+        return on_mesh and self.pin is not None and self.pin[axis.index] not in (None, P)
 
 
 class Link(NamedTuple):

@@ -215,12 +215,13 @@ class ProblemBuilder:
     def _labels(self, v: int, form: Sequence[int | None], *, may_wait: bool) -> list[list[int]]:
         """Return per axis the label of a boundary value where it is given, else all it may have.
 
-        Those are the dims that the axis reaches, replicated, and partial.
+        Those are the dims that the axis reaches, replicated, and partial. A value that is given as
+        partial, and is none along the axis, is replicated.
         """
         columns, g = [], self.g
         for i, (label, a) in enumerate(zip(form, self.costs.numbers)):
             if label is not None:
-                columns.append([label])
+                columns.append([R if label == P and not self._waiting[i][v] else label])
                 continue
             active, off, cut = self.reach.active[a], g.offset[v], self.cut.get(v, {})
             labels = [
