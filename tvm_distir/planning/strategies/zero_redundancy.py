@@ -17,6 +17,7 @@ from tvm import ir, relax
 from tvm_distir.core import (
     MeshSpec,
     OpenLabels,
+    P,
     Plan,
     PlanRule,
     R,
@@ -177,10 +178,11 @@ def _stored(
         for state in states.get(weight.name, ()):
             title = glob.escape(state)
             yield PlanRule("param", title, cut, mesh.name, function=weight.function)
-        for named in (terms, gradients) if stage > 1 else ():
+        kept = cut if stage > 1 else some_axes(mesh, dict.fromkeys(numbers, P))
+        for named in (terms, gradients) if stage > 1 or terms else ():
             if weight.name in named:
                 title = glob.escape(named[weight.name])
-                yield PlanRule("value", title, cut, mesh.name, function=weight.function)
+                yield PlanRule("value", title, kept, mesh.name, function=weight.function)
 
 
 def _cut_twice(
