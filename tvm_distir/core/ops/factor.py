@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,6 +129,24 @@ class Rule:
     why_whole: Mapping[str, str]
     work: Work = field(default_factory=lambda: Work(0, (), ()))
     source: str = "hand"
+
+    def moved_bytes(self, sizes: Sequence[int]) -> int:
+        """Return the bytes that a device reads and writes.
+
+        A look-up reads as many bytes of its table per byte of its result as the whole call does.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            Bytes of the device's operands, then of its results.
+        """
+        total = sum(sizes)
+        if self.work.kernel_class == "gather":
+            part, whole = sum(sizes[len(self.in_bytes) :]), max(sum(self.out_bytes), 1)
+            for size, full, read in zip(sizes, self.in_bytes, self.work.in_bytes):
+                if read < full:
+                    total -= max(0, size - read * part // whole)
+        return total
 
     @functools.cached_property
     def ties(self) -> tuple[tuple[tuple[int, int], ...], ...]:

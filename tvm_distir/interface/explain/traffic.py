@@ -198,7 +198,7 @@ def _add_op(decision: Decision, inst: Instance, k: int, total: ExecutionTraffic)
         size // _cut(i, [alt.needs + alt.gives for alt in picked], ranks)
         for i, size in enumerate(rule.in_bytes + rule.out_bytes)
     ]
-    total.memory_bytes += sum(sizes)
+    total.memory_bytes += rule.moved_bytes(sizes)
     for a, alt, n, mine in zip(axes, picked, ranks, splits):
         if alt.factor is None:
             continue

@@ -115,9 +115,10 @@ class OpStates:
         sizes, work = self.prices.sizes, rule.work
         splits = [n for n, x in zip(sizes, axes) if x.factor is not None]
         view = work.kernel_class == "view"
-        ins = rule.in_bytes if view else work.in_bytes
+        gather = work.kernel_class == "gather"
+        ins = rule.in_bytes if view or gather else work.in_bytes
         outs = rule.out_bytes if view else work.out_bytes
-        moved = sum(map(self._local, ins, needs)) + sum(map(self._local, outs, gives))
+        moved = rule.moved_bytes([*map(self._local, ins, needs), *map(self._local, outs, gives)])
         kind = "memory" if view else work.kernel_class
         flops = -(-work.flops // math.prod(splits))
         count, passes = self._apart(rule, axes)

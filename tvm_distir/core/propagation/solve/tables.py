@@ -139,4 +139,4 @@ class PriceTables(TableStore):
         if strategy.factor is not None:
             share //= ranks
             sent, launches = sent_inside(rule.factors[strategy.factor], result_bytes, ranks, share)
-        return c.work(flops, sum(sizes), result_bytes), c.sending(sent, launches)
+        return c.work(flops, rule.moved_bytes(sizes), result_bytes), c.sending(sent, launches)
