@@ -302,9 +302,23 @@ class Study:
         recompute = self._chosen_recompute()
         if not self.is_planned:
             return self._train_step(recompute)
+        attempts: dict[int, Study] = {}
+
+        def measure_peak(step: ir.IRModule, plan: Plan) -> int:
+            attempt = attempts[id(step)] = self._attempt_of(step, plan)
+            program = attempt.program if self.exporter is export else export(attempt.local)
+            return simulate(
+                program, self.known_system or REFERENCE_SYSTEM,
+                kernels=self.kernels, allocator=self.allocator,
+            ).peak_memory_bytes  # fmt: skip
+
         step, self._fitted_plan = fitted(
-            self._train_step, self._make_plan, recompute, self.known_system, measure_peak=self._peak
-        )
+            self._train_step, self._make_plan, recompute, self.known_system,
+            measure_peak=measure_peak,
+        )  # fmt: skip
+        self._attempt = attempts.get(id(step))
+        if self._attempt is not None and self.levels is not None:
+            self.levels.update(self._attempt.levels or {})
         return step
 
     @cached_property
@@ -364,17 +378,15 @@ class Study:
             devices = min(counts) if schedule else max(counts)
         return evenly_cut(choice, devices)
 
-    def _peak(self, step: ir.IRModule, plan: Plan) -> int:
-        """Distribute a step that may be chosen, and simulate its peak of memory."""
-        self._attempt = attempt = Study(
+    def _attempt_of(self, step: ir.IRModule, plan: Plan) -> Study:
+        """Return the study of a step that may be chosen."""
+        return Study(
             step, plan, system=self.known_system, decide=self.decide,
             bucket_bytes=self.bucket_bytes, ahead_bytes=self.ahead_bytes, exporter=self.exporter,
             overlap_activations=self.overlap_activations,
             overlap_optimizer=self.overlap_optimizer, attention="written",
-            levels=self.levels, watch=self.watch,
+            levels=None if self.levels is None else {}, watch=self.watch,
         )  # fmt: skip
-        program = attempt.program if self.exporter is export else export(attempt.local)
-        return simulate(program, self.known_system or REFERENCE_SYSTEM).peak_memory_bytes
 
     @cached_property
     def local(self) -> ir.IRModule:

@@ -9,10 +9,10 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Schedule, System, check_module, data_positions
+from tvm_distir.core import FULL, Schedule, System, check_module, data_positions
 from tvm_distir.performance import Profile
 from tvm_distir.planning.study import Study
-from tvm_distir.support import UsageError
+from tvm_distir.support import InfeasibleError, UsageError
 from tvm_distir.transforms import train_step
 
 Make = Callable[[int], ir.IRModule]
@@ -89,11 +89,24 @@ class Source:
             return model
         key = (schedule, recompute if isinstance(recompute, str) else tuple(recompute.items()))
         if key not in self._cache:
-            self._cache[key] = train_step(
-                model, schedule=schedule, recompute=recompute, system=self.system,
-                recomputed_ops=Profile.resolve(self.system.kernels).recomputed_ops, **self.train,
-            )  # fmt: skip
+            try:
+                self._cache[key] = self._step(model, schedule, recompute)
+            except InfeasibleError:  # by an estimate that does not know the placements
+                self._cache[key] = self._step(model, schedule, FULL)
         return self._cache[key]
+
+    def _step(
+        self,
+        model: ir.IRModule,
+        schedule: Schedule | None,
+        recompute: str | Mapping[str, str],
+    ) -> ir.IRModule:
+        """Return the training step of a model."""
+        return train_step(
+            model, schedule=schedule, recompute=recompute, system=self.system,
+            recomputed_ops=Profile.resolve(self.system.kernels).recomputed_ops,
+            **(self.train or {}),
+        )  # fmt: skip
 
     @property
     def samples(self) -> int:

@@ -3,19 +3,21 @@
 """Fit the measured peak of a step to the bound of ``recompute="auto"``.
 
 The recomputation is chosen before anything is placed, by the declared sharding of activations and
-weights; a strategy may leave some of them replicated. The excess that the simulator then measures
-is subtracted from the bound of the choice. Where that does not help, activations count as
-unsharded; then the policies are tried that recompute much everywhere.
+weights; a strategy may leave some of them replicated, or shard more. The excess that the simulator
+then measures is subtracted from the bound of the choice, and what it leaves is added. Where that
+does not help, activations count as unsharded; then the policies are tried that recompute much
+everywhere. Only measured peaks refuse a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core import FULL, SELECTIVE, Plan, System
+from tvm_distir.core import FULL, NONE, SELECTIVE, Plan, System
 from tvm_distir.performance import export, simulate
 from tvm_distir.support import InfeasibleError
 from tvm_distir.transforms import AUTO, Auto, distribute, read_recompute
@@ -26,6 +28,8 @@ TRIES = 4
 GIB = 2**30
 _CLOSE = 1 / 256
 """Bounds that differ by less than this share of the first are not told apart."""
+_LEFT = 1 / 16
+"""A smaller share of the bound may be left unused."""
 
 REFERENCE_SYSTEM = "a100"
 """System on which memory is measured where none is given: it does not depend on the system."""
@@ -65,37 +69,108 @@ def fitted(
     Raises
     ------
     InfeasibleError
-        DIST0803 where no choice stays within the bound, by the estimate or by the measure.
+        DIST0803 where no measured choice stays within the bound.
     """
     auto, resolved = read_recompute(recompute), System.resolve(system)
     if not isinstance(auto, Auto) or not (auto.memory_gib or resolved):
         step = make(recompute)
         return step, planned(step)
+
+    def simulated_peak(step: ir.IRModule, plan: Plan) -> int:
+        program = export(distribute(step, plan, system=resolved))
+        return simulate(program, resolved or REFERENCE_SYSTEM).peak_memory_bytes
+
     bound = int(auto.memory_gib * GIB) or (resolved.memory_capacity_bytes if resolved else 0)
-    peaks: list[int] = []
-    for attempt in _attempts(auto, bound, peaks):
-        try:
-            step = make(attempt)
-        except InfeasibleError:
-            if not peaks:
-                raise
+    choices = _Choices(make, planned, measure_peak or simulated_peak, bound)
+    best = choices.fastest(auto)
+    replicated = replace(auto, memory_gib=bound / GIB, activations=1).text
+    rest = [*([replicated] if auto.activations > 1 else []), SELECTIVE, FULL]
+    for attempt in rest if best is None else ():
+        if attempt in choices.peaks:
             continue
-        plan = planned(step)
-        if measure_peak is not None:
-            peaks.append(measure_peak(step, plan))
-        else:
-            program = export(distribute(step, plan, system=resolved))
-            peaks.append(simulate(program, resolved or REFERENCE_SYSTEM).peak_memory_bytes)
-        if peaks[-1] <= bound:
-            return step, plan
-    least = min(peaks)
-    raise InfeasibleError(
+        try:
+            best = choices.measured(attempt)
+        except InfeasibleError:  # by an estimate that does not know the plan
+            continue
+        if best.peak_bytes <= bound:
+            break
+    if best is not None and best.peak_bytes <= bound:
+        return best.step, best.plan
+    least = min(choices.peaks.values())
+    error = InfeasibleError(
         "DIST0803",
         f"the step requires {least / GIB:.3g} GiB on a device at least, measured in "
-        f"{len(peaks)} choices, and {bound / GIB:.3g} GiB are available",
+        f"{len(choices.peaks)} choices, and {bound / GIB:.3g} GiB are available",
         place="train_step (recompute)",
         remedy="Give more memory_gib, a strategy that replicates less, or smaller micro-batches.",
     )
+    error.least_bytes = least
+    raise error
+
+
+class _Choice(NamedTuple):
+    """A step with a recomputation, its plan, and the measured bytes of its peak."""
+
+    step: ir.IRModule
+    plan: Plan
+    peak_bytes: int
+
+
+class _Choices:
+    """Recomputations of a step that are measured; ``peaks`` has the bytes of each."""
+
+    def __init__(
+        self,
+        make: Callable[[str | Mapping[str, str]], ir.IRModule],
+        planned: Callable[[ir.IRModule], Plan],
+        measure_peak: Callable[[ir.IRModule, Plan], int],
+        bound: int,
+    ) -> None:
+        self.make, self.planned, self.measure_peak = make, planned, measure_peak
+        self.bound, self.peaks = bound, dict[str, int]()
+
+    def measured(self, recompute: str) -> _Choice:
+        """Make a step and measure its peak (InfeasibleError where an estimate refuses)."""
+        step = self.make(recompute)
+        plan = self.planned(step)
+        self.peaks[recompute] = self.measure_peak(step, plan)
+        return _Choice(step, plan, self.peaks[recompute])
+
+    def fastest(self, auto: Auto) -> _Choice | None:
+        """Return the choice by the largest bound of the estimate whose peak fits, None without one.
+
+        The estimate does not know the plan. What the measured peak leaves of the bound, or exceeds
+        it by, is added to the bound of the estimate, or taken off.
+        """
+        best: _Choice | None = None
+        allowed, low, high = self.bound, 0, 1 << 62
+        for _ in range(TRIES):
+            try:
+                choice = self.measured(replace(auto, memory_gib=allowed / GIB).text)
+            except InfeasibleError as error:
+                low = max(low, allowed)
+                if not self.peaks:  # full recomputation shows how far the estimate is off
+                    choice = self.measured(FULL)
+                    if choice.peak_bytes > self.bound or not error.least_bytes:
+                        return choice if choice.peak_bytes <= self.bound else None
+                    best = choice
+                    allowed = error.least_bytes + self.bound - choice.peak_bytes
+            else:
+                left = self.bound - choice.peak_bytes
+                if left >= 0:
+                    if best is not None and choice.plan.recompute == best.plan.recompute:
+                        break
+                    best, low = choice, max(low, allowed)
+                    if left < self.bound * _LEFT or set(choice.plan.recompute.values()) <= {NONE}:
+                        break
+                else:
+                    high = min(high, allowed)
+                allowed += left
+            if not low < allowed < high:
+                allowed = (low + high) // 2
+            if high - low <= self.bound * _CLOSE:
+                break
+        return best
 
 
 def is_auto(recompute: str) -> bool:
@@ -109,26 +184,6 @@ def evenly_cut(recompute: str, devices: int) -> str:
     if not is_auto(recompute) or "activations" in rest:
         return recompute
     return f"{AUTO}:activations={devices}" + (f",{rest}" if colon else "")
-
-
-def _attempts(auto: Auto, bound: int, peaks: Sequence[int]) -> Iterator[str]:
-    """Yield recomputations to try; ``peaks`` are the measured peaks so far."""
-    allowed = full = bound
-    refused = 0
-    for _ in range(TRIES):
-        known = len(peaks)
-        yield replace(auto, memory_gib=allowed / GIB).text
-        if len(peaks) == known:
-            refused = allowed
-        else:
-            full, allowed = allowed, allowed - (peaks[-1] - bound)
-        if allowed <= refused:
-            allowed = (full + refused) // 2
-        if full - refused <= bound * _CLOSE:
-            break
-    if auto.activations > 1:
-        yield replace(auto, memory_gib=bound / GIB, activations=1).text
-    yield from (SELECTIVE, FULL)
 
 
 __all__ = ["evenly_cut", "fitted", "is_auto"]

@@ -215,9 +215,13 @@ class SimulationError(DistIRError):
 
 
 class InfeasibleError(DistIRError):
-    """The request is infeasible, for example because it does not fit in memory."""
+    """The request is infeasible, for example because it does not fit in memory.
+
+    ``least_bytes`` is what it needs on a device at least, 0 where that is not known.
+    """
 
     exit_code = 3
+    least_bytes: int = 0
 
 
 class InternalError(DistIRError):

@@ -39,7 +39,6 @@ class TooLargeError(InfeasibleError):
     store ``whole_bytes`` together at least.
     """
 
-    least_bytes: int = 0
     whole_bytes: int = 0
 
 

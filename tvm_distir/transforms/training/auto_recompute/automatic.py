@@ -102,7 +102,7 @@ def bound_of(recipe: Recipe, auto: Auto) -> int:
 
 def too_little(subject: str, needed: int, bound: int) -> InfeasibleError:
     """Return the error about an infeasible bound (DIST0803)."""
-    return InfeasibleError(
+    error = InfeasibleError(
         "DIST0803",
         f"{subject} needs {needed / GIB:.3g} GiB on each device with full recomputation, and "
         f"{bound / GIB:.3g} GiB are available",
@@ -110,3 +110,5 @@ def too_little(subject: str, needed: int, bound: int) -> InfeasibleError:
         remedy="Give more memory_gib, or the numbers of shards of activations and weights: "
         "auto:activations=8,weights=8.",
     )
+    error.least_bytes = needed
+    return error
