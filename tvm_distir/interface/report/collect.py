@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,7 +113,7 @@ def analysis_of(
         command=command,
         time_s=result.time_s,
         peak_memory_bytes=result.peak_memory_bytes,
-        hardware=hardware_of(system, main_dtype(program)),
+        hardware=hardware_of(system, _products(result) or {main_dtype(program): 1}),
         meshes=tuple(ReportMesh(m.name, m.axes, m.shape, m.device_ids) for m in program.meshes),
         devices=result.devices,
         collectives=result.collectives,
@@ -226,9 +227,28 @@ def _counts(op: Op) -> bool:
     return op.kind == "compute" and op.flops > 0 and bool(op.dtype)
 
 
-def hardware_of(system: System, dtype: str) -> Hardware:
-    """Return the figures of a system; peaks are those of matrix units for ``dtype``."""
-    peak = system.peak_flops_per_s(dtype)
+def _products(result: Result) -> Counter[str]:
+    """Return the FLOPs of the matrix products of all devices, by the type of their arithmetic."""
+    total = Counter[str]()
+    for lane in result.lanes:
+        for dtype, flops in lane.products.items():
+            total[dtype] += flops * len(lane.devices)
+    return total
+
+
+def hardware_of(system: System, products: Mapping[str, int]) -> Hardware:
+    """Return the figures of a system.
+
+    Parameters
+    ----------
+    system : System
+    products : mapping of str to int
+        FLOPs of products by the type of their arithmetic. The peak is that of matrix units for this
+        type, of several types all FLOPs over the time that they take at the peaks of their types.
+    """
+    peaks = {dtype: system.peak_flops_per_s(dtype) for dtype in products}
+    peak = sum(products.values()) / sum(products[dtype] / peaks[dtype] for dtype in products)
+    dtype = " and ".join(sorted(products, key=lambda name: (-products[name], name)))
     near, far = system.intra_node, system.inter_node
     bandwidth = system.memory_bandwidth_bytes_per_s
     facts = [
@@ -256,6 +276,7 @@ def hardware_of(system: System, dtype: str) -> Hardware:
         name=system.name,
         memory_capacity_bytes=system.memory_capacity_bytes,
         peak_flops=peak,
+        roof_flops=max(peaks.values()),
         memory_bandwidth_bytes_per_s=bandwidth,
         facts=tuple(facts),
         dtype=dtype,

@@ -24,8 +24,10 @@ class Figures(NamedTuple):
         Of all devices together.
     samples_per_s_per_device, tokens_per_s_per_device : float, optional
     mfu : float, optional
-        Model FLOP utilisation: the FLOPs that the model needs over those of all devices at the
-        peak of ``dtype`` during the step. Causal attention counts half where it is a single op.
+        Model FLOP utilization (Chowdhery et al., *PaLM*, 2022, appendix B): the FLOPs that the
+        model needs over those of all devices during the step at the peak of the type that their
+        products run in. Of several types, that is the harmonic mean of their peaks, weighted by
+        FLOPs. Causal attention counts half where it is a single op.
     hfu : float, optional
         The same with recomputed FLOPs; None where nothing is recomputed.
     cost_per_step_usd, cost_per_hour_usd, cost_per_million_tokens_usd : float, optional

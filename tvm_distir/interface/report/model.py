@@ -109,7 +109,8 @@ class LinkUse:
 class Hardware:
     """The few facts of the system that a reader compares the result with.
 
-    ``peak_flops`` is that of ``dtype``; ``numbers`` are all numbers of the system with their
+    ``peak_flops`` is that of ``dtype``, of several types the mean of :func:`.collect.hardware_of`,
+    and ``roof_flops`` that of the fastest; ``numbers`` are all numbers of the system with their
     sources.
     """
 
@@ -122,6 +123,7 @@ class Hardware:
     numbers: tuple[SourcedNumber, ...] = ()
     price_per_device_hour_usd: float | None = None
     watts_per_device: float | None = None
+    roof_flops: float | None = None
 
 
 @dataclass(frozen=True)

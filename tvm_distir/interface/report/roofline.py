@@ -73,7 +73,7 @@ class _Axis:
 
 def roofline_plot(analysis: Analysis) -> RooflinePlot | None:
     """Draw the ops under the two roofs of a device; None where there is nothing to draw."""
-    peak = analysis.hardware.peak_flops
+    peak = analysis.hardware.roof_flops or analysis.hardware.peak_flops
     rate = analysis.hardware.memory_bandwidth_bytes_per_s
     ops = [op for op in analysis.ops if op.flops and op.bytes_moved and op.time_s > 0]
     if not peak or not rate or not ops:

@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import System
+from tvm_distir.core import TENSOR_CLASSES, System
 from tvm_distir.performance.memory.entries import EntryMemory
 from tvm_distir.performance.memory.memory_timeline import curve
 from tvm_distir.performance.memory.ranks import RankMemory
@@ -37,13 +38,15 @@ Traffic = dict[TrafficKey, list[int]]
 class _Ops(NamedTuple):
     """Ops that are run, how often, those of them that count as traffic, and all FLOPs.
 
-    ``delay_ps`` is the sum of the delays beside started collectives.
+    ``products`` are the FLOPs of tensor kernels by type, ``delay_ps`` is the sum of the delays
+    beside started collectives.
     """
 
     rows: list[OpRow]
     counts: list[int]
     moves: list[tuple[OpRow, int]]
     flops: int
+    products: dict[str, int]
     delay_ps: int
 
 
@@ -108,8 +111,9 @@ class StepAccount:
 
         self._lanes.append(
             DeviceGroupResult(
-                mesh, devices, timeline, functools.cache(memory_of), functools.cache(tables)
-            )
+                mesh, devices, timeline, functools.cache(memory_of), functools.cache(tables),
+                ops.products,
+            )  # fmt: skip
         )
         work = compute_ps - unused_ps, comm_ps, both_ps - unused_ps
         self.works.append(DeviceWork(*work, self.finish, ops.flops))
@@ -143,12 +147,16 @@ class StepAccount:
                 if pair[0].stream not in (COMPUTE, SEND)
             ]
             flops = sum(count * row.op.flops for row, count in zip(rows, often, strict=True))
+            products = Counter[str]()
+            for row, count in zip(rows, often, strict=True):
+                if row.op.kernel_class in TENSOR_CLASSES and row.op.flops:
+                    products[row.op.dtype] += count * row.op.flops
             delay_ps = sum(
                 count * row.duration_ps
                 for row, count in zip(rows, often, strict=True)
                 if row.op.kind == SLOWDOWN
             )
-            self._cache[key] = _Ops(rows, often, moves, flops, delay_ps)
+            self._cache[key] = _Ops(rows, often, moves, flops, products, delay_ps)
         return self._cache[key]
 
     def _add_moves(

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -207,6 +207,9 @@ class DeviceGroupResult:
         A function that computes the memory when it is first asked for.
     tables : callable giving (tuple of OpTime, tuple of FunctionTime)
         A function that computes the times of ops and functions when they are first asked for.
+    products : mapping of str to int
+        FLOPs of matrix products, convolutions and attention on each device, by the type of their
+        arithmetic.
     """
 
     mesh: str
@@ -214,6 +217,7 @@ class DeviceGroupResult:
     timeline: DeviceTimeline = field(repr=False, compare=False)
     held: Callable[[], DeviceMemory] = field(repr=False, compare=False)
     tables: Callable[[], Tables] = field(repr=False, compare=False)
+    products: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ops(self) -> tuple[OpTime, ...]:
