@@ -30,6 +30,7 @@ _CLOSE = 1 / 256
 """Bounds that differ by less than this share of the first are not told apart."""
 _LEFT = 1 / 16
 """A smaller share of the bound may be left unused."""
+_UNBOUNDED = 1 << 62
 
 REFERENCE_SYSTEM = "a100"
 """System on which memory is measured where none is given: it does not depend on the system."""
@@ -140,21 +141,25 @@ class _Choices:
         """Return the choice by the largest bound of the estimate whose peak fits, None without one.
 
         The estimate does not know the plan. What the measured peak leaves of the bound, or exceeds
-        it by, is added to the bound of the estimate, or taken off.
+        it by, is added to the bound of the estimate, or taken off. Where the estimate refuses
+        first, but full recomputation fits, it counts weights as sharded like activations.
         """
         best: _Choice | None = None
-        allowed, low, high = self.bound, 0, 1 << 62
+        allowed, low, high = self.bound, 0, _UNBOUNDED
         for _ in range(TRIES):
             try:
                 choice = self.measured(replace(auto, memory_gib=allowed / GIB).text)
             except InfeasibleError as error:
                 low = max(low, allowed)
-                if not self.peaks:  # full recomputation shows how far the estimate is off
-                    choice = self.measured(FULL)
-                    if choice.peak_bytes > self.bound or not error.least_bytes:
-                        return choice if choice.peak_bytes <= self.bound else None
-                    best = choice
-                    allowed = error.least_bytes + self.bound - choice.peak_bytes
+                if not self.peaks:
+                    best = self.measured(FULL)
+                    if best.peak_bytes > self.bound:
+                        return None
+                if best is not None and auto.weights < auto.activations:  # as the plan may do
+                    auto = replace(auto, weights=auto.activations)
+                    allowed, low, high = self.bound, 0, _UNBOUNDED
+                elif best is not None and high == _UNBOUNDED:
+                    allowed = error.least_bytes + self.bound - best.peak_bytes
             else:
                 left = self.bound - choice.peak_bytes
                 if left >= 0:

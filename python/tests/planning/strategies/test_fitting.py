@@ -46,6 +46,29 @@ def test_what_is_measured_too_much_is_taken_off_the_bound() -> None:
     assert plan.recompute == _planned(step).recompute != {}
 
 
+def test_an_estimate_without_the_plan_refuses_nothing() -> None:
+    """Weights and states are shards under FSDP; what is left is used for activations."""
+    model = td.zoo.gpt(size="tiny", layers=4, hidden=256, batch=32, seq=64)
+
+    def make(recompute: Any) -> Any:
+        return td.train_step(model, optimizer="adam", recompute=recompute, system="dgx-a100")
+
+    def planned(step: Any) -> Any:
+        return make_plan(step, "fsdp", {"dp": 8})
+
+    def peak(step: Any) -> int:
+        local = td.distribute(step, planned(step), system="dgx-a100")
+        return td.simulate(td.export(local), "dgx-a100").peak_memory_bytes
+
+    most, least = (peak(make(policy)) for policy in ("none", "full"))
+    bound = (most + least) // 2
+    message = f"auto:memory_gib={bound / GIB!r},activations=8"
+    with pytest.raises(InfeasibleError, match="DIST0803"):
+        make(message)
+    step, _ = fitted(make, planned, message, "dgx-a100")
+    assert least < peak(step) <= bound
+
+
 def test_what_no_choice_holds_is_said_by_name() -> None:
     """The same step whatever is said: all attempts are made, then the least is named."""
     step, message = td.train_step(tower(1, 2), "mse"), list[Any]()
