@@ -25,7 +25,6 @@ OpenLabels = tuple[int | None, ...]
 _OPEN = {"?": None, "P": P}
 
 
-
 def parse_open_placement(text: str, place: str = "") -> OpenLabels:
     """Read a placement whose entries may be ``?`` or ``P``: ``"S[0], ?"`` gives ``(0, None)``.
 

@@ -210,7 +210,8 @@ class ReachabilityWalk:
                     for v in node.results:
                         partial[v] = 1
             elif node.kind == "pin" and (
-                node.mesh != axis.mesh or (node.pin is not None and node.pin[axis.index] in (None, P))
+                node.mesh != axis.mesh
+                or (node.pin is not None and node.pin[axis.index] in (None, P))
             ):
                 v = node.operands[0]
                 if v >= 0 and partial[v]:

@@ -111,9 +111,13 @@ class StepAccount:
 
         self._lanes.append(
             DeviceGroupResult(
-                mesh, devices, timeline, functools.cache(memory_of), functools.cache(tables),
+                mesh,
+                devices,
+                timeline,
+                functools.cache(memory_of),
+                functools.cache(tables),
                 ops.products,
-            )  # fmt: skip
+            )
         )
         work = compute_ps - unused_ps, comm_ps, both_ps - unused_ps
         self.works.append(DeviceWork(*work, self.finish, ops.flops))
