@@ -45,7 +45,6 @@ def test_the_plan_of_the_contract_is_read() -> None:
         PlanRule("call", "layer", (0, R), index=0, arg=0),
         PlanRule("value", "lv19", (0, None), function="main"),
     )
-    assert plan.rules[2].open_axes == (1,)
     assert plan.rules[2].closed_labels == (0, R)
 
 
@@ -79,7 +78,7 @@ def test_saving_replaces_and_a_failed_save_leaves_nothing(tmp_path: Path) -> Non
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "plan.json"]
 
 
-@pytest.mark.parametrize("text", ["S[0], R", "?", "S[12], ?, R"])
+@pytest.mark.parametrize("text", ["S[0], R", "?", "S[12], ?, R", "P, R"])
 def test_placement_text_round_trip(text: str) -> None:
     assert labels_text(parse_open_placement(text)) == text
 
@@ -160,6 +159,7 @@ REFUSED = [
     ("d['mesh']['pp'] = 2", "DIST0204", MeshError, "one entry"),
     ("r[0]['placement'] = 'R'", "DIST0204", MeshError, "one entry"),
     ("r[0]['placement'] = 'R, S[-1]'", "DIST0203", MeshError, ""),
+    ("r[0]['placement'] = 'R, P'", "DIST0221", PlanError, ""),
     ("r[0]['placement'] = 'R, X'", "DIST0203", MeshError, ""),
     ("r[0]['placement'] = ''", "DIST0203", MeshError, ""),
     ("r[0]['mesh'] = 'mesh1'", "DIST0206", MeshError, "mesh0"),

@@ -26,7 +26,8 @@ def talking_axes(rule: Rule, combination: Sequence[Any]) -> list[int]:
 def work(costs: Costs, rule: Rule, combination: Sequence[Any], ranks: Sequence[int]) -> int:
     """Cost of one op.
 
-    FLOPs are shared by all axes that walk a factor; bytes by the axes that shard the tensor.
+    FLOPs are shared by all axes that walk a factor; bytes by the axes that shard the tensor. Of a
+    table a look-up reads in proportion to its result, at most all that is there.
     Along one axis a halo sends its own bytes once, a statistic (two all-reduces of it) four
     times (n - 1) / n, another reduction (one all-reduce of the results) twice (n - 1) / n.
     """
@@ -47,5 +48,13 @@ def work(costs: Costs, rule: Rule, combination: Sequence[Any], ranks: Sequence[i
         else:
             results = sum(sizes[len(rule.in_bytes) :])
             sent, launches = sent + 2 * results * (n - 1) // n, launches + 1
-    local = costs.flop * flops + costs.memory * sum(sizes)
+    moved = sizes[len(rule.in_bytes) :]
+    for size, full, read in zip(sizes, rule.in_bytes, rule.work.in_bytes):
+        looked_up = rule.work.kernel_class == "gather" and read < full
+        moved.append(
+            min(size, read * sum(moved[: len(rule.out_bytes)]) // sum(rule.out_bytes))
+            if looked_up
+            else size
+        )
+    local = costs.flop * flops + costs.memory * sum(moved)
     return costs.scaled(local + costs.wire * sent + costs.launch * launches)

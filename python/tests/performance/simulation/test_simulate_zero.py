@@ -50,7 +50,8 @@ def test_bytes_per_parameter(strategy: str, weights: int, gradients: int, states
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("micro_batches", [2, 8])
 @pytest.mark.parametrize(
-    ("strategy", "parts"), [("data_parallel", 1), ("zero:stage=2", 4), ("zero:stage=3", 4)]
+    ("strategy", "parts"),
+    [("data_parallel", 1), ("zero:stage=1", 1), ("zero:stage=2", 4), ("zero:stage=3", 4)],
 )
 def test_sums_over_micro_batches(
     strategy: str, parts: int, stages: int, micro_batches: int
