@@ -72,6 +72,11 @@ def boundary_positions(fn: relax.Function) -> list[int]:
     return [i for i, n in enumerate(notes) if n.partition(":")[0] in (ACTIVATION, GRADIENT)]
 
 
+def sum_names(fn: relax.Function) -> dict[str, str]:
+    """Return the names of the sums of :func:`term_names` over the micro-batches."""
+    return {w: str(n) for w, n in training_notes(fn, "sums").items()}
+
+
 _escape = functools.lru_cache(maxsize=1 << 16)(glob.escape)
 
 

@@ -42,7 +42,7 @@ from .model_info import (
 from .occupied_dims import weight_rules
 from .registry import plan_maker
 from .state_axes import find_state_axes, state_labels
-from .training_parts import gradient_names, states_of, term_names
+from .training_parts import gradient_names, states_of, sum_names, term_names
 
 STAGES = (1, 2, 3)
 
@@ -179,7 +179,7 @@ def _stored(
             title = glob.escape(state)
             yield PlanRule("param", title, cut, mesh.name, function=weight.function)
         kept = cut if stage > 1 else some_axes(mesh, dict.fromkeys(numbers, P))
-        for named in (terms, gradients) if stage > 1 or terms else ():
+        for named in (terms, gradients if stage > 1 else sum_names(fn)):
             if weight.name in named:
                 title = glob.escape(named[weight.name])
                 yield PlanRule("value", title, kept, mesh.name, function=weight.function)

@@ -75,6 +75,7 @@ class StageWriter:
         self.updated: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
         self.terms: dict[str, str] = {}
+        self.sums: dict[str, str] = {}
         self.pair: ForwardBackward
         self.halves: SplitBackward
         self.name = ""
@@ -105,6 +106,7 @@ class StageWriter:
                 "again": {},
                 "gradients": self.gradients,
                 "terms": self.terms,
+                "sums": self.sums,
                 **({"recompute": again} if again else {}),
             },
         }
@@ -210,6 +212,7 @@ class StageWriter:
         self.terms = {self.weights[var].name: str(term.name) for var, term in gradients.items()}
         sums = self.tools.accumulated(builder, self.title, terms, phase) if terms else []
         totals = dict(zip(gradients, sums, strict=True))
+        self.sums = {self.weights[var].name: str(total.name) for var, total in totals.items()}
         for var, weight in self.weights.items():
             if var in self.params.totals:
                 local_result = self._out(
