@@ -236,7 +236,7 @@ class PlanRule:
     @property
     def closed_labels(self) -> tuple[int, ...]:
         """Return the placement with open axes and partial sums written as replicated."""
-        return tuple(R if label in (None, P) else label for label in self.placement)
+        return tuple(R if x is None or x == P else x for x in self.placement)
 
 
 def faults_of_plan(place: str = "plan") -> Faults:

@@ -126,7 +126,7 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
             self.set_var_remap(var, call.var)
 
     def _call(self, value: Any) -> Any:
-        closed = [R if x in (None, P) else x for x in self.labels]
+        closed = [R if x is None or x == P else x for x in self.labels]
         return self.builder_.normalize(
             relax.op.distributed.annotate_sharding(value, self.mesh, placement_of(closed))
         )
