@@ -80,4 +80,7 @@ from .plugins.registry import Offer as Offer
 from .plugins.registry import Registry as Registry
 from .plugins.registry import all_offers as all_offers
 from .plugins.registry import offers as offers
+from .recursion import Steps as Steps
+from .recursion import resumable as resumable
+from .recursion import unrolled as unrolled
 from .stopwatch import Stopwatch as Stopwatch

@@ -20,6 +20,7 @@ from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
 from tvm_distir.core.ir.ops import call_axes, dist_op_name
 from tvm_distir.core.ir.placement import parse_placement
+from tvm_distir.support import Steps, unrolled
 
 Axis = tuple[Any, int]
 """A mesh, as its key, and the number of an axis."""
@@ -45,7 +46,7 @@ class Differing:
         """Return the conditions that differ: function, variable of the ``If`` and axes."""
         for gv, fn in sorted(self.mod.functions.items(), key=lambda item: str(item[0].name_hint)):
             if isinstance(fn, relax.Function) and fn.attrs and IO_ATTR in fn.attrs:
-                self._function(str(gv.name_hint), fn, self._inputs(fn))
+                unrolled(self._function(str(gv.name_hint), fn, self._inputs(fn)))
         return self.differing
 
     def _inputs(self, fn: relax.Function) -> tuple[Any, ...]:
@@ -60,17 +61,17 @@ class Differing:
             inputs.append(_cut(key, str(item["placement"])))
         return tuple(inputs)
 
-    def _function(self, name: str, fn: relax.Function, arguments: tuple[Any, ...]) -> Any:
+    def _function(self, name: str, fn: relax.Function, arguments: tuple[Any, ...]) -> Steps[Any]:
         key = (name, arguments)
         if key not in self.known:
             self.known[key] = NONE  # of a recursive call
-            self.known[key] = self._body(name, fn.body, dict(zip(fn.params, arguments)))
+            self.known[key] = yield self._body(name, fn.body, dict(zip(fn.params, arguments)))
         return self.known[key]
 
-    def _body(self, name: str, seq: relax.SeqExpr, state: dict[Any, Any]) -> Any:
+    def _body(self, name: str, seq: relax.SeqExpr, state: dict[Any, Any]) -> Steps[Any]:
         for block in seq.blocks:
             for b in block.bindings:
-                state[b.var] = self._value(name, b.var, b.value, state)
+                state[b.var] = yield from self._value(name, b.var, b.value, state)
         return self._of(seq.body, state)
 
     def _of(self, expr: Any, state: dict[Any, Any]) -> Any:
@@ -82,21 +83,21 @@ class Differing:
             return whole[int(expr.index)] if isinstance(whole, tuple) else whole
         return state.get(expr, NONE) if isinstance(expr, ir.Var) else NONE
 
-    def _value(self, name: str, var: Any, value: Any, state: dict[Any, Any]) -> Any:
+    def _value(self, name: str, var: Any, value: Any, state: dict[Any, Any]) -> Steps[Any]:
         if isinstance(value, relax.If):
             axes = _all_axes(self._of(value.cond, state))
             if axes:
                 self.differing.append((name, var, axes))
-            sides = [
-                self._body(name, seq, dict(state))
-                for seq in (value.true_branch, value.false_branch)
-            ]
+            sides = []
+            for seq in (value.true_branch, value.false_branch):
+                sides.append((yield self._body(name, seq, dict(state))))
             return _union_axes(sides)
         if not isinstance(value, ir.Call):
             return self._of(value, state)
         operand_axes = tuple(self._of(arg, state) for arg in value.args)
         if isinstance(value.op, ir.GlobalVar) and isinstance(self.mod[value.op], relax.Function):
-            return self._function(str(value.op.name_hint), self.mod[value.op], operand_axes)
+            callee = self.mod[value.op]
+            return (yield self._function(str(value.op.name_hint), callee, operand_axes))
         if dist_op_name(value) is not None:
             return _collective(value, _all_axes(operand_axes))
         return _all_axes(operand_axes)

@@ -34,7 +34,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
-from tvm_distir.support import PropagationError
+from tvm_distir.support import PropagationError, Steps, unrolled
 
 from .attributes import BRANCH_ATTR, OPEN_AXES_ATTR, STATIONARY_ATTR
 from .types import flat_types, relax_functions
@@ -109,11 +109,11 @@ class _Lifter:
             return self.mod
         for gv, fn in branching:
             self.function, self.notes = str(gv.name_hint), fn.attrs or {}
-            body = self._sequence(fn.body)
+            body = unrolled(self._sequence(fn.body))
             self.functions[gv] = relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, fn.attrs)
         return ir.IRModule(self.functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
-    def _sequence(self, seq: relax.SeqExpr) -> relax.SeqExpr:
+    def _sequence(self, seq: relax.SeqExpr) -> Steps[relax.SeqExpr]:
         blocks = []
         for block in seq.blocks:
             if isinstance(block, relax.DataflowBlock):
@@ -121,11 +121,12 @@ class _Lifter:
                 continue
             bindings: list[Any] = []
             for b in block.bindings:
-                bindings.extend(self._branches(b) if isinstance(b.value, relax.If) else [b])
+                is_branch = isinstance(b.value, relax.If)
+                bindings += (yield from self._branches(b)) if is_branch else [b]
             blocks.append(relax.BindingBlock(bindings))
         return _sequence(blocks, seq.body)
 
-    def _branches(self, binding: Any) -> list[Any]:
+    def _branches(self, binding: Any) -> Steps[list[Any]]:
         value, var = binding.value, binding.var
         if self.select:
             self._check_condition(var, value.cond)
@@ -135,7 +136,7 @@ class _Lifter:
             if self.select:
                 self._check_branch(var, side, seq)
             if self.select or not _only_calls(seq):
-                seq = self._outlined(var, name, side, seq)
+                seq = yield from self._outlined(var, name, side, seq)
             branches.append(seq)
         if self.select:
             calls = [seq.blocks[0].bindings[0].value for seq in branches]
@@ -144,9 +145,9 @@ class _Lifter:
         relax.expr._update_type(new, value.ty)
         return [relax.VarBinding(var, new)]
 
-    def _outlined(self, var: Any, name: str, side: str, seq: relax.SeqExpr) -> relax.SeqExpr:
+    def _outlined(self, var: Any, name: str, side: str, seq: relax.SeqExpr) -> Steps[relax.SeqExpr]:
         """Return a branch that is a call of the function made of it."""
-        call = self._lifted(name, side, self._sequence(seq))
+        call = self._lifted(name, side, (yield self._sequence(seq)))
         inner = relax.Var(f"{var.name}_{side}", call.ty)
         return _sequence([relax.BindingBlock([relax.VarBinding(inner, call)])], inner)
 

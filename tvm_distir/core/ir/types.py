@@ -46,9 +46,16 @@ def is_shape(ty: Any) -> bool:
 
 def flat_types(ty: Any) -> list[Any]:
     """Return the leaves of a (nested) tuple type, in order."""
-    if type(ty) is relax.TupleType:
-        return [leaf for field in ty.fields[:] for leaf in flat_types(field)]
-    return [ty]
+    if type(ty) is not relax.TupleType:
+        return [ty]
+    leaves, waiting = [], ty.fields[::-1]
+    while waiting:
+        ty = waiting.pop()
+        if type(ty) is relax.TupleType:
+            waiting += ty.fields[::-1]
+        else:
+            leaves.append(ty)
+    return leaves
 
 
 def named_leaves(name: str, ty: Any) -> list[tuple[str, Any]]:

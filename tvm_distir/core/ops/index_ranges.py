@@ -20,6 +20,7 @@ from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.branches import branch_of
 from tvm_distir.core.ir.paged_attention_ops import CACHE_OPS, KV_APPEND_OP
 from tvm_distir.core.ir.types import flat_types, known_shape, named_leaves, tensor_type
+from tvm_distir.support import Steps, unrolled
 
 _VIEWS = frozenset(
     {
@@ -175,6 +176,9 @@ class _Walker:
 
     def ranges(self, fn: relax.Function) -> dict[int, IndexRange]:
         """Return the ranges by the number of the tensor among the flattened parameters."""
+        return unrolled(self._ranges(fn))
+
+    def _ranges(self, fn: relax.Function) -> Steps[dict[int, IndexRange]]:
         walk = _FunctionWalk(self)
         number = 0
         for param in unpack(fn.params):
@@ -182,17 +186,17 @@ class _Walker:
             walk.declare(param, number)
             number += len(leaves)
         if walk.stored or walk.tuples:
-            walk.sequence(fn.body)
+            yield from walk.sequence(fn.body)
         return walk.ranges
 
-    def of_private(self, name: str) -> dict[int, IndexRange]:
+    def of_private(self, name: str) -> Steps[dict[int, IndexRange]]:
         """Return ranges of a callee's parameters; none for kernels, branches and recursion."""
         fn = self.functions.get(name)
         if not isinstance(fn, relax.Function) or branch_of(fn) is not None:
             return {}
         if name not in self.done:
             self.done[name] = {}
-            self.done[name] = self.ranges(fn)
+            self.done[name] = yield from self._ranges(fn)
         return self.done[name]
 
 
@@ -222,12 +226,12 @@ class _FunctionWalk:
         if tensor is not None and "int" in str(tensor.dtype):
             self.stored[param] = _Held(number)
 
-    def sequence(self, body: Any) -> None:
+    def sequence(self, body: Any) -> Steps[None]:
         for block in getattr(body, "blocks", []):
             for binding in unpack(block.bindings):
                 value = getattr(binding, "value", None)
                 if isinstance(value, ir.Call):
-                    self._call(binding.var, value)
+                    yield from self._call(binding.var, value)
                 elif isinstance(value, relax.Tuple):
                     self.definitions[binding.var] = value
                 elif isinstance(value, relax.TupleGetItem):
@@ -243,7 +247,7 @@ class _FunctionWalk:
         if start is not None and tensor is not None and "int" in str(tensor.dtype):
             self.stored[var] = _Held(start + int(item.index))
 
-    def _call(self, var: Any, call: ir.Call) -> None:
+    def _call(self, var: Any, call: ir.Call) -> Steps[None]:
         args = [
             self.definitions.get(arg, arg) if isinstance(arg, relax.Var) else arg
             for arg in call.args[:]
@@ -252,7 +256,7 @@ class _FunctionWalk:
         if not args or not any(followed):
             return
         if isinstance(call.op, ir.GlobalVar):
-            self._called(call, args)
+            yield from self._called(call, args)
             return
         name = str(call.op.name) if isinstance(call.op, ir.Op) else ""
         if name in _VIEWS and args[0] in self.stored:
@@ -275,9 +279,9 @@ class _FunctionWalk:
             if other.same_as(source) and other.same_as(tested):
                 self.stored[var] = _Held(self.stored[other].number, size)
 
-    def _called(self, call: ir.Call, args: Sequence[Any]) -> None:
+    def _called(self, call: ir.Call, args: Sequence[Any]) -> Steps[None]:
         number = 0
-        ranges = self.owner.of_private(str(call.op.name_hint))
+        ranges = yield self.owner.of_private(str(call.op.name_hint))
         for arg in args:
             tensors = list(arg.fields) if isinstance(arg, relax.Tuple) else [arg]
             for tensor in tensors:

@@ -14,6 +14,7 @@ import tvm
 from tvm import ir
 
 from tvm_distir.core.analysis.names import LEVELS
+from tvm_distir.core.analysis.nesting import too_deep
 from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.support import REQUIRED, Option, UsageError, nearest, options_of, summary
 
@@ -138,7 +139,10 @@ def module_pass(
             @tvm.transform.module_pass(opt_level=0, name=title)  # type: ignore[untyped-decorator]
             def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
                 with gc_paused():
-                    return rewrite(mod)
+                    try:
+                        return rewrite(mod)
+                    except RecursionError as error:
+                        raise too_deep(mod) from error
 
             return run
 

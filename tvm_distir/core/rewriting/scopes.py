@@ -80,15 +80,18 @@ def bindings_in(seq: relax.SeqExpr) -> Iterator[tuple[Any, Any]]:
 def all_bindings(expr: Any) -> list[Any]:
     """Return all bindings of a function body in program order, those of branches included."""
     result: list[Any] = []
-    if isinstance(expr, relax.SeqExpr):
-        for block in expr.blocks[:]:
-            for binding in unpack(block.bindings):
-                value = binding.value
-                if type(value) is relax.If:
-                    result.extend(all_bindings(value.true_branch))
-                    result.extend(all_bindings(value.false_branch))
-                result.append(binding)
-    return result
+    # From the last to the first: the branches of an ``If`` are before its own binding.
+    waiting = [expr] if isinstance(expr, relax.SeqExpr) else []
+    while waiting:
+        last = waiting.pop()
+        if type(last) is relax.SeqExpr:
+            for block in last.blocks[:]:
+                waiting += unpack(block.bindings)
+            continue
+        result.append(last)
+        if type(last.value) is relax.If:
+            waiting += branches_of(last.value)
+    return result[::-1]
 
 
 def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:

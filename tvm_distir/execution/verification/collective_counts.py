@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.performance import Entry, Mesh, Op, Program
+from tvm_distir.support import Steps, unrolled
 
 Key = tuple[str, str, int]
 """Kind, axes joined by ``","`` (``"mesh0->mesh1"`` for a transfer), ranks per group."""
@@ -89,11 +90,16 @@ class _Summing:
 
     def of(self, name: str, entry: Entry) -> _Totals:
         """Return the totals of a function as an entry calls it; entries may share a mesh."""
+        return unrolled(self._of(name, entry))
+
+    def _of(self, name: str, entry: Entry) -> Steps[_Totals]:
         if (name, entry) not in self.known:
             totals = _Totals()
             for op in self.program.functions[name].ops:
                 if op.kind in ("call", "branch"):
-                    callees = [self.of(callee, entry) for callee in _callees(op)]
+                    callees = []
+                    for callee in _callees(op):
+                        callees.append((yield self._of(callee, entry)))
                     totals.include(callees[0] if op.kind == "call" else _Totals.either(*callees))
                 elif _has_traffic(op) and self.program.leads(entry, op.mesh):
                     totals.add(_key(self.program, op), op.payload_bytes)

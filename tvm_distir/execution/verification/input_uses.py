@@ -13,6 +13,7 @@ from typing import Any
 from tvm import DataType, ir, relax
 
 from tvm_distir.core import flat_types, index_range, known_shape
+from tvm_distir.support import Steps, unrolled
 
 from .divisors import divisor_leaves
 from .packed_numbers import unpacking_of
@@ -92,6 +93,9 @@ class UseWalker:
 
     def uses_of(self, fn: relax.Function) -> list[list[InputUse]]:
         """Return the uses of each tensor among the parameters of a function, in order."""
+        return unrolled(self._uses_of(fn))
+
+    def _uses_of(self, fn: relax.Function) -> Steps[list[list[InputUse]]]:
         numbers = itertools.count()
         roots: Roots = {}
         for param in fn.params:
@@ -101,17 +105,19 @@ class UseWalker:
             else:
                 roots[param] = (nested,)
         uses: list[list[InputUse]] = [[] for _ in range(next(numbers))]
-        self._sequence(fn.body, roots, {}, uses)
+        yield from self._bindings(fn.body, roots, {}, uses)
         return uses
 
-    def _sequence(self, body: Any, roots: Roots, sums: Roots, uses: list[list[InputUse]]) -> None:
+    def _bindings(
+        self, body: Any, roots: Roots, sums: Roots, uses: list[list[InputUse]]
+    ) -> Steps[None]:
         """Walk bindings. ``sums``: the weights of which a value is the weighted sum."""
         for block in getattr(body, "blocks", []):
             for binding in block.bindings:
                 value = getattr(binding, "value", None)
                 if isinstance(value, relax.If):
-                    self._sequence(value.true_branch, roots, sums, uses)
-                    self._sequence(value.false_branch, roots, sums, uses)
+                    yield self._bindings(value.true_branch, roots, sums, uses)
+                    yield self._bindings(value.false_branch, roots, sums, uses)
                     continue
                 nested = self._nested(value)
                 if isinstance(nested, list):
@@ -124,7 +130,7 @@ class UseWalker:
                 if weighted:
                     sums[binding.var] = weighted
                 if isinstance(value, ir.Call):
-                    self._call(value, roots, uses)
+                    yield from self._call(value, roots, uses)
                     _note_gains(value, sums, uses)
 
     def _weights_of_sum(self, value: Any, roots: Roots, sums: Roots) -> tuple[int, ...]:
@@ -176,10 +182,10 @@ class UseWalker:
             return [(number,) for number in _flat(nested)]
         return [_known(arg, roots)] * max(len(flat_types(arg.ty)), 1)
 
-    def _call(self, call: Any, roots: Roots, uses: list[list[InputUse]]) -> None:
+    def _call(self, call: Any, roots: Roots, uses: list[list[InputUse]]) -> Steps[None]:
         leaves = [self._leaves(arg, roots) for arg in call.args]
         if isinstance(call.op, ir.GlobalVar):
-            callee = self._private(call.op.name_hint) or []
+            callee = (yield self._private(call.op.name_hint)) or []
             for sources, callee_uses in zip((leaf for arg in leaves for leaf in arg), callee):
                 for root in sources:
                     uses[root].extend(callee_uses)
@@ -194,14 +200,14 @@ class UseWalker:
                 for root in numbers:
                     uses[root].extend([*uses_of_leaf, *divides, *packed])
 
-    def _private(self, name: str) -> list[list[InputUse]] | None:
+    def _private(self, name: str) -> Steps[list[list[InputUse]] | None]:
         """Return the uses of a callee's parameters; None for a kernel or a recursive call."""
         fn = self.functions.get(name)
         if not isinstance(fn, relax.Function) or name in self.open:
             return None
         if name not in self.done:
             self.open.append(name)
-            self.done[name] = self.uses_of(fn)
+            self.done[name] = yield from self._uses_of(fn)
             self.open.pop()
         return self.done[name]
 

@@ -73,19 +73,17 @@ class InstanceIndex:
         self._instance_of: dict[int, Instance] = {}
         self.callers: dict[int, list[Caller]] = {}
         self.callers_of_graph: dict[str, list[Caller]] = {}
-        for _, inst in sorted(decision.entries.items()):
-            self._walk(inst)
+        waiting = [inst for _, inst in sorted(decision.entries.items(), reverse=True)]
+        while waiting:
+            inst = waiting.pop()
+            if inst.number not in self._instance_of:
+                self._instance_of[inst.number] = inst
+                waiting += [kid for _, kid in sorted(inst.kids.items(), reverse=True)]
         self.instances = list(self._instance_of.values())
         for inst in self.instances:
             for k, kid in sorted(inst.kids.items()):
                 self.callers.setdefault(kid.number, []).append((inst, k))
                 self.callers_of_graph.setdefault(kid.graph.key, []).append((inst, k))
-
-    def _walk(self, inst: Instance) -> None:
-        if inst.number not in self._instance_of:
-            self._instance_of[inst.number] = inst
-            for _, kid in sorted(inst.kids.items()):
-                self._walk(kid)
 
     def name(self, inst: Instance) -> str:
         """Return the name of the function propagation writes for an instance."""

@@ -19,6 +19,7 @@ from tvm_distir.core import (
     sent_inside,
     wire_share,
 )
+from tvm_distir.support import Steps, unrolled
 
 Kind = tuple[str, str]
 """Collective (``all_gather``, ``halo``, ``send``, ...) and the mesh axis it runs along."""
@@ -152,14 +153,14 @@ def _held_bytes(decision: Decision, inst: Instance) -> int:
 def _callees_first(decision: Decision) -> list[Instance]:
     order: dict[int, Instance] = {}
 
-    def visit(inst: Instance) -> None:
+    def visit(inst: Instance) -> Steps[None]:
         if inst.number not in order:
             for _, kid in sorted(inst.kids.items()):
-                visit(kid)
+                yield visit(kid)
             order[inst.number] = inst
 
     for _, entry in sorted(decision.entries.items()):
-        visit(entry)
+        unrolled(visit(entry))
     return list(order.values())
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import bisect
 
+from tvm_distir.support import Steps, unrolled
+
 from .caching_allocator import DROPPED, CachingAllocator, CallVariant
 
 
@@ -83,15 +85,18 @@ class Arenas:
 
     def inside(self, use: CallVariant) -> int:
         """Return the bytes of a use's buffers that it does not return."""
+        return unrolled(self._inside(use))
+
+    def _inside(self, use: CallVariant) -> Steps[int]:
         if use not in self._cache:
-            self._cache[use] = self._place(use, False)
+            self._cache[use] = yield from self._place(use, False)
         return self._cache[use]
 
     def whole(self, use: CallVariant) -> int:
         """Return the bytes that a use takes, its results included."""
-        return self._place(use, True)
+        return unrolled(self._place(use, True))
 
-    def _place(self, use: CallVariant, results: bool) -> int:
+    def _place(self, use: CallVariant, results: bool) -> Steps[int]:
         framework, arena = self.framework, Arena()
         lives, shape = framework.lives[use.function], framework.shape(use)
         dropped = {b for b, role in zip(lives.results, use.given) if role == DROPPED}
@@ -102,7 +107,9 @@ class Arenas:
                 if buffer not in escaping and shape.sizes[buffer]:
                     places[buffer] = arena.take(shape.sizes[buffer])
             if step.op.callees:
-                size = max(self.inside(call.use) for call in framework.inner(lives, number, shape))
+                size = 0
+                for call in framework.inner(lives, number, shape):
+                    size = max(size, (yield self._inside(call.use)))
                 if size:
                     arena.give(arena.take(size), size)
             for buffer in ends:

@@ -11,6 +11,7 @@ from tvm_distir.core import KV_APPEND_OP, last_reads
 from tvm_distir.performance.fusion.accumulation import reduced_in_place
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
+from tvm_distir.support import Steps, unrolled
 
 from .account import COMMUNICATION, TEMPORARIES, VALUE_ROLES
 
@@ -103,10 +104,16 @@ class ProgramBuffers:
         return -(-size_bytes // self.block_bytes) * self.block_bytes
 
     def __getitem__(self, name: str) -> FunctionBuffers:
-        buffers = self._cache.get(name)
-        if buffers is None:
-            buffers = self._cache[name] = self._read(name, self.functions[name])
-        return buffers
+        if name not in self._cache:
+            unrolled(self._take(name))
+        return self._cache[name]
+
+    def _take(self, name: str) -> Steps[None]:
+        """Read a function, its callees first."""
+        for callee in (callee for op in self.functions[name].ops for callee in op.callees):
+            if callee not in self._cache:
+                yield self._take(callee)
+        self._cache[name] = self._read(name, self.functions[name])
 
     def called(self, op: Op, reads: Sequence[int]) -> list[tuple[FunctionBuffers, Sequence[int]]]:
         """Return the functions that a call or branch may run, with their argument buffers."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tvm_distir.performance.program.program import Program
+from tvm_distir.support import Steps, unrolled
 
 from .account import GRADIENTS, ROLES, Label, LiveBuffer
 from .buffer_lifetimes import FunctionBuffers, MemoryStep, ProgramBuffers
@@ -137,12 +138,11 @@ class CachingAllocator:
 
     def level(self, use: CallVariant) -> MemoryLevel:
         """Return the bytes that a use takes and leaves, its results included."""
-        level = self._cache.get(use)
-        if level is None:
-            level = self._cache[use] = self._walk(use)
-        return level
+        if use not in self._cache:
+            unrolled(self._walk(use))
+        return self._cache[use]
 
-    def _walk(self, use: CallVariant) -> MemoryLevel:
+    def _walk(self, use: CallVariant) -> Steps[None]:
         lives, level = self.lives[use.function], self.new()
         shape = self.shape(use)
         for param in shape.owned & lives.unread:
@@ -150,6 +150,9 @@ class CachingAllocator:
         for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
             if step.op.callees:
                 inner = self.inner(lives, number, shape)
+                for call in inner:
+                    if call.use not in self._cache:
+                        yield self._walk(call.use)
                 level.over(self.run(step, inner, shape), number)
                 freed = {buffer for call in inner for buffer in call.handed}
                 ends = tuple(buffer for buffer in ends if buffer not in freed)
@@ -160,7 +163,7 @@ class CachingAllocator:
             for buffer in ends:
                 if buffer >= lives.params or buffer in shape.owned:
                     level.add(shape.roles[buffer], -shape.sizes[buffer])
-        return level
+        self._cache[use] = level
 
     def run(self, step: MemoryStep, inner: Sequence[NestedCall], shape: Shape) -> MemoryLevel:
         """Return the bytes that a call takes and leaves; of a branch the most of either side."""
@@ -252,9 +255,19 @@ class CachingAllocator:
         self,
         use: CallVariant,
         labels: Mapping[int, Label] | None = None,
-        path: CallPath | None = None,
     ) -> Iterator[LiveBuffer]:
         """Yield the buffers of a call at its peak, with owned parameters, named by ``labels``."""
+        path: CallPath | None = None
+        call: CallVariant | None = use
+        while call is not None:
+            call, labels, path = yield from self._held(call, labels, path)
+
+    def _held(
+        self, use: CallVariant, labels: Mapping[int, Label] | None, path: CallPath | None
+    ) -> Generator[
+        LiveBuffer, None, tuple[CallVariant | None, Mapping[int, Label], CallPath | None]
+    ]:
+        """Yield what a call itself holds; return the call inside of it, with names of its own."""
         lives, shape, at = self.lives[use.function], self.shape(use), self.level(use).at
         freed = set(lives.unread) if at >= 0 else set[int]()
         for ends in shape.ends[: max(at, 0)]:
@@ -279,19 +292,22 @@ class CachingAllocator:
                 param: named[buffer] for buffer, param in call.handed.items() if buffer in named
             }
             within = CallPath(lives.name, lives.steps[at].op, path)
-            yield from self.held(call.use, below, within)
+            return call.use, below, within
+        return None, {}, None
 
     def moment(self, use: CallVariant) -> str:
         """Return where the peak of a use is: functions and op, joined by ``/``."""
-        lives, at = self.lives[use.function], self.level(use).at
-        if at < 0:
-            return use.function
-        step = lives.steps[at]
-        if not step.op.callees:
-            return f"{use.function}/{step.op.name}"
-        inner = self.inner(lives, at, self.shape(use))
-        dearest = max(inner, key=lambda call: self.level(call.use).peak)
-        return f"{use.function}/{self.moment(dearest.use)}"
+        places = [use.function]
+        while (at := self.level(use).at) >= 0:
+            lives = self.lives[use.function]
+            step = lives.steps[at]
+            if not step.op.callees:
+                places.append(step.op.name)
+                break
+            inner = self.inner(lives, at, self.shape(use))
+            use = max(inner, key=lambda call: self.level(call.use).peak).use
+            places.append(use.function)
+        return "/".join(places)
 
     def label(self, lives: FunctionBuffers, buffer: int, path: CallPath | None = None) -> Label:
         """Return the name of a buffer that a function makes."""

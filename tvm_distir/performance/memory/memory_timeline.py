@@ -9,6 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.support import Steps, unrolled
+
 from .caching_allocator import CachingAllocator, CallVariant
 
 Ints = npt.NDArray[np.int64]
@@ -65,10 +67,10 @@ class LiveBytes:
         Views are no ops.
         """
         if use not in self._cache:
-            self._cache[use] = self._walk(use)
+            unrolled(self._walk(use))
         return self._cache[use]
 
-    def _walk(self, use: CallVariant) -> tuple[Ints, int]:
+    def _walk(self, use: CallVariant) -> Steps[None]:
         framework = self.framework
         lives, shape = framework.lives[use.function], framework.shape(use)
         parts: list[Ints] = []
@@ -87,7 +89,9 @@ class LiveBytes:
                 branch = self.taken.get(f"{use.function}/{step.op.name}", step.op.callee)
                 call = next(i for i in inner if i.use.function == branch)
                 freed = {buffer for i in inner for buffer in i.handed}
-                during, _ = self.of(call.use)
+                if call.use not in self._cache:
+                    yield self._walk(call.use)
+                during, _ = self._cache[call.use]
                 elsewhere = sum(shape.sizes[buffer] for buffer in freed - set(call.handed))
                 flush()
                 parts.append(during + (live - elsewhere))
@@ -99,4 +103,4 @@ class LiveBytes:
                 if buffer not in freed and (buffer >= lives.params or buffer in shape.owned):
                     live -= shape.sizes[buffer]
         flush()
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64), live
+        self._cache[use] = np.concatenate(parts) if parts else np.zeros(0, np.int64), live

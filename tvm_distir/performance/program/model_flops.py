@@ -24,6 +24,7 @@ from tvm_distir.core import (
     training_notes,
     work_of,
 )
+from tvm_distir.support import Steps, unrolled
 
 
 class ProductFlops(NamedTuple):
@@ -131,12 +132,15 @@ class _Counter:
 
     def of(self, name: str, trained: tuple[bool, ...]) -> ProductFlops:
         """Count the products of a function, of which some parameters are differentiable."""
+        return unrolled(self._of(name, trained))
+
+    def _of(self, name: str, trained: tuple[bool, ...]) -> Steps[ProductFlops]:
         key = name, trained
         if key not in self._cache:
-            self._cache[key] = self._count(self._functions[name], trained)
+            self._cache[key] = yield from self._count(self._functions[name], trained)
         return self._cache[key]
 
-    def _count(self, fn: relax.Function, trained: tuple[bool, ...]) -> ProductFlops:
+    def _count(self, fn: relax.Function, trained: tuple[bool, ...]) -> Steps[ProductFlops]:
         differentiable = {handle(param) for param, yes in zip(fn.params, trained) if yes}
 
         def depends(expr: Any) -> bool:
@@ -153,18 +157,19 @@ class _Counter:
         total = _NONE
         for binding in all_bindings(fn.body):
             if isinstance(binding.value, ir.Call):
-                total = _sum(total, self._call(binding.value, depends))
+                total = _sum(total, (yield from self._call(binding.value, depends)))
             if depends(binding.value) and _is_float(binding.var):
                 differentiable.add(handle(binding.var))
         times = int(fn.attrs[REPEAT_ATTR]) if fn.attrs and REPEAT_ATTR in fn.attrs else 1
         return _sum(_NONE, total, times)
 
-    def _call(self, call: Any, depends: Callable[[Any], bool]) -> ProductFlops:
+    def _call(self, call: Any, depends: Callable[[Any], bool]) -> Steps[ProductFlops]:
         if isinstance(call.op, ir.GlobalVar):
             name = str(call.op.name_hint)
             if name not in self._functions:
                 return _NONE
-            return self.of(name, tuple(map(depends, call.args)))
+            called: ProductFlops = yield self._of(name, tuple(map(depends, call.args)))
+            return called
         if not isinstance(call.op, ir.Op) or is_packed_call(call):
             return _NONE
         work = work_of(call, self._mod)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from tvm_distir.support import Check, Count, InvalidValue, Text, one_of
+from tvm_distir.support import Check, Count, InvalidValue, Steps, Text, one_of, unrolled
 
 TAKE, FREE, CALL, BRANCH, RETURN = "take", "free", "call", "branch", "return"
 _COUNTS = {TAKE: (1, 1), FREE: (1, None), CALL: (None, 1), BRANCH: (None, 2), RETURN: (None, None)}
@@ -93,13 +93,13 @@ class Storage:
     def walk(self, function: str) -> StorageWalk:
         """Walk a function and its callees; of a branch, walk the side that needs more."""
         walk = StorageWalk(self.functions)
-        walk.run(function)
+        unrolled(walk.run(function))
         return walk
 
     def held(self, function: str, top: int) -> list[tuple[str, str, int]]:
         """Return the blocks live after so many operations: function, value, bytes."""
         walk = StorageWalk(self.functions, top)
-        walk.run(function)
+        unrolled(walk.run(function))
         return walk.held
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,7 +137,12 @@ class StorageWalk:
         Blocks when there were ``stop`` sizes: the function that took each, its value, and bytes.
     """
 
-    def __init__(self, functions: Mapping[str, StorageFunction], stop: int = -1) -> None:
+    def __init__(
+        self,
+        functions: Mapping[str, StorageFunction],
+        stop: int = -1,
+        needs: dict[str, int] | None = None,
+    ) -> None:
         self.functions, self.stop = functions, stop
         self.sizes: list[int] = []
         self.live = self.peak = self.top = self._count = 0
@@ -145,8 +150,9 @@ class StorageWalk:
         self._blocks: dict[int, tuple[str, str, int]] = {}
         self._returned: set[int] = set()
         self._left: set[int] = set()
+        self._needs = {} if needs is None else needs  # the peak of each side of a branch
 
-    def run(self, name: str) -> list[int]:
+    def run(self, name: str) -> Steps[list[int]]:
         """Run a function, and return the blocks that it returns."""
         fn, addresses = self.functions[name], dict[int, int]()
         for step in fn.steps:
@@ -162,16 +168,14 @@ class StorageWalk:
             else:
                 callee = step.names[0]
                 if step.kind == BRANCH:
-                    callee = max(
-                        step.names,
-                        key=lambda callee_name: StorageWalk(self.functions)._needs(callee_name),
-                    )
-                addresses.update(zip(step.blocks, self.run(callee)))
+                    for side in step.names:
+                        if side not in self._needs:
+                            walk = StorageWalk(self.functions, needs=self._needs)
+                            yield walk.run(side)
+                            self._needs[side] = walk.peak
+                    callee = max(step.names, key=self._needs.__getitem__)
+                addresses.update(zip(step.blocks, (yield self.run(callee))))
         return [addresses[block] for block in fn.results]
-
-    def _needs(self, name: str) -> int:
-        self.run(name)
-        return self.peak
 
     def _take(self, function: str, step: StorageStep) -> int:
         self._count += 1

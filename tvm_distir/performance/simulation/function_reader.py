@@ -11,6 +11,7 @@ from tvm_distir.performance.engine.function_summaries import COMM_PORT, COMPUTE_
 from tvm_distir.performance.program.checks import call_order
 from tvm_distir.performance.program.parts import Op, reached
 from tvm_distir.performance.program.program import Program
+from tvm_distir.support import Steps, unrolled
 
 from .device_results import Branch
 from .lowering import LoweredFunction, Lowering, SimulatedStep, flags_of
@@ -42,7 +43,11 @@ def read_functions(
     """
     reader = _Reader(into, program, costs)
     needed = reached(program.functions, roots)
-    return {name: reader.number(name) for name in call_order(program.functions) if name in needed}
+    return {
+        name: unrolled(reader.number(name))
+        for name in call_order(program.functions)
+        if name in needed
+    }
 
 
 class _Reader:
@@ -53,11 +58,11 @@ class _Reader:
         self._numbers: dict[tuple[str, int], int] = {}
         self._rows: dict[tuple[str, int], int] = {}
 
-    def number(self, name: str, gates: int = 0) -> int:
+    def number(self, name: str, gates: int = 0) -> Steps[int]:
         """Number of a function that waits for so many conditions."""
         key = name, gates
         if key not in self._numbers:
-            self._numbers[key] = self._function(name, gates)
+            self._numbers[key] = yield from self._function(name, gates)
         return self._numbers[key]
 
     def _row(self, name: str, place: int) -> int:
@@ -79,7 +84,7 @@ class _Reader:
         if row >= 0:
             yield SimulatedStep(row, -1, self.into.rows[row].op.name, conditions, [])
 
-    def _function(self, name: str, gates: int) -> int:
+    def _function(self, name: str, gates: int) -> Steps[int]:
         fn = self.program.functions[name]
         params = len(fn.params) + gates
         conditions = list(range(len(fn.params), params))
@@ -100,7 +105,7 @@ class _Reader:
                 steps += [each for _, each in pending]
                 pending = []
             if op.callees:
-                callee, ins = self._taken(name, op, ins, conditions)
+                callee, ins = yield from self._taken(name, op, ins, conditions)
                 row = -1
             else:
                 row, callee, ins = self._row(name, place), -1, [*ins, *conditions]
@@ -120,12 +125,15 @@ class _Reader:
 
     def _taken(
         self, name: str, op: Op, ins: list[int], conditions: list[int]
-    ) -> tuple[int, list[int]]:
+    ) -> Steps[tuple[int, list[int]]]:
         """Return the callee and operands of a call; of a branch, the more expensive side."""
         if op.kind == "call":
-            return self.number(op.callee, len(conditions)), [*ins, *conditions]
+            number = yield self.number(op.callee, len(conditions))
+            return number, [*ins, *conditions]
         gates = len(conditions) + 1
-        numbers = [self.number(callee, gates) for callee in op.callees]
+        numbers = []
+        for callee in op.callees:
+            numbers.append((yield self.number(callee, gates)))
         spent_ps = [self.into.functions[number].work_ps for number in numbers]
         side = int(spent_ps[1] > spent_ps[0])
         if not conditions:

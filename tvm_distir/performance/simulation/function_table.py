@@ -56,16 +56,16 @@ class FunctionTables:
 
     def of(self, function: int) -> Table:
         """Return the table of a single call of a function, itself first."""
-        if function not in self._cache:
-            fn = self.lowering.functions[function]
+        for number in self.lowering.callees_first(function, self._cache):
+            fn = self.lowering.functions[number]
             table: Table = {fn.name: ElapsedTimes(0, 1)}
             for step in fn.steps:
                 if step.callee >= 0:
-                    add_call(table, [fn.name], self.of(step.callee))
+                    add_call(table, [fn.name], self._cache[step.callee])
                 else:
                     row = self.lowering.rows[step.row]
                     add_op(table, [fn.name], row, row.duration_ps)
-            self._cache[function] = table
+            self._cache[number] = table
         return self._cache[function]
 
 

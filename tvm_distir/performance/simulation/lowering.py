@@ -10,7 +10,7 @@ ops are then simulated individually, in every call. All others are *closed*: a m
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -119,15 +119,26 @@ class Lowering:
 
     def counts(self, function: int) -> Ints:
         """Return how often a call runs each row."""
-        if function not in self._counts:
-            steps = self.functions[function].steps
+        for number in self.callees_first(function, self._counts):
+            steps = self.functions[number].steps
             rows = [step.row for step in steps if step.callee < 0]
             counts = np.bincount(np.array(rows, np.int64), minlength=len(self.rows))
             for step in steps:
                 if step.callee >= 0:
-                    counts = counts + self.counts(step.callee)
-            self._counts[function] = counts
+                    counts = counts + self._counts[step.callee]
+            self._counts[number] = counts
         return self._counts[function]
+
+    def callees_first(self, function: int, known: Container[int]) -> list[int]:
+        """Return a function and what it calls, without what is known already."""
+        numbers, waiting = set[int](), [function]
+        while waiting:
+            number = waiting.pop()
+            if number not in known and number not in numbers:
+                numbers.add(number)
+                steps = self.functions[number].steps
+                waiting += [step.callee for step in steps if step.callee >= 0]
+        return sorted(numbers)
 
     def durations(self, function: int) -> Ints:
         """Return the durations of all tasks of a call, in order of issue."""
@@ -156,21 +167,27 @@ class Lowering:
 
     def task_rows(self, function: int) -> Ints:
         """Return the rows of all tasks of a call, in order of issue."""
-        if function not in self._task_rows:
+        rows = self._task_rows
+        for number in self.callees_first(function, rows):
             parts = [
-                np.array([step.row], np.int64) if step.callee < 0 else self.task_rows(step.callee)
-                for step in self.functions[function].steps
+                np.array([step.row], np.int64) if step.callee < 0 else rows[step.callee]
+                for step in self.functions[number].steps
             ]
-            self._task_rows[function] = np.concatenate([np.zeros(0, np.int64), *parts])
-        return self._task_rows[function]
+            rows[number] = np.concatenate([np.zeros(0, np.int64), *parts])
+        return rows[function]
 
     def scoped(self, function: int, scope: str) -> Iterator[tuple[OpRow, str]]:
         """Yield all ops of a call in issue order, with the bindings of enclosing calls."""
-        for step in self.functions[function].steps:
-            if step.callee < 0:
-                yield self.rows[step.row], scope
+        stack = [(scope, iter(self.functions[function].steps))]
+        while stack:
+            around, steps = stack[-1]
+            step = next(steps, None)
+            if step is None:
+                stack.pop()
+            elif step.callee < 0:
+                yield self.rows[step.row], around
             else:
-                yield from self.scoped(step.callee, f"{scope}/{step.name}")
+                stack.append((f"{around}/{step.name}", iter(self.functions[step.callee].steps)))
 
 
 def flags_of(row: OpRow, blocking: bool) -> int:

@@ -125,6 +125,7 @@ CODES: dict[str, str] = {
     "DIST0509": "no sequence of collectives redistributes a tensor within the memory bound",
     "DIST0511": "attention cannot be computed as ring attention",
     "DIST0512": "the stages of a pipeline do not match each other",
+    "DIST0513": "tuples are nested more deeply than a pass can follow",
     # 06xx: runtime
     "DIST0601": "an unknown engine is named",
     "DIST0602": "the inputs of a run do not match the module",

@@ -68,7 +68,7 @@ from tvm_distir.core.rewriting.static_shapes import fold_shapes
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.tuple_parameters import open_tuples
 from tvm_distir.core.rewriting.writer import BlockWriter, merged_blocks
-from tvm_distir.support import LevelError, PlanError
+from tvm_distir.support import LevelError, PlanError, Steps, unrolled
 
 from .created_caches import divide_heads
 from .interleaved_calls import InterleavedFunctions
@@ -280,27 +280,27 @@ class _Annotator:
         if not blocks:
             blocks = [relax.BindingBlock([])]
         self.escaping = _vars_in(relax.SeqExpr(blocks[1:], fn.body.body))
-        body = self._sequence(blocks, fn.body.body)
+        body = unrolled(self._sequence(blocks, fn.body.body))
         return with_annotated(fn, body, self.stationary, self.open_axes)
 
-    def _sequence(self, blocks: Sequence[Any], result: Any) -> relax.SeqExpr:
+    def _sequence(self, blocks: Sequence[Any], result: Any) -> Steps[relax.SeqExpr]:
         """Annotate a body; the parameters first, where this is the first block of all."""
         around, new_blocks = self.writer, []
         for block in blocks:
             self.writer = BlockWriter(around.builder, isinstance(block, relax.DataflowBlock))
             self._annotate_params()
             for binding in block.bindings[:]:
-                self._binding(binding)
+                yield from self._binding(binding)
             new_blocks.append(self.writer.block())
         self.writer = around
         result = substitute(result, self.env)
         return typed(relax.SeqExpr(merged_blocks(new_blocks), result), result.ty)
 
-    def _binding(self, binding: Any) -> None:
+    def _binding(self, binding: Any) -> Steps[None]:
         """Annotate the arguments of a call, and the value after it is bound."""
         var, value = binding.var, binding.value
         rules = self.targets.args.get(var)
-        new = self._value(value)
+        new = yield from self._value(value)
         if type(binding) is relax.MatchCast:
             same = new is value
             self.writer.bindings.append(binding if same else relax.MatchCast(var, new, binding.ty))
@@ -320,18 +320,18 @@ class _Annotator:
             local = type(var) is relax.DataflowVar
             self.env[var] = self._placed(var, str(var.name), rule, local)
 
-    def _value(self, value: Any) -> Any:
+    def _value(self, value: Any) -> Steps[Any]:
         """Return the bound value with annotated operands."""
         kind = type(value)
         if kind is relax.If:
-            sides = (self._inner(value.true_branch), self._inner(value.false_branch))
+            sides = (yield self._inner(value.true_branch)), (yield self._inner(value.false_branch))
             return typed(relax.If(substitute(value.cond, self.env), *sides), value.ty)
         if kind is relax.Function:
-            body = self._inner(value.body)
+            body = yield self._inner(value.body)
             return relax.Function(value.params, body, value.ret_ty, value.is_pure, value.attrs)
         return substitute(value, self.env)
 
-    def _inner(self, body: relax.SeqExpr) -> relax.SeqExpr:
+    def _inner(self, body: relax.SeqExpr) -> Steps[relax.SeqExpr]:
         return self._sequence(body.blocks[:], body.body)
 
     def _annotate_params(self) -> None:

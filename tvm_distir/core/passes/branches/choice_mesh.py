@@ -41,6 +41,7 @@ from tvm_distir.core.rewriting.calls import bindings_of, rebuild
 from tvm_distir.core.rewriting.functions import callees_of
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
+from tvm_distir.support import Steps, unrolled
 
 from .def_use import DefUse
 from .results import branch_results, is_choice
@@ -67,7 +68,7 @@ def _without_mixed(mod: ir.IRModule) -> ir.IRModule:
     mixed = set()
     for gv, fn in relax_functions(mod):
         branch = branch_of(fn)
-        if branch is not None and len(_meshes(mod, gv, known)) > 1:
+        if branch is not None and len(unrolled(_meshes(mod, gv, known))) > 1:
             mixed.add(branch[0])
     if not mixed:
         return mod
@@ -82,7 +83,7 @@ def _without_mixed(mod: ir.IRModule) -> ir.IRModule:
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> set[Any]:
+def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> Steps[set[Any]]:
     """Return the meshes that a function works on, directly or through callees."""
     name, fn = str(gv.name_hint), mod[gv]
     if name not in known and isinstance(fn, relax.Function):
@@ -91,7 +92,7 @@ def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> set[Any]:
         result = {mesh_key(t.device_mesh) for t in leaves if isinstance(t, DTensorType)}
         known[name] = result
         for callee in callees_of(fn, name):
-            result |= _meshes(mod, callee, known)
+            result |= yield _meshes(mod, callee, known)
     return known.get(name, set())
 
 

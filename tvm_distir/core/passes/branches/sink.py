@@ -36,6 +36,7 @@ from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.rewriting.functions import retyped
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import merged_blocks
+from tvm_distir.support import Steps, unrolled
 
 from .choice_mesh import choose_beside_branches
 from .def_use import DefUse
@@ -93,7 +94,7 @@ class _Sinker:
     def run(self) -> ir.IRModule:
         """Return the rewritten module; branches that no call needs any more are left out."""
         for gv, fn in relax_functions(self.mod):
-            self._settle(str(gv.name_hint), fn)
+            unrolled(self._settle(str(gv.name_hint), fn))
         functions_by_name = {
             str(gv.name_hint): (gv, self.settled.get(str(gv.name_hint), fn))
             for gv, fn in self.mod.functions.items()
@@ -131,13 +132,13 @@ class _Sinker:
 
     # callers ---------------------------------------------------------------------------
 
-    def _settle(self, name: str, fn: relax.Function) -> None:
+    def _settle(self, name: str, fn: relax.Function) -> Steps[None]:
         """Rewrite a function once, after the branches it calls."""
         if name in self.settled:
             return
         inner = [b.value.op for b, _, _ in branch_calls(self.mod, fn)]
         for callee in inner:
-            self._settle(str(callee.name_hint), self.mod[callee])
+            yield self._settle(str(callee.name_hint), self.mod[callee])
         self.settled[name] = self._caller(name, fn) if inner else fn
 
     def _caller(self, name: str, fn: relax.Function) -> relax.Function:

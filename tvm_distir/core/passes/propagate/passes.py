@@ -23,7 +23,7 @@ from tvm_distir.core.propagation.serialization import decision_of_labels
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.core.rewriting.functions import inner_made_private
-from tvm_distir.support import InfeasibleError
+from tvm_distir.support import InfeasibleError, Steps, unrolled
 
 from .rewriter import FunctionRewriter
 
@@ -134,35 +134,40 @@ class ModuleRewriter:
         for gv, _ in relax_functions(self.mod):
             name = str(gv.name_hint)
             if name in self.decision.entries:
-                self.write(self.decision.entries[name], name)
+                unrolled(self._write(self.decision.entries[name], name))
         attrs = {str(k): v for k, v in (self.mod.attrs or {}).items() if str(k) != LABELS_ATTR}
         attributes = ir.make_node("ir.DictAttrs", **attrs)
         return ir.IRModule(self.functions, attrs=attributes, global_infos=self.mod.global_infos)
 
-    def name_kids(self, inst: Instance) -> None:
+    def name_kids(self, entry: Instance) -> None:
         """Reserve names of specializations in order of first call, outermost first."""
-        for _, kid in sorted(inst.kids.items()):
-            if kid.number in self.names:
+        waiting = [entry]
+        while waiting:
+            inst = waiting.pop()
+            if inst.number in self.visited:
                 continue
-            base = kid.graph.name
-            name, count = base, 0
-            while name in self.used or (count and name in self.used_names):
-                count += 1
-                name = f"{base}_{count}"
-            self.used.add(name)
-            self.names[kid.number] = name
-        for _, kid in sorted(inst.kids.items()):
-            if kid.number not in self.visited:
-                self.visited.add(kid.number)
-                self.name_kids(kid)
+            self.visited.add(inst.number)
+            kids = [kid for _, kid in sorted(inst.kids.items())]
+            for kid in kids:
+                if kid.number not in self.names:
+                    self.names[kid.number] = self._free_name(kid.graph.name)
+            waiting += reversed(kids)
 
-    def write(self, inst: Instance, name: str) -> ir.GlobalVar:
+    def _free_name(self, base: str) -> str:
+        name, count = base, 0
+        while name in self.used or (count and name in self.used_names):
+            count += 1
+            name = f"{base}_{count}"
+        self.used.add(name)
+        return name
+
+    def _write(self, inst: Instance, name: str) -> Steps[ir.GlobalVar]:
         """Write an instance once, its callees before it."""
         if inst.number in self.written:
             return self.written[inst.number]
-        callees = {
-            k: self.write(kid, self.names[kid.number]) for k, kid in sorted(inst.kids.items())
-        }
+        callees = {}
+        for k, kid in sorted(inst.kids.items()):
+            callees[k] = yield self._write(kid, self.names[kid.number])
         old = self.mod[inst.graph.name]
         attrs = {
             str(k): v

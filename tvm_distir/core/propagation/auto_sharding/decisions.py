@@ -21,7 +21,7 @@ from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.propagation.serialization import called
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
-from tvm_distir.support import PlanError
+from tvm_distir.support import PlanError, Steps, unrolled
 
 from .sharding_problem import ShardingProblem
 
@@ -47,7 +47,8 @@ def decision_of(
     entries = {}
     for name, (net, values) in solutions.items():
         g = module.graphs[module.entries[name]]
-        entries[name] = _Reader(module, instances, axes_of(module, g)).instance(g, net, values)
+        reader = _Reader(module, instances, axes_of(module, g))
+        entries[name] = unrolled(reader.instance(g, net, values))
     conversions = Conversions(Costs())
     return Decision(module.axes, entries, price_ps, bound_ps, conversions, instances.value_bytes)
 
@@ -83,7 +84,7 @@ class _Reader:
     def __init__(self, module: PlacedModule, instances: Instances, axes: Sequence[int]) -> None:
         self.module, self.instances, self.axes = module, instances, axes
 
-    def instance(self, g: Graph, net: ShardingProblem, values: Sequence[int]) -> Instance:
+    def instance(self, g: Graph, net: ShardingProblem, values: Sequence[int]) -> Steps[Instance]:
         """Return the instance of a function, and create those of its callees."""
         kids: dict[int, Instance] = {}
         states: list[tuple[OpStrategy, ...]] = []
@@ -93,7 +94,8 @@ class _Reader:
             if k in net.callees:
                 inner, first = net.callees[k]
                 inner_values = values[first : first + len(inner.domains)]
-                kids[k] = kid = self.instance(self.module.graphs[node.callee], inner, inner_values)
+                callee = self.module.graphs[node.callee]
+                kids[k] = kid = yield self.instance(callee, inner, inner_values)
                 states.append(tuple([called(kid, a) for a in self.axes]))
                 continue
             choices, variable = net.ends[k]

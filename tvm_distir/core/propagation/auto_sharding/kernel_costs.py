@@ -17,6 +17,7 @@ from tvm_distir.core.ops.kernels import VIEWS
 from tvm_distir.core.plan.roles import data_positions
 from tvm_distir.core.propagation.graph.graph import Graph, Node
 from tvm_distir.core.propagation.module import PlacedModule
+from tvm_distir.support import Steps, unrolled
 
 
 class UnshardedKernel(NamedTuple):
@@ -92,7 +93,7 @@ def work_of_step(mod: ir.IRModule) -> StepKernels:
         names = set(map(str, training_notes(g.fn, "gradients").values()))
         of_names = [g.env[at] for at, var in g.variables.items() if str(var.name) in names]
         gradients = frozenset(itertools.chain.from_iterable(of_names))
-        for mine, more in zip(work, reader.of(key, follows, gradients)[0]):
+        for mine, more in zip(work, unrolled(reader.of(key, follows, gradients))[0]):
             mine.update(more)
     return work
 
@@ -106,7 +107,7 @@ class _Reader:
 
     def of(
         self, key: str, follows: tuple[bool, ...], gradients: frozenset[int] = frozenset()
-    ) -> tuple[StepKernels, tuple[bool, ...]]:
+    ) -> Steps[tuple[StepKernels, tuple[bool, ...]]]:
         """Return the kernels of a function, and which of its results follow from data.
 
         Nothing behind any of the values ``gradients`` counts as following from data.
@@ -122,7 +123,7 @@ class _Reader:
             operands = tuple([v >= 0 and marked[v] for v in node.operands])
             results = (any(operands),) * len(node.results)
             if node.kind == "call":
-                inner, results = self.of(node.callee, operands)
+                inner, results = yield self.of(node.callee, operands)
                 for mine, more in zip(work, inner):
                     mine.update(more)
             elif node.rule is not None and node.rule.op not in VIEWS and not in_place(g, node):

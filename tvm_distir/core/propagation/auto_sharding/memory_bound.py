@@ -71,7 +71,7 @@ class MemoryBound:
 
     def __init__(self, net: ShardingProblem) -> None:
         self.net = net
-        self.holdings = list(_all(net, 0, 0))
+        self.holdings = list(_all(net))
         self.spans = np.array([holding[2:4] for holding in self.holdings], np.int64).reshape(-1, 2)
         self.end = net.begins[-1]
 
@@ -139,14 +139,18 @@ class MemoryBound:
         return factors, constant
 
 
-def _all(net: ShardingProblem, variables: int, moments: int) -> Iterator[LiveRange]:
+def _all(net: ShardingProblem) -> Iterator[LiveRange]:
     """Yield live ranges of a problem and its callees, in the caller's variables and moments."""
-    for scope, size, first, last, is_single in net.holdings:
-        yield LiveRange(
-            tuple([variables + u for u in scope]), size, moments + first, moments + last, is_single
-        )
-    for k, (inner, start) in net.callees.items():
-        yield from _all(inner, variables + start, moments + net.begins[k])
+    waiting = [(net, 0, 0)]
+    while waiting:
+        net, variables, moments = waiting.pop()
+        for scope, size, first, last, is_single in net.holdings:
+            moved = tuple([variables + u for u in scope])
+            yield LiveRange(moved, size, moments + first, moments + last, is_single)
+        waiting += [
+            (inner, variables + start, moments + net.begins[k])
+            for k, (inner, start) in reversed(net.callees.items())
+        ]
 
 
 def _allowed(tables: Tables, number: int) -> int:

@@ -20,7 +20,7 @@ from tvm_distir.core.propagation.solve.exact import Solution, WarmStarts, minimi
 from tvm_distir.core.propagation.unify import DimUnifier
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import Problem
-from tvm_distir.support import InfeasibleError, UsageError
+from tvm_distir.support import InfeasibleError, Steps, UsageError, unrolled
 
 from .decisions import axes_of, decision_of, mesh_of
 from .edge_builder import EdgeBuilder
@@ -55,9 +55,15 @@ class ShardingProblemBuilder:
 
     def of(self, key: str) -> ShardingProblem:
         """Return the problem of a graph."""
+        return unrolled(self._of(key))
+
+    def _of(self, key: str) -> Steps[ShardingProblem]:
         if key not in self._cache:
-            assembly = Assembly(self.shared, self.shared.module.graphs[key])
-            NodeBuilder(assembly, self.of).run()
+            graph = self.shared.module.graphs[key]
+            for k in graph.calls:
+                yield self._of(graph.nodes[k].callee)
+            assembly = Assembly(self.shared, graph)
+            NodeBuilder(assembly, self._cache.__getitem__).run()
             if assembly.net.feasible:  # else a node has no state, and nothing is to be handed over
                 EdgeBuilder(assembly).run()
             self._cache[key] = assembly.net

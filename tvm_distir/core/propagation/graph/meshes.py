@@ -10,7 +10,7 @@ is placed once per tuple of meshes its arguments come from.
 
 from __future__ import annotations
 
-from tvm_distir.support import PropagationError
+from tvm_distir.support import PropagationError, Steps, unrolled
 
 from .extract import extract
 from .graph import Graph, Node
@@ -31,14 +31,18 @@ class MeshAssignment:
         self._keys: dict[tuple[str, Where, int], str] = {}
         self._placed: dict[object, str] = {}
         self._count: dict[str, int] = {}
+        self._path: dict[str, None] = {}  # the functions that are being placed
 
-    def place(
+    def place(self, name: str) -> str:
+        """Place a public function; return the graph's key. It raises as :meth:`placed` does."""
+        return unrolled(self.placed(name))
+
+    def placed(
         self,
         name: str,
         params: Where | None = None,
         want: int = UNKNOWN,
-        path: tuple[str, ...] = (),
-    ) -> str:
+    ) -> Steps[str]:
         """Place a function whose arguments are on ``params``; return the graph's key.
 
         Parameters
@@ -49,15 +53,14 @@ class MeshAssignment:
             Mesh per flat parameter, -1 where free; nothing for a public function.
         want : int
             Mesh its results are wanted on when nothing inside says where.
-        path : tuple of str
-            Functions being placed, to find recursion.
 
         Raises
         ------
         PropagationError
             DIST0408 for recursive calls.
         """
-        if name in path:
+        if name in self._path:
+            path = list(self._path)
             cycle = " -> ".join([*path[path.index(name) :], name])
             raise PropagationError(
                 "DIST0408",
@@ -71,21 +74,22 @@ class MeshAssignment:
         where = params if params is not None else (UNKNOWN,) * len(raw.params)
         key = (name, where, want)
         if key not in self._keys:
-            inside = (*path, name)
+            self._path[name] = None
             if self.facts.only_mesh >= 0:
-                graph = self._on_one_mesh(raw, inside)
+                graph = yield from self._on_one_mesh(raw)
             else:
-                graph = _Placing(self, raw, where, want, inside).run()
+                graph = yield from _Placing(self, raw, where, want).run()
+            del self._path[name]
             self._keys[key] = self._intern(graph)
         return self._keys[key]
 
-    def _on_one_mesh(self, raw: Graph, path: tuple[str, ...]) -> Graph:
+    def _on_one_mesh(self, raw: Graph) -> Steps[Graph]:
         """Return the graph of a module with a single mesh, with its callees' keys filled in."""
         keys: dict[str, str] = {}
         for k in raw.calls:
             node = raw.nodes[k]
             if node.callee not in keys:
-                keys[node.callee] = self.place(node.callee, None, UNKNOWN, path)
+                keys[node.callee] = yield self.placed(node.callee)
             raw.nodes[k] = node._replace(callee=keys[node.callee])
         return raw
 
@@ -108,10 +112,8 @@ class MeshAssignment:
 class _Placing:
     """Placement of a function for a tuple of argument meshes."""
 
-    def __init__(
-        self, owner: MeshAssignment, raw: Graph, params: Where, want: int, path: tuple[str, ...]
-    ) -> None:
-        self.owner, self.raw, self.want, self.path = owner, raw, want, path
+    def __init__(self, owner: MeshAssignment, raw: Graph, params: Where, want: int) -> None:
+        self.owner, self.raw, self.want = owner, raw, want
         self.mesh: list[int] = [UNKNOWN] * len(raw.values)
         self.node_mesh: list[int] = [UNKNOWN] * len(raw.nodes)
         self.callee: dict[int, str] = {}
@@ -119,20 +121,20 @@ class _Placing:
             node = raw.nodes[k]
             self.mesh[node.results[0]] = m if m != UNKNOWN else node.mesh
 
-    def run(self) -> Graph:
+    def run(self) -> Steps[Graph]:
         """Assign meshes forward, backward, then to the rest; return the placed graph."""
-        self._forward()
+        yield from self._forward()
         if UNKNOWN in self.mesh:
-            self._backward()
-            self._forward()
+            yield from self._backward()
+            yield from self._forward()
         for k, node in enumerate(self.raw.nodes):
             if self.node_mesh[k] == UNKNOWN and node.kind in ("op", "call"):
-                self._settle(k, self._fallback())
+                yield from self._settle(k, self._fallback())
         self.mesh = [self._fallback() if m == UNKNOWN else m for m in self.mesh]
-        self._follow()
+        yield from self._follow()
         return self._write()
 
-    def _follow(self) -> None:
+    def _follow(self) -> Steps[None]:
         """Move ops to the mesh of all their readers when their operands are moved there anyway.
 
         The cast at the head of a layer's norm, of an activation that its residual addition reads
@@ -156,7 +158,7 @@ class _Placing:
                 for v in node.operands
                 if v >= 0
             ):
-                self._settle(k, target)
+                yield from self._settle(k, target)
 
     def _read_on(self, k: int, v: int) -> int:
         """Return the mesh on which a node reads a value; unknown where it takes any."""
@@ -176,7 +178,7 @@ class _Placing:
     def _fallback(self) -> int:
         return self.want if self.want != UNKNOWN else self.owner.default
 
-    def _settle(self, k: int, mesh: int) -> None:
+    def _settle(self, k: int, mesh: int) -> Steps[None]:
         node = self.raw.nodes[k]
         self.node_mesh[k] = mesh
         if node.kind == "call":
@@ -184,7 +186,7 @@ class _Placing:
                 self.mesh[v] if v >= 0 and self.mesh[v] != UNKNOWN else UNKNOWN
                 for v in node.operands
             )
-            self.callee[k] = self.owner.place(node.callee, where, mesh, self.path)
+            self.callee[k] = yield self.owner.placed(node.callee, where, mesh)
             inner = self.owner.graphs[self.callee[k]]
             for i, v in enumerate(node.results):
                 w = inner.result_value(i)
@@ -196,11 +198,11 @@ class _Placing:
         for v in node.results:
             self.mesh[v] = mesh
 
-    def _forward(self) -> None:
+    def _forward(self) -> Steps[None]:
         produced = {v for k, n in enumerate(self.raw.nodes) if n.kind != "param" for v in n.results}
         for k, node in enumerate(self.raw.nodes):
             if node.kind == "pin":
-                self._settle(k, node.mesh)
+                yield from self._settle(k, node.mesh)
             elif node.kind in ("op", "call") and self.node_mesh[k] == UNKNOWN:
                 known = [self.mesh[v] for v in node.operands if v >= 0 and v in produced]
                 every = [self.mesh[v] for v in node.operands if v >= 0]
@@ -208,19 +210,19 @@ class _Placing:
                 if latest == UNKNOWN:
                     latest = max(every, default=UNKNOWN)
                 if latest != UNKNOWN:
-                    self._settle(k, latest)
+                    yield from self._settle(k, latest)
                     if node.kind == "op":
                         for v in node.operands:
                             if v >= 0 and self.mesh[v] == UNKNOWN:
                                 self.mesh[v] = latest
 
-    def _backward(self) -> None:
+    def _backward(self) -> Steps[None]:
         for k in reversed(range(len(self.raw.nodes))):
             node = self.raw.nodes[k]
             if node.kind in ("op", "call") and self.node_mesh[k] == UNKNOWN:
                 meshes = [self.mesh[v] for v in node.results if self.mesh[v] != UNKNOWN]
                 if meshes:
-                    self._settle(k, min(meshes))
+                    yield from self._settle(k, min(meshes))
             mesh = self.node_mesh[k]
             if mesh != UNKNOWN:
                 for v in node.operands:

@@ -17,6 +17,7 @@ from tvm_distir.core.propagation.decision import Instance, Signature
 from tvm_distir.core.propagation.instances import Instances, LocalSizes
 from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.solver.problem import Problem
+from tvm_distir.support import Steps, unrolled
 
 from .builder import ProblemBuilder
 from .byte_costs import ByteCosts
@@ -156,31 +157,36 @@ class AxesSolver:
         total, forbidden = tables.evaluate(problem, solution.values)
         if not (model.feasible and solution.feasible) or forbidden:
             return None
-        return self._decode(inst, model, solution.values), model.constant + total, solution.gap
+        labelled = unrolled(self._decode(inst, model, solution.values))
+        return labelled, model.constant + total, solution.gap
 
     def problem(self, inst: Instance) -> LabellingProblem:
         """Return the sharding problem of an instance."""
-        return self.problems(self.costs, inst, self.instances.sizes, self._summary)
+        return unrolled(self._problem(inst))
 
-    def _summary(self, inst: Instance) -> Summary:
-        summary = self._summaries.get(inst.number)
-        if summary is None:
-            summary = self._summaries[inst.number] = Summary.of(
-                self.problem(inst),
-                inst.graph,
-                self.tables,
-                self.limits.summary,
-                self.costs.strategies.turned,
-            )
-        return summary
+    def _problem(self, inst: Instance) -> Steps[LabellingProblem]:
+        for kid in inst.kids.values():
+            if kid.number not in self._summaries:
+                yield self._summarise(kid)
+        return self.problems(
+            self.costs, inst, self.instances.sizes, lambda kid: self._summaries[kid.number]
+        )
 
-    def _decode(self, inst: Instance, model: LabellingProblem, values: Sequence[int]) -> Instance:
+    def _summarise(self, inst: Instance) -> Steps[None]:
+        model = yield from self._problem(inst)
+        self._summaries[inst.number] = Summary.of(
+            model, inst.graph, self.tables, self.limits.summary, self.costs.strategies.turned
+        )
+
+    def _decode(
+        self, inst: Instance, model: LabellingProblem, values: Sequence[int]
+    ) -> Steps[Instance]:
         chosen = [x.items[values[u] if u >= 0 else 0] for x, u in model.ends]
         kids = {}
         for k, spliced in model.spliced.items():
             kid, variables = inst.kids[k], spliced.variables
             picked = tuple(values[variables.start : variables.stop])
-            kids[k] = self._specialise(kid, picked)
+            kids[k] = yield self._specialise(kid, picked)
             called = self._called.get((kid.number, picked))
             if called is None:
                 called = self._called[kid.number, picked] = self._call(spliced, values)
@@ -206,13 +212,13 @@ class AxesSolver:
             ]
         )
 
-    def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Instance:
+    def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Steps[Instance]:
         """Return an instance per distinct assignment of a summary's kept variables."""
         key = (inst.number, picked)
         if key not in self._specialised:
             summary = self._summaries[inst.number]
             values = summary.values(self.tables, picked)
-            self._specialised[key] = self._decode(inst, summary.model, values)
+            self._specialised[key] = yield from self._decode(inst, summary.model, values)
         return self._specialised[key]
 
 

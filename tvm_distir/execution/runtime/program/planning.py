@@ -29,7 +29,7 @@ from tvm_distir.performance import (
     StorageFunction,
     StorageStep,
 )
-from tvm_distir.support import EngineError
+from tvm_distir.support import EngineError, Steps, unrolled
 from tvm_distir.transforms import ExpandSchedule
 
 from .async_calls import split_starts
@@ -72,7 +72,7 @@ def plan_storage(mod: ir.IRModule) -> Storage:
     planned = _planned(mod)
     known: dict[str, tuple[StorageFunction, Tree]] = {}
     for name in names:
-        _Reader.read(planned, name, known)
+        unrolled(_Reader.read(planned, name, known))
     return Storage({name: fn for name, (fn, _) in known.items()}, names)
 
 
@@ -121,18 +121,18 @@ class _Reader:
     @staticmethod
     def read(
         mod: ir.IRModule, name: str, known: dict[str, tuple[StorageFunction, Tree]]
-    ) -> tuple[StorageFunction, Tree]:
+    ) -> Steps[tuple[StorageFunction, Tree]]:
         """Read a function, callees first."""
         if name not in known:
-            known[name] = _Reader(mod, known)._run(mod[name])
+            known[name] = yield from _Reader(mod, known)._run(mod[name])
         return known[name]
 
-    def _run(self, fn: relax.Function) -> tuple[StorageFunction, Tree]:
+    def _run(self, fn: relax.Function) -> Steps[tuple[StorageFunction, Tree]]:
         numbers = itertools.count(-1, -1)
         for param in fn.params:
             self.at[param] = _leaf_numbers(param.ty, numbers)
         for binding in all_bindings(fn.body):
-            self._bind(binding.var, binding.value)
+            yield from self._bind(binding.var, binding.value)
         result = self._tree(fn.body.body)
         results = tuple(dict.fromkeys(_leaves(result)))
         self._hold(result)
@@ -147,9 +147,9 @@ class _Reader:
         )
         return StorageFunction(tuple(steps), results), result
 
-    def _bind(self, var: Any, value: Any) -> None:
+    def _bind(self, var: Any, value: Any) -> Steps[None]:
         if isinstance(value, relax.If):
-            self._choose(var, value)
+            yield from self._choose(var, value)
             return
         if not isinstance(value, ir.Call):
             for field in value.fields if isinstance(value, relax.Tuple) else ():
@@ -160,7 +160,7 @@ class _Reader:
         op = value.op
         if isinstance(op, ir.GlobalVar) and isinstance(self.mod[op], relax.Function):
             name = str(op.name_hint)
-            body, tree = _Reader.read(self.mod, name, self.known)
+            body, tree = yield _Reader.read(self.mod, name, self.known)
             for arg in value.args:
                 if isinstance(arg, relax.Tuple):
                     self._keep(arg)
@@ -191,7 +191,7 @@ class _Reader:
         self.count.append(0)
         self._put(var, len(self.count) - 1)
 
-    def _choose(self, var: Any, value: relax.If) -> None:
+    def _choose(self, var: Any, value: relax.If) -> Steps[None]:
         """Read a branch, each of whose sides is a call."""
         names, sides = [], []
         for side in (value.true_branch, value.false_branch):
@@ -199,7 +199,8 @@ class _Reader:
             (call,) = [c for c in called if isinstance(c.op, ir.GlobalVar)]
             names.append(str(call.op.name_hint))
             arguments = self._arguments(self.mod[call.op], call.args)
-            sides.append((*_Reader.read(self.mod, names[-1], self.known), arguments))
+            body, tree = yield _Reader.read(self.mod, names[-1], self.known)
+            sides.append((body, tree, arguments))
         body, tree, arguments = max(sides, key=lambda side: len(side[0].results))
         self._returned(var, BRANCH, tuple(names), body.results, tree, arguments)
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -178,13 +178,19 @@ class Tape:
     def _call(self, var: Any, value: Any) -> CallGradient | None:
         if var not in self.live or not self.pairs.differentiates(value):
             return None
-        roles = tuple(self._on_the_way(arg) for arg in value.args[:])
+        roles = roles_of(value, self.live)
         pair = self.pairs.pair(str(value.op.name_hint), roles, str(var.name))
         return CallGradient(pair, value.args[:], None, str(var.name))
 
-    def _on_the_way(self, arg: Any) -> bool:
-        if isinstance(arg, relax.Tuple):
-            return any(self._on_the_way(field) for field in arg.fields)
-        if isinstance(arg, relax.TupleGetItem):
-            return self._on_the_way(arg.tuple_value)
-        return arg in self.live and is_differentiable(arg.ty)
+
+def roles_of(call: ir.Call, live: Container[Any]) -> Roles:
+    """Return which arguments of a call are on the way from what gradients are asked of."""
+    return tuple(_on_the_way(arg, live) for arg in call.args[:])
+
+
+def _on_the_way(arg: Any, live: Container[Any]) -> bool:
+    if isinstance(arg, relax.Tuple):
+        return any(_on_the_way(field, live) for field in arg.fields)
+    if isinstance(arg, relax.TupleGetItem):
+        return _on_the_way(arg.tuple_value, live)
+    return arg in live and is_differentiable(arg.ty)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tvm import ir, relax
 
 from tvm_distir.core import variables, work_of
-from tvm_distir.support import ModelError, PropagationError, nearest
+from tvm_distir.support import ModelError, PropagationError, Steps, nearest, unrolled
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.reverse import is_float
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
@@ -177,6 +177,9 @@ class _Work:
 
     def of(self, value: Any) -> int:
         """Return the FLOPs of a bound value; a view has none."""
+        return unrolled(self._value(value))
+
+    def _value(self, value: Any) -> Steps[int]:
         if not isinstance(value, ir.Call):
             return 0
         if not isinstance(value.op, ir.GlobalVar):
@@ -188,7 +191,10 @@ class _Work:
         if name not in self._of:
             fn = self.functions.of[name]
             blocks = fn.body.blocks if isinstance(fn, relax.Function) else ()
-            self._of[name] = sum(self.of(b.value) for block in blocks for b in block.bindings)
+            total = 0
+            for binding in (binding for block in blocks for binding in block.bindings):
+                total += yield self._value(binding.value)
+            self._of[name] = total
         return self._of[name]
 
 

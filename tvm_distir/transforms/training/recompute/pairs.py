@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from tvm_distir.core import (
     plain_name,
     variables,
 )
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, Steps, unrolled
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     only_read,
@@ -39,7 +39,13 @@ from tvm_distir.transforms.training.autodiff.function_table import (
 )
 from tvm_distir.transforms.training.autodiff.reverse import Reverse, active
 from tvm_distir.transforms.training.autodiff.rules.masks import MaskKernels
-from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward, Roles, Tape
+from tvm_distir.transforms.training.autodiff.tape import (
+    CallGradient,
+    ForwardBackward,
+    Roles,
+    Tape,
+    roles_of,
+)
 
 from .attention_rewrite import keeping_sums
 from .checkpoints import checkpointed
@@ -49,6 +55,9 @@ from .policies import kept_by
 from .times import ValueTimes
 
 FORWARD_SUFFIX, BACKWARD_SUFFIX = "_forward", "_backward"
+
+DEEPEST_SAVED = 32
+"""Tuples that are nested more deeply are saved by field."""
 
 
 @dataclass(frozen=True)
@@ -153,27 +162,54 @@ class Differentiator:
         if not self._open:  # a call of main
             number = self._calls[name]
             self._calls[name] += 1
-        policy = self.recompute.of(name).of_call(number)
-        if self._open:
-            policy = self.inside.get(self._open[-1], {}).get(label, policy)
-        return self.pair_with(name, roles, policy)
+        return self.pair_with(name, roles, self._policy(name, label, number))
 
     def pair_with(self, name: str, roles: Roles, policy: str) -> ForwardBackward:
         """Return the pair of a function under a policy; it raises as :meth:`pair` does."""
-        key = (name, roles, policy)
-        if key not in self._pairs:
-            self._pairs[key] = self._write(name, roles, policy)
-        return self._pairs[key]
+        pair = self._pairs.get((name, roles, policy))
+        return unrolled(self._pair_with(name, roles, policy)) if pair is None else pair
 
     def draft(self, name: str, roles: Roles) -> DraftPair:
         """Return both passes of a function; it raises as :meth:`pair` does."""
+        return unrolled(self._draft(name, roles))
+
+    def _policy(self, name: str, label: str, number: int = 0) -> str:
+        policy = self.recompute.of(name).of_call(number)
+        return self.inside.get(self._open[-1], {}).get(label, policy) if self._open else policy
+
+    def _pair_with(self, name: str, roles: Roles, policy: str) -> Steps[ForwardBackward]:
+        key = (name, roles, policy)
+        if key not in self._pairs:
+            if policy == CHECKPOINT:
+                inner = yield self._pair_with(name, roles, NONE)
+                pair = checkpointed(inner, self.functions) if inner.saves else inner
+            else:
+                pair = self._written(name, roles, policy, (yield self._draft(name, roles)))
+            self._pairs[key] = pair
+        return self._pairs[key]
+
+    def _draft(self, name: str, roles: Roles) -> Steps[DraftPair]:
+        """Write both passes of a function, after the pairs of all that it calls."""
         if (name, roles) not in self._drafts:
             if name in self._open:
                 raise _unfit(name, "it is recursive")
             self._open.append(name)
+            for callee, roles_inside, label in self._calls_in(name, roles):
+                yield self._pair_with(callee, roles_inside, self._policy(callee, label))
             self._drafts[name, roles] = self._drafted(name, roles)
             self._open.pop()
         return self._drafts[name, roles]
+
+    def _calls_in(self, name: str, roles: Roles) -> Iterator[tuple[str, Roles, str]]:
+        """Yield the calls that a function's tape replaces: function, roles and name of each."""
+        fn = self.functions.of[name]
+        bindings = pure_bindings(fn, name)
+        targets = [param for param, is_active in zip(fn.params, roles, strict=True) if is_active]
+        live = active(bindings, targets)
+        for binding in bindings:
+            call, label = binding.value, str(binding.var.name)
+            if binding.var in live and self.differentiates(call):
+                yield str(call.op.name_hint), roles_of(call, live), label
 
     def _drafted(self, name: str, roles: Roles) -> DraftPair:
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
@@ -215,12 +251,8 @@ class Differentiator:
             return result
         return result.fields[0] if count == 1 else tuple_of(result.fields[:count])
 
-    def _write(self, name: str, roles: Roles, policy: str) -> ForwardBackward:
+    def _written(self, name: str, roles: Roles, policy: str, draft: DraftPair) -> ForwardBackward:
         """Write both functions."""
-        if policy == CHECKPOINT:
-            inner = self.pair_with(name, roles, NONE)
-            return checkpointed(inner, self.functions) if inner.saves else inner
-        draft = self.draft(name, roles)
         params, before, after, read = draft.params, draft.before, draft.after, draft.read
         if policy in (ATTENTION, MEGATRON):
             parts = (
@@ -242,8 +274,14 @@ class Differentiator:
         body = [*again, *after]
         used = {*read, *(v for b in again for v in variables(b.value))}
         needed = tuple(i for i, param in enumerate(params) if param in used)
+        stash, fields_of = _without_deep_tuples(stash)
+        before = [*before, *(binding for fields in fields_of.values() for binding in fields)]
         saved = relax.Var("saved", relax.TupleType([v.ty for v in stash]))
         opened = [relax.VarBinding(v, relax.TupleGetItem(saved, k)) for k, v in enumerate(stash)]
+        opened += [
+            relax.VarBinding(whole, tuple_of([field.var for field in fields]))
+            for whole, fields in fields_of.items()
+        ]
         first = [draft.grad, saved] if stash else [draft.grad]
         backward = private_function(
             name,
@@ -267,6 +305,39 @@ class Differentiator:
             tuple(str(param.name) for param in params),
             roles,
         )
+
+
+def _without_deep_tuples(stash: Sequence[Any]) -> tuple[list[Any], dict[Any, list[Any]]]:
+    """Replace saved tuples that are nested deeply by their fields.
+
+    What a function saves holds what the functions that it calls save: in a long chain of calls
+    tuples would be nested as deeply as the calls are.
+
+    Returns
+    -------
+    stash : list of Var
+        The saved values.
+    fields_of : dict of Var to list of VarBinding
+        The bindings of the fields of each tuple that is replaced.
+    """
+    values, fields_of = [], dict[Any, list[Any]]()
+    for var in stash:
+        if _nesting(var.ty) < DEEPEST_SAVED:
+            values.append(var)
+            continue
+        fields_of[var] = [
+            relax.VarBinding(relax.Var(f"{var.name}_{k}", ty), relax.TupleGetItem(var, k))
+            for k, ty in enumerate(var.ty.fields)
+        ]
+        values += [binding.var for binding in fields_of[var]]
+    return values, fields_of
+
+
+def _nesting(ty: Any) -> int:
+    """Return how deeply the tuples of a type are nested."""
+    if not isinstance(ty, relax.TupleType):
+        return 0
+    return 1 + max(map(_nesting, ty.fields), default=0)
 
 
 def pure_bindings(fn: relax.Function, name: str) -> list[Any]:

@@ -30,7 +30,7 @@ from tvm_distir.execution.runtime.program.tensors import (
     to_array,
     to_tensor,
 )
-from tvm_distir.support import EngineError, InternalError
+from tvm_distir.support import EngineError, InternalError, Steps, resumable
 
 from .exchanges import Exchanges, PerRank, Value
 from .function_steps import (
@@ -104,16 +104,14 @@ class _Run:
             remedy="Bind it to a variable, or use the engine threads.",
         )
 
-    def function(
-        self, name: str, args: Sequence[PerRank], entry: EntryFunction
-    ) -> Generator[None, None, PerRank]:
+    def function(self, name: str, args: Sequence[PerRank], entry: EntryFunction) -> Steps[PerRank]:
         """Run a function on all ranks of an entry; yields while others must go on first."""
         steps = self.steps(name)
         return (yield from self.execute(steps, dict(zip(steps.params, args)), entry))
 
     def execute(
         self, function: FunctionSteps, env: dict[relax.Var, PerRank], entry: EntryFunction
-    ) -> Generator[None, None, PerRank]:
+    ) -> Steps[PerRank]:
         """Run the steps of a function, or of a branch, with its variables in ``env``."""
         count = len(entry.ranks)
         for step, drops in zip(function.steps, function.last_use):
@@ -128,10 +126,10 @@ class _Run:
                 env[step.target] = yield from self.exchanges.collective(step, value, entry)
             elif isinstance(step, CallStep):
                 values = [self.evaluate(a, env, count) for a in step.args]
-                env[step.target] = yield from self.function(step.callee, values, entry)
+                env[step.target] = yield self.function(step.callee, values, entry)
             elif isinstance(step, IfStep):
                 branch = self.branch(step, env, entry)
-                env[step.target] = yield from self.execute(branch, dict(env), entry)
+                env[step.target] = yield self.execute(branch, dict(env), entry)
             elif step.operand is not None:
                 value = self.evaluate(step.operand, env, count)
                 env[step.target] = self.exchanges.send(step, value, entry)
@@ -205,7 +203,7 @@ class VirtualEngine(Engine):
         state = _Run(program.mod, program.axes, self._kernels)
         state.prepare(entry.function for entry in entries)
         tasks = {
-            i: state.function(entry.function, _columns(entry, local), entry)
+            i: resumable(state.function(entry.function, _columns(entry, local), entry))
             for i, entry in enumerate(entries)
         }
         results = _take_turns(tasks, state.exchanges)

@@ -8,7 +8,7 @@ do itself is between two segments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from tvm import ir, relax
 from tvm_distir.core import (
     Collective,
     Transfer,
+    bindings_in,
     call_axes,
     decode_collective,
     decode_transfer,
@@ -24,7 +25,7 @@ from tvm_distir.core import (
     is_done,
 )
 from tvm_distir.execution.runtime.program.compiled import KERNEL
-from tvm_distir.support import EngineError
+from tvm_distir.support import EngineError, Steps, unrolled
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,17 +146,20 @@ def _place(fn_name: str, var: relax.Var, value: Any) -> str:
     return f"{fn_name}/{var.name}" + (f" ({name})" if name else "")
 
 
+def _if_step(mod: ir.IRModule, fn_name: str, var: relax.Var, value: relax.If) -> Steps[IfStep]:
+    place = _place(fn_name, var, value)
+    then = yield _steps(mod, f"{place}.then", (), value.true_branch)
+    otherwise = yield _steps(mod, f"{place}.else", (), value.false_branch)
+    free = tuple(relax.analysis.free_vars(value))
+    return IfStep(var, value.cond, then, otherwise, free, place)
+
+
 def _step(mod: ir.IRModule, fn_name: str, binding: Any) -> Step | None:
     """Return the engine's step for a binding, None when it belongs to a segment."""
     if isinstance(binding, relax.MatchCast):
         return None
     value, var = binding.value, binding.var
     place = _place(fn_name, var, value)
-    if isinstance(value, relax.If):
-        then = _steps(mod, f"{place}.then", (), value.true_branch)
-        otherwise = _steps(mod, f"{place}.else", (), value.false_branch)
-        free = tuple(relax.analysis.free_vars(value))
-        return IfStep(var, value.cond, then, otherwise, free, place)
     if isinstance(value, relax.Function):
         raise _cannot(place, "a local function cannot be run", "Lift it with LambdaLift.")
     if _is_alias(value):
@@ -230,13 +234,13 @@ def _segment(
 
 
 def _runs(
-    mod: ir.IRModule, name: str, body: relax.SeqExpr
+    mod: ir.IRModule, name: str, body: relax.SeqExpr, branches: Mapping[relax.Var, Step]
 ) -> Iterator[tuple[Step | None, list[Any]]]:
     """Yield runs of bindings between the engine's steps, each with the step that ends it."""
     run: list[Any] = []
     for block in body.blocks:
         for binding in block.bindings:
-            step = _step(mod, name, binding)
+            step = branches.get(binding.var) or _step(mod, name, binding)
             if step is None or isinstance(step, AliasStep):
                 run.append(binding)
             else:
@@ -247,23 +251,28 @@ def _runs(
 
 def all_steps(function: FunctionSteps) -> Iterator[Step]:
     """Yield the steps of a function, those of branches included."""
-    for step in function.steps:
-        yield step
-        if isinstance(step, IfStep):
-            yield from all_steps(step.then)
-            yield from all_steps(step.otherwise)
+    waiting = [function]
+    while waiting:
+        for step in waiting.pop().steps:
+            yield step
+            if isinstance(step, IfStep):
+                waiting += [step.otherwise, step.then]
 
 
 def make_steps(mod: ir.IRModule, name: str) -> FunctionSteps:
     """Split the function ``name`` of a level-5 module (without dataflow blocks) into steps."""
-    return _steps(mod, name, tuple(mod[name].params), mod[name].body)
+    return unrolled(_steps(mod, name, tuple(mod[name].params), mod[name].body))
 
 
 def _steps(
     mod: ir.IRModule, name: str, params: tuple[relax.Var, ...], body: relax.SeqExpr
-) -> FunctionSteps:
+) -> Steps[FunctionSteps]:
+    branches: dict[relax.Var, Step] = {}
+    for var, value in bindings_in(body):
+        if isinstance(value, relax.If):
+            branches[var] = yield from _if_step(mod, name, var, value)
     groups: list[Step | list[Any]] = []
-    for step, run in _runs(mod, name, body):
+    for step, run in _runs(mod, name, body, branches):
         # Tuples and items ride inside a segment; alone they need no kernel.
         aliases = [_step(mod, name, binding) for binding in run]
         if run and None in aliases:
