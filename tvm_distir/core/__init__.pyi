@@ -156,6 +156,7 @@ from .ir.segments import SEGMENTS_ATTR as SEGMENTS_ATTR
 from .ir.segments import Segments as Segments
 from .ir.segments import segments_of as segments_of
 from .ir.types import TENSOR_TYPES as TENSOR_TYPES
+from .ir.types import FieldLeaves as FieldLeaves
 from .ir.types import as_dtensor as as_dtensor
 from .ir.types import flat_types as flat_types
 from .ir.types import is_object as is_object

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tvm.ir import Op as TvmOp
@@ -54,6 +55,7 @@ class BufferNames:
         self._makers: dict[str, dict[int, Op]] = {}
         self._slots: dict[tuple[str, int], tuple[StageKind, int]] = {}
         self._slot_names: dict[tuple[int, int], str] = {}  # by identity of role, and slot
+        self._places_of: dict[int, dict[int, int]] = {}  # by identity of a tuple
         self._paths: dict[tuple[str, tuple[int, ...], str], str] = {}
         names = {value.name for fn in program.functions.values() for value in _params(fn)}
         self.dotted = {plain_name(name): name for name in sorted(names) if "." in name}
@@ -78,6 +80,17 @@ class BufferNames:
                 if whole.endswith(f".{param.name}"):
                     return whole.removesuffix(param.name)
         return ""
+
+    def _places(self, numbers: Sequence[int]) -> dict[int, int]:
+        """Return the first place of each number of a tuple of the program."""
+        known = self._places_of.get(id(numbers))
+        if known is None:
+            known = {number: place for place, number in reversed([*enumerate(numbers)])}
+            self._places_of[id(numbers)] = known
+        return known
+
+    def _place(self, numbers: Sequence[int], number: int) -> int | None:
+        return self._places(numbers).get(number)
 
     def parameter(self, name: str) -> str:
         """Return the name of a parameter of the step as the model writes it.
@@ -108,10 +121,10 @@ class BufferNames:
     def _slot_name(self, role: StageKind, slot: int) -> str:
         value = role.slots[slot]
         for phase in role.phases:
-            if slot in phase.outputs:
+            place = self._place(phase.outputs, slot)
+            if place is not None:
                 fn = self.functions[phase.function]
-                result = fn.results[phase.outputs.index(slot)]
-                return self.value(phase.function, result)
+                return self.value(phase.function, fn.results[place])
         return self.parameter(value.name)
 
     def value(self, function: str, index: int, path: CallPath | None = None) -> str:
@@ -131,7 +144,7 @@ class BufferNames:
         if op is None:
             return self._parameter(function, index, path, depth)
         if depth and op.kind == "call":
-            result = self.functions[op.callee].results[op.outputs.index(index)]
+            result = self.functions[op.callee].results[self._places(op.outputs)[index]]
             return self._base(op.callee, result, CallPath(function, op, path), depth - 1)
         if depth and op.op == QUANTIZE:
             name, _ = self._base(function, op.inputs[0], path, depth - 1)
@@ -145,7 +158,7 @@ class BufferNames:
         if depth and op.inputs and (op.kind in ("view", "wait") or op.op in _SAME):
             return self._base(function, op.inputs[0], path, depth - 1)
         if depth and op.kind == "collective" and len(op.inputs) == len(op.outputs):
-            operand = op.inputs[op.outputs.index(index)]
+            operand = op.inputs[self._places(op.outputs)[index]]
             name, dtype = self._base(function, operand, path, depth - 1)
             return f"{name} {op.collective}", dtype
         module = self._module(function, op)
@@ -165,14 +178,16 @@ class BufferNames:
         """Return the name of a parameter: that of the argument, or of the slot it is read from."""
         fn = self.functions[function]
         value = fn.values[index]
-        if path is not None and depth and index in fn.params:
-            argument = path.op.inputs[fn.params.index(index)]
+        place = self._place(fn.params, index)
+        if path is not None and depth and place is not None:
+            argument = path.op.inputs[place]
             return self._base(path.caller, argument, path.outer, depth - 1)
         if (function, index) in self._slots and depth:
             role, slot = self._slots[function, index]
             for phase in role.phases:
-                if slot in phase.outputs and phase.function != function:
-                    result = self.functions[phase.function].results[phase.outputs.index(slot)]
+                place = self._place(phase.outputs, slot)
+                if place is not None and phase.function != function:
+                    result = self.functions[phase.function].results[place]
                     return self._base(phase.function, result, None, depth - 1)
         return self.parameter(value.name), value.dtype
 

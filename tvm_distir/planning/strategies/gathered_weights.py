@@ -16,6 +16,7 @@ from tvm_distir.core import (
     OpenLabels,
     PlanRule,
     R,
+    callees_first,
     is_private,
     known_shape,
     op_name,
@@ -74,7 +75,7 @@ def gathered_in_layers(
         Propagation could gather these once for both passes, and keep them, as they may move.
     """
     calls = CallSites(mod, weights)
-    updates = _updates(mod, calls)
+    updates, labels = _updates(mod, calls), _stored_labels(mod, calls, stored)
     samples = some_axes(mesh, dict.fromkeys(batch_axes, BATCH_DIM))
     gathered = some_axes(mesh, dict.fromkeys(state_axes, R))
     stationary = set(batch_axes) == set(range(len(mesh.axes)))
@@ -104,7 +105,7 @@ def gathered_in_layers(
             param = fn.params[number]
             if param not in used:
                 continue
-            parts = _stored_as(calls, stored, gv, number)
+            parts = labels[gv][number]
             if parts is None and any(stored.values()):
                 continue
             whole = gathered if parts is None else _without(parts, state_axes)
@@ -116,19 +117,26 @@ def gathered_in_layers(
         yield from held(fn, str(gv.name_hint), {fn.params[number] for number in early})
 
 
-def _stored_as(
-    calls: CallSites, stored: Mapping[str, Mapping[int, OpenLabels]], gv: Any, number: int
-) -> OpenLabels | None:
-    """Return the labels of the weights that a parameter stands for; None if they differ."""
-    fn = calls.functions[gv]
-    if not is_private(fn):
-        return stored.get(str(gv.name_hint), {}).get(number)
-    labels: set[OpenLabels | None] = set()
-    for caller, call in calls.of[gv]:
-        arg, params = unpack(call.args)[number], list(calls.functions[caller].params)
-        at = next((i for i, param in enumerate(params) if param.same_as(arg)), None)
-        labels.add(None if at is None else _stored_as(calls, stored, caller, at))
-    return labels.pop() if len(labels) == 1 else None
+def _stored_labels(
+    mod: ir.IRModule, calls: CallSites, stored: Mapping[str, Mapping[int, OpenLabels]]
+) -> dict[Any, list[OpenLabels | None]]:
+    """Return the labels of the weights that parameters stand for, None where these differ."""
+    known: dict[Any, dict[Any, OpenLabels | None]] = {}  # by function and parameter
+    for gv, fn in reversed(callees_first(mod, calls.callees)):
+        params = unpack(fn.params)
+        if not is_private(fn):
+            labels = stored.get(str(gv.name_hint), {})
+            known[gv] = {param: labels.get(number) for number, param in enumerate(params)}
+            continue
+        met: list[set[OpenLabels | None]] = [set() for _ in params]
+        for caller, call in calls.of[gv]:
+            for labels_met, arg in zip(met, unpack(call.args), strict=True):
+                labels_met.add(known[caller].get(arg))
+        known[gv] = {
+            param: labels_met.pop() if len(labels_met) == 1 else None
+            for param, labels_met in zip(params, met, strict=True)
+        }
+    return {gv: list(of_params.values()) for gv, of_params in known.items()}
 
 
 def _without(labels: OpenLabels, axes: Collection[int]) -> OpenLabels:

@@ -22,6 +22,7 @@ from tvm_distir.core import (
     unpack,
     variables,
 )
+from tvm_distir.support import Steps, unrolled
 
 _LAYOUT = (
     *("astype", "concat", "expand_dims", "flatten", "nn.pad", "permute_dims", "reshape"),
@@ -90,14 +91,20 @@ class CallSites:
         if self.weights is not None and not is_private(fn):
             early.intersection_update(self.weights.get(str(gv.name_hint), ()))
         for caller, call in self.of[gv] if is_private(fn) else ():
-            known = self._early_values(caller)
+            known = self._early.get(caller)
+            if known is None:
+                known = unrolled(self._early_values(caller))
             args = unpack(call.args)
             early = {n for n in early if args[n] in known}
         return early
 
-    def _early_values(self, gv: Any) -> set[Any]:
+    def _early_values(self, gv: Any) -> Steps[set[Any]]:
+        """Return the values of a function that are early, after those of its callers."""
         if gv not in self._early:
-            fn, early = self.functions[gv], self.early_params(gv)
+            fn = self.functions[gv]
+            for caller, _ in self.of[gv] if is_private(fn) else ():
+                yield self._early_values(caller)
+            early = self.early_params(gv)
             known = {fn.params[n] for n in early}
             for binding in all_bindings(fn.body):
                 if laid_out(getattr(binding, "value", None), known):

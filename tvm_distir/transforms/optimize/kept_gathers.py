@@ -24,6 +24,7 @@ from tvm_distir.core import (
     PHASE_ATTR,
     ROLE_ATTR,
     TUPLE,
+    FieldLeaves,
     Member,
     branch_of,
     call_axes,
@@ -82,6 +83,7 @@ class KeptGathers:
         self.gathered: dict[Any, GatheredValue] = {}
         self.late: set[Any] = set()
         self._slot: dict[Any, range] = {}
+        self._leaves = FieldLeaves()
         self._params: dict[str, list[Any]] = {}
         self._results: dict[str, range] = {}
         self._count = 0
@@ -177,9 +179,8 @@ class KeptGathers:
         if isinstance(expr, relax.Tuple):
             return [slot for field in expr.fields for slot in self._slots(field)]
         if isinstance(expr, relax.TupleGetItem):
-            sizes = [len(flat_types(ty)) for ty in expr.tuple_value.ty.fields]
-            first = sum(sizes[: expr.index])
-            return self._slots(expr.tuple_value)[first : first + sizes[expr.index]]
+            leaves = self._leaves.of(expr)
+            return self._slots(expr.tuple_value)[leaves.start : leaves.stop]
         return [-1] * len(flat_types(expr.ty))
 
     def _join(self, slots: Sequence[int], occupied: Sequence[int]) -> None:
