@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from tvm_distir.core import FRONTEND_ATTR
+from tvm_distir.core import FRONTEND_ATTR, gc_paused
 from tvm_distir.models.common.import_cache import cached_import
 from tvm_distir.models.common.published import HUB, published_names, zoo_spec
 from tvm_distir.models.common.spec import (
@@ -75,6 +75,7 @@ class Model:
         return self.kind in ("relax", "stablehlo", "tvmscript")
 
 
+@gc_paused()
 def load_model(
     spec: str | Path, batch: int | None = None, dims: Mapping[str, int] | None = None
 ) -> Model:

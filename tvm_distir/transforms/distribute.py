@@ -18,6 +18,7 @@ from tvm_distir.core import (
     System,
     as_plan,
     check_module,
+    gc_paused,
     relax_functions,
     training_notes,
 )
@@ -103,6 +104,7 @@ def pipeline(
     return tvm.transform.Sequential(passes, name="tvm_distir.distribute")
 
 
+@gc_paused()
 def distribute(
     mod: ir.IRModule,
     plan: PlanLike = None,

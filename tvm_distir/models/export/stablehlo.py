@@ -14,6 +14,7 @@ from tvm_distir.core import (
     Labels,
     axis_groups,
     check_module,
+    gc_paused,
     is_private,
     mesh_axes,
     mesh_devices,
@@ -40,6 +41,7 @@ _WITH_PORTS = ("replicas", "shard")
 """Forms of local shapes, where attributes say of which arrays arguments and results are parts."""
 
 
+@gc_paused()
 def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = True) -> str:
     """Write a module as text of StableHLO, in MLIR's generic form.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core import SERVED_CAPACITY
+from tvm_distir.core import SERVED_CAPACITY, gc_paused
 from tvm_distir.support import ModelError, nearest
 
 from . import (
@@ -387,6 +387,7 @@ WITHOUT_SERVING: Mapping[str, str] = {
 """Models without a serving step, and why."""
 
 
+@gc_paused()
 def _built(name: str, keys: Mapping[str, Any], make: Callable[[Any], ir.IRModule]) -> ir.IRModule:
     """Build a model from keys: forward, or its serving step."""
     rest, caches = split_serve_keys(f"zoo:{name}", keys)

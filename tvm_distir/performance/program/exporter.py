@@ -17,6 +17,7 @@ from tvm_distir.core import (
     check_module,
     dims_remedy,
     entry_family,
+    gc_paused,
     mesh_axes,
     mesh_devices,
     mesh_key,
@@ -35,6 +36,7 @@ from .program import Program
 from .training import state_names, updates, with_gradients
 
 
+@gc_paused()
 def export(mod: ir.IRModule) -> Program:
     """Export a level-5 module to the simulator's input; pipelines keep their stages.
 

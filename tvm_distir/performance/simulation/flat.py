@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 
-from tvm_distir.core import System
+from tvm_distir.core import System, gc_paused
 from tvm_distir.performance.engine.schedule import schedule
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.entries import EntryMemory, entry_memory
@@ -39,6 +39,7 @@ def simulate_flat(
     def memory_of(number: int) -> EntryMemory:
         return entry_memory(program, program.entries[number], framework())
 
+    @gc_paused()
     def held(number: int, timeline: Timeline) -> DeviceMemory:
         during, after = memory_of(number).course(branch_taken)
         last = int(timeline.end.max(initial=0))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm import ir
 
-from tvm_distir.core import System
+from tvm_distir.core import System, gc_paused
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile
 from tvm_distir.performance.fusion.quantization import check_products
@@ -21,6 +21,7 @@ from .stopwatch import StageTimes
 from .tvm_storage_plan import with_allocator
 
 
+@gc_paused()
 def simulate(
     program: Program | ir.IRModule,
     system: System | str,

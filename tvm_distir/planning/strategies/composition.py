@@ -20,6 +20,7 @@ from tvm_distir.core import (
     check_module,
     faults_of_plan,
     fold_shapes,
+    gc_paused,
     is_private,
     labels_text,
     open_tuples,
@@ -61,6 +62,7 @@ def make_plan(
     return compose(mod, MeshSpec(DEFAULT_MESH, axes), parse(text), system)
 
 
+@gc_paused()
 def compose(
     mod: ir.IRModule,
     mesh: MeshLike,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
-from tvm_distir.core import Plan, check_module, fold_shapes, open_tuples
+from tvm_distir.core import Plan, check_module, fold_shapes, gc_paused, open_tuples
 from tvm_distir.support import (
     Option,
     PlanError,
@@ -139,6 +139,7 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
     opened: Callable[..., Plan] = function  # its arguments have types, but for the module
 
     @functools.wraps(function)
+    @gc_paused()
     def planned(*args: Arguments.args, **options: Arguments.kwargs) -> Plan:
         module = args[0] if args else options[reserved[0]]
         check_module(module, f'strategy "{function.__name__}"')

@@ -17,6 +17,7 @@ from tvm_distir.core import (
     all_bindings,
     check_module,
     data_positions,
+    gc_paused,
     is_private,
     known_shape,
     op_name,
@@ -37,6 +38,7 @@ from tvm_distir.transforms.training.step.recipe import check_functions, recipe_o
 from tvm_distir.transforms.training.step.step_writer import TrainStepWriter
 
 
+@gc_paused()
 def train_step(
     mod: ir.IRModule,
     loss: str = "cross_entropy",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.core import RankStep, System, programs
+from tvm_distir.core import RankStep, System, gc_paused, programs
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.ranks import RankMemories
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
@@ -81,6 +81,7 @@ def simulate_stages(
     def memories() -> tuple[RankMemories, list[list[RankStep]]]:
         return RankMemories(program, staged, CachingAllocator(program)), programs(staged.schedule)
 
+    @gc_paused()
     def held(rank: int, timeline: StageTimeline) -> DeviceMemory:
         memories_of_ranks, rank_steps = memories()
         memory = memories_of_ranks.of(rank, rank_steps[rank])
