@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextlib import nullcontext
 
 
 def is_awaited() -> bool:
@@ -21,7 +22,11 @@ def register() -> None:
     """Register errors and ops, once. TVM's runtime-only library knows no ops."""
     from tvm_distir.core import gc_paused
 
-    with gc_paused(permanent=is_awaited()):  # of TVM a hundred thousand objects stay
+    awaited = is_awaited()
+    if awaited:
+        from tvm_distir_command import torch_hidden
+    # Of TVM a hundred thousand objects stay.
+    with gc_paused(permanent=awaited), torch_hidden() if awaited else nullcontext():
         from tvm.base import _RUNTIME_ONLY
 
         from tvm_distir.support import register_with_ffi
