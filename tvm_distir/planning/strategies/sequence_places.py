@@ -13,6 +13,7 @@ from tvm import ir, relax
 from tvm_distir.core import (
     ATTENTION_BACKWARD_OP,
     ATTENTION_OP,
+    Graph,
     MeshSpec,
     PlanRule,
     TiedDims,
@@ -68,6 +69,8 @@ class PlaceValues:
         title = glob.escape(name)
         cut = one_axis(self._mesh, self._number, dim)
         function = self._public.get(g.name, g.name)
+        known = self._rules.get((function, title))
+        stationary |= known is not None and known.stationary and known.placement == cut
         rule = PlanRule("value", title, cut, self._mesh.name, stationary, function)
         self._rules[function, title] = rule
 
@@ -147,7 +150,10 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = Fal
         if ring and node.rule is not None and len(dims) == 2 and len(tied.dims(first)) == 1:
             met = [f.outs[0] for f in node.rule.factors if f.ins[0] == tied.dims(first)[0]]
             if met[:1] and met[0] in dims:  # queries and keys: the keys come by
-                values.put(tied, product.node, met[0])
+                values.put(tied, product.node, met[0], stationary=True)
+                maker = g.producer[first][0]
+                if maker >= 0 and first not in _read_by(g, node.operands[1]):
+                    values.put(tied, maker, tied.dims(first)[0], stationary=True)
     for k, node in enumerate(g.nodes):
         if node.rule is not None and node.rule.op in (ATTENTION_OP, ATTENTION_BACKWARD_OP):
             for dim in tied.dims(node.results[0]):
@@ -165,6 +171,12 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = Fal
                 at = k if f.kind == "stat" else g.producer[value][0] if value >= 0 else -1
                 if at >= 0:
                     values.put(tied, at, queries, stationary=True)
+
+
+def _read_by(g: Graph, value: int) -> tuple[int, ...]:
+    """Return a value, and what the op reads that gives it, as its transpose."""
+    maker = g.producer[value][0] if value >= 0 else -1
+    return (value, *(g.nodes[maker].operands if maker >= 0 else ()))
 
 
 def place_list(values: PlaceValues, product: Product, count: int) -> None:

@@ -63,7 +63,7 @@ class RegionFinder:
         Raises
         ------
         LoweringError
-            DIST0511 if a product reads gathered rows otherwise.
+            DIST0511 if attention reads gathered rows otherwise.
         """
         for _, var, value, kind in self._rows:
             self._visit(var, value, kind)
@@ -194,41 +194,47 @@ class RegionFinder:
         sources = {var: self._sources[var] for var in members if var in self._sources}
         products = [n for n in nodes.values() if n.dim is not None and op_name(n.value) in PRODUCTS]
         first = next(iter(sources.values()))
+        softmaxes = {v: s for v, s in self._softmaxes.items() if v in nodes}
+        attends = bool(softmaxes) or any(map(_reads_keys, products))
         whole_softmaxes: set[Any] = set()
+        misread: list[tuple[Any, Any]] = []
         for var in members:
             for reader in self._readers.get(var, ()):
                 if reader in nodes or (reader in self._sources and reader in sources):
                     continue
-                self._judge(var, reader, bool(products), whole_softmaxes, nodes)
-        if not products:
-            return None
+                if self._misreads(var, reader, bool(products), whole_softmaxes, nodes):
+                    misread.append((var if reader is None else reader, var))
         kinds = {(str(s.mesh), s.axis, s.rows, s.whole) for s in sources.values()}
-        if len(kinds) > 1:
-            raise self._refusal(products[0].var, next(iter(sources)))
-        softmaxes = {v: s for v, s in self._softmaxes.items() if v in nodes}
+        if products and len(kinds) > 1:
+            misread.append((products[0].var, next(iter(sources))))
+        for reader, var in misread:
+            if attends or op_name(self._values.get(reader)) in ATTENTION:
+                raise self._refusal(reader, var)
+        if misread or not products:
+            return None  # no attention: what is gathered, since that costs least, stays gathered
         region = Region(first.mesh, first.axis, first.count, first.rows, first.whole)
         region.sources, region.nodes = sources, nodes
         region.softmaxes, region.whole_softmaxes = softmaxes, whole_softmaxes
         region.roots = travelling(sources, self._values)
         return region
 
-    def _judge(
+    def _misreads(
         self,
         var: Any,
         reader: Any,
         products: bool,
         wholes: set[Any],
         nodes: Mapping[Any, RegionNode],
-    ) -> None:
-        """Reject readers outside of the region, except of finished sums and of a softmax."""
+    ) -> bool:
+        """Whether a reader outside of the region reads more than finished sums and a softmax."""
         value = self._values.get(reader) if reader is not None else None
         if var in nodes and nodes[var].dim is None:
-            return
+            return False
         weights = handed_on(self._nodes, var)
         if weights is not None and op_name(value) not in PRODUCTS:
             wholes.add(weights)
-        elif products or op_name(value) in ATTENTION:
-            raise self._refusal(var if reader is None else reader, var)
+            return False
+        return products or op_name(value) in ATTENTION
 
     def _refusal(self, var: Any, arg: Any) -> LoweringError:
         return LoweringError(
@@ -239,6 +245,12 @@ class RegionFinder:
             place=f"{self._name}/{var.name}",
             remedy=REMEDY,
         )
+
+
+def _reads_keys(product: RegionNode) -> bool:
+    """Whether the rows of a product's second operand are keys; weights have no batch dims."""
+    first, second = product.value.args[:2]
+    return product.walks[1] is not None and len(first.ty.shape) == len(second.ty.shape)
 
 
 __all__ = ["RegionFinder"]
