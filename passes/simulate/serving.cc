@@ -44,7 +44,7 @@ enum FoundField {
 };
 enum OptionField {
   kScheduler, kMostTokens, kMostRequests, kPages, kPage, kStepOverhead, kGain, kUsers, kPools,
-  kReplicas, kRouter, kStages, kOptionFields
+  kReplicas, kRouter, kStages, kHost, kOptionFields
 };
 enum StepField { kBegin, kSpan, kDecoding, kPromptTokens, kUsedPages, kStepReplica, kStepFields };
 constexpr int64_t kUnit = 1 << 16;  // fixed point of the tokens that a step gains
@@ -129,17 +129,17 @@ struct Workload {
 
   int64_t Count() const { return static_cast<int64_t>(requests.size()); }
 
-  // The next request arrives at a time.
+  // The next request arrives at a time; the host passes it on to the router later.
   void Arrive(int64_t time) {
     requests[arrived].arrival = time;
-    arriving.emplace(time, arrived++);
+    arriving.emplace(time + option[kHost], arrived++);
   }
 
   std::vector<int64_t> option;
   Table decode, prefill;
   Int64View found, steps;
   std::vector<Request> requests;
-  // Times and numbers of requests that no replica has yet, the earliest on top.
+  // Times and numbers of requests that the router has not sent yet, the earliest on top.
   std::priority_queue<std::pair<int64_t, int64_t>, std::vector<std::pair<int64_t, int64_t>>,
                       std::greater<>>
       arriving;
@@ -165,7 +165,7 @@ class Engine {
   int64_t InFlight(int64_t time) const { return taken_ - ended_ + (now_ > time ? ending_ : 0); }
 
   void Take(int64_t id) {
-    if (Idle()) now_ = std::max(now_, requests_[id].arrival);
+    if (Idle()) now_ = std::max(now_, requests_[id].arrival + option_[kHost]);
     found_[id * kFoundFields + kArrived] = requests_[id].arrival;
     found_[id * kFoundFields + kReplica] = replica_;
     waiting_.push_back(id);

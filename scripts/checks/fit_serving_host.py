@@ -35,9 +35,9 @@ def means_ms(options: Mapping[str, str], host_us: np.ndarray) -> tuple[float, fl
     work = Workload.parse(options["workload"])
     step_us, request_us, prompt_us = map(float, host_us)
     served = serve_requests(
-        work.draw(work.count), engine.times.with_host(request_us, prompt_us),
+        work.draw(work.count), engine.times.with_host(request_us),
         replace(engine.options, step_overhead_us=step_us), engine.pages, engine.served.page,
-        work.users,
+        work.users, host_ps=round(prompt_us * 1e6),
     )  # fmt: skip
     summary = summarize([served], ServiceLevels(), window=False)
     return 1e3 * summary.tpot.mean_s, 1e3 * summary.ttft.mean_s

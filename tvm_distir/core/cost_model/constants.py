@@ -85,7 +85,7 @@ MEANINGS: Mapping[str, ConstantSpec] = {
     ),
     "serving_prompt_us": ConstantSpec(
         "us",
-        "host time of a step of a serving engine whose tokens exceed its CUDA graphs",
+        "host time of a request of a serving engine before its first step, which delays no step",
         1.0,
         200000.0,
         0.7,

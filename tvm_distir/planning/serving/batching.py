@@ -34,11 +34,9 @@ SCHEDULERS = ("continuous", "prefill_first", "static")
 ROUTERS = ("round_robin", "least_requests")
 UNIT = 1 << 16
 """Fixed point of the tokens that a request gains in a step."""
-GRAPH_TOKENS = 512
-"""The most tokens of a step that is replayed from a CUDA graph, as vLLM captures them."""
 _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 _CONTEXTS = (0, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-_TOKENS = (2, 16, 32, 64, 96, 128, 192, 256, 384, 512, 513, 768, 1024, 1536, 2048, 3072, 4096, 6144,
+_TOKENS = (2, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
            8192, 12288, 16384, 32768)  # fmt: skip
 _PASTS = (0, 1024, 4096, 16384, 65536)
 _FIELDS, _STEP_FIELDS = 7, 6
@@ -155,23 +153,15 @@ class StepTimes:
         """Return the number of pipeline stages."""
         return (len(self.decode_ps) + 1) // 2
 
-    def with_host(self, request_us: float, prompt_us: float) -> StepTimes:
-        """Return the times with those of the host added.
+    def with_host(self, request_us: float) -> StepTimes:
+        """Return the times with those of the host for each request of a step that decodes.
 
-        Parameters
-        ----------
-        request_us : float
-            For each request of a step that decodes, in the last stage, which samples tokens.
-        prompt_us : float
-            For a step that fills caches with more tokens than CUDA graphs have been captured for
-            (:data:`GRAPH_TOKENS`): its kernels are launched one by one, in each stage its part.
+        They are added in the last stage, which samples tokens.
         """
         requests = np.rint(self.batches * request_us * 1e6).astype(np.int64)
-        prompts = np.where(self.tokens > GRAPH_TOKENS, round(prompt_us * 1e6 / self.stages), 0)
-        decode, prefill = self.decode_ps.copy(), self.prefill_ps.copy()
+        decode = self.decode_ps.copy()
         decode[-1] += requests[:, None]
-        prefill[::2] += prompts.astype(np.int64)[:, None]
-        return replace(self, decode_ps=decode, prefill_ps=prefill)
+        return replace(self, decode_ps=decode)
 
 
 @dataclass(frozen=True)
@@ -260,6 +250,8 @@ class ServedRequests:
     preemptions : int64 array (requests,)
     steps : int64 array (steps, 5)
         Begin, time, requests that decode, tokens of prompts, and pages in use.
+    host_ps : int
+        What the host takes for a request before it waits for its first step.
     """
 
     requests: Requests
@@ -268,6 +260,14 @@ class ServedRequests:
     start_ps: Ints
     preemptions: Ints
     steps: Ints
+    host_ps: int = 0
+
+    def some(self, which: Ints) -> ServedRequests:
+        """Return some of the requests, with all steps."""
+        times = (self.first_ps, self.finish_ps, self.start_ps, self.preemptions)
+        return ServedRequests(
+            self.requests.some(which), *(x[which] for x in times), self.steps, self.host_ps
+        )
 
 
 @dataclass(frozen=True)
@@ -300,10 +300,11 @@ def serve_requests(
     users: int = 0,
     filled: bool = False,
     pools: int = 1,
+    host_ps: int = 0,
 ) -> ServedRequests:
     """Serve requests by one engine; see :func:`serve_by_replicas`."""
     ((_, served),) = serve_by_replicas(
-        requests, times, options, pages, page, users, filled, pools, Replicas()
+        requests, times, options, pages, page, users, filled, pools, Replicas(), host_ps
     )
     return served
 
@@ -318,6 +319,7 @@ def serve_by_replicas(
     filled: bool,
     pools: int,
     replicas: Replicas,
+    host_ps: int = 0,
 ) -> list[tuple[Ints, ServedRequests]]:
     """Serve requests by replicas of an engine.
 
@@ -339,6 +341,9 @@ def serve_by_replicas(
         Parts of data parallelism. The prompt of a request is in one of them; all take a step
         together.
     replicas : Replicas
+    host_ps : int
+        What the host takes for a request, from its arrival until the router sends it. Steps go on
+        in the meantime.
 
     Returns
     -------
@@ -355,7 +360,7 @@ def serve_by_replicas(
     python = reference("serve")
     if python is not None:
         outcome: list[tuple[Ints, ServedRequests]] = python(
-            requests, times, options, pages, page, users, filled, pools, replicas
+            requests, times, options, pages, page, users, filled, pools, replicas, host_ps
         ).run()
         return outcome
     count, stages = len(requests), times.stages
@@ -370,7 +375,7 @@ def serve_by_replicas(
     numbers = [
         SCHEDULERS.index(options.kind), options.tokens, most, pages, page,
         round((options.step_overhead_us or 0.0) * 1e6), round(times.gain * UNIT), users, pools,
-        replicas.count, ROUTERS.index(replicas.router), stages,
+        replicas.count, ROUTERS.index(replicas.router), stages, host_ps,
     ]  # fmt: skip
     arrays = [
         table.ravel(), np.array(numbers, np.int64), times.batches, times.contexts,
@@ -395,7 +400,7 @@ def serve_by_replicas(
         which = np.flatnonzero(replica == number)
         served = ServedRequests(
             requests.some(which), first[which], finish[which], start[which], preemptions[which],
-            done[done[:, -1] == number, :-1].copy(),
+            done[done[:, -1] == number, :-1].copy(), host_ps,
         )  # fmt: skip
         result.append((which, served))
     return result

@@ -100,8 +100,10 @@ class PythonReplicas:
         filled: bool,
         pools: int,
         replicas: Replicas,
+        host_ps: int = 0,
     ) -> None:
         self.requests, self.users, self.router = requests, users, replicas.router
+        self.host_ps = host_ps
         columns = (
             requests.arrival_ps, requests.input_tokens, requests.output_tokens,
             requests.prefix_id, requests.prefix_tokens,
@@ -121,7 +123,7 @@ class PythonReplicas:
                 for _ in range(stages)
             ]
         first = min(users, len(self.entries)) if users else len(self.entries)
-        self.arriving = sorted((e.arrival, n) for n, e in enumerate(self.entries[:first]))
+        self.arriving = sorted((e.arrival + host_ps, n) for n, e in enumerate(self.entries[:first]))
         self.later = list(range(first, len(self.entries)))
 
     def run(self) -> list[tuple[Ints, ServedRequests]]:
@@ -166,7 +168,7 @@ class PythonReplicas:
         steps = np.array(self.engines[replica].steps, np.int64).reshape(-1, 5)
         return places, ServedRequests(
             requests, column("first"), column("finish"), column("start"), column("preemptions"),
-            steps,
+            steps, self.host_ps,
         )  # fmt: skip
 
     def ended(self, time: int) -> None:
@@ -175,7 +177,7 @@ class PythonReplicas:
         if self.users and self.later:
             number = self.later.pop(0)
             self.entries[number].arrival = time
-            insort(self.arriving, (time, number))
+            insort(self.arriving, (time + self.host_ps, number))
 
 
 class _PythonEngine:

@@ -3,7 +3,8 @@
 """Write served requests as a trace in Chrome's JSON format, which Perfetto opens.
 
 A process per replica: the steps of its engine, the pages of its caches in use, and the requests, in
-as many rows as there are at a time. A request waits in the queue, fills its cache, and decodes.
+as many rows as there are at a time. A request passes the host, waits in the queue, fills its cache,
+and decodes.
 Numbers of threads follow `Trace Event Format <https://docs.google.com/document/d/
 1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>`_; times are microseconds.
 """
@@ -72,8 +73,10 @@ def _requests(pid: int, part: ServedRequests) -> Iterator[dict[str, Any]]:
             "output_tokens": int(known.output_tokens[number]),
             "preemptions": int(part.preemptions[number]),
         }
-        times = (arrival, int(part.start_ps[number]), int(part.first_ps[number]), finish)
-        for name, begin, end in zip(("queue", "prefill", "decode"), times, times[1:], strict=False):
+        start, first = int(part.start_ps[number]), int(part.first_ps[number])
+        times = (arrival, arrival + part.host_ps, start, first, finish)
+        names = ("host", "queue", "prefill", "decode")
+        for name, begin, end in zip(names, times, times[1:], strict=False):
             if end > begin:
                 yield _slice(name, pid, row, begin, end, args)
 

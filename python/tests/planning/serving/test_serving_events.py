@@ -82,7 +82,8 @@ def random_case(number):
     filled = number % 7 == 3 and not users
     replicas = Replicas((1, 2, 3)[number % 5 % 3], ROUTERS[number % 2])
     pools = (1, 1, 2, 4)[number % 4]
-    return work.draw(count), times, options, pages, PAGE, users, filled, pools, replicas
+    host_ps = (0, 0, 7 * MS + 3)[number % 8 % 3]
+    return work.draw(count), times, options, pages, PAGE, users, filled, pools, replicas, host_ps
 
 
 def test_the_native_loop_is_the_reference():

@@ -23,21 +23,20 @@ MODEL = "zoo:llama3?size=tiny,dtype=bfloat16"
 def constant_times(decode_us: int, prefill_us: int) -> StepTimes:
     """Return times of steps that do not depend on their sizes."""
     rows, columns = np.array([1, 4096]), np.array([0, 65536])
-    tokens = np.array([2, 512, 513, 32768])
+    tokens = np.array([2, 512, 32768])
     decode = np.full((1, 2, 2), decode_us * 10**6)
-    prefill = np.full((1, 4, 2), prefill_us * 10**6)
+    prefill = np.full((1, 3, 2), prefill_us * 10**6)
     return StepTimes(rows, columns, decode, tokens, columns, prefill)
 
 
-@pytest.mark.parametrize(("tokens", "eager"), [(500, False), (2000, True)])
-def test_the_host_adds_its_time_to_steps(tokens: int, eager: bool) -> None:
+@pytest.mark.parametrize("tokens", [500, 2000])
+def test_the_host_adds_its_time_to_requests_and_steps(tokens: int) -> None:
     """A prompt, then 10 tokens: by hand, from 100 us of each kind of step."""
-    times = constant_times(100, 100).with_host(request_us=3.0, prompt_us=500.0)
+    times = constant_times(100, 100).with_host(request_us=3.0)
     options = SchedulerOptions(tokens=4096, step_overhead_us=7.0)
     work = Workload.parse(f"burst,in={tokens},out=11")
-    served = serve_requests(work.draw(1), times, options, 4096, 16)
-    first = 100 + 7 + (500 if eager else 0)
-    assert served.first_ps[0] == pytest.approx(first * 10**6)
+    served = serve_requests(work.draw(1), times, options, 4096, 16, host_ps=500 * 10**6)
+    assert served.first_ps[0] == pytest.approx((500 + 100 + 7) * 10**6)
     assert served.finish_ps[0] - served.first_ps[0] == pytest.approx(10 * (100 + 7 + 3) * 10**6)
 
 
