@@ -3,16 +3,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the simulation of serving at full counts, of which the test suite has a part.
 
-Usage: scripts/checks/serving_laws.py [events] [search[:K/N]] [surfaces[:K/N]]
+Usage: scripts/checks/serving_laws.py [events] [throughput[:K/N]] [search[:K/N]] [surfaces[:K/N]]
 
-``events``: 500 random workloads, the native loop against the reference in Python. ``search``: the
-best choice against exhaustive search in 50 small spaces. ``surfaces``: steps of 13 plans against
-the pipeline, to the picosecond. All of them by default; ``:K/N`` checks the K-th of N parts. Prints
-a line for each, exits 1 when one fails.
+``events``: 500 random workloads, the native loop against the reference in Python. ``throughput``:
+Little's law for 1 to 512 users, and what is served at loads from a tenth to 100,000 times of what
+can be served, for all schedulers and three kinds of lengths. ``search``: the best choice against
+exhaustive search in 50 small spaces. ``surfaces``: steps of 13 plans against the pipeline, to the
+picosecond. All of them by default; ``:K/N`` checks the K-th of N parts. Prints a line for each,
+exits 1 when one fails.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from collections.abc import Callable
@@ -35,6 +38,7 @@ PLANS = (
     ("mixtral,layers=4", "pipeline+expert_parallel", {"pp": 2, "ep": 2}),
 )
 POINTS = 20
+LOADS = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 2.0, 4.0, 30.0, 1e5)
 
 
 def check_events(part: slice) -> str:
@@ -44,6 +48,17 @@ def check_events(part: slice) -> str:
     numbers = range(500)[part]
     preempted = compare_with_reference(numbers)
     return f"{len(numbers)} workloads equal, {preempted} preemptions"
+
+
+def check_throughput(part: slice) -> str:
+    """Check what closed and open loops of each scheduler are served."""
+    from tests.planning.serving import test_serving_throughput as laws
+
+    cases = list(itertools.product(laws.SCHEDULERS, laws.LENGTHS))[part]
+    for kind, lengths in cases:
+        laws.compare_littles_law(kind, lengths, laws.USERS)
+        laws.compare_capacity(kind, lengths, LOADS)
+    return f"{len(cases)} cases hold for {len(laws.USERS)} numbers of users, {len(LOADS)} loads"
 
 
 def check_search(part: slice) -> str:
@@ -79,6 +94,7 @@ def check_surfaces(part: slice) -> str:
 
 CHECKS: dict[str, Callable[[slice], str]] = {
     "events": check_events,
+    "throughput": check_throughput,
     "search": check_search,
     "surfaces": check_surfaces,
 }

@@ -62,6 +62,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--prefill-replicas", metavar="N", default="1", help="Set the number of prefill replicas."
     )
+    parser.add_argument(
+        "--prefill-scheduler",
+        metavar="KIND[:k=v,...]",
+        default="",
+        help="Set the scheduler of the devices apart (default: that of --scheduler).",
+    )
     _add_speculation(parser)
     parser.add_argument(
         "--trace",
@@ -169,6 +175,7 @@ def run(arguments: argparse.Namespace) -> int:
         draft_tokens=draft_tokens,
         acceptance=acceptance,
         router=arguments.router,
+        prefill_scheduler=arguments.prefill_scheduler,
     )
     put(json.dumps(with_warnings(report.to_dict()), indent=1) if arguments.json else report.text())
     put("\n")

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .batching import ServedRequests, seconds
+from tvm_distir.core import PICOSECONDS
 
-Floats = npt.NDArray[np.float64]
+from .batching import ServedRequests, seconds
+from .steady_window import Floats, whole_cycles
 
 PERCENTILES = (50, 90, 99)
 HALVES_AGREE = 0.03
 """The most by which the two halves of a window may differ in steady state, as a share."""
+_SECTIONS, _QUANTILE = 10, 2.26
+"""Sections of a window, and the quantile of 97.5 % of Student's t with one degree less."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +43,35 @@ class ServiceLevels:
 
 @dataclass(frozen=True)
 class Latency:
-    """Mean and percentiles of a latency, in seconds."""
+    """Mean and percentiles of a latency, in seconds.
+
+    The errors are those of sampling: half of the 95 % confidence intervals of the percentiles;
+    None where there are too few requests.
+    """
 
     mean_s: float
     p50_s: float
     p90_s: float
     p99_s: float
+    p90_error_s: float | None = None
+    p99_error_s: float | None = None
 
     @staticmethod
     def of(values: Floats) -> Latency:
-        """Summarize values."""
+        """Summarize values, which are in order of time.
+
+        Errors are those of percentiles of sections of the values, so that they hold for values that
+        depend on those before (Asmussen and Glynn 2007, "Stochastic simulation", ch. III.5).
+        """
         if not values.size:
             return Latency(0.0, 0.0, 0.0, 0.0)
-        percentiles = np.percentile(values, PERCENTILES).tolist()
-        return Latency(float(values.mean()), *percentiles)
+        whole = np.percentile(values, PERCENTILES)
+        errors: list[float | None] = [None, None]
+        if values.size >= _SECTIONS**2:
+            parts = [np.percentile(p, PERCENTILES[1:]) for p in np.array_split(values, _SECTIONS)]
+            spread = ((np.array(parts) - whole[1:]) ** 2).sum(axis=0)
+            errors = (_QUANTILE * np.sqrt(spread / (_SECTIONS * (_SECTIONS - 1)))).tolist()
+        return Latency(float(values.mean()), *whole.tolist(), *errors)
 
 
 @dataclass(frozen=True)
@@ -63,7 +81,7 @@ class ServiceSummary:
     Attributes
     ----------
     requests : int
-        Requests in the window.
+        Requests that arrive in the window; where there are more than can be served, that start.
     window_s, run_s : float
         Length of the window and of the whole run.
     steady : bool or None
@@ -72,6 +90,7 @@ class ServiceSummary:
         Times to the first token, per token after it, to the last token, and until the first step.
     output_tokens_per_s : float
     requests_per_s : float
+        Requests that end, per second.
     goodput_per_s : float
         Requests per second that keep all service levels.
     decoding : float
@@ -81,6 +100,15 @@ class ServiceSummary:
     used_pages, peak_pages : float, int
         Pages in use on average over time, and at most.
     preemptions : int
+    offered_per_s, drawn_per_s : float, optional
+        Requests that arrive, per second: by the workload, and as they were drawn. None where they
+        do not arrive by themselves (closed loops and bursts).
+    capacity_per_s : float, optional
+        The most requests per second that can be served: as many as a closed loop in which requests
+        always wait.
+    overloaded : bool
+        Whether more requests are offered than can be served. Queues then grow as long as requests
+        arrive, and the times that depend on them (TTFT, e2e, queue) with the length of the run.
     """
 
     requests: int
@@ -99,48 +127,71 @@ class ServiceSummary:
     used_pages: float
     peak_pages: int
     preemptions: int
+    offered_per_s: float | None = None
+    drawn_per_s: float | None = None
+    capacity_per_s: float | None = None
+    overloaded: bool = False
 
     def broken(self, levels: ServiceLevels) -> list[str]:
-        """Return the names of the levels that the 90th percentiles break."""
-        pairs = (
-            ("TTFT", self.ttft, levels.ttft_s),
-            ("TPOT", self.tpot, levels.tpot_s),
-            ("e2e", self.e2e, levels.e2e_s),
+        """Return the names of the levels that the 90th percentiles break.
+
+        In overload the times that grow with the run break any level.
+        """
+        rows = (
+            ("TTFT", self.ttft, levels.ttft_s, self.overloaded),
+            ("TPOT", self.tpot, levels.tpot_s, False),
+            ("e2e", self.e2e, levels.e2e_s, self.overloaded),
         )
-        return [name for name, latency, most in pairs if most is not None and latency.p90_s > most]
+        return [
+            name
+            for name, latency, most, grows in rows
+            if most is not None and (grows or latency.p90_s > most)
+        ]
 
 
 @dataclass(frozen=True)
-class RequestLatencies:
-    """Latencies of requests, float64 arrays (requests,) in seconds."""
+class RequestTimes:
+    """Times of requests in seconds, float64 arrays (requests,), and the tokens of their answers."""
 
     arrival: Floats
-    ttft: Floats
-    tpot: Floats
-    e2e: Floats
-    queue: Floats
+    start: Floats
+    first: Floats
+    finish: Floats
     output: Floats
+    host: Floats
 
     @staticmethod
-    def of(served: Sequence[ServedRequests], overhead_s: float = 0.0) -> RequestLatencies:
+    def of(served: Sequence[ServedRequests]) -> RequestTimes:
         """Join the requests of replicas, in order of arrival."""
-        columns: list[list[Floats]] = []
-        for part in served:
-            arrival, first, finish, start = (
-                seconds(x)
-                for x in (part.requests.arrival_ps, part.first_ps, part.finish_ps, part.start_ps)
+        tables = [
+            np.stack(
+                [
+                    *map(
+                        seconds,
+                        (part.requests.arrival_ps, part.start_ps, part.first_ps, part.finish_ps),
+                    ),
+                    part.requests.output_tokens.astype(np.float64),
+                    np.full(len(part.requests), part.host_ps / PICOSECONDS),
+                ]
             )
-            tokens = part.requests.output_tokens.astype(np.float64)
-            tpot = (finish - first) / np.maximum(tokens - 1, 1)
-            ttft, e2e = first - arrival + overhead_s, finish - arrival + overhead_s
-            columns.append([arrival, ttft, tpot, e2e, start - arrival, tokens])
-        joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
-        order = np.argsort(joined[0], kind="stable")
-        return RequestLatencies(*(column[order] for column in joined))
+            for part in served
+        ]
+        table = np.concatenate(tables, axis=1)
+        return RequestTimes(*table[:, np.argsort(table[0], kind="stable")])
 
-    def some(self, which: npt.NDArray[np.bool_]) -> RequestLatencies:
+    def some(self, which: npt.NDArray[np.bool_]) -> RequestTimes:
         """Return some of the requests."""
-        return RequestLatencies(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+        return RequestTimes(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+
+    @property
+    def latencies(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return TTFT, TPOT, the times to the last token, and those in the queue."""
+        return (
+            self.first - self.arrival,
+            (self.finish - self.first) / np.maximum(self.output - 1, 1),
+            self.finish - self.arrival,
+            self.start - self.arrival - self.host,
+        )
 
 
 def summarize(
@@ -148,7 +199,7 @@ def summarize(
     levels: ServiceLevels,
     *,
     window: bool,
-    overhead_s: float = 0.0,
+    overloaded: bool = False,
 ) -> ServiceSummary:
     """Summarize the requests of replicas.
 
@@ -158,29 +209,28 @@ def summarize(
         Those of each replica.
     levels : ServiceLevels
     window : bool
-        Whether only a window is looked at, without the beginning, twice as long as a request
-        lives, and without the end; False: all requests.
-    overhead_s : float
-        What the host adds to each request.
+        Whether only a window of whole cycles is looked at (:func:`.steady_window.whole_cycles`);
+        False: all requests.
+    overloaded : bool
+        Whether the requests that wait grow in number. The window is then one of the requests that
+        are worked on, before the last one starts.
     """
-    known = RequestLatencies.of(served, overhead_s)
-    end = float((known.arrival + known.e2e).max())
-    begin, last = float(known.arrival.min()), float(known.arrival.max())
-    low, high = begin, end
-    inside = np.ones(known.arrival.size, bool)
+    known = RequestTimes.of(served)
+    low, high = begin, end = float(known.arrival.min()), float(known.finish.max())
+    enters = known.start if overloaded else known.arrival
+    inside = ended = np.ones(enters.size, bool)
     if window:
-        life = float(np.median(known.e2e))
-        low, high = begin + 2 * life, last - life
-        if high - low < life:
-            low, high = begin + (last - begin) * 0.3, begin + (last - begin) * 0.9
-        inside = (known.arrival >= low) & (known.arrival <= high)
+        low, high = whole_cycles(enters, known.finish, 0.0 if overloaded else 1.0)
+        inside = (enters >= low) & (enters < high)
+        ended = (known.finish > low) & (known.finish <= high)
     some = known.some(inside)
+    latencies = some.latencies
     within = np.ones(some.arrival.size, bool)
-    for values, most in (
-        (some.ttft, levels.ttft_s), (some.tpot, levels.tpot_s), (some.e2e, levels.e2e_s)
-    ):  # fmt: skip
+    for values, most in zip(latencies, (levels.ttft_s, levels.tpot_s, levels.e2e_s), strict=False):
         if most is not None:
             within &= values <= most
+    if overloaded and (levels.ttft_s or levels.e2e_s) is not None:
+        within[:] = False  # of a longer run, fewer requests keep them
     span = max(high - low, 1e-12)
     totals = np.zeros(3)
     peak = 0
@@ -190,33 +240,42 @@ def summarize(
         totals += [weight.sum(), *(weight @ rows[:, k] for k in (2, 4))]
         peak = max(peak, int(rows[:, 4].max(initial=0)))
     busy, decoding, used = totals / span
+    rate = float(ended.sum()) / span
+    ttft, tpot, e2e, queue = (Latency.of(values) for values in latencies)
     return ServiceSummary(
         requests=int(inside.sum()),
         window_s=span,
         run_s=end - begin,
-        steady=_halves_agree(some) if window else None,
-        ttft=Latency.of(some.ttft),
-        tpot=Latency.of(some.tpot),
-        e2e=Latency.of(some.e2e),
-        queue=Latency.of(some.queue),
-        output_tokens_per_s=float(some.output.sum()) / span,
-        requests_per_s=some.arrival.size / span,
-        goodput_per_s=float(within.sum()) / span,
+        steady=_halves_agree(*latencies[:2]) if window else None,
+        ttft=ttft,
+        tpot=tpot,
+        e2e=e2e,
+        queue=queue,
+        output_tokens_per_s=float(known.output[ended].sum()) / span,
+        requests_per_s=rate,
+        goodput_per_s=rate * float(within.mean()) if within.size else 0.0,
         decoding=float(decoding),
         utilization=float(busy) / len(served),
         used_pages=float(used) / len(served),
         peak_pages=peak,
         preemptions=int(sum(part.preemptions.sum() for part in served)),
+        overloaded=overloaded,
     )
 
 
-def _halves_agree(some: RequestLatencies) -> bool:
-    """Return whether latencies of the earlier and the later half of requests agree."""
-    count = some.arrival.size // 2
-    if count < 8:
+def _halves_agree(*latencies: Floats) -> bool:
+    """Return whether the means of the earlier and the later half of requests agree.
+
+    They may differ by :data:`HALVES_AGREE`, and by what the means of their sections, which vary at
+    random, explain.
+    """
+    if latencies[0].size < 2 * _SECTIONS:
         return False
-    for values in (some.ttft, some.tpot):
-        first, second = float(values[:count].mean()), float(values[-count:].mean())
-        if abs(first - second) > HALVES_AGREE * max(first, second):
+    for values in latencies:
+        means = np.array([part.mean() for part in np.array_split(values, _SECTIONS)])
+        halves = np.split(means, 2)
+        first, second = (float(half.mean()) for half in halves)
+        noise = np.sqrt(sum(half.var(ddof=1) / half.size for half in halves))
+        if abs(first - second) > max(HALVES_AGREE * max(first, second), _QUANTILE * float(noise)):
             return False
     return True

@@ -75,13 +75,22 @@ class ServingReport:
         }
 
     def text(self) -> str:
-        """Return the report as text."""
+        """Return the report as text; overload is said first."""
         s = self.summary
         steady = {True: "steady", False: "not steady", None: "all requests"}[s.steady]
-        lines = [
+        run = f"{s.requests} requests in {s.window_s:.1f} s of a run of {s.run_s:.1f} s"
+        drawn = f", drawn at {s.drawn_per_s:.3f} per second" if s.drawn_per_s else ""
+        lines = []
+        if s.overloaded:
+            steady = "not steady: TTFT, e2e and queue grow with the run"
+            lines.append(
+                f"overloaded: {s.offered_per_s or 0.0:.6g} requests/s arrive, and "
+                f"{s.capacity_per_s or 0.0:.3f} can be served; the queue grows without end"
+            )
+        lines += [
             f"{self.model} on {self.devices} devices of {self.system}: {self.plan}",
             f"  workload {self.workload}, scheduler {self.scheduler}",
-            f"  {s.requests} requests in {s.window_s:.1f} s of a run of {s.run_s:.1f} s ({steady})",
+            f"  {run} ({steady}){drawn}",
             "",
             "                mean       p50       p90       p99",
         ]
@@ -93,14 +102,15 @@ class ServingReport:
         ):
             values = (latency.mean_s, latency.p50_s, latency.p90_s, latency.p99_s)
             lines.append(f"  {name:<10}" + "".join(f"{value * unit:10.2f}" for value in values))
+        lines += [*self._errors(), ""]
         cost = self.usd_per_million_tokens
         lines += [
-            "",
             f"  {s.output_tokens_per_s:.0f} output tokens/s: "
             f"{s.output_tokens_per_s / self.devices:.1f} per device, "
             f"{_rate(s.tpot.mean_s):.1f} per user"
             + (f"; {cost:.2f} $ per million" if cost is not None else ""),
-            f"  {s.requests_per_s:.3f} requests/s, of which {s.goodput_per_s:.3f} keep all levels",
+            f"  {s.requests_per_s:.3f} requests/s, of which {s.goodput_per_s:.3f} keep all levels"
+            + (f"; {s.capacity_per_s:.3f} can be served" if s.capacity_per_s else ""),
             f"  devices work {s.utilization:.0%} of the time; {s.decoding:.1f} requests decode on "
             "average",
             f"  caches hold {self.cache_tokens:,} tokens, {self.largest_batch} requests at most; "
@@ -113,6 +123,24 @@ class ServingReport:
         lines += [f"  why: {cause}" for cause in self.causes]
         lines += [f"  advice: {change}" for change in self.advice]
         return "\n".join(lines)
+
+    def _errors(self) -> list[str]:
+        """Return the line of the sampling errors of percentiles, if they are known."""
+        s = self.summary
+        if s.steady is None or s.overloaded:
+            return []
+        parts = []
+        for name, latency in (("TTFT", s.ttft), ("TPOT", s.tpot)):
+            if latency.p90_error_s is None or latency.p99_error_s is None:
+                return []
+            shares = [
+                100 * error / value if value else 0.0
+                for error, value in (
+                    (latency.p90_error_s, latency.p90_s), (latency.p99_error_s, latency.p99_s)
+                )
+            ]  # fmt: skip
+            parts.append(f"{name} p90 {shares[0]:.1f} %, p99 {shares[1]:.1f} %")
+        return [f"  sampling errors (95 %): {'; '.join(parts)}"]
 
 
 def _rate(time_s: float) -> float:
@@ -136,9 +164,8 @@ def serve_analyze(
     draft: str = "",
     draft_tokens: int = 0,
     acceptance: float = 0.0,
-    count: int = 0,
-    request_overhead_us: float = 0.0,
     router: str = "round_robin",
+    prefill_scheduler: SchedulerOptions | str = "",
 ) -> ServingReport:
     """Predict how a model is served.
 
@@ -169,13 +196,11 @@ def serve_analyze(
         Tokens that it proposes in each step.
     acceptance : float
         The probability that a proposed token is accepted.
-    count : int
-        Requests of the first run; 0: as the workload needs.
-    request_overhead_us : float
-        What the host adds to each request.
     router : str
         ``round_robin``: requests go to the replicas in turn; ``least_requests``: to the replica
         with the fewest requests in flight.
+    prefill_scheduler : SchedulerOptions or str
+        The scheduler of the devices that only fill caches; empty: ``scheduler``.
 
     Raises
     ------
@@ -186,7 +211,10 @@ def serve_analyze(
     resolved = System.required(system)
     resolved = with_weights(resolved, weights)
     work = Workload.parse(workload) if isinstance(workload, str) else workload
-    options = SchedulerOptions.parse(scheduler) if isinstance(scheduler, str) else scheduler
+    options, filling = (
+        SchedulerOptions.parse(text) if isinstance(text, str) else text
+        for text in (scheduler, prefill_scheduler or scheduler)
+    )
     requested = levels or ServiceLevels()
     served = ServedModel(model, strategy, mesh, resolved, kv_dtype)
     engine = ServingEngine.of(served, options)
@@ -195,27 +223,25 @@ def serve_analyze(
     filler = None
     if prefill_mesh is not None:
         filler = ServingEngine.of(
-            ServedModel(model, strategy, prefill_mesh, resolved, kv_dtype), options
+            ServedModel(model, strategy, prefill_mesh, resolved, kv_dtype), filling
         )
     deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0, router)
-    summary, parts = run_deployment(deployment, work, requested, count, request_overhead_us * 1e-6)
-    text = workload if isinstance(workload, str) else repr(workload)
-    return replace(report_of(deployment, work, text, requested, summary), served=parts)
+    summary, parts = run_deployment(deployment, work, requested)
+    report = report_of(deployment, work, requested, summary)
+    text = workload if isinstance(workload, str) else work.text
+    return replace(report, workload=text, served=parts)
 
 
 def report_of(
     deployment: ServingSetup,
     work: Workload,
-    text: str,
     levels: ServiceLevels,
     summary: ServiceSummary,
 ) -> ServingReport:
     """Return the report of a deployment that has served a workload."""
     engine = deployment.engine
-    filler = deployment.prefill or engine
     inputs = max(2, round(work.mean_input))
-    alone_ttft_s = filler.surface.prefill_s(inputs)
-    alone_tpot_s = engine.surface.decode_s(1, inputs)
+    alone_ttft_s, alone_tpot_s = deployment.alone_s(work)
     price = engine.served.system.device.price_per_hour
     cost = None
     if price is not None and summary.output_tokens_per_s > 0:
@@ -229,8 +255,8 @@ def report_of(
         model=engine.served.model,
         system=engine.served.system.name,
         plan=deployment.plan_text,
-        workload=text,
-        scheduler=engine.options.text,
+        workload=work.text,
+        scheduler=deployment.scheduler_text,
         devices=deployment.devices,
         summary=summary,
         levels=levels,
@@ -256,7 +282,14 @@ def _causes(
     """Return why levels are broken, and what to change first."""
     broken = summary.broken(levels)
     causes, advice = [], []
-    if "TTFT" in broken:
+    if summary.overloaded and summary.offered_per_s and summary.capacity_per_s:
+        share = summary.offered_per_s / summary.capacity_per_s
+        causes.append(f"requests arrive {share:.3g} times as fast as they can be served")
+        advice.append(
+            f"use {share:.3g} times the replicas, or lower the rate below "
+            f"{summary.capacity_per_s:.3g} requests/s"
+        )
+    elif "TTFT" in broken:
         most = levels.ttft_s or 0.0
         if alone_ttft_s > most:
             causes.append(f"a prompt alone takes {alone_ttft_s * 1e3:.0f} ms to its first token")

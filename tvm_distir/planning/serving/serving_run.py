@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,14 +25,23 @@ from .batching import (
 from .levels import ServiceLevels, ServiceSummary, summarize
 from .served_model import ServedModel
 from .surface import StepMemory, Surface
-from .workload import CLOSED, POISSON, Ints, Requests, Workload
+from .workload import BURST, CLOCK_S, CLOSED, POISSON, Ints, Requests, Workload
 
 MEMORY_SHARE = 0.9
 """The share of a device's memory that an engine takes."""
-_FIRST_COUNT, _LONGEST, _DOUBLINGS = 240, 12000, 4
+_REQUESTS, _FEWEST = 4000, 400
+"""Requests of an open run at first, and at least."""
+_BURST = 240
+"""Requests of a burst."""
+_TOKENS, _MOST_TOKENS = 1 << 21, 1 << 22
+"""Output tokens that limit the requests of an open run at first, and when it is prolonged."""
+_CYCLES, _LIVES = 40, 8
+"""Requests of each user of a closed loop, while these are few; lives of requests in a run."""
+_SATURATED_LIVES = 8
+"""Lives of requests in a run that measures how many can be served."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ServingEngine:
     """Engine of a replica: steps with their times, and the memory for caches.
 
@@ -87,14 +97,50 @@ class ServingEngine:
     ) -> list[tuple[Ints, ServedRequests]]:
         """Serve requests by replicas: of each group the places of its requests, and times."""
         system = self.served.system
-        times = self.times.with_host(
-            system.constant("serving_request_us"), system.constant("serving_prompt_us")
-        )
-        options = self.options.of_system(system)
+        host_ps = 0 if filled else round(system.constant("serving_prompt_us") * 1e6)
         return serve_by_replicas(
-            requests, times, options, self.pages, self.served.page, users, filled,
-            self.served.pools, replicas,
+            requests, self.times.with_host(system.constant("serving_request_us")),
+            self.options.of_system(system), self.pages, self.served.page, users, filled,
+            self.served.pools, replicas, host_ps,
         )  # fmt: skip
+
+    def capacity_per_s(
+        self, workload: Workload, filled: bool = False, alone: bool = False
+    ) -> float:
+        """Return the most requests per second that a replica can serve.
+
+        They are those of a closed loop with twice the users that the engine works on at a time. A
+        queue of an open loop with more arrivals grows without end. Users begin at once, and again
+        one by one: requests of equal lengths stay as far apart as they began, and take pages of the
+        caches at the same time or one after another.
+
+        Parameters
+        ----------
+        workload : Workload
+            Lengths, prefixes and seed.
+        filled, alone : bool
+            Whether requests arrive with full caches, and whether their caches are filled only.
+        """
+        users = 2 * max(1, self.largest_batch(workload))
+        requests = workload.at_once(_SATURATED_LIVES * users)
+        most, share = 0.0, 1.0
+        if alone:
+            requests = requests.of_one_token()
+        if filled:  # requests of one token have it already
+            more = np.flatnonzero(requests.output_tokens > 1)
+            if not more.size:
+                return math.inf
+            requests, share = requests.some(more), more.size / len(requests)
+        for _ in range(2):
+            served = [part for _, part in self.serve(requests, Replicas(), users, filled)]
+            most = max(most, summarize(served, ServiceLevels(), window=True).requests_per_s)
+            places = np.arange(len(requests)) * (PICOSECONDS / max(most, 1e-6))
+            requests = replace(requests, arrival_ps=np.rint(places).astype(np.int64))
+        return most / share
+
+
+Capacities = dict[tuple[ServingEngine, bool, bool], float]
+"""What engines can serve, filled caches or answers of one token alone: see capacity_per_s."""
 
 
 @dataclass(frozen=True)
@@ -138,24 +184,38 @@ class ServingSetup:
             return text
         return f"prefill {self.prefill.served.plan_text} x {self.prefill_replicas}, decode {text}"
 
+    @property
+    def scheduler_text(self) -> str:
+        """Return the schedulers."""
+        text = self.engine.options.text
+        if self.prefill is None or self.prefill.options.text == text:
+            return text
+        return f"prefill {self.prefill.options.text}, decode {text}"
+
+    def alone_s(self, workload: Workload) -> tuple[float, float]:
+        """Return the TTFT and the TPOT of a request of mean length that is alone."""
+        tokens, output = (max(1, round(x)) for x in (workload.mean_input, workload.mean_output))
+        one = Workload(BURST, input_length=str(tokens), output_length=str(output)).draw(1)
+        summary = summarize(self.serve(one), ServiceLevels(), window=False)
+        return summary.ttft.mean_s, summary.tpot.mean_s
+
     def serve(self, requests: Requests, users: int = 0) -> list[ServedRequests]:
         """Serve requests, which a router sends to the replicas."""
         replicas = Replicas(self.replicas, self.router)
         if self.prefill is None:
             return [served for _, served in self.engine.serve(requests, replicas, users)]
         fillers = Replicas(self.prefill_replicas, self.router)
-        alone = replace(requests, output_tokens=np.ones_like(requests.output_tokens))
         first = np.zeros(len(requests), np.int64)
         start = np.zeros(len(requests), np.int64)
-        for which, part in self.prefill.serve(alone, fillers):
-            first[which], start[which] = part.first_ps, part.start_ps
+        result, more = [], requests.output_tokens > 1
+        for which, part in self.prefill.serve(requests.of_one_token(), fillers):
+            first[which], start[which], host_ps = part.first_ps, part.start_ps, part.host_ps
+            result.append(part.some(np.flatnonzero(~more[which])))
         sent = np.rint(self.transfer_s(requests.input_tokens) * PICOSECONDS).astype(np.int64)
-        more = requests.output_tokens > 1
-        ready = np.where(more, first + sent, first)
+        ready = first + sent
         order = np.argsort(ready, kind="stable")
         order = order[more[order]]
         moved = replace(requests, arrival_ps=ready, prefix_id=np.full(len(requests), -1, np.int64))
-        result = []
         for which, part in self.engine.serve(moved.some(order), replicas, filled=True):
             places = order[which]
             result.append(
@@ -164,9 +224,32 @@ class ServingSetup:
                     requests=requests.some(places),
                     first_ps=first[places],
                     start_ps=start[places],
+                    host_ps=host_ps,
                 )
             )
         return result
+
+    def capacity_per_s(self, workload: Workload, known: Capacities | None = None) -> float:
+        """Return the most requests per second that can be served.
+
+        Parameters
+        ----------
+        workload : Workload
+        known : dict, optional
+            Remembers what the engines of other deployments can serve.
+        """
+        known = {} if known is None else known
+        apart = self.prefill is not None
+        parts = [(self.engine, self.replicas, apart, False)]
+        if self.prefill is not None:
+            parts.append((self.prefill, self.prefill_replicas, False, True))
+        rates = []
+        for engine, count, filled, alone in parts:
+            key = engine, filled, alone
+            if key not in known:
+                known[key] = engine.capacity_per_s(workload, filled, alone)
+            rates.append(count * known[key])
+        return min(rates)
 
     def transfer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Return the seconds in which the caches of requests reach the devices that decode.
@@ -188,27 +271,28 @@ def run_deployment(
     deployment: ServingSetup,
     workload: Workload,
     levels: ServiceLevels,
-    count: int = 0,
-    overhead_s: float = 0.0,
+    capacity_per_s: float | None = None,
 ) -> tuple[ServiceSummary, list[ServedRequests]]:
     """Serve a workload until it is steady, and summarize it.
 
-    The run is doubled until the halves of its window agree, four times at most.
+    A run is prolonged until it is as long as several requests live and the halves of its window
+    agree. Where more requests arrive than can be served there is no steady state: what is served
+    is measured while requests wait.
 
     Parameters
     ----------
     deployment : ServingSetup
     workload : Workload
     levels : ServiceLevels
-    count : int
-        Requests of the first run; 0: as the workload needs.
-    overhead_s : float
-        What the host adds to each request.
+    capacity_per_s : float, optional
+        That of the deployment (:meth:`ServingSetup.capacity_per_s`); None: computed where requests
+        arrive at a rate.
 
     Raises
     ------
     SimulationError
-        DIST0761 for a request that the caches do not hold, or users of devices that are apart.
+        DIST0761 for a request that the caches do not hold, users of devices that are apart, and
+        arrivals over a longer time than the clock has.
     """
     open_ended = workload.kind in (POISSON, CLOSED) and not workload.count
     if deployment.prefill is not None and workload.kind == CLOSED:
@@ -218,15 +302,46 @@ def run_deployment(
             place="workload",
             remedy="Use poisson:RATE, burst or a trace.",
         )
-    users = workload.users if workload.kind == CLOSED else 0
-    count = count or workload.count or max(_FIRST_COUNT, 6 * users)
-    for attempt in range(_DOUBLINGS + 1):
-        served = deployment.serve(workload.draw(count), users)
-        summary = summarize(served, levels, window=open_ended, overhead_s=overhead_s)
-        if not open_ended or summary.steady or attempt == _DOUBLINGS or 2 * count > _LONGEST:
+    rate = workload.rate_per_s
+    if rate and capacity_per_s is None:
+        capacity_per_s = deployment.capacity_per_s(workload)
+    overloaded = bool(rate and capacity_per_s is not None and rate > capacity_per_s)
+    count = _first_count(deployment, workload, overloaded)
+    longest = max(count, int(_MOST_TOKENS / workload.mean_output))
+    while True:
+        requests = workload.draw(count)
+        served = deployment.serve(requests, workload.users)
+        summary = summarize(served, levels, window=open_ended, overloaded=overloaded)
+        if overloaded and open_ended and summary.requests_per_s >= (rate or 0.0):
+            overloaded, capacity_per_s = False, summary.requests_per_s  # by other draws, it is more
+            continue
+        life, last = summary.e2e.p50_s, int(requests.arrival_ps[-1]) / PICOSECONDS
+        enough = not last or last >= _LIVES * life
+        if not open_ended or overloaded or (summary.steady and enough) or 2 * count > longest:
             break
-        count *= 2
+        count = 2 * count if enough else max(2 * count, math.ceil(_LIVES * life * count / last))
+        count = min(count, longest)
+    if rate and capacity_per_s is not None:
+        capacity_per_s = max(capacity_per_s, summary.requests_per_s)
+        drawn = requests.rate_per_s
+        summary = replace(
+            summary, offered_per_s=rate, drawn_per_s=drawn, capacity_per_s=capacity_per_s
+        )
     return summary, served
+
+
+def _first_count(deployment: ServingSetup, workload: Workload, overloaded: bool) -> int:
+    """Return the requests of the first run, of which the 99th percentile needs many."""
+    if workload.count or workload.kind == BURST:
+        return workload.count or _BURST
+    most = int(min(_REQUESTS, max(_FEWEST, _TOKENS // workload.mean_output)))
+    if workload.kind == CLOSED:
+        return max(_LIVES * workload.users, min(most, max(_FEWEST, _CYCLES * workload.users)))
+    most = min(most, max(_FEWEST // 4, int(0.4 * CLOCK_S * workload.rate)))
+    if overloaded:
+        batch = deployment.engine.largest_batch(workload) * deployment.replicas
+        return max(most, _LIVES * batch)
+    return most
 
 
 def most_requests_per_s(deployment: ServingSetup, workload: Workload) -> float:

@@ -26,6 +26,8 @@ from tvm_distir.support import MAX_INT, SimulationError
 
 Ints = npt.NDArray[np.int64]
 
+CLOCK_S = np.iinfo(np.int64).max / PICOSECONDS
+"""The seconds that the clock of a run has."""
 POISSON, BURST, CLOSED, TRACE = "poisson", "burst", "closed", "trace"
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 
@@ -54,6 +56,16 @@ class Requests:
 
     def __len__(self) -> int:
         return int(self.arrival_ps.size)
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Return the requests that arrive per second; None where all arrive at once."""
+        span = int(self.arrival_ps[-1] - self.arrival_ps[0]) if len(self) else 0
+        return (len(self) - 1) * PICOSECONDS / span if span else None
+
+    def of_one_token(self) -> Requests:
+        """Return the requests with answers of one token, which ends with their prompt."""
+        return replace(self, output_tokens=np.ones_like(self.output_tokens))
 
     def some(self, which: Ints) -> Requests:
         """Return some of the requests."""
@@ -144,6 +156,16 @@ class Workload:
                 Lengths.parse(length)
         return work
 
+    @property
+    def text(self) -> str:
+        """Return the text of the workload, which :meth:`parse` reads."""
+        if self.kind == TRACE:
+            return self.path
+        arrivals = {POISSON: f":{self.rate:g}", CLOSED: f":{self.users}"}.get(self.kind, "")
+        keys = {"prefix": self.prefix_tokens, "count": self.count, "seed": self.seed}
+        more = "".join(f",{key}={number}" for key, number in keys.items() if number)
+        return f"{self.kind}{arrivals},in={self.input_length},out={self.output_length}{more}"
+
     @cached_property
     def trace(self) -> Requests:
         """Return the requests of ``trace``."""
@@ -163,25 +185,45 @@ class Workload:
             return float(self.trace.output_tokens.mean())
         return Lengths.parse(self.output_length).mean
 
+    @property
+    def rate_per_s(self) -> float | None:
+        """Return the mean rate of arrivals; None for bursts and closed loops."""
+        if self.kind == TRACE:
+            return self.trace.rate_per_s
+        return self.rate if self.kind == POISSON else None
+
     def at_rate(self, rate: float) -> Workload:
         """Return the workload with Poisson arrivals of another rate, and the same other draws."""
-        return replace(self, kind=POISSON, rate=rate)
+        return replace(self, kind=POISSON, rate=rate, users=0)
+
+    def at_once(self, count: int) -> Requests:
+        """Return so many requests that all arrive at the beginning; those of a trace repeat."""
+        known = self.trace if self.kind == TRACE else replace(self, kind=BURST).draw(count)
+        some = known.some(np.arange(count) % len(known))
+        return replace(some, arrival_ps=np.zeros(count, np.int64))
 
     def draw(self, count: int) -> Requests:
-        """Return requests; the same seed gives the same ones, at any rate and with any count."""
+        """Return requests; the same seed gives the same ones, at any rate and with any count.
+
+        Raises
+        ------
+        SimulationError
+            DIST0761 for arrivals over a longer time than the clock has.
+        """
         if self.kind == TRACE:
             return self.trace
         streams = [np.random.default_rng([self.seed, k]) for k in range(3)]
         arrival = np.zeros(count)
         if self.kind == POISSON:
-            arrival = np.cumsum(streams[0].exponential(1.0, count)) / self.rate
+            with np.errstate(over="ignore"):
+                arrival = np.cumsum(streams[0].exponential(1.0, count)) / self.rate
         inputs, outputs = (
             Lengths.parse(text).draw(count, rng)
             for text, rng in zip((self.input_length, self.output_length), streams[1:], strict=True)
         )
         prefix = np.minimum(self.prefix_tokens, inputs)
         number = np.where(prefix > 0, 0, -1)
-        times = np.rint(arrival * PICOSECONDS).astype(np.int64)
+        times = _picoseconds(arrival, f"poisson:{self.rate:g}", "Give a higher rate, or count=.")
         return Requests(times, inputs, outputs, number.astype(np.int64), prefix)
 
 
@@ -273,9 +315,19 @@ def read_trace(path: str) -> Requests:
     if not rows or min(min(pair) for pair in tokens) < 1:
         raise workload_fault("the trace has no requests, or empty ones", path, "Add rows.")
     order = np.argsort(times, kind="stable")
-    arrival = np.rint(np.array(times)[order] * PICOSECONDS).astype(np.int64)
+    remedy = "Give seconds since the beginning of the trace."
+    arrival = _picoseconds(np.array(times)[order], path, remedy)
     sizes, shared = np.array(tokens, np.int64)[order], np.array(prefixes, np.int64)[order]
     return Requests(arrival, sizes[:, 0], sizes[:, 1], shared[:, 0], shared[:, 1])
+
+
+def _picoseconds(times_s: npt.NDArray[np.float64], place: str, remedy: str) -> Ints:
+    """Return seconds as picoseconds, of which half of the clock may be arrivals."""
+    most = CLOCK_S / 2
+    if not (times_s >= 0).all() or not (times_s <= most).all():
+        problem = f"requests do not arrive within the {most:.2g} s that the clock has"
+        raise workload_fault(problem, place, remedy)
+    return np.rint(times_s * PICOSECONDS).astype(np.int64)
 
 
 def _whole(text: str, place: str) -> int:
