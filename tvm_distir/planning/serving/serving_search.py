@@ -25,7 +25,13 @@ from .batching import Replicas, SchedulerOptions, Speculation
 from .levels import ServiceLevels, ServiceSummary
 from .served_model import ServedModel
 from .serving_report import ServingReport, report_of
-from .serving_run import ServingEngine, ServingSetup, most_requests_per_s, run_deployment
+from .serving_run import (
+    Capacities,
+    ServingEngine,
+    ServingSetup,
+    most_requests_per_s,
+    run_deployment,
+)
 from .weight_types import with_weights
 from .workload import CLOSED, TRACE, Workload, workload_fault
 
@@ -54,7 +60,8 @@ class RatedChoice:
     requests_per_s : float
         0 where the levels break at all rates that were tried.
     bound_per_s : float
-        The rate that it cannot exceed.
+        The rate that it cannot exceed: a proved bound, or what it serves where requests always
+        wait, if this is less.
     summary : ServiceSummary, optional
     """
 
@@ -232,6 +239,7 @@ class _Search:
         self.stages = stages
         self.result = ServingSearchResult()
         self._engines: list[ServingEngine] = []
+        self._capacities: Capacities = {}
         self._best: tuple[float, ServingSetup] | None = None
 
     def engines(self, system: System, kv_dtype: str, speculation: Speculation | None) -> None:
@@ -266,20 +274,27 @@ class _Search:
         return deployment.plan_text + self._types(deployment.engine.served)
 
     def _name(self, deployment: ServingSetup) -> str:
-        return f"{self._plan_text(deployment)}; tokens={deployment.engine.options.tokens}"
+        return f"{self._plan_text(deployment)}; {deployment.scheduler_text}"
 
     def _plans(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """Yield strategies and meshes of a replica."""
+        """Yield strategies and meshes of a replica.
+
+        Requests are not divided over parts of a replica by data parallelism: the parts do the work
+        of as many replicas, which do not wait for each other's steps.
+        """
         config, _ = serving_step(ServedModel(self.model, "", {"tp": 1}, self.system).text(1, 1, 0))
         for count, stages in itertools.product(range(1, self.devices + 1), self.stages):
             if self.devices % count or count % stages:
                 continue
             rest = count // stages
-            before, mesh = ("pipeline+", {"pp": stages}) if stages > 1 else ("", {})
-            if rest == 1 or not config.kv_rank:
-                yield f"{before}megatron", {**mesh, "tp": rest}
-            if config.experts and rest > 1:
-                yield f"{before}expert_parallel", {**mesh, "ep": rest}
+            before, mesh = (["pipeline"], {"pp": stages}) if stages > 1 else ([], {})
+            for parts in range(1, rest + 1 if config.experts else 2):
+                if rest % parts == 0:
+                    words = [*before, *["expert_parallel"] * (parts > 1)]
+                    words += ["megatron"] * (parts < rest or parts == 1)
+                    sizes = {"ep": parts, "tp": rest // parts}
+                    more = {k: n for k, n in sizes.items() if n > 1 or (parts == 1 and k == "tp")}
+                    yield "+".join(words), {**mesh, **more}
 
     def rate(self, apart: bool) -> None:
         """Find the highest rates, of the choices with the highest bounds first."""
@@ -288,52 +303,57 @@ class _Search:
             bound = most_requests_per_s(deployment, self.work)
             waiting.append((bound / deployment.devices, bound, deployment))
         waiting.sort(key=lambda row: -row[0])
-        for per_device, bound, deployment in waiting:
-            why = self._cut(deployment, per_device) if self.bounds else ""
+        for _, bound, deployment in waiting:
+            why = self._cut(deployment, bound) if self.bounds else ""
+            if not why:
+                capacity = self._capacity_per_s(deployment)
+                bound = min(bound, capacity)
+                why = self._cut(deployment, bound) if self.bounds else ""
             if why:
                 self.result.cuts.append(CutChoice(self._name(deployment), why))
                 continue
-            rate, summary = self._highest(deployment, bound)
-            scheduler = deployment.engine.options.text
+            rate, summary = self._highest(deployment, bound, capacity)
             self.result.choices.append(
                 RatedChoice(
-                    self._plan_text(deployment), scheduler, deployment.devices, rate, bound, summary
+                    self._plan_text(deployment), deployment.scheduler_text, deployment.devices,
+                    rate, bound, summary,
                 )
-            )
+            )  # fmt: skip
             if summary is not None and (
                 self._best is None or rate / deployment.devices > self._best[0]
             ):
                 self._best = rate / deployment.devices, deployment
-                text = (
-                    f"poisson:{rate:.4g},in={self.work.input_length},out={self.work.output_length}"
-                )
                 work = self.work.at_rate(rate)
-                self.result.best = report_of(deployment, work, text, self.levels, summary)
+                self.result.best = report_of(deployment, work, self.levels, summary)
                 self.result.strategy = deployment.engine.served.strategy
                 self.result.mesh = deployment.engine.served.mesh
         self.result.choices.sort(key=lambda choice: -choice.per_device)
 
+    def _capacity_per_s(self, deployment: ServingSetup) -> float:
+        """Return what a deployment can serve; 0 where its caches do not hold a request."""
+        try:
+            return deployment.capacity_per_s(self.work, self._capacities)
+        except SimulationError:
+            return 0.0
+
     def _deployments(self, apart: bool) -> Iterator[ServingSetup]:
-        for engine in self._engines:
-            for options in self.options:
-                replicas = self.devices // engine.served.devices
-                yield ServingSetup(engine.with_options(options), replicas, router=self.router)
+        known = [e.with_options(o) for e in self._engines for o in self.options]
+        for engine in known:
+            replicas = self.devices // engine.served.devices
+            yield ServingSetup(engine, replicas, router=self.router)
         if not apart:
             return
-        for filler in self._engines:
-            for engine in self._engines:
-                alike = filler.served.system is engine.served.system
-                if filler.served.kv_dtype != engine.served.kv_dtype or not alike:
-                    continue
-                if filler.speculation:
-                    continue
-                for count in range(1, self.devices):
-                    rest = self.devices - count * filler.served.devices
-                    if rest > 0 and rest % engine.served.devices == 0:
-                        replicas = rest // engine.served.devices
-                        yield ServingSetup(engine, replicas, filler, count, self.router)
+        for filler, engine in itertools.product(known, known):
+            alike = filler.served.system is engine.served.system
+            if filler.served.kv_dtype != engine.served.kv_dtype or not alike or filler.speculation:
+                continue
+            for count in range(1, self.devices):
+                rest = self.devices - count * filler.served.devices
+                if rest > 0 and rest % engine.served.devices == 0:
+                    replicas = rest // engine.served.devices
+                    yield ServingSetup(engine, replicas, filler, count, self.router)
 
-    def _cut(self, deployment: ServingSetup, per_device: float) -> str:
+    def _cut(self, deployment: ServingSetup, bound: float) -> str:
         """Return the bound that proves that a choice is not the best; empty if there is none."""
         levels, engine = self.levels, deployment.engine
         inputs = self.work.draw(_DRAWN).input_tokens
@@ -345,25 +365,28 @@ class _Search:
         if levels.ttft_s is not None and not self.work.prefix_tokens:
             filler = deployment.prefill or engine
             prompt = max(2, int(np.percentile(inputs, 10)))
-            least = filler.surface.prefill_s(prompt)
+            host_us = filler.served.system.constant("serving_prompt_us")
+            least = filler.surface.prefill_s(prompt) + host_us * 1e-6
             if least > levels.ttft_s:
                 return f"TTFT of a prompt alone is {least * 1e3:.0f} ms at least"
+        per_device = bound / deployment.devices
         if self._best is not None and per_device <= self._best[0]:
             return f"at most {per_device:.3f} requests/s/device, {self._best[0]:.3f} are reached"
         return ""
 
     def _highest(
-        self, deployment: ServingSetup, bound: float
+        self, deployment: ServingSetup, bound: float, capacity: float
     ) -> tuple[float, ServiceSummary | None]:
         """Return the highest rate that keeps the levels, and its summary."""
         low, high, best = 0.0, bound, None
-        for _ in range(_STEPS):
-            rate = (low + high) / 2
+        for _ in range(_STEPS if bound else 0):
+            rate = float(f"{(low + high) / 2:.4g}")
+            work = self.work.at_rate(rate)
             try:
-                summary, _ = run_deployment(deployment, self.work.at_rate(rate), self.levels)
+                summary, _ = run_deployment(deployment, work, self.levels, capacity)
             except SimulationError:
                 return 0.0, None
-            if summary.broken(self.levels) or summary.requests_per_s < 0.9 * rate:
+            if summary.broken(self.levels) or summary.overloaded:
                 high = rate
             else:
                 low, best = rate, summary

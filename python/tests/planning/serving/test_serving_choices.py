@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The choices of a search: all that can be analyzed, each with the figures of its analysis."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.planning.serving.test_serving_surface import SYSTEM, fitted_once
+from tvm_distir.core import System, mesh_text
+from tvm_distir.planning.serving.batching import SchedulerOptions
+from tvm_distir.planning.serving.levels import ServiceLevels
+from tvm_distir.planning.serving.serving_report import serve_analyze
+from tvm_distir.planning.serving.serving_search import _Search, search_serving
+from tvm_distir.planning.serving.workload import Workload
+
+SCHEDULERS = ("continuous:tokens=64", "prefill_first:tokens=512")
+WORK = "poisson:1,in=64,out=uniform:1-16,seed=3"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_engines():
+    with fitted_once():
+        yield
+
+
+def searched(model, devices=2, levels=None, **options):
+    options = {"schedulers": SCHEDULERS, "front": False, **options}
+    return search_serving(model, devices, SYSTEM, WORK, levels or ServiceLevels(), **options)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("model", ["llama3", "deepseek"])
+def test_a_search_lists_what_can_be_analyzed(model):
+    """As tried, or as cut; latent attention too, whose caches each device has whole."""
+    layers = "layers=1,dense_layers=0" if model == "deepseek" else "layers=2"
+    text = f"zoo:{model}?size=tiny,{layers}"
+    result = searched(text)
+    known = [choice.plan for choice in result.choices] + [cut.plan for cut in result.cuts]
+    plans = [("megatron", {"tp": 1}), ("megatron", {"tp": 2})]
+    plans += [("expert_parallel", {"ep": 2})] * (model == "deepseek")
+    for strategy, mesh in plans:
+        report = serve_analyze(text, strategy, mesh, SYSTEM, "burst,in=9,out=2")
+        assert report.summary.requests > 0
+        plan = report.plan.rpartition(" x ")[0]
+        assert sum(name.rpartition(" x ")[0] == plan for name in known) == len(SCHEDULERS)
+
+
+def test_experts_and_their_widths_are_divided_together():
+    """Over both axes of a mesh; a model without experts has one."""
+    plans = {}
+    for model in ("llama3", "deepseek"):
+        options = [SchedulerOptions()], False, "round_robin", (1, 2)
+        search = _Search(
+            f"zoo:{model}?size=tiny", 4, System.load(SYSTEM), Workload.parse(WORK),
+            ServiceLevels(), *options,
+        )  # fmt: skip
+        plans[model] = [f"{strategy} {mesh_text(mesh)}" for strategy, mesh in search._plans()]
+    dense = [f"megatron tp={n}" for n in (1, 2, 4)]
+    dense += [f"pipeline+megatron pp=2,tp={n}" for n in (1, 2)]
+    experts = ["expert_parallel ep=2", "expert_parallel ep=4", "expert_parallel+megatron ep=2,tp=2"]
+    assert sorted(plans["llama3"]) == sorted(dense)
+    assert sorted(plans["deepseek"]) == sorted(
+        [*dense, *experts, "pipeline+expert_parallel pp=2,ep=2"]
+    )
+
+
+def test_devices_apart_have_schedulers_of_their_own():
+    result = searched("zoo:llama3?size=tiny", apart=True, bounds=False)
+    pairs = [c.scheduler for c in result.choices if c.plan.startswith("prefill")]
+    assert len(pairs) == len(set(pairs)) == 4
+    assert sum(pair.startswith("prefill ") for pair in pairs) == 2
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_best_is_what_its_analysis_says(apart):
+    """The page of a search and that of the analysis of its best choice have the same figures."""
+    model, levels = "zoo:llama3?size=tiny", ServiceLevels(1.0, 1.0)
+    result = searched(model, levels=levels, apart=apart, bounds=False)
+    chosen = [c for c in result.choices if c.plan.startswith("prefill") == apart]
+    assert result.best is not None
+    known = {"levels": levels}
+    if not apart:
+        known["replicas"] = result.best.devices // result.mesh["tp"]
+        known["scheduler"] = result.best.scheduler
+        again = serve_analyze(
+            model, result.strategy, result.mesh, SYSTEM, result.best.workload, **known
+        )
+        assert again.to_dict() == result.best.to_dict()
+    else:
+        first, _, other = chosen[0].scheduler.partition(", decode ")
+        known["scheduler"] = other or first
+        known["prefill_scheduler"] = first.removeprefix("prefill ") if other else ""
+        again = serve_analyze(
+            model, "megatron", {"tp": 1}, SYSTEM,
+            f"poisson:{chosen[0].requests_per_s},in=64,out=uniform:1-16,seed=3",
+            prefill_mesh={"tp": 1}, **known,
+        )  # fmt: skip
+        assert again.summary == chosen[0].summary
+
+
+def test_requests_of_one_token_are_served_by_devices_apart():
+    """They end where their caches are filled; they were left out of all figures."""
+    report = serve_analyze(
+        "zoo:llama3?size=tiny", "megatron", {"tp": 1}, SYSTEM,
+        "burst,in=64,out=uniform:1-2,count=100", prefill_mesh={"tp": 1},
+    )  # fmt: skip
+    assert report.summary.requests == 100
+    tokens = sum(int(part.requests.output_tokens.sum()) for part in report.served)
+    made = sum(int(part.steps[:, 2].sum()) for part in report.served)
+    assert tokens == made + 100
+
+
+def test_overload_is_said_first():
+    """Of an open load three times above capacity, with what is served, in text and JSON."""
+    model = "zoo:llama3?size=tiny"
+    plain = serve_analyze(model, "megatron", {"tp": 1}, SYSTEM, WORK)
+    assert not plain.summary.overloaded
+    rate = 3 * plain.summary.capacity_per_s
+    report = serve_analyze(
+        model, "megatron", {"tp": 1}, SYSTEM, WORK.replace("poisson:1,", f"poisson:{rate},"),
+        levels=ServiceLevels(ttft_s=1e6),
+    )  # fmt: skip
+    assert report.text().startswith("overloaded: ")
+    assert "not steady" in report.text()
+    summary = report.to_dict()["summary"]
+    assert summary["overloaded"] is True
+    assert summary["requests_per_s"] <= summary["capacity_per_s"] < summary["offered_per_s"] / 2.8
+    assert report.broken == ["TTFT"]
+    assert "times as fast" in report.causes[0]
