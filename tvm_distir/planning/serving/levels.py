@@ -71,7 +71,8 @@ class Latency:
             parts = [np.percentile(p, PERCENTILES[1:]) for p in np.array_split(values, _SECTIONS)]
             spread = ((np.array(parts) - whole[1:]) ** 2).sum(axis=0)
             errors = (_QUANTILE * np.sqrt(spread / (_SECTIONS * (_SECTIONS - 1)))).tolist()
-        return Latency(float(values.mean()), *whole.tolist(), *errors)
+        mean, (p50, p90, p99) = float(values.mean()), whole.tolist()
+        return Latency(mean, p50, p90, p99, errors[0], errors[1])
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,8 @@ class ServingSetup:
         fillers = Replicas(self.prefill_replicas, self.router)
         first = np.zeros(len(requests), np.int64)
         start = np.zeros(len(requests), np.int64)
-        result, more = [], requests.output_tokens > 1
+        result: list[ServedRequests] = []
+        more = requests.output_tokens > 1
         for which, part in self.prefill.serve(requests.of_one_token(), fillers):
             first[which], start[which], host_ps = part.first_ps, part.start_ps, part.host_ps
             result.append(part.some(np.flatnonzero(~more[which])))
