@@ -18,6 +18,7 @@ the lowest float                the windows that it walks: a row of infinities h
 a read at an index that was     zero where the index is outside
 read from a buffer
 a write at such an index        left out where the index is outside
+a variable of bfloat16 operands widens them by their bits: TVM would read these as an integer
 a division of integers by what  defined for every divisor (:mod:`.division`)
 was read from a buffer
 ==============================  ===========================================================
@@ -161,6 +162,18 @@ def _bind_in_branch(branch: Any) -> Any:
     return tirx.SeqStmt([*bindings, new])
 
 
+def _widened_by_bits(cast: Any) -> Any:
+    """Write a cast of bfloat16 to float32, as TVM does itself outside of bindings."""
+    if (_kind(cast), _kind(cast.value)) != ("float32", "bfloat16"):
+        return cast
+    bits = tirx.Cast("uint32", tirx.reinterpret("uint16", cast.value))
+    return tirx.reinterpret("float32", bits << tirx.const(16, "uint32"))
+
+
+def _bind(bind: Any) -> Any:
+    return tirx.Bind(bind.var, tvm_ffi.structural_map(bind.value, (tirx.Cast, _widened_by_bits)))
+
+
 class _Repair:
     """Rewriter of a PrimFunc.
 
@@ -185,6 +198,7 @@ class _Repair:
             [
                 ((tirx.Max, tirx.Min), repaired_extreme),
                 (tirx.NE, _not_equal),
+                (tirx.Bind, _bind),
                 (DIVISIONS, self._division),
                 (ir.TensorLoad, self._load),
                 (tirx.BufferStore, self._store),
