@@ -190,6 +190,7 @@ from .ops.local.shard import Operand as Operand
 from .ops.local.shard import shard as shard
 from .ops.lookup import rule_of as rule_of
 from .ops.lookup import work_of as work_of
+from .ops.lowering.accumulation import is_narrow as is_narrow
 from .ops.lowering.append_in_place import appended as appended
 from .ops.lowering.division import divisor_parameters as divisor_parameters
 from .ops.lowering.gpu_reducers import register_gpu_reducers as register_gpu_reducers

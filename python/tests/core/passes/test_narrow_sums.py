@@ -11,7 +11,6 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.core.passes.lower import collectives
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 LARGE = {"bfloat16": 256.0, "float16": 2048.0}
@@ -72,11 +71,9 @@ def test_terms_of_a_contraction(dtype: str, move: str, engine: str) -> None:
     assert not np.array_equal(stepwise, want[:, :1])  # these numbers tell the difference
 
 
-def test_exchanged_terms_that_stay_narrow_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "WIDER", {"bool": "int8"})
-    values, want = operands("bfloat16", "exchange")
-    (got,) = td.run(program_of("bfloat16", "exchange"), values, engine="virtual")
-    assert not np.array_equal(got.astype("float64"), want.astype("float64"))
+def test_exchanged_terms_are_widened_in_the_program() -> None:
+    """Kernels of this package accumulate in float32 anyway; those of other compilers may not."""
+    assert 'R.Tensor((4, 2, 2), dtype="float32")' in program_of("bfloat16", "exchange").script()
 
 
 def statistic(op: str, dtype: str, size: int) -> Any:

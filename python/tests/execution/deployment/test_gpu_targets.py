@@ -106,7 +106,7 @@ def test_gradients_of_lookups(axis: int | None) -> None:
         te.placeholder(shape, "float32", "table"),
         te.placeholder((5,), "int64", "indices"),
     ]
-    result = te_take_backward(*operands, axis, on_gpu=False)
+    result = te_take_backward(*operands, axis, on_gpu=False, dtype="float32")
     built = tvm.compile(te.create_prim_func([operands[0], operands[2], result]), host_target())
     out = tvm.runtime.empty(shape, "float32")
     built(tvm.runtime.tensor(grad), tvm.runtime.tensor(indices), out)

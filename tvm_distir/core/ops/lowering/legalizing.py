@@ -19,7 +19,8 @@ op                   computes
 ``multiply``,        with a constant zero: NaN of NaN and infinities, which TVM folds to zero
 ``divide``
 ``take_backward``    the same on threads of a GPU (:mod:`.lookup_gradient`)
-``nn.attention``     in float32 for half precision, of which TVM's kernel mixes the types
+attention, norms,    of narrow floats in float32 (:mod:`.float32_kernels`); all other kernels
+scans, scatters      compute these in float32 by a pass over their TIR (:mod:`.accumulation`)
 ``take`` (``fast``)  the kernel of TVM, which warns of what :mod:`.repair` prevents
 ===================  =======================================================================
 """
@@ -34,10 +35,14 @@ from tvm import ir, relax, te, tirx, topi
 
 from tvm_distir.core.ir.types import tensor_type
 
+from .accumulation import accumulate_in_float32
+from .float32_kernels import kernel_in_float32, scan_in_float32, scatter_in_float32
 from .lookup_gradient import take_backward
 from .repair import is_nan
 
-_NARROW = ("float16", "bfloat16")
+SCATTERS = ("scatter_elements", "scatter_nd", "index_put")
+ATTENTION = ("attention", "attention_bias")
+NORMS = ("layer_norm", "group_norm", "instance_norm", "batch_norm", "rms_norm")
 
 Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
 
@@ -213,17 +218,6 @@ def _with_zero(compute: Callable[..., Any]) -> Legalize:
     return legalize
 
 
-def _attention(builder: relax.BlockBuilder, call: ir.Call) -> Any:
-    stock, dtype = call.op.get_attr("FLegalize"), _float_type(call)
-    if dtype not in _NARROW:
-        return stock(builder, call)
-    operands = [builder.emit(relax.op.astype(arg, "float32")) for arg in call.args]
-    a = call.attrs
-    mask = None if a.causal_mask is None else str(a.causal_mask)
-    wide = relax.op.nn.attention(*operands, scale=a.scale, causal_mask=mask)
-    return relax.op.astype(builder.emit(stock(builder, builder.normalize(wide))), dtype)
-
-
 LEGALIZATIONS: dict[str, Legalize] = {
     "relax.sort": _of_floats(_sort),
     "relax.argsort": _of_floats(_argsort),
@@ -232,9 +226,10 @@ LEGALIZATIONS: dict[str, Legalize] = {
     "relax.argmin": _extreme_place(largest=False),
     "relax.sign": _of_floats(_sign),
     "relax.take": _take,
-    "relax.nn.attention": _attention,
-    "relax.nn.attention_bias": _attention,
     "relax.grad.take_backward": take_backward,
+    **dict.fromkeys(("relax.cumsum", "relax.cumprod"), scan_in_float32),
+    **{f"relax.{name}": scatter_in_float32 for name in SCATTERS},
+    **{f"relax.nn.{name}": kernel_in_float32 for name in (*ATTENTION, *NORMS)},
     "relax.multiply": _of_floats(_with_zero(topi.multiply)),
     "relax.divide": _of_floats(_with_zero(topi.divide)),
 }
@@ -252,4 +247,5 @@ def kernel_passes(skip_ops: Sequence[str] = ()) -> list[Any]:
         relax.backend.DispatchSampling(),
         relax.transform.LegalizeOps(LEGALIZATIONS, list(skip_ops)),
         relax.backend.DispatchSortScan(),
+        accumulate_in_float32,
     ]
