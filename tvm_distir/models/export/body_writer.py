@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_distir.core import is_narrow
+
 from .text import Unwritable, array_text, integers, is_float, tensor_text
 
 Shape = Sequence[int]
@@ -243,11 +245,19 @@ class Body:
             bound = limits.min if kind == "max" else limits.max
         return self.constant(bound, dtype)
 
+    def accumulated(self, kind: str, value: Ssa) -> Ssa:
+        """Return a value in the type in which a reduction of it accumulates, as in JAX."""
+        adds = kind in ("sum", "prod", "add", "multiply")
+        return self.cast(value, "float32") if adds and is_narrow(value.dtype) else value
+
     def reduce(self, kind: str, value: Ssa, axes: Sequence[int], keep: bool = False) -> Ssa:
         """Reduce some dims by a sum, product, maximum or minimum."""
         dims = sorted(axis % len(value.shape) for axis in axes)
         if not dims:
             return value
+        wide = self.accumulated(kind, value)
+        if wide is not value:
+            return self.cast(self.reduce(kind, wide, axes, keep), value.dtype)
         shape = [n for i, n in enumerate(value.shape) if i not in dims]
         region = self.region(_REDUCTIONS[kind], value.dtype)
         start = self.neutral(kind, value.dtype)
@@ -259,4 +269,6 @@ class Body:
     def mean(self, value: Ssa, axes: Sequence[int], keep: bool = True) -> Ssa:
         """Compute the mean over some dims."""
         count = math.prod(value.shape[axis] for axis in axes)
-        return self.binary("divide", self.reduce("sum", value, axes, keep), count)
+        wide = self.accumulated("sum", value)
+        mean = self.binary("divide", self.reduce("sum", wide, axes, keep), count)
+        return self.cast(mean, value.dtype)

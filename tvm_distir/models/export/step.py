@@ -171,6 +171,10 @@ def take(body: Body, rows: Ssa, index: Ssa, axis: int) -> Ssa:
 
 def scatter(body: Body, into: Ssa, index: Ssa, new: Ssa, numbers: str, kind: str) -> Ssa:
     """Write or add elements at indices."""
+    wide = body.accumulated(kind, into)
+    if wide is not into:
+        new = body.cast(new, wide.dtype)
+        return body.cast(scatter(body, wide, index, new, numbers, kind), into.dtype)
     notes = f"scatter_dimension_numbers = #stablehlo.scatter<{numbers}>"
     notes += ", indices_are_sorted = false, unique_indices = false"
     region = body.region(kind, into.dtype)
@@ -203,6 +207,9 @@ class Windows:
 
 def slide(body: Body, kind: str, value: Ssa, windows: Windows) -> Ssa:
     """Write a reduction over windows."""
+    wide = body.accumulated(kind, value)
+    if wide is not value:
+        return body.cast(slide(body, kind, wide, windows), value.dtype)
     names = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
     rows = zip(value.shape, windows.low, windows.high, windows.sizes, windows.steps, windows.gaps)
     shape = [(n + a + b - (d * (w - 1) + 1)) // t + 1 for n, a, b, w, t, d in rows]
