@@ -92,6 +92,8 @@ def register_torch_kernels() -> None:
         # An index that is outside of the table adds nothing, as in the kernel of TVM.
         inside = (places >= 0) & (places < table.shape[0])
         rows = torch.where(inside[:, None], view(grad), 0.0)
+        if rows.element_size() < 4:  # on CPUs PyTorch adds rows of half precision in their type
+            rows = rows.float()
         places = torch.where(inside, places, 0)
         table.copy_(
             torch.ops.aten.embedding_dense_backward(rows, places, table.shape[0], -1, False)
