@@ -11,6 +11,7 @@ sides, and the search goes on inside.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +33,12 @@ from tvm_distir.execution.runtime.program.sharded import ShardedArray, read_part
 from tvm_distir.transforms import OptimizeCollectives
 
 from .compare import TOLERANCES, compare_output, peak
-from .float32_reference import widened, widened_inputs
+from .float32_reference import Float32Reference, widened, widened_inputs
 from .instrumented import TracedProgram, callee_name
+from .narrow_outputs import declared_types
 from .pairing import ValuePair, pairs_of
 from .placeholders import with_device_objects
+from .rounding import RoundingBound, RoundingError
 
 Array = npt.NDArray[Any]
 
@@ -93,9 +96,11 @@ class Bisection:
     values : list of arrays
         Whole inputs.
     wide : bool
-        Compare the float32 twins of both programs.
+        Compare both programs in float32.
     exact : bool
         Demand equal bits.
+    bound : RoundingBound, optional
+        Compare the distributed program in its narrow types with the original in float32.
     """
 
     mod: ir.IRModule
@@ -105,6 +110,7 @@ class Bisection:
     values: list[Array]
     wide: bool
     exact: bool
+    bound: RoundingBound | None = None
 
 
 @dataclass(frozen=True)
@@ -140,26 +146,48 @@ class _ModulePair:
         wide = self.search.wide
         plain = self.original.returning([p.original for p in pairs])
         values = widened_inputs(self.search.values) if wide else self.search.values
-        expected = Reference(widened(plain) if wide else plain).run(values)
+        expected, allowed = self._expected(plain, values)
         lowered = _lowered(self.distributed.returning([p.leaf for p in pairs]))
         inputs = with_device_objects(lowered, values)
         got = self.search.engine.run(widened(lowered) if wide else lowered, inputs, "sharded")
-        return [self._difference(a, b) for a, b in zip(got, expected)]
+        return [self._difference(a, b, *most) for a, b, most in zip(got, expected, allowed)]
 
-    def _difference(self, got: ShardedArray, ref: Array) -> _Differs | None:
-        rtol, scale = TOLERANCES.get(ref.dtype.name, TOLERANCES["float32"])
-        atol = scale * peak(ref)
+    def _expected(
+        self, plain: ir.IRModule, values: list[Array]
+    ) -> tuple[list[Array], list[tuple[float, float]]]:
+        """Return the values of the original, and the maximum and the rms allowed of each."""
+        if self.search.bound is None:
+            expected = Reference(widened(plain) if self.search.wide else plain).run(values)
+            return expected, [(_tolerance(ref)[1] * peak(ref), math.inf) for ref in expected]
+        reference = Float32Reference(plain)
+        truth, rounded = reference.truth(values), reference.run(values)
+        bounds = [
+            self.search.bound.allowed(RoundingError().seen(a, t), t, dtype)
+            for a, t, dtype in zip(rounded, truth, declared_types(plain))
+        ]
+        return truth, bounds
+
+    def _difference(
+        self, got: ShardedArray, ref: Array, most: float, rms: float
+    ) -> _Differs | None:
+        rtol = 0.0 if self.search.bound else _tolerance(ref)[0]
         worst: _Differs | None = None
         for rank in sorted(got.parts):
             box = got.boxes[rank]
             part = read_part(got.parts[rank])[tuple(slice(0, b - a) for a, b in box)]
+            if self.search.bound:
+                (part,) = widened_inputs([part])
             mine = ref[tuple(slice(a, b) for a, b in box)]
-            comparison = compare_output(0, part, mine, self.search.exact, atol, rtol)
+            comparison = compare_output(0, part, mine, self.search.exact, most, rtol, rms)
             if comparison.equal or (worst and worst.max_abs_diff >= comparison.max_abs_diff):
                 continue
             allowed = comparison.atol + comparison.rtol * peak(mine)
             worst = _Differs(rank, comparison.max_abs_diff, allowed)
         return worst
+
+
+def _tolerance(ref: Array) -> tuple[float, float]:
+    return TOLERANCES.get(ref.dtype.name, TOLERANCES["float32"])
 
 
 def _lowered(mod: ir.IRModule) -> ir.IRModule:
@@ -223,7 +251,7 @@ def first_difference(search: Bisection) -> Fault | None:
     -------
     fault : Fault or None
         None when no value differs once it is returned: an optimisation that returning it turns
-        off is at fault then, or a kernel of a 16-bit type.
+        off is at fault then.
 
     Raises
     ------

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 _CHUNK = 1 << 18
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
+FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Float types, finest first."""
 
 TOLERANCES: dict[str, tuple[float, float]] = {
@@ -35,7 +35,7 @@ sum. The error of a sum is proportional to its terms, not to its result, which m
 6e-8), reordering a sum of K terms moves it by about sqrt(K) u; the bounds allow for some
 thousand terms and a few tens of layers. A missing or doubled collective moves a result by about
 its size: 5,000 times the loosest bound and more. No such bound is both safe and sharp for
-16-bit types: those are judged by :mod:`.twin`.
+narrower types, see :mod:`.rounding`.
 """
 
 
@@ -75,6 +75,8 @@ class OutputReport:
         Root of the mean squared difference.
     rms_allowed : float
         The tolerance of ``rms_diff``; infinite where only single elements are bounded.
+    distribution : str
+        The distribution of the data, where it is not that of the whole report.
     """
 
     index: int
@@ -87,6 +89,7 @@ class OutputReport:
     rtol: float
     rms_diff: float = 0.0
     rms_allowed: float = math.inf
+    distribution: str = ""
 
 
 def _chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
@@ -189,7 +192,7 @@ def compare_outputs(
     exact : bool
         Demand equal bits.
     atol, rtol : float, optional
-        Instead of the defaults; 16-bit types have none but 0.
+        Instead of the defaults; narrower types have none but 0.
     """
     default_rtol, scale = TOLERANCES.get(dtype, (0.0, 0.0))
     out = []

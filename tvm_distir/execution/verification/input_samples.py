@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from tvm_distir.core import (
     place_of,
     relax_functions,
 )
-from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.support import EngineError
 
 from .compare import not_finite
@@ -48,6 +47,15 @@ def file_weights(mod: ir.IRModule) -> dict[str, Any]:
     return load_weights(mod)
 
 
+class Original(Protocol):
+    """A program of a single device that can be run: its module, and the results for inputs."""
+
+    mod: ir.IRModule
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Return the flattened results for full arrays, in the order of the parameters."""
+
+
 class RandomInputs:
     """Draws full inputs for a module, in the order of the entry's parameters.
 
@@ -60,7 +68,7 @@ class RandomInputs:
     weights : mapping of str to array
         Values of weights by name.
     distribution : str
-        The distribution of data, of :data:`.random_inputs.DISTRIBUTIONS`.
+        The distribution of data, of :data:`.random_inputs.DISTRIBUTIONS`, or ``positive``.
     """
 
     def __init__(
@@ -88,13 +96,13 @@ class InputSample:
 
 
 def finite_samples(
-    reference: Reference, draws: Sequence[RandomInputs], seed: int, values: list[Array] | None
+    reference: Original, draws: Sequence[RandomInputs], seed: int, values: list[Array] | None
 ) -> Iterator[InputSample]:
     """Yield a sample of each distribution for which the reference is finite.
 
     Parameters
     ----------
-    reference : Reference
+    reference : Original
     draws : sequence of RandomInputs
         The distributions, in the order in which they are tried.
     seed : int
@@ -180,7 +188,7 @@ def _mentioned(kernel: tirx.PrimFunc) -> set[Any]:
     return variables
 
 
-def refuse_constant_outputs(reference: Reference, sample: InputSample, seed: int) -> None:
+def refuse_constant_outputs(reference: Original, sample: InputSample, seed: int) -> None:
     """Refuse outputs that are equal, up to signs of zeros, for every draw (DIST0621).
 
     Outputs that no value of an input can change, such as a tensor of ones, are left out.

@@ -24,6 +24,11 @@ DISTRIBUTIONS = ("normal", "below one", "above one", "integers", "zeros and ones
 integers {1, 2, 3}, and {0, 1}. Logarithms and inverse functions are finite for some of them only;
 comparisons come out both ways for integers, and logical operations for zeros and ones."""
 
+POSITIVE = "positive"
+"""The distribution for which all data and weights are positive, data uniform in (0.1, 0.9) and
+weights of mean 1 / fan_in: sums then grow with their terms, as of activations behind a rectifier,
+and leave the range in which an accumulator of a narrow type still changes."""
+
 _INTEGERS = {"integers": (1, 4), "zeros and ones": (0, 2)}
 
 
@@ -49,7 +54,7 @@ def draw_inputs(
         Values of weights by name, used where they are given; ignored when ``exact``. One that is
         filled with a single value is drawn all the same: it would hide a wrong placement.
     distribution : str
-        The distribution of data, of :data:`DISTRIBUTIONS`.
+        The distribution of data, of :data:`DISTRIBUTIONS`, or :data:`POSITIVE`.
 
     Returns
     -------
@@ -112,10 +117,15 @@ def _draw(spec: InputSpec, rng: np.random.Generator, exact: bool, distribution: 
         steps = rng.uniform(0.5, 1.5, spec.shape) * (spec.gain / np.sqrt(spec.fan_in))
         return np.asarray(steps, dtype)
     if spec.role == "data" and distribution != "normal":
-        least = 0.1 if distribution == "below one" else 1.1
+        least = 1.1 if distribution == "above one" else 0.1
         return np.asarray(rng.uniform(least, least + 0.8, spec.shape), dtype)
     values = rng.standard_normal(spec.shape, dtype=np.float32)
-    if spec.role == "weight":
+    if distribution == POSITIVE:
+        values = np.abs(values)
+    if spec.role == "weight" and distribution == POSITIVE:
+        mean = np.sqrt(2 / np.pi)
+        values *= np.float32(min(spec.gain, 1.0) / (mean * spec.fan_in))
+    elif spec.role == "weight":
         values *= np.float32(spec.gain / np.sqrt(spec.fan_in))
     elif spec.role in ("bias", "mean", "scale"):
         values *= np.float32(0.1)

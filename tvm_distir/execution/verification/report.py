@@ -15,6 +15,7 @@ from tvm_distir.support import MismatchError
 from .bisect import Fault
 from .collective_counts import ExpectedCollective
 from .compare import OutputReport
+from .rounding import RoundingBound
 
 SCHEMA_VERSION = 1
 
@@ -26,19 +27,21 @@ class VerifyReport:
     Attributes
     ----------
     equal : bool
-        Whether every output is, and every output of the twins.
+        Whether every output is, and every one of ``float32_outputs``.
     max_abs_diff, max_rel_diff, atol, rtol : float
         Largest over the outputs.
     engine : str
     seed : int
     exact : bool
     outputs : tuple of OutputReport
-        For a 16-bit model without ``exact`` or a tolerance given: differences from its float32
-        twin (see :mod:`.twin`), else from a single device.
+        For a program of 16-bit or 8-bit floats without ``exact``: differences from the original in
+        float32, else from a single device.
     collectives : tuple of CollectiveCount
         The collectives that a run executed; empty where the engine does not count.
-    twin : tuple of OutputReport
-        For such a model: the twin of the distributed program against that of the original.
+    float32_outputs : tuple of OutputReport
+        For such a program: the distributed program in float32 against the original in float32.
+    rounding : RoundingBound, optional
+        For such a program without a tolerance given: the terms of its tolerance.
     claims : tuple of ExpectedCollective
         The collectives that ``export`` expects of a run.
     unlike_claims : tuple of str
@@ -63,7 +66,8 @@ class VerifyReport:
     exact: bool
     outputs: tuple[OutputReport, ...]
     collectives: tuple[CollectiveCount, ...]
-    twin: tuple[OutputReport, ...] = ()
+    float32_outputs: tuple[OutputReport, ...] = ()
+    rounding: RoundingBound | None = None
     claims: tuple[ExpectedCollective, ...] = ()
     unlike_claims: tuple[str, ...] = ()
     replicas: str = ""
@@ -117,7 +121,9 @@ class VerifyReport:
 
     def _wrong(self) -> tuple[list[OutputReport], str]:
         wrong = [o for o in self.outputs if not o.equal]
-        return (wrong, "") if wrong else ([o for o in self.twin if not o.equal], "float32 twin: ")
+        if wrong:
+            return wrong, ""
+        return [o for o in self.float32_outputs if not o.equal], "in float32, "
 
     def _place(self) -> str:
         if self.fault is not None:
@@ -135,7 +141,8 @@ class VerifyReport:
             text = (
                 f"{prefix}{len(wrong)} of {len(self.outputs)} outputs differ; output "
                 f"{first.index} by up to {first.max_abs_diff:.3g} (allowed: {first.atol:.3g} + "
-                f"{first.rtol:.3g} |ref|)"
+                f"{first.rtol:.3g} |ref|"
+                f"{', data ' + first.distribution if first.distribution else ''})"
             )
             if first.max_abs_diff <= first.atol:
                 text += f", rms {first.rms_diff:.3g} (allowed: {first.rms_allowed:.3g})"
@@ -149,6 +156,8 @@ class VerifyReport:
             return "Report this bug with the module and the plan."
         if self.exact:
             return "Report it with the module and the plan: exact sums have no rounding."
+        if self.rounding is not None and all(output.equal for output in self.float32_outputs):
+            return "Report it with the module: a kernel rounds more than its dtype does."
         return "Run it with exact=True to distinguish rounding from a wrong result."
 
 

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -37,19 +38,21 @@ from .bisect import Bisection, Fault, first_difference
 from .cancellation import with_terms
 from .collective_counts import claimed_collectives, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest
-from .float32_reference import NARROW, WIDE, judge, own_errors, widened, widened_inputs
+from .float32_reference import NARROW, WIDE, Float32Reference, widened, widened_inputs
 from .input_samples import (
-    DRAWS,
     InputSample,
+    Original,
     RandomInputs,
     file_weights,
     finite_samples,
     refuse_constant_outputs,
     refuse_unwritten_results,
 )
+from .narrow_outputs import NarrowProgram, worse
 from .placeholders import as_array, refuse_used_objects, with_device_objects
 from .random_inputs import DISTRIBUTIONS
 from .report import VerifyReport
+from .rounding import RoundingBound
 
 Array = npt.NDArray[Any]
 
@@ -78,22 +81,10 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
     return [np.asarray(value) for value in flatten_tuples(drawn)]
 
 
-@dataclass(frozen=True)
-class _Case:
-    """A model, its inputs and the single-device results."""
-
-    plain: ir.IRModule
-    draws: RandomInputs
-    seed: int
-    values: list[Array]
-    reference: Reference
-    expected: list[Array]
-
-
 def _compared_run(
     engine: Engine,
     dist: ir.IRModule,
-    reference: Reference,
+    reference: Original,
     samples: Iterable[InputSample],
     seed: int,
 ) -> tuple[InputSample, list[Array], str]:
@@ -135,22 +126,47 @@ def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tu
         return outputs, f"{error.place}: {error.what}"
 
 
-def _twins(
-    case: _Case, dist: ir.IRModule, engine: Engine, got: Sequence[Array]
-) -> tuple[tuple[OutputReport, ...], tuple[OutputReport, ...]]:
-    """Yield the reports of the 16-bit outputs against the twin, and of the two twins."""
-    twin = Reference(widened(case.plain))
-    truth = twin.run(widened_inputs(case.values))
+@dataclass(frozen=True)
+class _Comparison:
+    """The reports of all outputs, those in float32, and the inputs that show a difference."""
 
-    def pairs() -> Any:
-        yield case.expected, truth
-        for other in range(1, DRAWS + 1):
-            values = case.draws.draw(case.seed + other)
-            yield case.reference.run(values), twin.run(widened_inputs(values))
+    outputs: tuple[OutputReport, ...]
+    values: list[Array]
+    float32: tuple[OutputReport, ...] = ()
 
-    reports = judge(got, case.expected, truth, own_errors(pairs()))
-    wide, _ = _run_whole(engine, widened(dist), widened_inputs(case.values))
-    return reports, compare_outputs(wide, truth, WIDE, False, None, None)
+    def equal(self) -> bool:
+        return all(output.equal for output in self.outputs) and not self.differs_wide()
+
+    def differs_wide(self) -> bool:
+        return not all(output.equal for output in self.float32)
+
+
+def _compare_narrow(
+    run: Callable[[ir.IRModule, list[Array]], tuple[list[Array], str]],
+    dist: ir.IRModule,
+    reference: Float32Reference,
+    sample: InputSample,
+    got: Sequence[Array],
+    bound: RoundingBound,
+    seed: int,
+    given: Any,
+) -> _Comparison:
+    """Compare a program of narrow types with the original in float32, by :mod:`.rounding`."""
+    wide, _ = run(widened(dist), widened_inputs(sample.values))
+    truth = reference.truth(sample.values)
+    float32 = compare_outputs(wide, truth, WIDE, False, None, None)
+    if not all(output.equal for output in float32):
+        given = sample.values  # which show the difference
+    program = NarrowProgram(reference, bound, lambda values: run(dist, values)[0], seed)
+    outputs, values = program.judged(sample, got, given is not None)
+    if given is None and all(output.equal for output in outputs):
+        positive, drawn = program.judged_positive()
+        outputs = worse(outputs, positive)
+        values = values if all(output.equal for output in outputs) else drawn
+    return _Comparison(outputs, values, float32)
+
+
+_REDUCING = ("all_reduce", "reduce_scatter")
 
 
 def counts(engine: Engine) -> bool:
@@ -203,8 +219,8 @@ def verify(
     exact : bool
         Draw from {-2..2} and demand equal bits.
     atol, rtol : float, optional
-        Instead of the defaults: :data:`.compare.TOLERANCES`, and for 16-bit models what
-        :mod:`.twin` says.
+        Instead of the defaults: :data:`.compare.TOLERANCES`, and for programs of 16-bit and 8-bit
+        floats what :mod:`.rounding` says. These are compared with the original in float32.
     inputs : sequence or mapping of whole arrays, optional
         Instead of drawn ones. For a parameter that is a tuple, a (nested) tuple; by name, also its
         tensors ``x_0`` or ``x[0]``, ``x_1_0``, ...
@@ -251,7 +267,9 @@ def verify(
     distributions = DISTRIBUTIONS[:1] if alone else DISTRIBUTIONS
     draws = [RandomInputs(plain, exact, known, name) for name in distributions]
     values = None if inputs is None else _ordered(plain, inputs)
-    reference = Reference(plain)
+    dtype = coarsest_float(plain)
+    narrow = dtype in NARROW and not exact
+    reference: Original = Float32Reference(plain) if narrow else Reference(plain)
     others = finite_samples(reference, draws, seed, values)
     first = next(others)
     if plan is not None or dist is None:
@@ -271,25 +289,34 @@ def verify(
             place=entry_of(plain),
             remedy="Report it: this is a bug of the lowering.",
         )
-    dtype = coarsest_float(plain)
     collectives = chosen.collectives
-    twin: tuple[OutputReport, ...] = ()
-    narrow = dtype in NARROW and not exact and atol is None and rtol is None
-    if narrow:
-        case = _Case(plain, sample.draws, seed, values, reference, expected)
-        outputs, twin = _twins(case, dist, chosen, got)
-    else:
+    claims = claimed_collectives(export(bind_dims(ExpandSchedule()(dist), dims or {})))
+    bound: RoundingBound | None = None
+    if not isinstance(reference, Float32Reference):
         outputs = compare_outputs(got, expected, dtype, exact, atol, rtol)
         if not exact and atol is None:
             outputs = with_terms(outputs, plain, values, got, expected)
-    equal = all(o.equal for o in (*outputs, *twin)) and not replicas
-    claims = claimed_collectives(export(bind_dims(ExpandSchedule()(dist), dims or {})))
+        compared = _Comparison(outputs, values)
+    else:
+        ranks = max((c.group_size for c in claims if c.kind in _REDUCING), default=1)
+        bound = RoundingBound.of(plain, dtype, ranks)
+        if atol is None and rtol is None:
+            run = functools.partial(_run_whole, chosen)
+            compared = _compare_narrow(run, dist, reference, sample, got, bound, seed, inputs)
+        else:
+            wide, truth = widened_inputs(got), reference.truth(values)
+            compared = _Comparison(compare_outputs(wide, truth, dtype, False, atol, rtol), values)
+    outputs = compared.outputs
+    equal = compared.equal() and not replicas
     fault, no_fault = None, ""
     if not equal and Pipeline.of(mod) is not None:
         no_fault = "bindings of a pipelined step have no unique counterpart on a single device"
     elif not equal and locate and plan is not None:
         sized = bind_dims(mod, dims or {})
-        fault, no_fault = _located(Bisection(sized, plain, plan, chosen, values, narrow, exact))
+        values, rounding = compared.values, None if compared.differs_wide() else bound
+        wide_too = bound is not None and rounding is None
+        search = Bisection(sized, plain, plan, chosen, values, wide_too, exact, rounding)
+        fault, no_fault = _located(search)
     return VerifyReport(
         equal=equal,
         max_abs_diff=largest(o.max_abs_diff for o in outputs),
@@ -302,7 +329,8 @@ def verify(
         distribution=sample.draws.distribution,
         outputs=outputs,
         collectives=collectives,
-        twin=twin,
+        float32_outputs=compared.float32,
+        rounding=bound if compared.float32 else None,
         claims=claims,
         unlike_claims=differences(claims, collectives) if counts(chosen) else (),
         replicas=replicas,

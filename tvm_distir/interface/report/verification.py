@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ def verdict_text(
             str(output.index),
             units.shape(output.shape),
             output.dtype,
-            "equal" if output.equal else "DIFFERENT",
+            ("equal" if output.equal else "DIFFERENT")
+            + (f" ({output.distribution} data)" if output.distribution else ""),
             f"{output.max_abs_diff:.3g}",
             f"{output.max_rel_diff:.3g}",
         ]
@@ -88,15 +90,15 @@ def verdict_text(
 
 
 def _notes(outcome: VerifyReport, paint: Painter) -> list[str]:
-    """Return notes on the tolerance of 16-bit values and the first difference."""
+    """Return notes on the tolerance of narrow types and the first difference."""
     lines = []
-    if outcome.twin:
-        difference = max(output.max_abs_diff for output in outcome.twin)
-        is_equal = all(output.equal for output in outcome.twin)
+    if outcome.rounding is not None:
+        difference = max((output.max_abs_diff for output in outcome.float32_outputs), default=0.0)
+        is_equal = all(output.equal for output in outcome.float32_outputs)
         same = "equal" if is_equal else paint("red", "DIFFERENT")
         lines += [
-            "Differences are from a float32 reference; the tolerance is the error of one device.",
-            f"The float32 references of both programs are {same}, by up to {difference:.3g}.",
+            *textwrap.wrap(outcome.rounding.text(), 100),
+            f"In float32 both programs are {same}, by up to {difference:.3g}.",
         ]
     if outcome.replicas:
         lines.append(f"Replicas differ: {outcome.replicas}.")
