@@ -18,7 +18,8 @@ from tvm_distir.execution.runtime.program.io_layout import np_dtype
 OPS = campaign_ops.OPS + campaign_ops_nn.OPS + campaign_ops_rare.OPS
 SHARES = np.array([share for share, _ in OPS]) / sum(share for share, _ in OPS)
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-DTYPE_WEIGHTS = (0.8, 0.09, 0.08, 0.03)
+DTYPE_WEIGHTS = (0.47, 0.25, 0.25, 0.03)
+NARROW = ("float16", "bfloat16")
 BOUNDED = re.compile(r"_below(\d+)$")
 """An integer parameter's name ends with the bound of its values."""
 
@@ -30,6 +31,10 @@ FLOATS = {
 }
 """What floats are drawn from. Zeros in the padding are no extreme of mixed signs."""
 
+SCALED = ("scaled", "scaled positive")
+"""Floats of 16-bit programs that are no integers: normal, or uniform in (0.1, 1), times a size of
+the seed from 1e-3 to 1e3 (to 10 in float16, whose sums end at 65504)."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -40,8 +45,11 @@ class Sample:
 
 
 def inputs_of(mod: ir.IRModule, seed: int, values: str = "mixed") -> list[np.ndarray]:
-    """Whole inputs of ``main``: floats from :data:`FLOATS`, integers below a named bound."""
+    """Whole inputs of ``main``: floats from :data:`FLOATS` or as :data:`SCALED` says, integers
+    below a named bound.
+    """
     rng = np.random.default_rng(seed)
+    magnitude = rng.uniform(-3, 3) if values in SCALED else 0.0
     matches = []
     for param in mod["main"].params:
         shape, dtype = [int(n) for n in param.ty.shape], str(param.ty.dtype)
@@ -50,10 +58,21 @@ def inputs_of(mod: ir.IRModule, seed: int, values: str = "mixed") -> list[np.nda
         elif dtype.startswith("int"):
             bound = BOUNDED.search(str(param.name))
             matches.append(rng.integers(0, int(bound[1]) if bound else 1, shape).astype(dtype))
+        elif values in SCALED:
+            is_mixed = values == SCALED[0]
+            drawn = rng.standard_normal(shape) if is_mixed else rng.uniform(0.1, 1, shape)
+            scale = 10 ** min(magnitude, 1.0 if dtype == "float16" else 3.0)
+            matches.append(np.asarray(scale * drawn, np_dtype(dtype)))
         else:
             places = rng.integers(0, len(FLOATS[values]), shape)
             matches.append(np.array(FLOATS[values])[places].astype(np_dtype(dtype)))
     return matches
+
+
+def float_type(mod: ir.IRModule) -> str:
+    """The float type of the parameters of ``main``, of which a module has one."""
+    types = (str(param.ty.dtype) for param in mod["main"].params)
+    return next((dtype for dtype in types if "float" in dtype), "float32")
 
 
 def sample(seed: int) -> Sample:
