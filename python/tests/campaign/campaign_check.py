@@ -224,7 +224,7 @@ def check(case: Case, threads: bool = False, careful: bool = True) -> Outcome:
 def _check(case: Case, threads: bool, careful: bool) -> Outcome:
     inputs = campaign_modules.inputs_of(case.mod, case.seed, case.values)
     try:
-        original = _Original(case, inputs)
+        original = Original(case, inputs)
     except Exception as error:
         return Outcome("unusable", "reference", type(error).__name__, _short(error))
     if case.values != "nan" and not original.finite():
@@ -270,7 +270,7 @@ def _check(case: Case, threads: bool, careful: bool) -> Outcome:
         return Outcome("RAW", stage, label, _short(error))
 
 
-class _Original:
+class Original:
     """The results of a module: on one device, and of 16-bit types in float64.
 
     Attributes
