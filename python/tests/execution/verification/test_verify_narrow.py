@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from importlib import import_module
 
 import ml_dtypes
@@ -342,29 +343,37 @@ def _divided_wrongly(a, b):
 class _Replaced(relax.PyExprMutator):
     """Replaces the products of a narrow type by calls of a faulty function."""
 
+    def __init__(self, mod, name):
+        super().__init__(mod)
+        self.name = name
+
     def visit_call_(self, call):
         ty = call.ty
         call = super().visit_call_(call)
         if str(getattr(call.op, "name", "")) != "relax.matmul" or str(ty.dtype) not in NARROW:
             return call
-        return R.call_pure_packed("tests.faulty_product", *call.args, ty_args=ty)
+        return R.call_pure_packed(self.name, *call.args, ty_args=ty)
 
 
 class _FaultyKernels(VirtualEngine):
     """Runs programs with a faulty kernel of narrow products."""
 
+    numbers = itertools.count()
+
     def __init__(self, product):
         super().__init__()
+        # Compiled programs are kept, with the functions that they call: each has its own name.
+        self.kernel = f"tests.faulty_product{next(self.numbers)}"
 
         def kernel(*operands):
             a, b = (to_array(tensor) for tensor in operands)
             return to_tensor(product(a, b))
 
-        tvm_ffi.register_global_func("tests.faulty_product", kernel, override=True)
+        tvm_ffi.register_global_func(self.kernel, kernel, override=True)
 
     def run(self, mod, inputs, outputs="whole"):
         functions = {
-            gv: _Replaced(mod).visit_expr(fn) if isinstance(fn, relax.Function) else fn
+            gv: _Replaced(mod, self.kernel).visit_expr(fn) if isinstance(fn, relax.Function) else fn
             for gv, fn in mod.functions.items()
         }
         mod = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
@@ -397,9 +406,20 @@ def test_a_faulty_kernel_is_found_and_named(dtype, faulty, plan, terms):
     assert "unit roundoff" in report.rounding.text()
 
 
-def test_a_term_below_the_roundoff_is_not_seen():
-    """One of 1,024 terms is 1e-3 of the sum of positive terms: bfloat16 resolves 4e-3."""
-    assert verify(product("bfloat16", 1024), _plan("rows"), engine=_FaultyKernels(_without(1024)))
+def test_an_error_below_the_roundoff_is_not_seen():
+    """Results 1e-3 too small: bfloat16 resolves 4e-3, float16 5e-4 of a single value."""
+
+    def small(a, b):
+        return (a.astype("float32") @ b.astype("float32") * (1023 / 1024)).astype(a.dtype)
+
+    engine = _FaultyKernels(small)
+    assert verify(product("bfloat16", 1024), _plan("rows"), engine=engine).equal
+
+
+def test_one_of_a_thousand_terms_is_missed():
+    """In a sum of terms of either sign it is 3 % of the result."""
+    engine = _FaultyKernels(_without(1024))
+    assert not verify(product("bfloat16", 1024), _plan("rows"), engine=engine, locate=False).equal
 
 
 @pytest.mark.parametrize("plan", PLANS)
