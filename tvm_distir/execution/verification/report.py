@@ -42,6 +42,8 @@ class VerifyReport:
         For such a program: the distributed program in float32 against the original in float32.
     rounding : RoundingBound, optional
         For such a program without a tolerance given: the terms of its tolerance.
+    positive : bool
+        For such a program: whether positive data and weights were compared as well.
     claims : tuple of ExpectedCollective
         The collectives that ``export`` expects of a run.
     unlike_claims : tuple of str
@@ -68,6 +70,7 @@ class VerifyReport:
     collectives: tuple[CollectiveCount, ...]
     float32_outputs: tuple[OutputReport, ...] = ()
     rounding: RoundingBound | None = None
+    positive: bool = False
     claims: tuple[ExpectedCollective, ...] = ()
     unlike_claims: tuple[str, ...] = ()
     replicas: str = ""

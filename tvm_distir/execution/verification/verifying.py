@@ -133,6 +133,7 @@ class _Comparison:
     outputs: tuple[OutputReport, ...]
     values: list[Array]
     float32: tuple[OutputReport, ...] = ()
+    positive: bool = False
 
     def equal(self) -> bool:
         return all(output.equal for output in self.outputs) and not self.differs_wide()
@@ -159,11 +160,12 @@ def _compare_narrow(
         given = sample.values  # which show the difference
     program = NarrowProgram(reference, bound, lambda values: run(dist, values)[0], seed)
     outputs, values = program.judged(sample, got, given is not None)
+    positive: tuple[OutputReport, ...] = ()
     if given is None and all(output.equal for output in outputs):
         positive, drawn = program.judged_positive()
         outputs = worse(outputs, positive)
         values = values if all(output.equal for output in outputs) else drawn
-    return _Comparison(outputs, values, float32)
+    return _Comparison(outputs, values, float32, bool(positive))
 
 
 _REDUCING = ("all_reduce", "reduce_scatter")
@@ -331,6 +333,7 @@ def verify(
         collectives=collectives,
         float32_outputs=compared.float32,
         rounding=bound if compared.float32 else None,
+        positive=compared.positive,
         claims=claims,
         unlike_claims=differences(claims, collectives) if counts(chosen) else (),
         replicas=replicas,

@@ -100,6 +100,8 @@ def _notes(outcome: VerifyReport, paint: Painter) -> list[str]:
             *textwrap.wrap(outcome.rounding.text(), 100),
             f"In float32 both programs are {same}, by up to {difference:.3g}.",
         ]
+        if outcome.equal and not outcome.positive:
+            lines.append("Positive data were not compared: inputs are given, or results overflow.")
     if outcome.replicas:
         lines.append(f"Replicas differ: {outcome.replicas}.")
     if outcome.fault is not None:

@@ -76,6 +76,7 @@ PLAN = td.Plan.from_dict(
 def test_a_right_distribution_is_equal_by_both_tests(dtype):
     report = verify(chain(dtype), PLAN)
     assert report.equal
+    assert report.positive
     (single,), (wide,) = report.outputs, report.float32_outputs
     assert single.dtype == dtype
     assert 0 < single.rms_diff <= single.rms_allowed
