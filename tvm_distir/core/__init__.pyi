@@ -66,6 +66,7 @@ from .ir.attention_ops import attention_sinks as attention_sinks
 from .ir.attention_ops import nn_attention_form as nn_attention_form
 from .ir.attributes import ACCUMULATE_PHASE as ACCUMULATE_PHASE
 from .ir.attributes import BACKWARD_PHASE as BACKWARD_PHASE
+from .ir.attributes import COUNT_PHASE as COUNT_PHASE
 from .ir.attributes import DROPOUT_KERNEL as DROPOUT_KERNEL
 from .ir.attributes import DROPOUT_RATE_ATTR as DROPOUT_RATE_ATTR
 from .ir.attributes import EACH_PHASE as EACH_PHASE

@@ -65,6 +65,7 @@ from .training.pipeline.expand_passes import RunInTurn as RunInTurn
 from .training.pipeline.places import IoPlacement as IoPlacement
 from .training.pipeline.places import StageInterface as StageInterface
 from .training.pipeline.sums import ContinuedAccumulation as ContinuedAccumulation
+from .training.pipeline.unit_writer import UnitWriter as UnitWriter
 from .training.pipeline.wires import NEXT_STAGE as NEXT_STAGE
 from .training.pipeline.wires import MessageEndpoints as MessageEndpoints
 from .training.recompute.choice import AUTO as AUTO

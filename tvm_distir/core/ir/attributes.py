@@ -86,6 +86,9 @@ ACCUMULATE_PHASE, EACH_PHASE = "accumulate", "each"
 """Phases that follow them: sums over micro-batches of what they are given, and what hands that of
 each on to a separate update."""
 
+COUNT_PHASE = "count"
+"""Phase in front of the first micro-batch: what it computes of each is summed over all of them."""
+
 
 def param_names(fn: relax.Function) -> list[str]:
     """Return the names of a function's parameters, as the model has them where it is known."""

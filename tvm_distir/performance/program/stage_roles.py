@@ -25,7 +25,7 @@ from tvm_distir.core import (
     variables,
 )
 from tvm_distir.support import SimulationError
-from tvm_distir.transforms import StageBody, StageInterface, When
+from tvm_distir.transforms import StageBody, StageInterface, UnitWriter, When
 
 from .function_exporter import FunctionExporter
 from .parts import Function, Value
@@ -90,7 +90,13 @@ class RoleExporter:
         self.exported: dict[str, relax.Function] = {}
         self.slots: list[Value] = []
         self.trees: dict[Any, Tree] = {}
-        self.whole: dict[str, Any] = {}
+        micros = pipeline.schedule.micro_batches
+        self.writer = UnitWriter(micros, False, lambda gv: gv)
+        self.whole = {
+            slot: relax.Var(var.name, self.writer.whole_type(var.ty))
+            for slot, var in self.body.params.items()
+            if slot in pipeline.sliced and micros > 1
+        }
         self.phases: list[Phase] = []
         self.states = state_names(mod[self.note.function])
         self.place_of = {slot: i for i, slot in enumerate(pipeline.inputs)}
@@ -159,6 +165,7 @@ class RoleExporter:
             name: [_reading(b, streams) for b in self.body.bindings[when]]
             for name, when in _WHENS.items()
         }
+        groups[BEGIN] = [part for b in groups[BEGIN] for part in self._over_all(b)]
         rest = list(self.body.bindings[When.END])
         for number, name in enumerate(self.sums):
             needed = set(variables(self.body.results[f"{PART}:{name}"]))
@@ -169,6 +176,16 @@ class RoleExporter:
             rest = [b for b in rest if b.var not in needed]
         groups[END] = rest
         return groups
+
+    def _over_all(self, binding: Any) -> list[Any]:
+        """Return a binding, or those that sum its values of all micro-batches."""
+        if binding.var not in self.body.counted:
+            return [binding]
+        data = {self.body.params[slot]: whole for slot, whole in self.whole.items()}
+        before = len(self.writer.bindings)
+        self.writer.batch_sum(self.body.counted[binding.var], data, {})
+        *bindings, last = self.writer.bindings[before:]
+        return [*bindings, relax.VarBinding(binding.var, last.value)]
 
     def _declare(self, ty: Any, name: str, **extra: Any) -> Tree:
         """Add the slots of a type."""
@@ -193,12 +210,9 @@ class RoleExporter:
             return []
         place = self.ports.inputs[self.note.params.index(slot)]
         data = self.place_of[slot] < self.pipeline.data_count
-        micros = self.pipeline.schedule.micro_batches if slot in self.pipeline.sliced else 1
-        whole_shape, ty, shown = list(place.shape), var.ty, var
-        if micros > 1:
-            shape = [int(n) for n in ty.shape]
-            shape[0], whole_shape[0] = shape[0] * micros, whole_shape[0] * micros
-            shown = self.whole[slot] = relax.Var(var.name, relax.TensorType(shape, ty.dtype))
+        shown, whole_shape = self.whole.get(slot, var), list(place.shape)
+        if slot in self.whole:
+            whole_shape[0] *= self.pipeline.schedule.micro_batches
         role = "input" if data else "state" if plain_name(slot) in self.states else "weight"
         self.trees[shown] = self._declare(
             shown.ty, str(var.name), role=role,

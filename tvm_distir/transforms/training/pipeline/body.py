@@ -16,6 +16,7 @@ from tvm_distir.core import (
     ACTIVATION,
     BACKWARD,
     BACKWARD_PHASE,
+    COUNT_PHASE,
     EACH_PHASE,
     FORWARD,
     FORWARD_PHASE,
@@ -48,6 +49,7 @@ OF_UNIT = {FORWARD: When.FORWARD, BACKWARD: When.BACKWARD, WEIGHT: When.WEIGHT}
 """The phases that a unit of a schedule runs."""
 
 _OF_FUNCTION = {
+    COUNT_PHASE: When.BEGIN,
     FORWARD_PHASE: When.FORWARD,
     BACKWARD_PHASE: When.BACKWARD,
     WEIGHT_PHASE: When.WEIGHT,
@@ -91,6 +93,9 @@ class StageBody:
         The phase of results and of all bound variables, by their handles.
     carried : list of str
         Inputs that the forward pass of a micro-batch changes for the next micro-batch.
+    counted : dict of Var to list of Binding
+        Values of which those of all micro-batches are summed before the first, with the bindings
+        that compute that of a micro-batch.
     each : set of Var
         Values that are passed to a separate update for every micro-batch, and not summed.
     stash : list of Var
@@ -109,6 +114,7 @@ class StageBody:
         fields = unpack(result.fields) if isinstance(result, relax.Tuple) else [result]
         self.results = dict(zip(note.results, fields, strict=True))
         self.when: dict[int, When] = {}
+        self.counted: dict[Any, list[Any]] = {}
         self.each: set[Any] = set()
         varying_results = set(varying)
         for slot, var in self.params.items():
@@ -120,6 +126,8 @@ class StageBody:
             when = self._when(mod, binding.value)
             if when == When.ACCUMULATE and self._phase(mod, binding.value) == EACH_PHASE:
                 self.each.add(binding.var)
+            if when == When.BEGIN and self._phase(mod, binding.value) == COUNT_PHASE:
+                self.counted[binding.var] = self._needed(bindings, binding)
             self.when[handle(binding.var)] = when
         self._put_off(bindings)
         for binding in bindings:
@@ -132,6 +140,15 @@ class StageBody:
             for v in dict.fromkeys(read)
             if self.when.get(handle(v)) == When.FORWARD and v not in handed
         ]
+
+    def _needed(self, bindings: Sequence[Any], last: Any) -> list[Any]:
+        """Return a binding behind those that depend on the micro-batch and that it reads."""
+        needed, read = [last], set(variables(last.value))
+        for binding in reversed(bindings[: bindings.index(last)]):
+            if binding.var in read and self.when[handle(binding.var)] == When.FORWARD:
+                needed.append(binding)
+                read.update(variables(binding.value))
+        return needed[::-1]
 
     def _put_off(self, bindings: Sequence[Any]) -> None:
         """Move bindings that only the end reads behind all micro-batches."""

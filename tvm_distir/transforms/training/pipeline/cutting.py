@@ -20,6 +20,8 @@ from tvm_distir.transforms.training.autodiff.reverse import is_float
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
 from tvm_distir.transforms.training.recompute.times import ValueTimes
 
+from .split_loss import BatchSum
+
 SLACK = 1.05
 """Permitted cost of the slowest stage relative to even stages, to send less data."""
 
@@ -40,6 +42,10 @@ class Flat:
         The parameter that is the first of a micro-batch's streams of random numbers.
     statistics : mapping of Var to Var
         New running statistics to the parameters that they take the place of.
+    sums : mapping of Var to BatchSum
+        Sums over the whole batch that the loss reads.
+    share : float
+        The factor of the sum of all micro-batches' losses.
     """
 
     params: tuple[Any, ...]
@@ -48,12 +54,14 @@ class Flat:
     loss: Any
     stream: Any = None
     statistics: Mapping[Any, Any] = field(default_factory=dict)
+    sums: Mapping[Any, BatchSum] = field(default_factory=dict)
+    share: float = 1.0
 
     @cached_property
     def anywhere(self) -> set[Any]:
         """Return the variables that depend only on data and constants, computed in each stage."""
         result: set[Any] = set()
-        free = set(self.params) - self.weights
+        free = {*self.params, *self.sums} - self.weights
         for binding in self.bindings:
             if all(v in free or v in result for v in variables(binding.value)):
                 result.add(binding.var)
@@ -97,7 +105,10 @@ def split_stages(
     ModelError
         DIST0354 there are fewer values to cut at than asked for, or a named one is none.
     """
-    good = [bool(alive) and all(is_float(v.ty) for v in alive) for alive in flat.live]
+    good = [
+        all(is_float(v.ty) for v in alive) and any(int(v.ty.ndim) for v in alive if is_float(v.ty))
+        for alive in flat.live
+    ]
     ends = _named(flat, good, names) if names else _even(flat, functions, stages, good)
     return [*ends, len(flat.bindings) - 1]
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from .cutting import Flat
 from .role_params import StageInputs
 from .role_tools import Tools
 from .roles import LOSS, StageWriter
+from .split_loss import BatchSum, LossSplitter
 from .staged_notes import Notes
 from .stages import ModelStage, cut_model
 
@@ -87,7 +88,7 @@ class StagedStep:
         if isinstance(recompute, Auto):  # not decided yet
             recompute = Recomputation()
         stages = cut_model(flat, self.functions, schedule.stage_count, schedule.cuts, recompute)
-        parts = self._parts(stages, called)
+        parts = self._parts(stages, called, flat.sums)
         pairs = Differentiator(
             self.functions,
             recompute,
@@ -97,7 +98,7 @@ class StagedStep:
         for stage in stages:
             policies = {layer.label: layer.policy for layer in stage.layers}
             pairs.inside.setdefault(str(stage.function.name_hint), policies)
-        tools = Tools(self.recipe, self.functions, pairs, schedule, self.known)
+        tools = Tools(self.recipe, self.functions, pairs, schedule, self.known, flat.share)
         writer_of: dict[Any, tuple[str, StageWriter]] = {}
         entries: dict[str, relax.Function] = {}
         whole, notes, writers = Notes(self.params, self.recipe, schedule), [], []
@@ -134,12 +135,31 @@ class StagedStep:
                         statistic = relax.TupleGetItem(env[b.var], k - 2)
                         new[value.args[k]] = builder.emit(statistic, f"{value.args[k].name}_new")
             output = substitute(forward.body.body, env)
-            return builder.emit(objective.write(builder, output), LOSS)
+            return self._loss(builder, output)
 
-        emitted, loss = write_function(params, write)
+        emitted, (loss, share, sums) = write_function(params, write)
         weights = frozenset(v for _, v in self.params.others)
         statistics = {value: param for param, value in new.items()}
-        return Flat(tuple(params), weights, tuple(emitted), loss, self.params.stream, statistics)
+        stream = self.params.stream
+        return Flat(tuple(params), weights, tuple(emitted), loss, stream, statistics, sums, share)
+
+    def _loss(
+        self, builder: relax.BlockBuilder, output: Any
+    ) -> tuple[Any, float, Mapping[Any, BatchSum]]:
+        """Emit the loss of a micro-batch; return it, the factor of the sum of all, and sums."""
+        schedule, objective = self.schedule, self.params.objective
+        count = schedule.micro_batches
+        if count == 1 or schedule.stash:  # each micro-batch has an update of its own
+            return builder.emit(objective.write(builder, output), LOSS), 1.0 / count, {}
+        targets = [var for _, var in objective.inputs]
+        bindings, result = write_function(
+            targets, lambda inside: inside.emit(objective.write(inside, output), LOSS)
+        )
+        rows = set(self.params.sliced.values())
+        data = {var: var in rows for var in targets}
+        splitter = LossSplitter(builder, self.functions, count, self.params.batch or 0, data)
+        loss, share = splitter.run(bindings, result, LOSS)
+        return loss, share, splitter.sums
 
     def _called(self, flat: Flat) -> frozenset[str]:
         """Return the private functions that the model calls more than once."""
@@ -156,7 +176,9 @@ class StagedStep:
             and is_private(self.functions.of[name])
         )
 
-    def _parts(self, stages: Sequence[ModelStage], called: frozenset[str]) -> list[StageInputs]:
+    def _parts(
+        self, stages: Sequence[ModelStage], called: frozenset[str], sums: Mapping[Any, BatchSum]
+    ) -> list[StageInputs]:
         uses = Counter(var for stage in stages for var in stage.weights)
         names = {v: n for n, v in (*self.params.data, *self.params.others)}
         for var in self.params.running:
@@ -188,6 +210,7 @@ class StagedStep:
                     number + 1 == len(stages),
                     meshes[ranks[number]] if meshes else "",
                     self.params.dropout,
+                    sums,
                 )
             )
         return parts

@@ -18,6 +18,7 @@ from tvm_distir.transforms.training.step.recipe import Recipe
 from tvm_distir.transforms.training.step.scaling import Scaling
 from tvm_distir.transforms.training.step.updates import UpdatedWeight
 
+from .split_loss import BatchSum
 from .stages import ModelStage
 
 SQUARES = "squares"
@@ -48,6 +49,8 @@ class StageInputs:
         The name of the mesh that it is to be placed on; empty where there is a single mesh.
     dropout : Var or None
         The state of dropouts, of the whole model.
+    sums : mapping of Var to BatchSum
+        The sums over the whole batch that the loss reads.
     """
 
     stage: ModelStage
@@ -60,6 +63,18 @@ class StageInputs:
     last: bool
     mesh: str = ""
     dropout: Any = None
+    sums: Mapping[Any, BatchSum] = field(default_factory=dict)
+
+    @property
+    def batch_sums(self) -> dict[Any, BatchSum]:
+        """Return the sums over the whole batch that the stage reads, each behind what it reads."""
+        return self.sums if self.last else {}
+
+    @property
+    def data(self) -> tuple[Any, ...]:
+        """Return the data that the stage reads, those of the sums over the batch included."""
+        read = (*self.stage.data, *(v for term in self.batch_sums.values() for v in term.args))
+        return tuple(v for v in dict.fromkeys(read) if v not in self.batch_sums)
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -108,8 +123,11 @@ class RoleParams:
         The number of leading parameters that are not weights.
     activations, grads : list of Var
         The activations and gradients from other stages.
+    data : dict of Var to Var
+        The data, by the variables of the whole model.
     args : list of Var
-        The arguments of the stage's private function.
+        The arguments of the stage's private function; sums over the batch are variables of the
+        whole model.
     weights : dict of Var to UpdatedWeight
         Trained ones, by the variables of the whole model.
     totals : dict of Var to Var
@@ -122,7 +140,7 @@ class RoleParams:
     def __init__(self, part: StageInputs, recipe: Recipe, scaling: Scaling) -> None:
         self.part, self.recipe, self.ports = part, recipe, StageSignature()
         stage = part.stage
-        named = [part.names[v] for v in (*stage.weights, *stage.data) if v in part.names]
+        named = [part.names[v] for v in (*stage.weights, *part.data) if v in part.names]
         used_names = set(map(plain_name, named))
 
         def fresh(wish: str) -> str:
@@ -140,13 +158,13 @@ class RoleParams:
 
         self.activations = arrivals(ACTIVATION, "x", stage.activations)
         self.grads = arrivals(GRADIENT, "grad", () if part.last else stage.outputs)
-        data = []
-        for var in stage.data:
+        self.data: dict[Any, Any] = {}
+        for var in part.data:
             if var in part.names:
-                data.append(self._like(var))
+                self.data[var] = self._like(var)
             else:
                 stream = relax.Var(fresh(dropouts.STREAM), var.ty)
-                data.append(self.ports.add(stream, str(stream.name), part.stream))
+                self.data[var] = self.ports.add(stream, str(stream.name), part.stream)
         float32 = relax.TensorType([], "float32")
         self.rate = relax.Var(RATE, float32) if recipe.rate_input else None
         if self.rate is not None:
@@ -158,6 +176,7 @@ class RoleParams:
         weights = [self._like(var) for var in (*stage.weights, *part.unread)]
         param_of = dict(zip((*stage.weights, *part.unread), weights, strict=True))
         self.dropout = param_of.get(part.dropout)
+        data = [self.data.get(var, var) for var in stage.data]
         self.args = [*self.activations, *data, *weights[: len(stage.weights)]]
         self.weights: dict[Any, UpdatedWeight] = {}
         self.totals: dict[Any, Any] = {}

@@ -37,6 +37,8 @@ class Tools:
     schedule : Schedule
     known : frozenset of str
         The names of the model's functions.
+    share : float
+        The factor of the sum of all micro-batches' losses.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class Tools:
         pairs: Differentiator,
         schedule: Schedule,
         known: frozenset[str],
+        share: float,
     ) -> None:
         self.recipe, self.functions, self.pairs = recipe, functions, pairs
-        self.schedule, self.known = schedule, known
+        self.schedule, self.known, self.share = schedule, known, share
         self.splitter = Splitter(functions)
         self._updates: dict[Any, ir.GlobalVar] = {}
 

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.op import add, divide, multiply, zeros
+from tvm.relax.op import add, multiply, zeros
 
 from tvm_distir.core import (
     ACCUMULATE_PHASE,
     ACTIVATION,
     BACKWARD_PHASE,
+    COUNT_PHASE,
     EACH_PHASE,
     FORWARD_PHASE,
     GRADIENT,
@@ -42,7 +43,7 @@ from .role_params import SQUARES, RoleParams, StageInputs, StageSignature, summe
 from .role_tools import Tools
 
 LOSS = "loss"
-"""Name of the output that is the mean loss of all micro-batches."""
+"""Name of the output that is the loss of the whole batch."""
 
 
 class StageWriter:
@@ -126,6 +127,7 @@ class StageWriter:
             self.pairs.leading[str(stage.function.name_hint)] = len(stage.outputs)
         pair = self.pairs.pair_with(str(stage.function.name_hint), tuple(differentiable), NONE)
         self.pair = pair
+        self._batch_sums()
         self.tools.mark(pair.forward, FORWARD_PHASE)
         whole = builder.emit(ir.Call(pair.forward, self.params.args), "forward")
         result = builder.emit(relax.TupleGetItem(whole, 0)) if pair.saves else whole
@@ -141,11 +143,21 @@ class StageWriter:
                 gradients[stage.weights[at]] = part
         if loss is not None:  # what the forward pass gives comes first
             (total,) = self.tools.accumulated(self.builder, self.title, [loss])
-            count = scalar(1.0 / self.tools.schedule.micro_batches, str(total.ty.dtype))
-            self._out(multiply(total, count), LOSS, LOSS)
+            share = self.tools.share
+            dtype = str(total.ty.dtype)
+            self._out(total if share == 1 else multiply(total, scalar(share, dtype)), LOSS, LOSS)
         for output in outputs:
             self._out(*output)
         self._end(gradients)
+
+    def _batch_sums(self) -> None:
+        """Emit the sums over the whole batch that the loss reads."""
+        env = dict(self.params.data)
+        for var, term in self.part.batch_sums.items():
+            self.tools.mark(term.function, COUNT_PHASE)
+            call = ir.Call(term.function, [env[arg] for arg in term.args])
+            env[var] = self.builder.emit(call, str(var.name))
+        self.params.args = [env.get(arg, arg) for arg in self.params.args]
 
     def _forward_results(self, result: Any) -> Any:
         """Output statistics and values for later stages; return the loss, if it is computed."""
@@ -194,15 +206,15 @@ class StageWriter:
         return [self.builder.emit(relax.TupleGetItem(call, k)) for k in range(len(fields))]
 
     def _seed(self, loss: Any) -> Any:
-        """Return the gradient of a micro-batch's loss: the total loss is the mean of all."""
-        dtype, schedule = str(loss.ty.dtype), self.tools.schedule
-        count = 1 if schedule.stash else schedule.micro_batches
+        """Return the gradient of a micro-batch's loss: its share in the loss of the batch."""
+        dtype = str(loss.ty.dtype)
+        share = 1.0 if self.tools.schedule.stash else self.tools.share
         if not self.recipe.dynamic:
             return self.builder.emit(
-                multiply(scalar(self.recipe.scale / count, dtype), _one(dtype))
+                multiply(scalar(self.recipe.scale * share, dtype), _one(dtype))
             )
         scale = cast(self.builder, self.scaling.params[0][1], dtype)
-        return self.builder.emit(divide(scale, scalar(float(count), dtype)))
+        return self.builder.emit(multiply(scale, scalar(share, dtype)))
 
     def _end(self, gradients: dict[Any, Any]) -> None:
         """Write the work that runs once: sums over micro-batches and stages, then new weights."""

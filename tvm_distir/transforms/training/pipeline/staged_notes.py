@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.core import Pipeline, Schedule, StageNote, SumNote, known_shape, tensor_type
+from tvm_distir.core import Pipeline, Schedule, StageNote, SumNote
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.optimizers.protocol import RATE, STEP
 from tvm_distir.transforms.training.step.parameters import Parameters, check_names
@@ -45,8 +45,8 @@ class Notes:
     def stage(self, part: StageInputs, function: str, writer: StageWriter) -> StageNote:
         """Name the parameters and results of a stage as in the full step."""
         like = writer.part
-        stage_params = (*part.stage.weights, *part.unread, *part.stage.data)
-        theirs = (*like.stage.weights, *like.unread, *like.stage.data)
+        stage_params = (*part.stage.weights, *part.unread, *part.data)
+        theirs = (*like.stage.weights, *like.unread, *like.data)
         pairs = [pair for pair in zip(stage_params, theirs, strict=True) if pair[0] in part.names]
         called = {like.names[b]: part.names[a] for a, b in pairs}
         called[like.stream] = part.stream
@@ -113,24 +113,12 @@ class Notes:
             self.schedule,
             tuple(inputs),
             len(data),
-            tuple(self._sliced()),
+            tuple(params.sliced),
             (LOSS, *updated, *states, *counters),
             tuple(notes),
             tuple(sums),
             tuple(carried),
         )
-
-    def _sliced(self) -> list[str]:
-        """Return the data whose first dim is the batch of the first input that has dims."""
-        shapes = {
-            n: known_shape(v.ty) for n, v in self.params.data if tensor_type(v.ty) is not None
-        }
-        batch = next((shape[0] for shape in shapes.values() if shape), None)
-        return [n for n, shape in shapes.items() if shape and _same(shape[0], batch)]
-
-
-def _same(a: Any, b: Any) -> bool:
-    return isinstance(a, int) and isinstance(b, int) and a == b
 
 
 __all__ = ["Notes"]

@@ -119,8 +119,37 @@ class UnitWriter:
         rows = {slot: var for slot, var in inputs.items() if slot in sliced}
         env = {body.params[slot]: var for slot, var in inputs.items() if slot not in rows}
         self.stages[number] = stage = Running(body, rows, env)
+        data = {body.params[slot]: var for slot, var in rows.items()}
         for binding in body.bindings[When.BEGIN]:
-            self._copy(binding, stage.env, "")
+            if binding.var in body.counted:
+                total = self.batch_sum(body.counted[binding.var], data, stage.env)
+                stage.env[binding.var] = total
+            else:
+                self._copy(binding, stage.env, "")
+
+    def batch_sum(
+        self, bindings: Sequence[Any], data: Mapping[Any, Any], env: Mapping[Any, Any]
+    ) -> Any:
+        """Write the sum over all micro-batches of what the last of some bindings computes.
+
+        Parameters
+        ----------
+        bindings : sequence of Binding
+        data : mapping of Var to Var
+            Data with the rows of all micro-batches, by the variables with those of one.
+        env : mapping of Var to expression
+            What is the same for all micro-batches.
+        """
+        read = {v for b in bindings for v in variables(b.value)}
+        total: Any = None
+        for micro in range(self.micro_batches):
+            rows = {v: self._slice(whole, micro) for v, whole in data.items() if v in read}
+            local = {**env, **rows}
+            for binding in bindings:
+                self._copy(binding, local, f"_{micro}")
+            term = local[bindings[-1].var]
+            total = term if total is None else self.sum_of(total, term, f"{term.name}_sum")
+        return total
 
     def arrive(self, number: int, slot: str, micro: int, value: Any) -> None:
         """Receive a value of another stage."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import param_names, plain_name
+from tvm_distir.core import known_shape, param_names, plain_name, tensor_type
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.reverse import is_float
@@ -76,6 +76,24 @@ class Parameters:
         self.trained = [(n, v) for n, v in weights if recipe.trains(n)]
         if not self.trained:
             raise unfit("no weight is trained")
+
+    @property
+    def batch(self) -> int | None:
+        """Return the size of the batch: of the first dim of the first data input with dims."""
+        shapes = [known_shape(v.ty) for _, v in self.data if tensor_type(v.ty) is not None]
+        first = next((shape[0] for shape in shapes if shape), None)
+        return first if isinstance(first, int) else None
+
+    @property
+    def sliced(self) -> dict[str, Any]:
+        """Return the data of which each micro-batch has its rows: those with the batch in front."""
+        shapes = ((n, v, known_shape(v.ty)) for n, v in self.data if tensor_type(v.ty) is not None)
+        batch = self.batch
+        return {
+            name: var
+            for name, var, shape in shapes
+            if shape and isinstance(shape[0], int) and shape[0] == batch
+        }
 
 
 def check_names(names: Iterable[str]) -> None:
