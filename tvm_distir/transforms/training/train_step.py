@@ -73,7 +73,7 @@ def train_step(
         of tensors: logits (samples, ..., classes) for ``cross_entropy``, any shape for ``mse``; the
         loss of half-precision outputs is computed in float32.
     loss : str
-        ``cross_entropy`` (mean over all samples; targets are int32 (samples, ...)) or ``mse``
+        ``cross_entropy`` (mean over all targets except -100; int32 (samples, ...)) or ``mse``
         (mean of squares; targets are like the output), or a private function of the module,
         ``(output, *targets) -> scalar``; of several outputs a weighted sum,
         ``logits:cross_entropy*2,value:mse*0.5``, with ``logits_targets`` and ``value_targets``.
@@ -109,9 +109,10 @@ def train_step(
         The system whose times and memory ``auto`` and ``cut`` use.
     schedule : Schedule, mapping or str, optional
         The stages and micro-batches, as ``1f1b:stages=4,micro_batches=8``. The model's batch is
-        that of a single micro-batch: the step takes ``micro_batches`` times as much. Gradients are
-        those of the mean over all micro-batches, summed in float32 where they are of half
-        precision.
+        that of a single micro-batch: the step takes ``micro_batches`` times as much. The loss and
+        its gradients are those of the whole batch: sums over the samples are divided by the
+        weights of all samples, such as the number of targets that are not ignored. Gradients are
+        summed in float32 where they are of half precision.
     recomputed_ops : sequence of str
         Ops whose results kernels of the backward pass compute again from the operand, which
         functions save instead: ``relax.nn.silu``, ``relax.nn.gelu`` and ``relax.nn.gelu_tanh``
@@ -138,7 +139,7 @@ def train_step(
     ModelError
         DIST0350 an op has no gradient; DIST0351 no such loss or optimizer, a number out of range,
         a pattern that no weight fits, or the model's form is another; DIST0354 it cannot be cut
-        into stages.
+        into stages, or its loss not into micro-batches.
     PlanError
         DIST0236 the schedule is wrong.
     """

@@ -366,3 +366,30 @@ def test_outputs_without_a_batch_cannot_be_split() -> None:
         ModelError, match=r"DIST0354.*flat of .* has no leading dim of the 4 samples"
     ):
         td.train_step(mod, schedule="gpipe:stages=1,micro_batches=2")
+
+
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        ("cross_entropy", {}),
+        ("weighted", {"weight": "classes"}),
+        ("summed", {"reduction": "sum"}),
+        ("smoothed", {"label_smoothing": 0.1}),
+    ],
+)
+def test_gradients_of_torch(loss: str, options: dict[str, Any]) -> None:
+    """The loss and the gradients that PyTorch has of the whole batch, on ranks and stages."""
+    torch = pytest.importorskip("torch")
+    given = data(seed=2)
+    tensors = {name: torch.tensor(value) for name, value in given.items()}
+    weights = [tensors[name].requires_grad_() for name in ("w", "v")]
+    out = torch.tanh(tensors["x"] @ weights[0]) @ weights[1]
+    options = {k: tensors[v] if k == "weight" else v for k, v in options.items()}
+    whole = torch.nn.functional.cross_entropy(
+        out.reshape(-1, CLASSES), tensors["targets"].reshape(-1).long(), **options
+    )
+    whole.backward()
+    step = _step(loss, 4, stages=2)
+    plan = make_plan(step, "pipeline:micro_batches=4+data_parallel", {"pp": 2, "dp": 2})
+    got = td.run(td.distribute(step, plan), _values(step, given, loss), engine="virtual")
+    assert_whole(got, [whole.item(), *((w - w.grad).detach().numpy() for w in weights)])
