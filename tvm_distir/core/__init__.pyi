@@ -329,6 +329,7 @@ from .redistribution.shards import terms_of as terms_of
 from .redistribution.wire import element_type as element_type
 from .redistribution.wire import local_bytes as local_bytes
 from .redistribution.wire import payload_bytes as payload_bytes
+from .rewriting.builder_stacks import separate_builder_stacks as separate_builder_stacks
 from .rewriting.calls import called_name as called_name
 from .rewriting.calls import is_redistribute as is_redistribute
 from .rewriting.calls import leaves_of as leaves_of

@@ -34,9 +34,10 @@ def register() -> None:
         register_with_ffi()
         if _RUNTIME_ONLY:
             return
-        from tvm_distir.core import register_inference, register_ops
+        from tvm_distir.core import register_inference, register_ops, separate_builder_stacks
         from tvm_distir.execution import register_legalization
 
+        separate_builder_stacks()
         register_ops()
         register_inference()
         register_legalization()
