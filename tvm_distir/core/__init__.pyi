@@ -329,7 +329,6 @@ from .redistribution.shards import terms_of as terms_of
 from .redistribution.wire import element_type as element_type
 from .redistribution.wire import local_bytes as local_bytes
 from .redistribution.wire import payload_bytes as payload_bytes
-from .rewriting.builder_stacks import separate_builder_stacks as separate_builder_stacks
 from .rewriting.calls import called_name as called_name
 from .rewriting.calls import is_redistribute as is_redistribute
 from .rewriting.calls import leaves_of as leaves_of
@@ -389,6 +388,7 @@ from .rewriting.static_shapes import fold_shapes as fold_shapes
 from .rewriting.substitute import VARIABLES as VARIABLES
 from .rewriting.substitute import substitute as substitute
 from .rewriting.substitute import variables as variables
+from .rewriting.thread_scopes import separate_scopes as separate_scopes
 from .rewriting.tuple_parameters import open_tuples as open_tuples
 from .rewriting.worker_collectives import with_mesh_collectives as with_mesh_collectives
 from .rewriting.writer import BlockWriter as BlockWriter

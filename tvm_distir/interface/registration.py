@@ -34,10 +34,10 @@ def register() -> None:
         register_with_ffi()
         if _RUNTIME_ONLY:
             return
-        from tvm_distir.core import register_inference, register_ops, separate_builder_stacks
+        from tvm_distir.core import register_inference, register_ops, separate_scopes
         from tvm_distir.execution import register_legalization
 
-        separate_builder_stacks()
+        separate_scopes()
         register_ops()
         register_inference()
         register_legalization()

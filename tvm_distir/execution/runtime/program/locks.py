@@ -39,5 +39,4 @@ class Turn:
 
 
 compile_turn = Turn(threading.RLock)
-"""Held while this package's runtime builds or compiles IR. TVM's ``BlockBuilder`` and ``TagScope``,
-which legalisation uses, keep their scopes in variables of the process, not of the thread."""
+"""Held while this package's runtime builds or compiles IR."""
