@@ -66,7 +66,7 @@ class StageInputs:
     sums: Mapping[Any, BatchSum] = field(default_factory=dict)
 
     @property
-    def batch_sums(self) -> dict[Any, BatchSum]:
+    def batch_sums(self) -> Mapping[Any, BatchSum]:
         """Return the sums over the whole batch that the stage reads, each behind what it reads."""
         return self.sums if self.last else {}
 
