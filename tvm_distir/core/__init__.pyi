@@ -7,6 +7,8 @@ from .analysis.liveness import last_reads as last_reads
 from .analysis.liveness import live_bytes as live_bytes
 from .analysis.names import LEVELS as LEVELS
 from .analysis.partial import PartialState as PartialState
+from .analysis.well_formed import broken_rule as broken_rule
+from .analysis.well_formed import check_well_formed as check_well_formed
 from .collectives.calls import decode_collective as decode_collective
 from .collectives.calls import decode_transfer as decode_transfer
 from .collectives.meaning import Collective as Collective

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tvm
-from tvm import ir, relax
+from tvm import ir
 from tvm.script.parser.core.error import ParserError
 
-from tvm_distir.core import bind_dims
+from tvm_distir.core import bind_dims, broken_rule
 from tvm_distir.models.common.quiet import drop_half_built
 from tvm_distir.models.common.spec import check_file
 from tvm_distir.support import ModelError, nearest
@@ -29,7 +29,6 @@ from .tvmscript_syntax import BUILTINS, check_syntax
 _TVM_PACKAGES = ("tvm", "tvm.script", "tvm.script.parser")
 _MODULE_DECORATORS = ("ir_module",)
 _LINE = re.compile(r"<str>:(\d+)")
-_ADDRESS = re.compile(r"Function 0x[0-9a-f]+")
 
 
 def from_tvmscript(
@@ -280,18 +279,11 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
 
 def _malformed(program: str, names: dict[str, Any], place: str) -> ModelError:
     """Return the error of a module that is parsed, but breaks a rule of Relax."""
-    reason = "the module is not well-formed"
-    mod = tvm.script.from_source(program, names, check_well_formed=False)
-    for gv, fn in mod.functions.items():
-        try:
-            relax.analysis.well_formed(fn)
-        except (ValueError, tvm.error.InternalError) as error:
-            rule = _ADDRESS.sub("it", _first_line(error)).split(".  ")[0]
-            reason = f"the function {gv.name_hint} is not well-formed: {rule}"
-            break
+    broken = broken_rule(tvm.script.from_source(program, names, check_well_formed=False))
+    reason = "" if broken is None else f": {broken[0]}: {broken[1]}"
     return ModelError(
         "DIST0323",
-        reason,
+        f"the module is not well-formed{reason}",
         place=place,
         remedy="A function with impure calls is @R.function(pure=False), with these calls outside "
         "of dataflow blocks; R.call_pure_packed is pure.",

@@ -114,6 +114,7 @@ CODES: dict[str, str] = {
     # 045x: levels
     "DIST0451": "a module is not at the IR level that a pass requires",
     "DIST0452": "a partial sum is not reduced, or not where it is declared",
+    "DIST0453": "a module is not well-formed",
     # 05xx: lowering
     "DIST0502": "a shape is not constant where lowering requires constants",
     "DIST0503": "the placements or meshes of a call do not match",

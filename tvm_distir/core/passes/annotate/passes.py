@@ -31,6 +31,7 @@ from typing import Any
 
 from tvm import ir, relax
 
+from tvm_distir.core.analysis.well_formed import check_well_formed
 from tvm_distir.core.ir.attributes import (
     LABELS_ATTR,
     open_axes_of,
@@ -100,13 +101,15 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
     -------
     Pass
         A module pass. It raises, besides what :func:`tvm_distir.core.plan.matching.resolve` raises,
-        LevelError DIST0451 on a module that holds DTensors.
+        LevelError DIST0451 on a module that holds DTensors, DIST0453 on one that is not
+        well-formed.
     """
     return lambda mod: annotate_module(mod, plan)
 
 
 def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     """Apply the pass to a module, which is not modified."""
+    check_well_formed(mod)
     _refuse_dtensors(mod)
     mod = open_tuples(fold_shapes(inner_made_private(mod)))
     check_policies(plan.recompute, mod)

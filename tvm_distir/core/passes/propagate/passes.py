@@ -10,6 +10,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
+from tvm_distir.core.analysis.well_formed import check_well_formed
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.attributes import LABELS_ATTR, OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR
 from tvm_distir.core.ir.branches import lift_branches
@@ -76,6 +77,8 @@ def PropagateSharding(
         DIST0801 when no placement found fits into ``memory_bytes``.
     PropagationError
         DIST04xx, naming the binding.
+    LevelError
+        DIST0453 for a module that is not well-formed.
     PlanError
         DIST0237 where labels by a system's times are asked for of a function on several meshes.
     """
@@ -84,6 +87,7 @@ def PropagateSharding(
     def run(mod: ir.IRModule) -> ir.IRModule:
         if decision is not None:
             return sink_conversions(ModuleRewriter(mod, decision).run())
+        check_well_formed(mod)
         mod = lift_branches(inner_made_private(mod))
         if mod.attrs and LABELS_ATTR in mod.attrs:
             placements = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))

@@ -1,0 +1,51 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``check_well_formed`` reports the rule of Relax that a module breaks."""
+
+from __future__ import annotations
+
+import re
+
+import tvm
+from tvm import ir, relax
+
+from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.support import LevelError
+
+_ADDRESS = re.compile(r"Function 0x[0-9a-f]+")
+
+
+def broken_rule(mod: ir.IRModule) -> tuple[str, str] | None:
+    """Return a function that is not well-formed and what TVM says of it; None if there is none.
+
+    The name is ``module`` where each function is well-formed by itself.
+    """
+    if relax.analysis.check_well_formed(mod):
+        return None
+    functions = [(str(gv.name_hint), fn) for gv, fn in relax_functions(mod)]
+    for name, part in (*functions, ("module", mod)):
+        try:
+            relax.analysis.well_formed(part)
+        except (ValueError, TypeError, tvm.error.InternalError) as error:
+            text = next(line.strip() for line in str(error).splitlines() if line.strip())
+            return name, _ADDRESS.sub("it", text).split(".  ")[0].rstrip(".")
+    return None
+
+
+def check_well_formed(mod: ir.IRModule) -> None:
+    """Refuse a module that is not well-formed, before a pass meets what it cannot read.
+
+    Raises
+    ------
+    LevelError
+        DIST0453 with the function and the rule that it breaks.
+    """
+    broken = broken_rule(mod)
+    if broken is not None:
+        raise LevelError(
+            "DIST0453",
+            f"it is not well-formed: {broken[1]}",
+            place=broken[0],
+            remedy="Correct the pass or the script that built it; relax.analysis.well_formed "
+            "checks it.",
+        )
