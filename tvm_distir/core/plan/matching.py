@@ -164,10 +164,14 @@ def _what_there_is(rule: PlanRule, searched: Sequence[Any], functions: dict[str,
         fields = [path for path in paths if path.startswith(f"{rule.name}.")]
         if fields:
             return f"It is a tuple: name its tensors, {', '.join(fields[:3])}, or {rule.name}.*."
-        return nearest(rule.name, [name for fn in searched for name in param_names(fn)][:40])
-    if rule.kind == "value":
-        bound = [str(b.var.name) for fn in searched for b in all_bindings(fn.body)]
-        return nearest(rule.name, bound[:40])
+    params = [name for fn in searched for name in param_names(fn)]
+    bound = [str(b.var.name) for fn in searched for b in all_bindings(fn.body)]
+    for kind, names, others in (("param", params, bound), ("value", bound, params)):
+        if rule.kind == kind:
+            other = "value" if kind == "param" else "param"
+            if any(match_name(rule.name, name) for name in others):
+                return f'It is a {other}: write {{"{other}": "{rule.name}"}}.'
+            return nearest(rule.name, names[:40])
     calls = sum(len(_calls_of(fn).get(rule.name, ())) for fn in searched)
     arity = len(functions[rule.name].params)
     return f"It is called {calls} times there, with {arity} arguments; both count from 0."

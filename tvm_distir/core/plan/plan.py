@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -12,12 +12,20 @@ from typing import Any
 
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.support import DataTable, Displayed, Faults, MeshError, PlanError, nearest
+from tvm_distir.support import (
+    DataTable,
+    Displayed,
+    Faults,
+    MeshError,
+    PlanError,
+    nearest,
+    shortened,
+)
 
 from .partition_spec import PartitionSpec, read_placement
 from .plan_display import draw_plan, plan_headline, plan_tables
 from .plan_writer import plan_dict, save_plan
-from .reading import load_plan, read_own_rules, read_plan
+from .reading import load_plan, read_own_rules, read_plan, read_rule
 from .recomputation import read_plan_policies
 from .schema import DEFAULT_MESH, MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
 
@@ -28,11 +36,12 @@ class Plan(Displayed):
 
     Parameters
     ----------
-    meshes : sequence of MeshSpec
-        Left out where ``mesh`` is given.
-    rules : sequence of PlanRule, or mapping
-        A mapping has placements of parameters by name or pattern: a :class:`.PartitionSpec`
-        (``td.P``), or a text with a label per mesh axis, as ``"S[0], ?"``.
+    meshes : sequence of MeshSpec, or mapping of str to int
+        Left out where ``mesh`` is given, which is what a mapping is taken for.
+    rules : sequence of PlanRule or of mappings, or mapping
+        In a sequence, rules or their JSON form. A mapping has placements of parameters by name or
+        pattern: a :class:`.PartitionSpec` (``td.P``), or a text with a label per mesh axis, as
+        ``"S[0], ?"``.
     recompute : mapping of str to str
         The recomputation policy of a training step, by functions (:mod:`.recomputation`).
     ring : tuple of str
@@ -82,8 +91,8 @@ class Plan(Displayed):
 
     def __init__(
         self,
-        meshes: Iterable[MeshSpec] = (),
-        rules: Iterable[PlanRule] | Mapping[str, PartitionSpec | str] = (),
+        meshes: Iterable[MeshSpec] | Mapping[str, int] = (),
+        rules: Iterable[PlanRule | Mapping[str, Any]] | Mapping[str, PartitionSpec | str] = (),
         recompute: Mapping[str, str] | None = None,
         ring: Iterable[str] = (),
         regather: Iterable[str] = (),
@@ -95,18 +104,21 @@ class Plan(Displayed):
         mesh: Mapping[str, int] | None = None,
     ) -> None:
         faults = faults_of_plan()
-        meshes = tuple(meshes)
+        if isinstance(meshes, Mapping) and mesh is None:
+            meshes, mesh = (), meshes
+        meshes = tuple(_items(meshes))
+        values: dict[str, Any] = {
+            "meshes": meshes, "recompute": recompute or {}, "ring": ring, "regather": regather,
+            "schedule": schedule, "labels": labels, "complete": complete, "attention": attention,
+        }  # fmt: skip
+        _check_kinds(values, faults)
         if mesh is not None:
             with faults.gathered():
-                meshes = (*meshes, MeshSpec(DEFAULT_MESH, mesh))
-        if isinstance(rules, Mapping):
-            rules = _read_mapping(rules, meshes, faults)
-        values = {
-            "meshes": meshes, "rules": tuple(rules), "recompute": dict(recompute or {}),
-            "ring": tuple(sorted(set(ring))), "regather": tuple(sorted(set(regather))),
-            "schedule": schedule, "labels": labels, "complete": complete,
-            "attention": attention,
-        }  # fmt: skip
+                values["meshes"] = (*meshes, MeshSpec(DEFAULT_MESH, mesh))
+        values["rules"] = _read_rules(rules, values["meshes"], faults)
+        values["recompute"] = dict(values["recompute"])
+        for name in ("ring", "regather"):
+            values[name] = tuple(sorted(set(values[name])))
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._check(faults)
@@ -214,28 +226,68 @@ class Plan(Displayed):
         save_plan(self.to_dict(), path)
 
 
-def _read_mapping(
-    placements: Mapping[str, PartitionSpec | str], meshes: Sequence[MeshSpec], faults: Faults
-) -> list[PlanRule]:
-    """Return the rules of parameters by name or pattern, on the only mesh."""
-    if len(meshes) != 1:
-        if meshes:
-            problem = "the rules of a mapping do not name a mesh, and there are several"
-            remedy = "Pass a list of PlanRule, which name their mesh."
-            faults.add(PlanError("DIST0221", problem, place="rules", remedy=remedy))
-        return []
-    rules = []
-    for name, placement in placements.items():
-        place = f'rules (param "{name}")'
+def _are_names(value: Any) -> bool:
+    listed = isinstance(value, Iterable) and not isinstance(value, str)
+    return listed and all(isinstance(name, str) for name in value)
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "meshes": ("names and sizes of mesh axes, or MeshSpecs",
+               lambda meshes: all(isinstance(mesh, MeshSpec) for mesh in meshes)),
+    "recompute": ("an object with policies by function",
+                  lambda names: isinstance(names, Mapping) and _are_names(names.values())),
+    "ring": ("a list of mesh axes", _are_names),
+    "regather": ("a list of mesh axes", _are_names),
+    "schedule": ("a Schedule", lambda schedule: isinstance(schedule, Schedule | None)),
+    "labels": ("an object", lambda labels: isinstance(labels, Mapping | None)),
+    "complete": ("True or False", lambda complete: isinstance(complete, bool)),
+    "attention": ('"fused" or empty', lambda attention: attention in ("", "fused")),
+}  # fmt: skip
+"""What the fields of a plan are, in words and as a check."""
+
+
+def _check_kinds(values: Mapping[str, Any], faults: Faults) -> None:
+    """Refuse values of other types than the fields have."""
+    for name, (words, check) in _KINDS.items():
+        if not check(values[name]):
+            problem = f"{shortened(repr(values[name]))} is not {words}"
+            faults.add(PlanError("DIST0221", problem, place=name, remedy=f"Give {words}."))
+    faults.raise_all()
+
+
+def _read_rules(rules: Any, meshes: Sequence[MeshSpec], faults: Faults) -> tuple[PlanRule, ...]:
+    """Return rules that are given as such, in their JSON form, or as placements by name."""
+    if isinstance(rules, Mapping):
+        given = [
+            (f'rules (param "{name}")', {"param": name, "placement": placement})
+            for name, placement in rules.items()
+        ]
+    else:
+        given = [(f"rules/{number}", rule) for number, rule in enumerate(_items(rules))]
+    names, made = [mesh.name for mesh in meshes], []
+    for place, rule in given:
+        if isinstance(rule, PlanRule):
+            made.append(rule)
+            continue
         with faults.gathered():
-            try:
-                labels = read_placement(placement)
-            except MeshError as error:
-                raise error.placed(lambda _: place) from None
-            if isinstance(labels, PartitionSpec):
-                labels = labels.labels(meshes[0], place)
-            rules.append(PlanRule("param", name, labels, meshes[0].name))
-    return rules
+            read = read_rule(_plain(rule, place), names, meshes, place)
+            made += [] if read is None else [read]
+    return tuple(made)
+
+
+def _plain(rule: Any, place: str) -> Any:
+    """Return a rule whose placement is JSON data: a text, or the mesh axes of each dim."""
+    if not isinstance(rule, Mapping) or isinstance(rule.get("placement", ""), str):
+        return rule
+    try:
+        return {**rule, "placement": read_placement(rule["placement"])}
+    except MeshError as error:
+        raise error.placed(lambda _: place) from None
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """Return the items of a sequence, or what is none as its only item."""
+    return value if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
 def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:

@@ -130,7 +130,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     for number, line in enumerate(_rule_lines(top.get("rules"))):
         at = f"{place}/rules/{number}"
         with faults.gathered():
-            rule = _read_rule(line, names, specs if known else (), at)
+            rule = read_rule(line, names, specs if known else (), at)
             if rule is None:
                 continue
             if known:
@@ -204,7 +204,7 @@ def _rule_lines(rules: Any) -> list[Any]:
     return _of_type(list, rules)
 
 
-def _read_rule(
+def read_rule(
     data: Any, meshes: Sequence[str], specs: Sequence[MeshSpec], place: str
 ) -> PlanRule | None:
     """Return a rule; None for a placement by mesh axes where the meshes have faults."""

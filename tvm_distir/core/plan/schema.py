@@ -187,16 +187,22 @@ class PlanRule:
 
     def __post_init__(self) -> None:
         extras = (self.index, self.arg) != (None, None) or self.moving or self.segments
-        reduced = P not in self.placement
-        if self.kind in ("param", "value") and self.name and reduced and not extras:
+        typed = type(self.placement) is tuple and isinstance(self.name, str)
+        plain = typed and P not in self.placement and not extras
+        if plain and self.kind in ("param", "value") and self.name:
             return  # nothing to be wrong: strategies make thousands of these
         faults = faults_of_plan("rule")
 
         def wrong(problem: str, place: str, remedy: str) -> None:
             faults.add(PlanError("DIST0221", problem, place=place, remedy=remedy))
 
+        if not typed:
+            problem = f"{shortened(repr((self.name, self.placement)))} is not a name and labels"
+            remedy = "Give a label per mesh axis, as (0, None); rules in JSON form take P and text."
+            wrong(problem, str(self.kind), remedy)
+            faults.raise_all()
         if self.kind not in KINDS:
-            remedy = nearest(self.kind, KINDS)
+            remedy = nearest(str(self.kind), KINDS)
             wrong(f'there is no kind of rule "{self.kind}"', "rule", remedy)
         elif not self.name:
             wrong("the name is empty", self.kind, "Give the name of a tensor, function or op.")

@@ -119,7 +119,7 @@ def test_all_faults_are_reported_at_once() -> None:
     assert (error.code, error.place) == ("DIST0228", "plan")
     assert [v.code for v in error.violations] == ["DIST0206", "DIST0203", "DIST0203", "DIST0206"]
     assert [v.place for v in error.violations] == [
-        'rules (param "a")',
+        'rules (param "a")/placement',
         'rules (param "b")',
         'rules (param "d")',
         "ring",
