@@ -74,7 +74,9 @@ def op_coverage() -> tuple[OpCoverage, ...]:
     rows = []
     for name in sorted(str(n) for n in ir.Op.list_op_names() if str(n).startswith("relax.")):
         kernel = name in TIR_CALLS or ir.Op.get(name).get_attr("FLegalize") is not None
-        none = why_none(name) or ("" if kernel else "it has no legalization to derive a rule from")
+        why = why_none(name)
+        none = "" if kernel else "it has no legalization to derive a rule from"
+        none = none if why is None else why[0]
         if name in hand:
             rows.append(OpCoverage(name, "hand"))
         elif (system := why_system(name)) is not None:

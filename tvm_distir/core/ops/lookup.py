@@ -134,15 +134,19 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
     registration = registration_of(shape.op)
     if registration is not None:
         return with_local_forms(call, shape, registration.write(shape).rule(), registration)
-    why = why_none(shape.op)
-    if why is not None or call.op.get_attr("FLegalize") is None:
-        raise PropagationError(
-            "DIST0401",
-            f"the op has no sharding rule: {why or 'it has no legalization to derive a rule from'}",
-            place=shape.op,
-            remedy="Register a rule with register_sharding_rule.",
+    if call.op.get_attr("FLegalize") is None:
+        raise _without_rule(
+            shape.op,
+            "it has no legalization to derive a rule from",
+            "Register a rule with register_sharding_rule.",
         )
     return derive_call(call, shape)
+
+
+def _without_rule(op: str, why: str, remedy: str) -> PropagationError:
+    return PropagationError(
+        "DIST0401", f"the op has no sharding rule: {why}", place=op, remedy=remedy
+    )
 
 
 def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
@@ -173,6 +177,9 @@ def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
             remedy="Look up the rules of the calls inside it.",
         )
     _forget_outdated()
+    none = why_none(name)
+    if none is not None and registration_of(name) is None:
+        raise _without_rule(name, *none)
     func = _prim_func(call, name, mod) if name in TIR_CALLS else None
     key = (
         _hash(call, True),

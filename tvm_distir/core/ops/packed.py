@@ -39,6 +39,9 @@ _PARTS = re.compile(rf"(?<=^{re.escape(INTERLEAVED_ATTENTION)})\.\d+$")
 PACKED_OPS = ("relax.call_pure_packed", "relax.call_dps_packed")
 """Ops whose first argument is a packed function, which they call on the others."""
 
+EFFECTS = ("relax.print", "relax.assert_op")
+"""Ops that each device runs on full tensors, as it calls a packed function without a rule."""
+
 _DRAWS = re.compile(r"(^|[._])(random|rand|rng|randn|seed|dropout)([._]|$)")
 """Names of functions that generate numbers from a separate random stream."""
 
@@ -145,7 +148,8 @@ def is_packed_call(expr: Any) -> bool:
         return False
     op = expr.op
     if type(op) is ir.Op:
-        return str(op.name) in PACKED_OPS and isinstance(expr.args[0], relax.ExternFunc)
+        calls = str(op.name) in PACKED_OPS and isinstance(expr.args[0], relax.ExternFunc)
+        return calls or str(op.name) in EFFECTS
     return type(op) is relax.ExternFunc
 
 
@@ -156,7 +160,7 @@ def creates_cache(value: Any) -> bool:
 
 def packed_args(call: ir.Call) -> list[Any]:
     """Return the arguments that the packed function of a call gets."""
-    if isinstance(call.op, relax.ExternFunc):
+    if isinstance(call.op, relax.ExternFunc) or str(call.op.name) in EFFECTS:
         return list(call.args)
     rest = list(call.args)[1:]
     if str(call.op.name) == "relax.call_dps_packed" and isinstance(rest[0], relax.Tuple):
@@ -177,6 +181,8 @@ def interleaved_parts(call: ir.Call) -> int | None:
 
 
 def _symbol(call: ir.Call) -> str:
+    if isinstance(call.op, ir.Op) and str(call.op.name) in EFFECTS:
+        return str(call.op.name)
     called = call.op if isinstance(call.op, relax.ExternFunc) else call.args[0]
     return str(called.global_symbol)
 

@@ -21,7 +21,8 @@ def _unknown(name: str, which: str) -> PropagationError:
         "DIST0402",
         f"the shape of {which} is unknown",
         place=name,
-        remedy="Give it a shape, for instance with R.match_cast.",
+        remedy="Give the operands known shapes (td.bind_dims gives symbolic dims their sizes); "
+        "compute what depends on data outside of the module.",
     )
 
 

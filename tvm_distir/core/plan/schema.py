@@ -206,7 +206,7 @@ class PlanRule:
             wrong(f'there is no kind of rule "{self.kind}"', "rule", remedy)
         elif not self.name:
             wrong("the name is empty", self.kind, "Give the name of a tensor, function or op.")
-        if not reduced and self.kind != "value":
+        if P in self.placement and self.kind != "value":
             wrong('the placement has "P"', self.title, 'Use "P" in value rules only.')
         if self.kind == "call" and self.arg is None:
             wrong(

@@ -119,9 +119,10 @@ def bindings_of(fn: relax.Function, function: str) -> Iterator[tuple[Any, Any]]:
             if type(binding) is not relax.VarBinding:
                 raise LoweringError(
                     "DIST0504",
-                    "a match_cast cannot be distributed",
+                    "a match_cast checks at run time what is not known before",
                     place=place_of(function, binding.var, binding.value),
-                    remedy="Give the shapes as constants.",
+                    remedy="Give its operand the type of its result: td.bind_dims gives symbolic "
+                    "dims their sizes.",
                 )
             if type(value) in (relax.If, relax.Function):
                 raise LoweringError(

@@ -15,7 +15,6 @@ from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import flat_types, is_private, relax_functions
 from tvm_distir.support import LoweringError
 
-from .calls import bindings_of
 from .scopes import all_bindings
 
 EFFECTS = "_initialize_effect"
@@ -29,13 +28,10 @@ def has_dtensor(fn: relax.Function) -> bool:
     return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
 
 
-def callees_of(fn: relax.Function, name: str) -> list[Any]:
+def callees_of(fn: relax.Function) -> list[Any]:
     """Return the functions of the module that a function calls, in order, with repeats."""
-    return [
-        value.op
-        for _, value in bindings_of(fn, name)
-        if type(value) is ir.Call and type(value.op) is ir.GlobalVar
-    ]
+    values = (binding.value for binding in all_bindings(fn.body))
+    return [v.op for v in values if type(v) is ir.Call and type(v.op) is ir.GlobalVar]
 
 
 def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
@@ -44,7 +40,7 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
         return set()
     callers: dict[str, list[str]] = {}
     for gv, fn in relax_functions(mod):
-        for callee in callees_of(fn, str(gv.name_hint)):
+        for callee in callees_of(fn):
             callers.setdefault(str(callee.name_hint), []).append(str(gv.name_hint))
     closure, waiting = set(first), sorted(first)
     while waiting:
@@ -136,7 +132,7 @@ def callees_first(
     """
     functions = {str(gv.name_hint): (gv, fn) for gv, fn in relax_functions(mod)}
     if called is None:
-        called = {name: callees_of(fn, name) for name, (_, fn) in functions.items()}
+        called = {name: callees_of(fn) for name, (_, fn) in functions.items()}
     calls = {
         name: sorted({str(c.name_hint) for c in called[name]} & set(functions))
         for name in functions

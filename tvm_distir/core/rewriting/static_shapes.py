@@ -39,7 +39,8 @@ def fold_shapes(mod: ir.IRModule) -> ir.IRModule:
     """Return the module with shapes as constants where types state them; it is not changed.
 
     The rows of constant tensors that become shapes (``R.tensor_to_shape``) are read too, and the
-    types of what is computed from such shapes are inferred again.
+    types of what is computed from such shapes are inferred again. A ``match_cast`` that only names
+    sizes which its operand states is removed.
     """
     changed = {gv: fn for gv, fn in relax_functions(mod) if _computes_shapes(fn)}
     if not changed:
@@ -47,12 +48,20 @@ def fold_shapes(mod: ir.IRModule) -> ir.IRModule:
     result = ir.IRModule(dict(mod.functions), attrs=mod.attrs, global_infos=mod.global_infos)
     for gv, fn in changed.items():
         result[gv] = _ShapeFolder(result).visit_expr(fn)
+    casts = {gv: result[gv] for gv in changed if any(map(_is_cast, all_bindings(result[gv].body)))}
+    result.update(relax.transform.CanonicalizeBindings()(ir.IRModule(casts)))
     return result
 
 
 def _computes_shapes(fn: relax.Function) -> bool:
-    values = (binding.value for binding in all_bindings(fn.body))
-    return any(type(v) is ir.Call and handle(v.op) in _HANDLES for v in values)
+    return any(
+        _is_cast(b) or (type(b.value) is ir.Call and handle(b.value.op) in _HANDLES)
+        for b in all_bindings(fn.body)
+    )
+
+
+def _is_cast(binding: Any) -> bool:
+    return type(binding) is relax.MatchCast
 
 
 @mutator

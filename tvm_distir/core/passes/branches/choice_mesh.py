@@ -91,7 +91,7 @@ def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> Steps[set[
         leaves = [leaf for ty in (*types, fn.ret_ty) for leaf in flat_types(ty)]
         result = {mesh_key(t.device_mesh) for t in leaves if isinstance(t, DTensorType)}
         known[name] = result
-        for callee in callees_of(fn, name):
+        for callee in callees_of(fn):
             result |= yield _meshes(mod, callee, known)
     return known.get(name, set())
 

@@ -15,6 +15,7 @@ from tvm_distir.core.ir.types import flat_types, tensor_type
 from tvm_distir.core.ops.local.shard import Shard
 from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import (
+    EFFECTS,
     PackedForm,
     interleaved_parts,
     packed_args,
@@ -85,6 +86,8 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     types = [values.local_type(ty, place) for ty in call.ty_args]
     types_of = {"in": [t for _, _, t in operands], "out": results}
     args = [_argument(values, i, a, form, types_of, shard) for i, a in enumerate(arguments)]
+    if isinstance(call.op, ir.Op) and str(call.op.name) in EFFECTS:
+        return ir.Call(call.op, args, call.attrs)
     called = relax.ExternFunc(packed_name(call))
     if isinstance(call.op, relax.ExternFunc):
         return ir.Call(called, args, call.attrs, types)

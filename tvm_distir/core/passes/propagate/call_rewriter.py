@@ -75,7 +75,7 @@ class Calls:
         """Create a tensor from a placed constant.
 
         TVM gives a call without a tensor operand a plain type: as a DTensor it could not be
-        parsed back. ``zeros`` and ``ones`` become ``full``, ``arange`` a constant.
+        parsed back. ``zeros`` and ``ones`` become ``full``, the others constants.
         """
         values = self.values
         name, mesh = str(old.op.name), values.g.nodes[k].mesh
@@ -83,17 +83,33 @@ class Calls:
             value = np.array(CREATED[name], dtype=str(old.attrs.dtype))
             placed = values.constant(scalar_of(value), mesh)
             return ir.Call(ir.Op.get("relax.full"), [old.args[0], placed], old.attrs)
-        bounds: list[Any] = [getattr(a, "value", None) for a in old.args]
-        if name != "relax.arange" or any(not isinstance(b, int | float) for b in bounds):
+        value = None if CALL_TIR.same_as(old.op) else _evaluated(old)
+        if value is None:
             raise PropagationError(
                 "DIST0417",
-                f"{name} creates a tensor without operands, which has no DTensor form",
+                f"{name} creates a tensor of a size that is not known, or by a kernel",
                 place=values.g.place(k),
-                remedy="Fold it into a constant first (relax.transform.FoldConstant).",
+                remedy="Give symbolic dims their sizes (td.bind_dims); write a kernel as an op, or "
+                "pass its result in as an argument.",
             )
-        dtype = str(old.attrs.dtype)
-        placed = values.constant(relax.const(np.arange(*bounds).astype(dtype), dtype), mesh)
+        placed = values.constant(value, mesh)
         form = values.decision.gives(values.inst, k, 0, mesh)
         if all(x == R for x in form):
             return placed
         return redistribute(placed, values.meshes[mesh], placement_of(form))
+
+
+def _evaluated(call: ir.Call) -> Any:
+    """Return the constant that a call without tensor operands creates; None for unknown sizes."""
+    bounds: list[Any] = [getattr(a, "value", None) for a in call.args]
+    if str(call.op.name) == "relax.arange" and all(isinstance(b, int | float) for b in bounds):
+        dtype = str(call.attrs.dtype)
+        return relax.const(np.arange(*bounds).astype(dtype), dtype)  # compiles nothing
+    if relax.analysis.free_symbolic_vars(call):
+        return None
+    builder = relax.BlockBuilder()
+    with builder.function("main", []):
+        builder.emit_func_output(builder.emit(call))
+    mod = relax.transform.FoldConstant()(relax.transform.LegalizeOps()(builder.get()))
+    value = mod["main"].body.body
+    return value if isinstance(value, ir.GenericConst) else None

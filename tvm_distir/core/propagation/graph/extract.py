@@ -203,8 +203,9 @@ class _Function:
             raise self.g.error(
                 "DIST0412",
                 label,
-                f"a call of the value {op}",
-                "Call a private function of the module, with all that it reads as arguments.",
+                f"a call of {op}, a function inside of a function",
+                "Make it a private function of the module that takes all that it reads as "
+                "arguments (relax.transform.LambdaLift does where it captures no tensor).",
             )
         results = self.leaves.of(len(self.params) + number, var)
         if rule is not None and not results and operands:

@@ -11,7 +11,7 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ops.factor import Rule
-from tvm_distir.core.ops.packed import PACKED_OPS, packed_rule
+from tvm_distir.core.ops.packed import EFFECTS, PACKED_OPS, packed_rule
 
 from .graph import FlatValue
 
@@ -24,8 +24,8 @@ DISTRIBUTED = {
 """TVM's names for the same functions on shards."""
 
 
-PACKED_HANDLES = frozenset(handle(ir.Op.get(name)) for name in PACKED_OPS)
-"""Handles of the ops that call a packed function."""
+PACKED_HANDLES = frozenset(handle(ir.Op.get(name)) for name in (*PACKED_OPS, *EFFECTS))
+"""Handles of the ops that call a packed function, and of those that are treated as such."""
 
 
 def cache_rule(
