@@ -13,8 +13,9 @@ from tvm import ir
 from tvm_distir.core import (
     AnnotateSharding,
     Costs,
-    Plan,
+    PlanLike,
     System,
+    as_plan,
     check_level,
     check_module,
     costs_for,
@@ -23,11 +24,13 @@ from tvm_distir.core import (
     local_shape,
     mesh_names,
     mesh_shape,
+    meshes,
     nominal,
     open_dims,
     placement_text,
     propagate,
 )
+from tvm_distir.support import UsageError, shortened
 
 from .explanation import Explanation
 from .findings import ExplainedCollective, Resharding
@@ -45,14 +48,19 @@ _IMMEDIATE = re.compile(r"T\.int64\((-?\d+)\)")
 
 def explain(
     mod: ir.IRModule,
-    value: str,
+    plan_or_value: PlanLike | str,
+    value: str | None = None,
+    /,
     *,
-    plan: Plan | None = None,
+    plan: PlanLike = None,
     costs: Costs | None = None,
     system: System | str | None = None,
     prices: bool = True,
 ) -> Explanation:
     """Explain why propagation places a value as it does, and the cost of alternatives.
+
+    Called as ``explain(mod, plan, value)``; the plan is left out for an annotated module, or given
+    by its name. The module ``tvm_distir.explain`` can be called as this function.
 
     Parameters
     ----------
@@ -62,7 +70,7 @@ def explain(
         A variable (``lv19``), one of a function or specialisation (``layer_1/lv3``), or a
         parameter by the model's name. ``lv#1`` is the second variable of that name,
         ``lv.0`` the first field of a tuple.
-    plan : Plan, optional
+    plan : Plan, mapping, str or Path, optional
         Annotates the module first.
     costs : Costs, optional
         The weights propagation decides with.
@@ -83,18 +91,33 @@ def explain(
     LevelError
         DIST0451 when the module is distributed already.
     UsageError
-        DIST0154 for an argument that is no module.
+        DIST0154 for an argument that is no module, DIST0151 for two plans, DIST0152 for a value
+        that is no name.
     """
-    check_module(mod, "td.explain.explain")
-    if plan is not None:
-        mod = AnnotateSharding(plan.by_rules())(mod)
+    check_module(mod, "td.explain")
+    if value is None:
+        name: object = plan_or_value
+    elif plan is None:
+        name, plan = value, plan_or_value
+    else:
+        raise UsageError(
+            "DIST0151", "two plans are given", place="td.explain", remedy="Remove one of them."
+        )
+    if not isinstance(name, str):
+        raise UsageError(
+            "DIST0152", f"{shortened(repr(name))} is not the name of a value", place="td.explain",
+            remedy='Call td.explain(mod, plan, "name").',
+        )  # fmt: skip
+    given = None if plan is None and meshes(mod) else as_plan(plan, mod)
+    if given is not None:
+        mod = AnnotateSharding(given.by_rules())(mod)
     check_level(mod, "annotated")
     mod = lift_branches(inner_made_private(mod))
     costs = costs or costs_for(mod, system)
-    complete = plan is not None and plan.complete
+    complete = given is not None and given.complete
     decision = propagate(mod, costs, complete=complete)
     index = InstanceIndex(mod, decision)
-    return _Explainer(Subject(index, index.find(value)), costs, prices, complete).run()
+    return _Explainer(Subject(index, index.find(name)), costs, prices, complete).run()
 
 
 class _Explainer:
