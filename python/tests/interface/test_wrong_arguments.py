@@ -25,11 +25,10 @@ TAKES_MODULE: dict[str, Callable[[Any, Path], object]] = {
     "run entry": lambda mod, _: td.run(mod, {}, entry="decode"),
     "simulate": lambda mod, _: td.simulate(mod, SYSTEM),
     "export": lambda mod, _: td.export(mod),
-    "search": lambda mod, _: td.search(mod, 4, system=SYSTEM),
     "train_step": lambda mod, _: td.train_step(mod),
     "bind_dims": lambda mod, _: td.bind_dims(mod, {"n": 3}),
     "show": lambda mod, _: td.show(mod),
-    "explain": lambda mod, _: td.explain.explain(mod, "x"),
+    "explain": lambda mod, _: td.explain(mod, PLAN, "x"),
     "auto_shard": lambda mod, _: td.auto_shard(mod, {"tp": 2}, SYSTEM),
     "deploy": lambda mod, folder: td.deploy(mod, folder / "deployed"),
     "compile": lambda mod, _: td.compile(mod),
@@ -64,6 +63,75 @@ def test_the_remedy_names_the_field_or_the_call_that_gives_the_module() -> None:
 def test_what_is_no_model_is_refused(wrong: object) -> None:
     with pytest.raises(UsageError, match="DIST0154"):
         td.analyze(wrong, PLAN, system=SYSTEM)
+
+
+WRONG_PLANS: dict[str, Callable[[], object]] = {
+    "rules as text": lambda: td.Plan(mesh={"tp": 2}, rules="x"),  # type: ignore[arg-type]
+    "rules of numbers": lambda: td.Plan(mesh={"tp": 2}, rules=[3]),  # type: ignore[list-item]
+    "unknown key": lambda: td.Plan(mesh={"tp": 2}, rules=[{"parm": "x", "placement": "R"}]),
+    "mesh as text": lambda: td.Plan("tp=2"),  # type: ignore[arg-type]
+    "two meshes": lambda: td.Plan({"tp": 2}, mesh={"tp": 2}),
+    "ring as number": lambda: td.Plan(mesh={"tp": 2}, ring=3),  # type: ignore[arg-type]
+    "recompute as text": lambda: td.Plan(mesh={"tp": 2}, recompute="all"),  # type: ignore[arg-type]
+    "schedule as text": lambda: td.Plan(mesh={"tp": 2}, schedule="1f1b"),  # type: ignore[arg-type]
+    "labels as number": lambda: td.Plan(mesh={"tp": 2}, labels=3),  # type: ignore[arg-type]
+    "attention": lambda: td.Plan(mesh={"tp": 2}, attention="flash"),
+    "labels of a rule": lambda: td.plan.PlanRule("param", "x", "S[0]"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PLANS)
+def test_what_is_no_plan_is_refused(name: str) -> None:
+    with pytest.raises(td.errors.PlanError) as caught:
+        WRONG_PLANS[name]()
+    assert caught.value.code == "DIST0221"
+    assert caught.value.remedy
+
+
+def test_a_plan_takes_rules_in_json_form_and_the_mesh_first() -> None:
+    rule = {"param": "x", "placement": "S[0]"}
+    named = td.Plan(mesh={"tp": 3}, rules={"x": "S[0]"})
+    assert td.Plan(mesh={"tp": 3}, rules=[rule]) == named
+    assert td.Plan({"tp": 3}, {"x": td.P("tp", None)}) == named
+
+
+def test_explain_is_called_as_the_other_verbs() -> None:
+    mod = td.zoo.mlp(layers=1, hidden=8)
+    explanation = td.explain(mod, PLAN, "x", prices=False)
+    assert explanation == td.explain.explain(mod, "x", plan=PLAN, prices=False)
+    for arguments in ((mod, "x", PLAN), (mod, PLAN), (mod, PLAN, 3)):
+        with pytest.raises(UsageError, match="DIST0152"):
+            td.explain(*arguments)
+
+
+def test_the_module_of_a_lowered_function_is_imported() -> None:
+    jax = pytest.importorskip("jax")
+    lowered = jax.jit(lambda x: x + 1.0).lower(jax.numpy.ones((2, 4)))
+    mod = td.from_stablehlo(lowered.compiler_ir())
+    assert [str(p.name) for p in mod["main"].params] == ["x"]
+
+
+@pytest.mark.parametrize("wrong", [3, object(), None], ids=["int", "object", "None"])
+def test_what_is_no_stablehlo_is_refused(wrong: object) -> None:
+    with pytest.raises(td.errors.ModelError, match="DIST0302"):
+        td.from_stablehlo(wrong)
+
+
+def test_traces_go_to_a_folder_that_is_made(tmp_path: Path) -> None:
+    result = td.simulate(td.distribute(td.zoo.mlp(layers=1, hidden=8), PLAN), SYSTEM)
+    result.to_hta(tmp_path / "new" / "hta")
+    assert len(list((tmp_path / "new" / "hta").iterdir())) == 2
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="DIST0153"):
+        result.to_hta(tmp_path / "file")
+
+
+def test_search_takes_the_text_of_a_model() -> None:
+    def best(model: Any) -> float:
+        return float(td.search(model, 2, SYSTEM, top=1, jobs=1).plans[0].row.time_s)
+
+    text = "zoo:mlp?layers=1,hidden=8"
+    assert best(text) == best(td.load_model(text).mod)
 
 
 @pytest.mark.parametrize("wrong", [PLAN, None, 3], ids=["plan", "None", "int"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from tvm_distir.models.common.quiet import reason
@@ -34,8 +35,15 @@ def read_source(source: Any) -> tuple[str, str]:
         return _text_of(bytes(source.mlir_module_serialized), "module"), "module"
     if hasattr(source, "as_text"):
         return str(source.as_text(debug_info=True)), "module"
+    if hasattr(source, "operation"):  # a module of MLIR's bindings, as lowered.compiler_ir() gives
+        return str(source.operation.get_asm(enable_debug_info=True)), "module"
     if isinstance(source, str) and "\n" in source:
         return source, "text"
+    if not isinstance(source, str | Path | bytes | bytearray | memoryview):
+        raise ModelError(
+            "DIST0302", f"a {type(source).__name__} is no module of StableHLO", place="source",
+            remedy="Give text, a path, bytecode, or what jax.jit(f).lower(...) returns.",
+        )  # fmt: skip
     content = bytes(source) if isinstance(source, bytes | bytearray | memoryview) else None
     data, place = (file_bytes(source), source) if content is None else (content, "bytes")
     place = str(place)

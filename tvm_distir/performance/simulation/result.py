@@ -15,7 +15,7 @@ from tvm_distir.performance.traces.files import trace_form, write_trace
 from tvm_distir.performance.traces.kineto import chrome_trace, hta_pages
 from tvm_distir.performance.traces.perfetto import write_perfetto
 from tvm_distir.performance.traces.records import Event
-from tvm_distir.support import DataTable, Displayed
+from tvm_distir.support import DataTable, Displayed, UsageError
 
 from .device_results import Branch, CollectiveTotal, DeviceGroupResult
 from .devices import Devices
@@ -171,25 +171,35 @@ class Result(Displayed):
             write_trace(path, lambda file: file.writelines(pieces))
 
     def to_hta(self, folder: str | Path) -> None:
-        """Write traces for Holistic Trace Analysis into a folder that exists, a file per rank.
+        """Write traces for Holistic Trace Analysis into a folder, a file per rank.
 
         Raises
         ------
         UsageError
             DIST0153 when a file cannot be written.
         """
-        for name, content in self.trace_files("hta"):
-            write_trace(Path(folder) / name, content)
+        self._write_files("hta", folder)
 
     def to_chakra(self, folder: str | Path) -> None:
-        """Write execution traces of Chakra into a folder that exists, a file per rank.
+        """Write execution traces of Chakra into a folder, a file per rank.
 
         Raises
         ------
         UsageError
             DIST0153 when a file cannot be written.
         """
-        for name, content in self.trace_files("chakra"):
+        self._write_files("chakra", folder)
+
+    def _write_files(self, form: str, folder: str | Path) -> None:
+        """Write the files of a trace; the folder is made where there is none."""
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                "DIST0153", f"the folder cannot be made: {error.strerror}", place=str(folder),
+                remedy="Give a path where a folder can be.",
+            ) from error  # fmt: skip
+        for name, content in self.trace_files(form):
             write_trace(Path(folder) / name, content)
 
     def trace_files(self, form: str) -> Iterator[tuple[str, bytes]]:

@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tvm import ir
 
 from tvm_distir.core import Plan, System, gc_paused
+from tvm_distir.models import load_model
 from tvm_distir.performance import Profile, check_products
 from tvm_distir.planning.workers import ONE_AT_A_TIME, Lookahead, Workers
 from tvm_distir.support import InfeasibleError, UsageError
@@ -33,7 +36,7 @@ MARGIN = 0.05
 
 
 def search(
-    model: ir.IRModule | Make,
+    model: ir.IRModule | Make | str | Path,
     devices: int,
     system: System | str,
     *,
@@ -64,9 +67,9 @@ def search(
 
     Parameters
     ----------
-    model : IRModule, or callable
+    model : IRModule, callable, str or Path
         A forward model, or a training step made already; or what makes the model of a batch,
-        given its samples: only so there are micro-batches.
+        given its samples, or a MODEL string with ``batch``: only so there are micro-batches.
     devices : int
     system : System or str
     batch : int, optional
@@ -118,6 +121,9 @@ def search(
     """
     resolved = System.required(system)
     check_products(Profile.resolve(resolved.kernels), resolved)
+    if isinstance(model, (str, Path)):
+        text = str(model)
+        model = load_model(text).mod if batch is None else partial(_load, text)
     source = Source(model, batch, train, resolved)
     limit = resolved.memory_capacity_bytes if memory_bytes is None else memory_bytes
     rules = constraints or Constraints()
@@ -158,6 +164,11 @@ def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> S
     plans = [*result.plans, *([other] if other.row.state == SOLVED else [])]
     plans = sorted(plans, key=lambda plan: plan.time_s)[:top]
     return replace(result, baseline=other.row, plans=tuple(plans))
+
+
+def _load(text: str, batch: int) -> ir.IRModule:
+    """Return the module of a MODEL string for a batch."""
+    return load_model(text, batch=batch).mod
 
 
 class _Search:

@@ -59,6 +59,9 @@ class ServingReport:
     advice: tuple[str, ...]
     served: Sequence[ServedRequests] = field(default=(), repr=False, compare=False)
 
+    def __str__(self) -> str:
+        return self.text()
+
     @property
     def broken(self) -> list[str]:
         """Return the levels that are broken."""
