@@ -130,6 +130,25 @@ def test_scripts_can_be_run(root: Path, files: list[Path]) -> None:
         assert "set -euo pipefail" in (root / path).read_text(encoding="utf-8"), path
 
 
+def test_no_function_is_defined_twice_at_the_top_of_a_file(root: Path, files: list[Path]) -> None:
+    """Ruff takes a call between the two definitions for a use of the first."""
+    wrong = []
+    for path in files:
+        if path.suffix == ".py" and path.parts[0] in (
+            "tvm_distir",
+            "tvm_distir_command",
+            "scripts",
+        ):
+            body = ast.parse((root / path).read_text(encoding="utf-8")).body
+            plain = [
+                node.name
+                for node in body
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.decorator_list
+            ]
+            wrong += [f"{path}: {name}" for name in set(plain) if plain.count(name) > 1]
+    assert not wrong
+
+
 def test_folders_say_what_they_hold(modules: list[Module]) -> None:
     packages = {module.path.parent for module in modules if module.is_package}
     assert packages == {module.path.parent for module in modules}, "a folder has no __init__.py"

@@ -72,11 +72,6 @@ def placement_of(shards: Shards) -> Placement:
     )
 
 
-def _is_last(shards: Shards, axis: int, dim: int | None) -> bool:
-    """Return whether no later mesh axis than ``axis`` shards ``dim``."""
-    return dim is None or dim not in shards[axis + 1 :]
-
-
 def plan(before: Shards, after: Shards, mesh_shape: Sequence[int]) -> list[Step]:
     """Return the steps from one placement to another that move the fewest elements.
 
