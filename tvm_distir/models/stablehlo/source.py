@@ -39,14 +39,17 @@ def read_source(source: Any) -> tuple[str, str]:
         return str(source.operation.get_asm(enable_debug_info=True)), "module"
     if isinstance(source, str) and "\n" in source:
         return source, "text"
-    if not isinstance(source, str | Path | bytes | bytearray | memoryview):
+    content: bytes | None = None
+    if isinstance(source, bytes | bytearray | memoryview):
+        data = content = bytes(source)
+        place = "bytes"
+    elif isinstance(source, str | Path):
+        data, place = file_bytes(source), str(source)
+    else:
         raise ModelError(
             "DIST0302", f"a {type(source).__name__} is no module of StableHLO", place="source",
             remedy="Give text, a path, bytecode, or what jax.jit(f).lower(...) returns.",
         )  # fmt: skip
-    content = bytes(source) if isinstance(source, bytes | bytearray | memoryview) else None
-    data, place = (file_bytes(source), source) if content is None else (content, "bytes")
-    place = str(place)
     if is_bytecode(data):
         return _text_of(data, place), place
     try:
