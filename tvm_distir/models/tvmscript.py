@@ -279,8 +279,8 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
 
 def _malformed(program: str, names: dict[str, Any], place: str) -> ModelError:
     """Return the error of a module that is parsed, but breaks a rule of Relax."""
-    broken = broken_rule(tvm.script.from_source(program, names, check_well_formed=False))
-    reason = "" if broken is None else f": {broken[0]}: {broken[1]}"
+    violation = broken_rule(tvm.script.from_source(program, names, check_well_formed=False))
+    reason = "" if violation is None else f": {violation[0]}: {violation[1]}"
     return ModelError(
         "DIST0323",
         f"the module is not well-formed{reason}",

@@ -40,12 +40,12 @@ def check_well_formed(mod: ir.IRModule) -> None:
     LevelError
         DIST0453 with the function and the rule that it breaks.
     """
-    broken = broken_rule(mod)
-    if broken is not None:
+    violation = broken_rule(mod)
+    if violation is not None:
         raise LevelError(
             "DIST0453",
-            f"it is not well-formed: {broken[1]}",
-            place=broken[0],
+            f"it is not well-formed: {violation[1]}",
+            place=violation[0],
             remedy="Correct the pass or the script that built it; relax.analysis.well_formed "
             "checks it.",
         )

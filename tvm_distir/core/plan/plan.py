@@ -256,23 +256,23 @@ def _check_kinds(values: Mapping[str, Any], faults: Faults) -> None:
 
 
 def _read_rules(rules: Any, meshes: Sequence[MeshSpec], faults: Faults) -> tuple[PlanRule, ...]:
-    """Return rules that are given as such, in their JSON form, or as placements by name."""
+    """Return rules that are PlanRules, in their JSON form, or as placements by name."""
     if isinstance(rules, Mapping):
-        given = [
+        lines = [
             (f'rules (param "{name}")', {"param": name, "placement": placement})
             for name, placement in rules.items()
         ]
     else:
-        given = [(f"rules/{number}", rule) for number, rule in enumerate(_items(rules))]
-    names, made = [mesh.name for mesh in meshes], []
-    for place, rule in given:
+        lines = [(f"rules/{number}", rule) for number, rule in enumerate(_items(rules))]
+    names, rows = [mesh.name for mesh in meshes], []
+    for place, rule in lines:
         if isinstance(rule, PlanRule):
-            made.append(rule)
+            rows.append(rule)
             continue
         with faults.gathered():
-            read = read_rule(_plain(rule, place), names, meshes, place)
-            made += [] if read is None else [read]
-    return tuple(made)
+            parsed = read_rule(_plain(rule, place), names, meshes, place)
+            rows += [] if parsed is None else [parsed]
+    return tuple(rows)
 
 
 def _plain(rule: Any, place: str) -> Any:

@@ -108,13 +108,13 @@ def explain(
             "DIST0152", f"{shortened(repr(name))} is not the name of a value", place="td.explain",
             remedy='Call td.explain(mod, plan, "name").',
         )  # fmt: skip
-    given = None if plan is None and meshes(mod) else as_plan(plan, mod)
-    if given is not None:
-        mod = AnnotateSharding(given.by_rules())(mod)
+    resolved = None if plan is None and meshes(mod) else as_plan(plan, mod)
+    if resolved is not None:
+        mod = AnnotateSharding(resolved.by_rules())(mod)
     check_level(mod, "annotated")
     mod = lift_branches(inner_made_private(mod))
     costs = costs or costs_for(mod, system)
-    complete = given is not None and given.complete
+    complete = resolved is not None and resolved.complete
     decision = propagate(mod, costs, complete=complete)
     index = InstanceIndex(mod, decision)
     return _Explainer(Subject(index, index.find(name)), costs, prices, complete).run()
