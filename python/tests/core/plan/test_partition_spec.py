@@ -121,7 +121,7 @@ def test_all_faults_are_reported_at_once() -> None:
     assert [v.place for v in error.violations] == [
         'rules (param "a")/placement',
         'rules (param "b")',
-        'rules (param "d")',
+        'rules (param "d")/placement',
         "ring",
     ]
 
