@@ -137,7 +137,7 @@ def open_axes_of(labels: Sequence[int | None]) -> list[int]:
     return [~a if x == P else a for a, x in enumerate(labels) if x is None or x == P]
 
 
-def opened_labels(labels: Sequence[int], open_axes: Sequence[int]) -> tuple[int | None, ...]:
+def opened_labels(labels: Sequence[int | None], open_axes: Sequence[int]) -> tuple[int | None, ...]:
     """Return the labels of an annotation, None or ``P`` along the axes that it leaves open."""
     return tuple(
         [None if a in open_axes else P if ~a in open_axes else x for a, x in enumerate(labels)]

@@ -104,17 +104,18 @@ class Plan(Displayed):
         mesh: Mapping[str, int] | None = None,
     ) -> None:
         faults = faults_of_plan()
+        items: Any = meshes
         if isinstance(meshes, Mapping) and mesh is None:
-            meshes, mesh = (), meshes
-        meshes = tuple(_items(meshes))
+            items, mesh = (), meshes
+        specs = tuple(_items(items))
         values: dict[str, Any] = {
-            "meshes": meshes, "recompute": recompute or {}, "ring": ring, "regather": regather,
+            "meshes": specs, "recompute": recompute or {}, "ring": ring, "regather": regather,
             "schedule": schedule, "labels": labels, "complete": complete, "attention": attention,
         }  # fmt: skip
         _check_kinds(values, faults)
         if mesh is not None:
             with faults.gathered():
-                values["meshes"] = (*meshes, MeshSpec(DEFAULT_MESH, mesh))
+                values["meshes"] = (*specs, MeshSpec(DEFAULT_MESH, mesh))
         values["rules"] = _read_rules(rules, values["meshes"], faults)
         values["recompute"] = dict(values["recompute"])
         for name in ("ring", "regather"):
@@ -264,7 +265,7 @@ def _read_rules(rules: Any, meshes: Sequence[MeshSpec], faults: Faults) -> tuple
         ]
     else:
         lines = [(f"rules/{number}", rule) for number, rule in enumerate(_items(rules))]
-    names, rows = [mesh.name for mesh in meshes], []
+    names, rows = [mesh.name for mesh in meshes], list[PlanRule]()
     for place, rule in lines:
         if isinstance(rule, PlanRule):
             rows.append(rule)

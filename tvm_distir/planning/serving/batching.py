@@ -265,8 +265,14 @@ class ServedRequests:
     def some(self, which: Ints) -> ServedRequests:
         """Return some of the requests, with all steps."""
         times = (self.first_ps, self.finish_ps, self.start_ps, self.preemptions)
-        return ServedRequests(
-            self.requests.some(which), *(x[which] for x in times), self.steps, self.host_ps
+        first_ps, finish_ps, start_ps, preemptions = (x[which] for x in times)
+        return replace(
+            self,
+            requests=self.requests.some(which),
+            first_ps=first_ps,
+            finish_ps=finish_ps,
+            start_ps=start_ps,
+            preemptions=preemptions,
         )
 
 

@@ -80,8 +80,8 @@ class Calls:
         values = self.values
         name, mesh = str(old.op.name), values.g.nodes[k].mesh
         if name in CREATED:
-            value = np.array(CREATED[name], dtype=str(old.attrs.dtype))
-            placed = values.constant(scalar_of(value), mesh)
+            scalar = np.array(CREATED[name], dtype=str(old.attrs.dtype))
+            placed = values.constant(scalar_of(scalar), mesh)
             return ir.Call(ir.Op.get("relax.full"), [old.args[0], placed], old.attrs)
         value = None if CALL_TIR.same_as(old.op) else _evaluated(old)
         if value is None:
