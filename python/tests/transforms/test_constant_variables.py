@@ -12,7 +12,6 @@ from tvm import ir, relax
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.reference import Reference
-from tvm_distir.support.errors.tree import LoweringError
 
 ROW = np.arange(8, dtype="float32") - 3
 ROWS = np.arange(32, dtype="float32").reshape(4, 8)
@@ -70,7 +69,7 @@ def cut(bb: Any, x: Any) -> Any:
     return relax.op.matmul(x, bb.emit(relax.const(ROWS.T.copy())))
 
 
-CASES = [added, scalar, twice_named, field, nested_field, joined, cut]
+CASES = [added, scalar, twice_named, field, nested_field, joined, cut, cast]
 
 
 def plan_of(placement: str) -> td.Plan:
@@ -83,11 +82,6 @@ def plan_of(placement: str) -> td.Plan:
 def test_a_named_constant_is_the_constant(write: Any, placement: str) -> None:
     mod = made(write)
     assert td.verify(mod, plan_of(placement), engine="virtual").equal
-
-
-def test_a_cast_of_a_constant_is_refused_by_name() -> None:
-    with pytest.raises(LoweringError, match=r"DIST0504 .*match_cast"):
-        td.distribute(made(cast), plan_of("S[0]"))
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
