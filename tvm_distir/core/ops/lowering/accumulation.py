@@ -54,7 +54,7 @@ def _kind(value: Any) -> str:
 
 def is_narrow(dtype: str) -> bool:
     """Return whether sums of a type are accumulated in float32: a float of 16 bits or less."""
-    return dtype.startswith(("float16", "bfloat16", "float8", "float6", "float4"))
+    return dtype.startswith(("float16", "bfloat16", "float8_", "float6_", "float4_"))
 
 
 def _name(call: ir.Call) -> str:
