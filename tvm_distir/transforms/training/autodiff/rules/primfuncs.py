@@ -118,7 +118,9 @@ def without_mark(value: Any) -> Any:
     """Return a ``call_tir`` in place of a call that names its gradient."""
     if not isinstance(value, ir.Call) or value.op != ir.Op.get(_MARKED):
         return value
-    return ir.Call(ir.Op.get("relax.call_tir"), list(value.args), None, list(value.ty_args))
+    call = ir.Call(ir.Op.get("relax.call_tir"), list(value.args), None, list(value.ty_args))
+    relax.expr._update_type(call, value.ty)
+    return call
 
 
 def unmarked(fn: relax.Function) -> relax.Function:
