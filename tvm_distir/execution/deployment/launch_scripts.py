@@ -6,10 +6,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tvm_distir.execution.runtime.engines.torch.failure_store import SECRET_VARIABLE
 from tvm_distir.support import EngineError
 
 SCRIPTS = ("run.sh", "run.sbatch")
 """The names of the scripts in a deployed folder."""
+
+_RANDOM = r"od -An -N16 -tx1 /dev/urandom | tr -d ' \n'"
+_SECRET = f"""[ "${SECRET_VARIABLE}" ] || {SECRET_VARIABLE}=$({_RANDOM})
+export {SECRET_VARIABLE}
+"""
 
 
 def processes_per_host(devices: int, hosts: int) -> int:
@@ -52,14 +58,15 @@ def write_scripts(folder: Path, devices: int, hosts: int, has_gpus: bool) -> lis
 
 def _torchrun(each: int, hosts: int) -> str:
     if hosts == 1:
-        how, use = "--standalone", "#   ./run.sh --inputs x.npz -o y.npz"
+        how, use, secret = "--standalone", "#   ./run.sh --inputs x.npz -o y.npz", _SECRET
     else:
         how = f'--nnodes {hosts} --rdzv-backend c10d --rdzv-endpoint "$HEAD"'
         use = "#   HEAD=first-host:29500 ./run.sh --inputs x.npz -o y.npz      (on every host)"
+        secret = ""  # the hosts would not have the same
     return f"""#!/bin/sh
 # Run this folder with a process per device, {each} on each of {hosts} host{"s" * (hosts > 1)}:
 {use}
-exec torchrun {how} --nproc-per-node {each} -m tvm_distir.serve "$(dirname "$0")" "$@"
+{secret}exec torchrun {how} --nproc-per-node {each} -m tvm_distir.serve "$(dirname "$0")" "$@"
 """
 
 
@@ -70,5 +77,5 @@ def _slurm(each: int, hosts: int, has_gpus: bool) -> str:
 #SBATCH --ntasks-per-node={each}
 {gpus}# Run this folder with a process per device, from inside of it:
 #   sbatch run.sbatch --inputs x.npz -o y.npz
-exec srun python -m tvm_distir.serve "${{SLURM_SUBMIT_DIR:-.}}" "$@"
+{_SECRET}exec srun python -m tvm_distir.serve "${{SLURM_SUBMIT_DIR:-.}}" "$@"
 """
