@@ -15,7 +15,7 @@ from tvm.script.parser import relax as R
 from tvm.script.parser import tirx as T
 
 import tvm_distir as td
-from tvm_distir.support.errors.tree import DistIRError
+from tvm_distir.support.errors.tree import DistIRError, EngineError
 
 PLAN = td.Plan(mesh={"dp": 2}, rules={"x": td.P("dp", None)})
 TEXT = """
@@ -50,12 +50,13 @@ def test_each_device_prints_the_full_tensor(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().out.count(f"x: {values}") == 2
 
 
-def test_an_assertion_stops_the_run() -> None:
+@pytest.mark.parametrize("engine", ["virtual", "threads"])
+def test_an_assertion_stops_the_run(engine: str) -> None:
     lines = ('_ = R.assert_op(R.const(False), R.sum(x), format="sum: {}")', "y = R.nn.relu(x)")
     mod = td.bind_dims(module(*lines, purity="pure=False"), {"n": 2})
     dist = td.distribute(mod, PLAN)
-    with pytest.raises(AssertionError, match="sum: 128"):
-        td.run(dist, [np.ones((8, 16), "f4"), np.ones((2, 16), "f4")], engine="virtual")
+    with pytest.raises(EngineError, match=r"DIST0612 main.*worker 0: AssertionError: .*sum: 128"):
+        td.run(dist, [np.ones((8, 16), "f4"), np.ones((2, 16), "f4")], engine=engine)
 
 
 def test_a_cast_that_names_a_known_size_is_distributed() -> None:

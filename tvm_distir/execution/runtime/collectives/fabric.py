@@ -93,15 +93,15 @@ def failure_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
 
 
-def worker_failed(error: BaseException, rank: int, place: str) -> EngineError:
+def worker_failed(
+    error: BaseException,
+    rank: int,
+    place: str,
+    remedy: str = "Run with the engine virtual, which names the binding.",
+) -> EngineError:
     """Return the error DIST0612 with the last line of a worker's exception."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
-    return EngineError(
-        "DIST0612",
-        f"worker {rank}: {type(error).__name__}: {lines[-1].strip()}",
-        place=place,
-        remedy="Run with the engine virtual, which names the binding.",
-    )
+    what = f"worker {rank}: {failure_text(error)}"
+    return EngineError("DIST0612", what, place=place, remedy=remedy)
 
 
 def call_words(call: Collective, x: Array) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from tvm_distir.execution.runtime.collectives.fabric import (
     Fabric,
     Watched,
-    failure_text,
     ranks_text,
+    worker_failed,
 )
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.support import DistIRError, EngineError
@@ -130,9 +130,5 @@ def raise_failure(fabric: Fabric, entries: Sequence[EntryFunction]) -> None:
     rank, error = fabric.failure
     if isinstance(error, DistIRError | KeyboardInterrupt):
         raise error
-    raise EngineError(
-        "DIST0612",
-        f"worker {rank}: {failure_text(error)}",
-        place=next((e.function for e in entries if rank in e.ranks), "run"),
-        remedy="Run with the engine virtual, which names the binding.",
-    ) from error
+    place = next((e.function for e in entries if rank in e.ranks), "run")
+    raise worker_failed(error, rank, place) from error

@@ -16,6 +16,7 @@ from typing import Any
 import numpy.typing as npt
 from tvm import ir, relax
 
+from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.threads.plain import PlainEngine
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
@@ -30,7 +31,7 @@ from tvm_distir.execution.runtime.program.tensors import (
     to_array,
     to_tensor,
 )
-from tvm_distir.support import EngineError, InternalError, Steps, resumable
+from tvm_distir.support import DistIRError, EngineError, InternalError, Steps, resumable
 
 from .exchanges import Exchanges, PerRank, Value
 from .function_steps import (
@@ -47,6 +48,7 @@ from .function_steps import (
 Array = npt.NDArray[Any]
 
 _KERNELS = KernelCache()
+_CORRECT = "Correct the inputs, or what is called there."
 
 
 def _tuples(value: Any) -> Value:
@@ -117,7 +119,7 @@ class _Run:
         for step, drops in zip(function.steps, function.last_use):
             self.exchanges.progress += 1
             if isinstance(step, Segment):
-                self.segment(step, env, count)
+                self.segment(step, env, entry.ranks)
             elif isinstance(step, AliasStep):
                 env[step.target] = self.evaluate(step.value, env, count)
             elif isinstance(step, CollectiveStep):
@@ -155,13 +157,19 @@ class _Run:
             )
         return step.then if conditions[0] else step.otherwise
 
-    def segment(self, step: Segment, env: dict[relax.Var, PerRank], count: int) -> None:
+    def segment(self, step: Segment, env: dict[relax.Var, PerRank], ranks: Sequence[int]) -> None:
+        """Run a segment on all ranks; what it raises is DIST0612 with its place, as in threads."""
         if step not in self.machines:
             self.machines[step] = self.kernels.get(step.module, step.place)
         kernel = self.machines[step]
         columns: list[PerRank] = [[] for _ in step.outputs]
-        for i in range(count):
-            result = _tuples(kernel(*(env[v][i] for v in step.inputs)))
+        for i, rank in enumerate(ranks):
+            try:
+                result = _tuples(kernel(*(env[v][i] for v in step.inputs)))
+            except DistIRError:
+                raise
+            except Exception as error:
+                raise worker_failed(error, rank, step.place, _CORRECT) from error
             for column, value in zip(columns, result):
                 column.append(value)
         env.update(zip(step.outputs, columns))
@@ -192,7 +200,7 @@ class VirtualEngine(Engine):
         ------
         EngineError
             DIST0605 for a construct it cannot run, DIST0610 when entries wait for each other
-            forever.
+            forever, DIST0612 for what a kernel or a called function raises.
         """
         if not isinstance(program, LoweredProgram):
             plain = PlainEngine()
