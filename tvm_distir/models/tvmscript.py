@@ -20,7 +20,7 @@ from tvm import ir
 from tvm.script.parser.core.error import ParserError
 
 from tvm_distir.core import bind_dims, broken_rule
-from tvm_distir.models.common.quiet import drop_half_built
+from tvm_distir.models.common.quiet import TURN, drop_half_built
 from tvm_distir.models.common.spec import check_file
 from tvm_distir.support import ModelError, nearest
 
@@ -55,7 +55,8 @@ def from_tvmscript(
     """
     text, place, class_name = _source(path_or_text)
     try:
-        tree = ast.parse(text)
+        with TURN:
+            tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None) or 1
         raise ModelError(
@@ -253,7 +254,8 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
     program = "\n" * (first - 1) + "\n".join(lines) + "\n"
     remedy = "Check the op, its arguments and its types."
     try:
-        mod = tvm.script.from_source(program, names)
+        with TURN:
+            mod = tvm.script.from_source(program, names)
     except (tvm.error.DiagnosticError, ParserError, tvm.error.InternalError) as error:
         drop_half_built(error)
         match = _LINE.search(str(error))
@@ -279,7 +281,9 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
 
 def _malformed(program: str, names: dict[str, Any], place: str) -> ModelError:
     """Return the error of a module that is parsed, but breaks a rule of Relax."""
-    violation = broken_rule(tvm.script.from_source(program, names, check_well_formed=False))
+    with TURN:
+        mod = tvm.script.from_source(program, names, check_well_formed=False)
+    violation = broken_rule(mod)
     reason = "" if violation is None else f": {violation[0]}: {violation[1]}"
     return ModelError(
         "DIST0323",

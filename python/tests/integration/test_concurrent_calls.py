@@ -4,11 +4,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
+import importlib
+import inspect
 import json
+import os
+import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,15 +26,32 @@ import pytest
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+)
+
 import tvm_distir as td
+from tests.models.test_relax_ccl import Mlp, _exported
 from tests.plain_systems import PLAIN_A100
 from tests.transforms.training.pipeline_models import tower
+from tvm_distir.execution.runtime.program import timing
+from tvm_distir.execution.runtime.program.cores import one_thread
+from tvm_distir.models.common.quiet import muted_stderr, warnings_ignored
+from tvm_distir.planning.calibration.rows import ProductRow
+from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.support.config.atomic import write_whole
+from tvm_distir.support.errors.tree import ModelError
 
 pytestmark = pytest.mark.optimized  # the target of the suite is that of the main thread
 
 THREADS = 8
 MESH = {"dp": 2}
+DECODER = "zoo:llama3?size=tiny,layers=1"
+NEEDS = {"from_exported_program": "torch", "from_onnx": "onnx", "to_jax": "jax"}
+"""The packages that calls need beside those of every installation."""
+
+_FOLDER = tempfile.TemporaryDirectory()
 
 
 class Layers(nn.Module):  # type: ignore[misc]
@@ -83,28 +108,151 @@ def _saved() -> ir.IRModule:
     return td.from_tvmscript(model().script(show_meta=True))
 
 
+@functools.cache
+def folder() -> Path:
+    """A deployed folder, with files of weights and two traces beside it."""
+    path = Path(_FOLDER.name)
+    td.deploy(local(), path / "served")
+    np.savez(path / "weights.npz", w=np.arange(6.0).reshape(2, 3))
+    for name in ("first.json", "second.json"):
+        td.simulate(local(), system()).to_perfetto(path / name)
+    return path
+
+
+def _calibrated() -> list[Any]:
+    rows = [ProductRow(n, n, n, time_s=n * 1e-7) for n in (512, 1024, 2048, 4096)]
+    found = td.calibrate("dgx-a100-megatron", rows, folds=0)
+    return sorted(found.values.items())
+
+
+def _measured() -> list[Any]:
+    """The ops that are timed: the times themselves are not the same twice."""
+    program = td.measure(local())
+    return [
+        (op.op, op.measured_ps > 0) for _, fn in sorted(program.functions.items()) for op in fn.ops
+    ]
+
+
+def _onnx_model(op: str, dtype: int, **attributes: int) -> Any:
+    onnx = importlib.import_module("onnx")
+    nodes = [onnx.helper.make_node(op, ["x"], ["y"], **attributes)]
+    ports = [onnx.helper.make_tensor_value_info(*port, [4]) for port in (("x", 1), ("y", dtype))]
+    return onnx.helper.make_model(onnx.helper.make_graph(nodes, op, ports[:1], ports[1:]))
+
+
+def _refused() -> str:
+    with pytest.raises(ModelError, match="DIST0312") as caught:
+        td.from_onnx(_onnx_model("IsInf", 9, detect_negative=0))
+    return str(caught.value)
+
+
+@functools.cache
+def torch_files() -> tuple[Any, str]:
+    """A program of torch that is to be decomposed, and the archive of another."""
+    torch = importlib.import_module("torch")
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU(), torch.nn.LayerNorm(4))
+    program = torch.export.export(layer, (torch.ones(2, 4),))
+    torch.export.save(program, folder() / "layer.pt2")
+    return program, str(folder() / "layer.pt2")
+
+
+def _from_torch() -> list[Any]:
+    return [td.from_exported_program(source).script() for source in torch_files()]
+
+
+def _by_jax() -> list[Any]:
+    if len(importlib.import_module("jax").devices()) < 2:
+        pytest.skip("JAX was started with one device")
+    return [np.asarray(value) for value in td.to_jax(local())(*values())]
+
+
+def _opened() -> list[Any]:
+    weights = td.open_weights(folder() / "weights.npz")
+    return [array.read([(0, size) for size in array.shape]) for array in weights.values()]
+
+
+def _merged() -> str:
+    with tempfile.TemporaryDirectory() as new:
+        path = Path(new) / "both.json"
+        td.merge_traces(path, a=folder() / "first.json", b=folder() / "second.json")
+        return path.read_text()
+
+
+def _swept() -> list[Any]:
+    grid = {"dp": [1, 2], "hidden": [32, 64]}
+    cache = folder() / "cache"
+    found = td.sweep("zoo:gpt?size=tiny,layers=1", grid, system(), cache=cache, jobs=1)
+    return [(row["status"], row["time_s"], row["peak_memory_bytes"]) for row in found.to_dicts()]
+
+
+def _searched() -> list[Any]:
+    found = td.search("zoo:mlp?layers=1,hidden=8", 2, system(), top=2, jobs=1)
+    return [(str(plan.plan), plan.row.time_s) for plan in found.plans]
+
+
+def _served() -> str:
+    work = "poisson:4,in=16,out=4,count=8"
+    return td.serve_analyze(DECODER, "megatron", {"tp": 1}, "dgx-h100", work).text()
+
+
+def _serving_found() -> str:
+    schedulers = ("continuous:tokens=128",)
+    work = "poisson:1,in=16,out=4"
+    levels = ServiceLevels(0.02, 0.001)
+    return td.search_serving(
+        DECODER, 1, "dgx-h100", work, levels, schedulers=schedulers, front=False
+    ).text()
+
+
 CALLS: dict[str, Callable[[], Any]] = {
     "analyze": _analyzed,
     "auto_shard": lambda: str(td.auto_shard(model(), {"tp": 2}, system()).plan()),
     "bind_dims": lambda: td.bind_dims(_symbolic(), {"n": 4}),
+    "calibrate": _calibrated,
+    "compare": lambda: json.dumps(td.compare(*[td.simulate(local(), system())] * 2).to_dict()),
     "compile": lambda: td.run(td.compile(local()), values()),
     "deploy": _deployed,
+    "device_mesh": lambda: str(td.device_mesh({"dp": 2, "tp": 2}, start=4)),
     "distribute": lambda: td.distribute(model(), make_plan(model(), "data_parallel", MESH)),
+    "explain": lambda: str(td.explain(model(), make_plan(model(), "data_parallel", MESH), "x")),
     "export": lambda: td.export(local()).to_json(),
+    "export_plan": lambda: td.export_plan(
+        model(), make_plan(model(), "data_parallel", MESH), "jax"
+    ),
+    "from_ccl": lambda: td.from_ccl(_exported(Mlp(2), "plain"), 2, dims={"rows": 6}),
+    "from_exported_program": _from_torch,
     "from_nn": _symbolic,
+    "from_onnx": lambda: td.from_onnx(_onnx_model("Relu", 1)),
+    "from_onnx of what is refused": _refused,
     "from_stablehlo": lambda: td.from_stablehlo(td.to_stablehlo(model())),
     "from_tvmscript": _saved,
+    "load": lambda: td.load(folder() / "served", check=True).run(values(), engine="virtual"),
     "load_model": lambda: td.load_model("zoo:gpt?size=tiny,layers=1").mod,
+    "measure": _measured,
+    "merge_traces": _merged,
+    "open_weights": _opened,
     "plan_storage": lambda: str(td.plan_storage(local())),
     "run": lambda: td.run(local(), values(), engine="virtual"),
+    "search": _searched,
+    "search_serving": _serving_found,
+    "serve_analyze": _served,
+    "show": lambda: td.show(local()),
     "simulate": lambda: td.simulate(td.export(local()), system()).time_s,
+    "sweep": _swept,
+    "to_jax": _by_jax,
     "to_stablehlo": lambda: td.to_stablehlo(model()),
     "train_step": lambda: td.train_step(model(), "mse", "adam"),
     "train_step in stages": lambda: td.train_step(
         td.zoo.gpt(size="tiny", layers=2), schedule="1f1b:stages=2,micro_batches=2"
     ),
     "verify": lambda: str(td.verify(model(), make_plan(model(), "data_parallel", MESH)).equal),
+    "visualize": lambda: str(td.visualize((8, 6), td.P("dp", "tp"), {"dp": 2, "tp": 2})),
 }
+
+
+SLOW = ("serve_analyze", "search_serving")
+CASES = [*((name,) for name in CALLS if name not in SLOW), SLOW]
+"""What threads call at once, in turn."""
 
 
 def comparable(value: Any) -> Any:
@@ -116,17 +264,68 @@ def comparable(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_threads_get_what_one_gets(name: str) -> None:
-    expected = comparable(CALLS[name]())
-    begin = threading.Barrier(THREADS)
+def test_every_public_function_is_called() -> None:
+    public = [getattr(td, name) for name in td.__all__]
+    called = {getattr(td, name.split()[0]) for name in CALLS}
+    assert {f.__name__ for f in public if inspect.isfunction(f) and f not in called} == set()
 
-    def call(_: int) -> Any:
+
+def _state() -> dict[str, Any]:
+    """What calls leave as it is in the process."""
+    mask = os.umask(0o22)
+    os.umask(mask)
+    kept = os.environ.copy(), list(warnings.filters), mask, gc.isenabled(), os.getcwd(), os.fstat(2)
+    names = ("environment", "warnings", "umask", "collector", "folder", "standard error")
+    return dict(zip(names, kept, strict=True))
+
+
+@pytest.mark.parametrize("names", CASES, ids=" and ".join)
+def test_threads_get_what_one_gets(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Threads are first, so that what they share is not there yet."""
+    pytest.importorskip(NEEDS.get(names[0].split()[0], "tvm"))
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    monkeypatch.setattr(timing, "_LEAST_S", 1e-4)
+    monkeypatch.setattr(timing, "CACHE", folder())
+    if names == ("from_exported_program",):
+        torch_files()
+    begin, before, out = threading.Barrier(THREADS), _state(), sys.stdout
+
+    def call(number: int) -> Any:
         begin.wait()
-        return comparable(CALLS[name]())
+        return comparable(CALLS[names[number % len(names)]]())
 
     with ThreadPoolExecutor(THREADS) as pool:
-        assert list(pool.map(call, range(THREADS))) == [expected] * THREADS
+        results = list(pool.map(call, range(THREADS)))
+    printed = capsys.readouterr().out.splitlines()
+    assert (_state(), sys.stdout) == (before, out)
+    each = THREADS // len(names)
+    assert results == [comparable(CALLS[name]()) for name in names] * each
+    assert sorted(printed) == sorted(capsys.readouterr().out.splitlines() * each)
+
+
+@contextlib.contextmanager
+def _written() -> Iterator[None]:
+    write_whole(folder() / "whole", b"")
+    yield
+
+
+@pytest.mark.parametrize("scope", [one_thread, muted_stderr, warnings_ignored, _written])
+def test_scopes_of_threads_leave_the_process_as_it_was(
+    scope: Callable[[], contextlib.AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TVM_NUM_THREADS", raising=False)
+    folder()
+    before = _state()
+
+    def enter(_: int) -> None:
+        with scope():
+            time.sleep(1e-4)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(enter, range(400)))
+    assert _state() == before
 
 
 def test_builders_of_threads_are_separate() -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ MOST_DEVICES_KEPT = 1 << 12
 """Limits of the cache of mesh keys: the number of meshes and of devices of each."""
 
 _KEYS: dict[int, tuple[DeviceMesh, tuple[tuple[int, ...], tuple[int, ...]]]] = {}  # by handle
+_turn = threading.Lock()
 
 
 def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
@@ -159,9 +161,10 @@ def mesh_key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return cached[1]
     key = mesh_shape(mesh), tuple(mesh_devices(mesh).ravel().tolist())
     if len(key[1]) <= MOST_DEVICES_KEPT:
-        while len(_KEYS) >= MOST_KEYS:
-            _KEYS.pop(next(iter(_KEYS)), None)
-        _KEYS[handle(mesh)] = mesh, key
+        with _turn:
+            while len(_KEYS) >= MOST_KEYS:
+                _KEYS.pop(next(iter(_KEYS)))
+            _KEYS[handle(mesh)] = mesh, key
     return key
 
 

@@ -1,13 +1,18 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Report an error as a single line, without TVM's complaint about a half-built function."""
+"""Report an error as a single line, without TVM's complaint about a half-built function.
+
+What importers need of the process, they use by turns: :data:`TURN`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import os
+import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 
 import tvm
@@ -27,6 +32,12 @@ IMPORT_ERRORS = (
 )
 """The errors that TVM's importers, and its type inference, raise for a model that they do not
 accept."""
+
+
+TURN = threading.RLock()
+"""Held by the thread that replaces the filters of warnings or standard error, reads an archive of
+torch (a second reader is refused), or parses Python: CPython counts the depth of the syntax trees
+that all threads make at once as that of one, and raises SystemError."""
 
 
 def reason(error: Exception) -> str:
@@ -50,8 +61,22 @@ def drop_half_built(error: BaseException) -> None:
 
 
 @contextlib.contextmanager
+def warnings_ignored() -> Iterator[None]:
+    """Ignore warnings, in one thread at a time."""
+    with TURN, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
 def muted_stderr() -> Iterator[None]:
-    """Suppress writes to standard error, including those of C++."""
+    """Suppress writes to standard error, including those of C++, in one thread at a time."""
+    with TURN, _to_nowhere():
+        yield
+
+
+@contextlib.contextmanager
+def _to_nowhere() -> Iterator[None]:
     try:
         saved = os.dup(2)
     except OSError:  # standard error is closed

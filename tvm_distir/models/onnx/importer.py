@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import warnings
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,13 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvm_distir.core import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR, check_sizes
 from tvm_distir.models.common.foreign_steps import noted_step
-from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, muted_stderr, reason
+from tvm_distir.models.common.quiet import (
+    IMPORT_ERRORS,
+    drop_half_built,
+    muted_stderr,
+    reason,
+    warnings_ignored,
+)
 from tvm_distir.support import ModelError
 
 from .batch import node_place
@@ -98,6 +102,14 @@ def _check_batch(batch: int | None, place: str) -> None:
         )
 
 
+class _Refused(BaseException):
+    """The exception of a conversion, which TVM would print if it were an ``Exception``."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     """Subclass of TVM's importer that records the current node and names its results.
 
@@ -114,10 +126,22 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
         self.names = names
 
+    def imported(self, model: onnx.ModelProto) -> ir.IRModule:
+        """Return the module of a model; raises what a conversion raises."""
+        try:
+            with warnings_ignored():
+                return self.from_onnx(model.graph, opset_version(model))
+        except _Refused as refused:
+            traceback.clear_frames(refused.__traceback__)  # they hold the builder
+            raise refused.error from None
+
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
         name = attrs["tvm_custom"]["name"]
         self.node = f"{name or '?'} ({op_name})"
-        result = super()._convert_operator(op_name, inputs, attrs, opset)
+        try:
+            result = super()._convert_operator(op_name, inputs, attrs, opset)
+        except Exception as error:
+            raise _Refused(error) from None
         if name in self.names and isinstance(result, ir.Call):
             if isinstance(result.ty, relax.TensorType):
                 return self.bb.emit(result, self.names[name])
@@ -134,9 +158,7 @@ def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
     named = ((node.name, variable_name(node)) for node in skeleton.model.graph.node)
     importer = _Importer({node: name for node, name in named if name is not None})
     try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            mod = importer.from_onnx(skeleton.model.graph, opset_version(skeleton.model))
+        mod = importer.imported(skeleton.model)
     except tvm.error.OpNotImplemented as error:
         raise ModelError(
             "DIST0311",

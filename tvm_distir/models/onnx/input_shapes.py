@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import onnx
 
 from tvm_distir.core import dims_remedy, unknown_dim
+from tvm_distir.models.common.quiet import TURN
 from tvm_distir.support import MAX_INT, ModelError
 
 Shape = tuple[int, ...]
@@ -97,10 +98,15 @@ def static_shapes(
     return old, new
 
 
+def _parsed(text: str) -> ast.Expression:
+    with TURN:
+        return ast.parse(text, mode="eval")
+
+
 def _names_in(text: str) -> list[str]:
     """Return the variables of a dim such as ``past + seq``, or none for other forms."""
     try:
-        nodes = list(ast.walk(ast.parse(text, mode="eval")))
+        nodes = list(ast.walk(_parsed(text)))
     except (SyntaxError, ValueError):
         return []
     if not all(isinstance(node, _ARITHMETIC) for node in nodes):
@@ -116,7 +122,7 @@ def _size_of(name: str, dims: Mapping[str, int]) -> int | None:
     if not names or any(dim not in dims for dim in names):
         return None
     try:
-        size = _value(ast.parse(name, mode="eval").body, dims)
+        size = _value(_parsed(name).body, dims)
     except ZeroDivisionError:
         return None
     return size if 1 <= size <= MAX_INT else None

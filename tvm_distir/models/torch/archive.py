@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.export import ExportedProgram
 
-from tvm_distir.models.common.quiet import reason
+from tvm_distir.models.common.quiet import reason, warnings_ignored
 from tvm_distir.models.common.spec import check_archive, check_file
 from tvm_distir.support import ModelError
 
@@ -33,8 +32,7 @@ def read_archive(path: str | Path) -> ExportedProgram:
     check_archive(path)
     register_stand_ins(path)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings_ignored():
             program: Any = torch.export.load(path)
     except Exception as error:  # torch raises what its readers of zip, JSON and pickle raise
         raise ModelError(

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from tvm import ir, relax, transform
 
 from tvm_distir.core import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from tvm_distir.models.common.foreign_steps import noted_step
-from tvm_distir.models.common.quiet import drop_half_built, reason
+from tvm_distir.models.common.quiet import drop_half_built, reason, warnings_ignored
 from tvm_distir.support import ModelError
 
 from .archive import read_archive
@@ -89,8 +88,7 @@ def _prepared(program: ExportedProgram, place: str) -> ExportedProgram:
         if packet is not None and hasattr(packet, overload):
             table.pop(getattr(packet, overload), None)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings_ignored():
             return program.run_decompositions(table)
     except Exception as error:  # torch runs the whole model
         raise ModelError(

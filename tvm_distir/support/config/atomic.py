@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -26,18 +26,14 @@ def write_whole(path: str | Path, content: str | bytes | Callable[[BinaryIO], ob
         Where it cannot be written; nothing is left then, and what was there is as it was.
     """
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(
-        prefix=f".{target.name}.", suffix=".part", dir=target.parent
-    )
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    stream = open(temporary, "xb")  # its mode is that of a new file, by the umask
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with stream:
             if callable(content):
                 content(stream)
             else:
                 stream.write(content.encode("utf-8") if isinstance(content, str) else content)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, target)
     except BaseException:
         os.unlink(temporary)

@@ -7,6 +7,7 @@ A propagation that takes tables owns them; tables that are not returned are drop
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from tvm_distir.core.propagation.graph.graph import Axis
@@ -25,11 +26,13 @@ MOST_HELD = 1 << 18
 """Numbers in the eliminations that are kept with it: 2 MiB. Where there are more none is."""
 
 _kept: dict[tuple[Costs, tuple[Axis, ...]], PriceTables] = {}
+_turn = threading.Lock()
 
 
 def take(costs: Costs, axes: Sequence[Axis]) -> PriceTables:
     """Take tables at some costs for exclusive use."""
-    known = _kept.pop((costs, tuple(axes)), None)
+    with _turn:
+        known = _kept.pop((costs, tuple(axes)), None)
     return PriceTables(costs, axes) if known is None else known
 
 
@@ -39,6 +42,7 @@ def give_back(prices: PriceTables) -> None:
         return
     if prices.tables.held > MOST_HELD:
         prices.tables.forget()
-    _kept[prices.costs, tuple(prices.axes)] = prices
-    while len(_kept) > MOST_SETS:
-        del _kept[next(iter(_kept))]
+    with _turn:
+        _kept[prices.costs, tuple(prices.axes)] = prices
+        while len(_kept) > MOST_SETS:
+            _kept.pop(next(iter(_kept)))

@@ -8,19 +8,24 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .locks import Turn
+
+_turn = Turn()
+
 THREADS_VARIABLE = "TVM_NUM_THREADS"
 """Environment variable that TVM reads when a thread calls its first parallel kernel."""
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep TVM's kernels single-threaded on threads that begin inside."""
-    before = os.environ.get(THREADS_VARIABLE)
-    os.environ[THREADS_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(THREADS_VARIABLE, None)
-        else:
-            os.environ[THREADS_VARIABLE] = before
+    """Keep TVM's kernels single-threaded on threads that begin inside; callers take turns."""
+    with _turn():
+        before = os.environ.get(THREADS_VARIABLE)
+        os.environ[THREADS_VARIABLE] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                os.environ.pop(THREADS_VARIABLE, None)
+            else:
+                os.environ[THREADS_VARIABLE] = before
