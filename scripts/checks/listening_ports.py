@@ -48,11 +48,11 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def listening_sockets() -> dict[str, str]:
-    """Return the addresses of all listening TCP sockets of this host by inode."""
+def listening_sockets(process: int | str = "self") -> dict[str, str]:
+    """Return the addresses of the listening TCP sockets of a process's network, by inode."""
     found: dict[str, str] = {}
     for name in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/{process}/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTENS:
                 found[fields[9]] = address(fields[1])
@@ -76,20 +76,25 @@ def is_loopback(where: str) -> bool:
     return where.startswith(("127.", f"[{'0000:' * 7}0001]"))
 
 
+def open_sockets(pid: int) -> set[str]:
+    """Return the inodes of the sockets of a process; none of one that has ended."""
+    inodes = set()
+    for file in Path(f"/proc/{pid}/fd").glob("*"):
+        try:
+            target = str(file.readlink())
+        except OSError:
+            continue
+        inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    return inodes
+
+
 def listened(process: subprocess.Popen[bytes]) -> set[str]:
     """Return the addresses on which a process and its descendants listen until its end."""
     seen: set[str] = set()
     while process.poll() is None:
         sockets = listening_sockets()
         for pid in descendants(process.pid):
-            for file in Path(f"/proc/{pid}/fd").glob("*"):
-                try:
-                    target = str(file.readlink())
-                except OSError:
-                    continue
-                inode = target.removeprefix("socket:[").removesuffix("]")
-                if inode in sockets:
-                    seen.add(sockets[inode])
+            seen |= {sockets[inode] for inode in open_sockets(pid) & sockets.keys()}
         time.sleep(_POLL_S)
     return seen
 

@@ -9,9 +9,11 @@ Needs root, `ip` of iproute2 (Debian: apt install iproute2), torch, and MPICH fo
 Each namespace is a host: its only interfaces are a loopback and an end of a virtual cable, and its
 processes have a separate copy of the deployed folder and a separate folder for checkpoints. A
 training step with two processes per host runs to its end, and its losses are compared with those of
-one host. Then it runs again and the cable is pulled in the middle: every rank must end with a cause
-within the timeout, and no file may be left half written. Prints a line per check. Exits 1 when one
-fails.
+one host. While it runs, the addresses on which its processes listen are read from ``/proc``: ranks
+may listen on loopback and on the cable; the launcher and torch's store are named apart. ``mpirun``
+starts it with the engines torch and mpi. Then it runs again with ``torchrun`` and the cable is
+pulled in the middle: every rank must end with a cause within the timeout, and no file may be left
+half written. Prints a line per check. Exits 1 when one fails.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import listening_ports as ports_of
 import numpy as np
 
 import tvm_distir as td
@@ -176,6 +180,47 @@ def mpirun(mpiexec: str, host: Host, folder: Path, *more: str) -> subprocess.Pop
     return host.start([*command, sys.executable, *host.words(*more)])
 
 
+def host_sockets(name: str) -> Iterator[tuple[str, str]]:
+    """Yield who listens on a host, ``ranks``, ``store`` (torch's) or ``launcher``, and where.
+
+    What a rank inherits from its launcher is the launcher's.
+    """
+    inherited: set[str] = set()
+    held: dict[str, str] = {}
+    found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+    for pid in found.stdout.split():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            sockets = ports_of.listening_sockets(pid)
+        except OSError:  # it has ended
+            continue
+        mine = {key: sockets[key] for key in ports_of.open_sockets(int(pid)) & sockets.keys()}
+        is_rank = "tvm_distir.serve" in words and "torch.distributed.run" not in words
+        if not is_rank or not Path(words[0]).name.startswith("python"):
+            inherited |= mine.keys()
+        held |= mine
+    for inode, where in held.items():
+        is_store = where.endswith((f":{PORT}", f":{PORT + 1}"))
+        yield "store" if is_store else "launcher" if inode in inherited else "ranks", where
+
+
+def check_ports(label: str, processes: list[subprocess.Popen[bytes]], limit_s: float) -> bool:
+    """Read where the processes of a job listen until its end; return whether ranks may."""
+    seen: dict[tuple[str, str], set[str]] = {(name, "ranks"): set() for name in HOSTS}
+    latest_s = time.monotonic() + limit_s
+    while any(p.poll() is None for p in processes) and time.monotonic() < latest_s:
+        for name in HOSTS:
+            for who, where in host_sockets(name):
+                seen.setdefault((name, who), set()).add(where.rpartition(":")[0])
+        time.sleep(0.05)
+    good = True
+    for (name, who), found in sorted(seen.items()):
+        inside = all(where == HOSTS[name] or ports_of.is_loopback(where) for where in found)
+        shown = ", ".join(sorted(found)) or "none"
+        good &= report(f"{label}, {name}, {who} listen on", inside or who != "ranks", shown)
+    return good
+
+
 def wait(processes: list[subprocess.Popen[bytes]], limit_s: float) -> list[int | None]:
     """Wait for processes; returns their exit codes, None for those that were ended by force."""
     codes: list[int | None] = []
@@ -241,18 +286,24 @@ def main() -> int:
         try:
             losses: dict[str, np.ndarray] = {}
             hosts = [Host(host, folder) for host in HOSTS]
-            codes = wait(torchrun(hosts, "--timeout-s", "60"), 240)
+            started = torchrun(hosts, "--timeout-s", "60")
+            good &= check_ports("torchrun", started, 240)
+            codes = wait(started, 5)
             good &= report("torchrun, 2 hosts x 2", codes == [0, 0], f"exit codes {codes}")
             losses["torchrun"] = np.load(hosts[0].folder / "y.npz")["output0"]
-            if options.mpiexec:
+            for engine in ("torch", "mpi") if options.mpiexec else ():
+                label = f"mpirun, engine {engine}"
                 hosts = [Host(host, folder) for host in HOSTS]
-                codes = wait([mpirun(options.mpiexec, hosts[0], folder, "--timeout-s", "60")], 240)
-                good &= report("mpirun, 2 hosts x 2", codes == [0], f"exit codes {codes}")
+                more = ("--timeout-s", "60", "--engine", engine)
+                started = [mpirun(options.mpiexec, hosts[0], folder, *more)]
+                good &= check_ports(label, started, 240)
+                codes = wait(started, 5)
+                good &= report(f"{label}, 2 hosts x 2", codes == [0], f"exit codes {codes}")
                 if codes != [0]:
                     print(hosts[0].text()[-2000:])
                     return 1
-                losses["mpirun"] = np.load(hosts[0].folder / "y.npz")["output0"]
-            else:
+                losses[label] = np.load(hosts[0].folder / "y.npz")["output0"]
+            if not options.mpiexec:
                 print("mpirun is not tried: there is no mpiexec on PATH, and no --mpiexec")
             hosts = [Host(host, folder) for host in HOSTS]
             good &= pulled(hosts, options.timeout_s)
