@@ -51,6 +51,8 @@ from .registry import passes_for as passes_for
 from .spec import PassSpec as PassSpec
 from .spec import levels_after as levels_after
 from .spec import parse_passes as parse_passes
+from .stage_body import StageBody as StageBody
+from .stage_body import When as When
 from .training.autodiff.rules.primfuncs import (
     register_primfunc_gradient as register_primfunc_gradient,
 )
@@ -58,8 +60,6 @@ from .training.optimizers.registry import optimizer_named as optimizer_named
 from .training.optimizers.registry import optimizer_names as optimizer_names
 from .training.optimizers.registry import read_optimizer as read_optimizer
 from .training.passes import TrainStep as TrainStep
-from .training.pipeline.body import StageBody as StageBody
-from .training.pipeline.body import When as When
 from .training.pipeline.expand_passes import ExpandSchedule as ExpandSchedule
 from .training.pipeline.expand_passes import RunInTurn as RunInTurn
 from .training.pipeline.places import IoPlacement as IoPlacement

@@ -13,7 +13,9 @@ from tvm import ir, relax
 from tvm_distir.core import (
     REDUCTIONS,
     BlockWriter,
+    Pipeline,
     Rewrite,
+    all_bindings,
     call_axes,
     is_private,
     is_pure,
@@ -24,9 +26,10 @@ from tvm_distir.core import (
     variables,
     with_body,
 )
+from tvm_distir.transforms.stage_body import StageBody
 
 from .call_sites import CallSites, axes_of, laid_out
-from .editing import Editor, FunctionStep, rewrite_of, stepped
+from .editing import Editor, FunctionStep, stepped
 from .packing import one_for_all
 from .scan import Scan
 
@@ -50,7 +53,8 @@ def BucketReductions(
     at once and split again: as many bytes, one latency instead of many. What reads one of them
     may have to wait for the last, so bindings move; those that transfer or call functions end a
     bucket instead. Each bucket takes a copy of its tensors before and after. The order of a sum
-    over devices stays; a library that reduces by position in a buffer may round otherwise.
+    over devices stays; a library that reduces by position in a buffer may round otherwise. A bucket
+    of a pipeline stage is of one phase: it runs as often as each of its members did.
 
     Parameters
     ----------
@@ -69,8 +73,13 @@ def BucketReductions(
     pass : tvm.transform.Pass
     """
     alone = ("reduce_scatter",)
-    steps = [_step(alone, UNBOUNDED, alone=True, private=private)] if units else []
-    return rewrite_of([*steps, _step(REDUCTIONS, bucket_bytes)], level=5)
+
+    def bucket_reductions(mod: ir.IRModule) -> ir.IRModule:
+        if units:
+            mod = _merged(mod, alone, UNBOUNDED, alone=True, private=private)
+        return _merged(mod, REDUCTIONS, bucket_bytes)
+
+    return bucket_reductions
 
 
 @module_pass("local")
@@ -94,23 +103,39 @@ def BucketGathers(bucket_bytes: int = BUCKET_BYTES, *, units: bool = False) -> R
     -------
     pass : tvm.transform.Pass
     """
-    if not units:
-        return rewrite_of([_step(("all_gather",), bucket_bytes)], level=5)
 
-    def bucket_units(mod: ir.IRModule) -> ir.IRModule:
+    def bucket_gathers(mod: ir.IRModule) -> ir.IRModule:
+        if not units:
+            return _merged(mod, ("all_gather",), bucket_bytes)
         calls = CallSites(mod)
         weights = {
             str(gv.name_hint): calls.early_params(gv)
             for gv, fn in calls.functions.items()
             if is_private(fn) and calls.of[gv]
         }
-        return stepped(mod, [_step(("all_gather",), UNBOUNDED, weights=weights)], 5)
+        return _merged(mod, ("all_gather",), UNBOUNDED, weights=weights)
 
-    return bucket_units
+    return bucket_gathers
 
 
-def _step(kinds: tuple[str, ...], bucket_bytes: int, **options: Any) -> FunctionStep:
-    return FunctionStep(_Buckets, kinds, joined=kinds, bucket_bytes=bucket_bytes, **options)
+def _merged(
+    mod: ir.IRModule, kinds: tuple[str, ...], bucket_bytes: int, **options: Any
+) -> ir.IRModule:
+    runs = _runs(mod)
+    step = FunctionStep(
+        _Buckets, kinds, joined=kinds, bucket_bytes=bucket_bytes, runs=runs, **options
+    )
+    return stepped(mod, [step], 5)
+
+
+def _runs(mod: ir.IRModule) -> dict[Any, Key]:
+    """Return when the variables of pipeline stages are computed."""
+    pipeline, runs = Pipeline.of(mod), dict[Any, Key]()
+    for note in pipeline.stages if pipeline else ():
+        body = StageBody(mod, note, pipeline.varying)
+        for binding, run in zip(all_bindings(mod[note.function].body), body.runs, strict=True):
+            runs[binding.var] = (*runs.get(binding.var, ()), run)
+    return runs
 
 
 @dataclass
@@ -133,13 +158,14 @@ class _Buckets(Editor):
         scan: Scan,
         joined: tuple[str, ...],
         bucket_bytes: int,
+        runs: Mapping[Any, Key],
         alone: bool = False,
         private: bool = False,
         weights: Mapping[str, Collection[int]] | None = None,
     ) -> None:
         super().__init__(mod, name, fn, scan)
         self.joined = joined
-        self.bucket_bytes = bucket_bytes
+        self.bucket_bytes, self.runs = bucket_bytes, runs
         self.alone, self.private, self.weights = alone, private, weights
 
     def run(self) -> relax.Function:
@@ -151,7 +177,7 @@ class _Buckets(Editor):
         operands = None if self.weights is None else self._laid_out_weights(self.weights)
         blocks, changed = [], False
         for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
-            buckets = _fill(rows, self.joined, self.bucket_bytes, operands)
+            buckets = _fill(rows, self.joined, self.bucket_bytes, operands, self.runs)
             if buckets:
                 changed = True
                 self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
@@ -172,8 +198,9 @@ class _Buckets(Editor):
         return cached
 
 
-def _key(var: Any, value: ir.Call, kind: str) -> Key:
+def _key(var: Any, value: ir.Call, kind: str, run: Key) -> Key:
     return (
+        run,
         kind,
         mesh_key(value.attrs["device_mesh"]),
         call_axes(value),
@@ -186,11 +213,13 @@ def _fill(
     rows: list[Any],
     joined: tuple[str, ...],
     most_bytes: int,
-    operands: Collection[Any] | None = None,
+    operands: Collection[Any] | None,
+    runs: Mapping[Any, Key],
 ) -> dict[Any, Bucket]:
     """Return the buckets of two or more collectives, by the variables of their members.
 
-    ``operands``: what alone may be merged; None: anything.
+    ``operands``: what alone may be merged; None: anything. ``runs``: when a variable of a pipeline
+    stage is computed; a bucket of several phases would run with the last of them.
 
     A collective joins the open bucket of its kind unless it depends on a member of an open bucket:
     then those are closed first. So no bucket ever waits for another that waits for it.
@@ -218,7 +247,7 @@ def _fill(
             if deps:
                 waits[var] = deps
             continue
-        key, operand = _key(var, value, kind), value.args[0]
+        key, operand = _key(var, value, kind, runs.get(var, ())), value.args[0]
         if key in open_:
             bucket = buckets[open_[key]]
             again = kind == "all_gather" and operand in bucket.operands

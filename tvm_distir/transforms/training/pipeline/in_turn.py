@@ -23,8 +23,8 @@ from tvm_distir.core import (
     typed,
 )
 from tvm_distir.support import LoweringError
+from tvm_distir.transforms.stage_body import StageBody
 
-from .body import StageBody
 from .sums import ContinuedAccumulation
 from .unit_writer import UnitWriter
 

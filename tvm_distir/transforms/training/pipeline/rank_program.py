@@ -23,8 +23,8 @@ from tvm_distir.core import (
     training_notes,
     typed,
 )
+from tvm_distir.transforms.stage_body import StageBody
 
-from .body import StageBody
 from .messages import RankMessages
 from .renamed import RelocatedFunctions
 from .unit_writer import UnitWriter

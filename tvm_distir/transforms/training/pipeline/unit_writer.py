@@ -24,8 +24,7 @@ from tvm_distir.core import (
     typed,
     variables,
 )
-
-from .body import OF_UNIT, PASSED, StageBody, When
+from tvm_distir.transforms.stage_body import OF_UNIT, PASSED, StageBody, When
 
 
 @dataclass

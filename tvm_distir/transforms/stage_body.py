@@ -100,6 +100,9 @@ class StageBody:
         Values that are passed to a separate update for every micro-batch, and not summed.
     stash : list of Var
         Values that the forward pass of a micro-batch saves for its later phases.
+    runs : list of (When, bool)
+        Per binding of the function, in order and with those of branches, its phase, and whether it
+        is run for :attr:`counted` besides.
     """
 
     def __init__(self, mod: ir.IRModule, note: StageNote, varying: Iterable[str]) -> None:
@@ -130,8 +133,10 @@ class StageBody:
                 self.counted[binding.var] = self._needed(bindings, binding)
             self.when[handle(binding.var)] = when
         self._put_off(bindings)
-        for binding in bindings:
-            self.bindings[self.when[handle(binding.var)]].append(binding)
+        counted = {b.var for needed in self.counted.values() for b in needed}
+        self.runs = [(self.when[handle(b.var)], b.var in counted) for b in bindings]
+        for binding, (when, _) in zip(bindings, self.runs, strict=True):
+            self.bindings[when].append(binding)
         later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
         read = (v for when in later for b in self.bindings[when] for v in variables(b.value))
         handed = {self.params[slot] for slot in self.carried}
