@@ -15,6 +15,8 @@ ADD = "accumulate"
 """Name of the kernels that add to the sums of gradients."""
 Place = tuple[str, int]
 """A function and one of its values."""
+Use = tuple[Op, int]
+"""An op and the position of one of its inputs or outputs."""
 
 
 def accumulated(program: Program) -> Program:
@@ -28,7 +30,7 @@ def accumulated(program: Program) -> Program:
     if staged is None or staged.schedule.splits_backward or staged.schedule.micro_batches < 2:
         return program
     known, functions = program.functions, dict(program.functions)
-    outputs = {name: {v: op for op in fn.ops for v in op.outputs} for name, fn in known.items()}
+    makers = {name: _makers(fn) for name, fn in known.items()}
     added: dict[Place, Op] = {}
     moved: set[int] = set()
     for role in staged.roles:
@@ -41,7 +43,7 @@ def accumulated(program: Program) -> Program:
         for slot, param in zip(following.inputs, known[following.function].params, strict=True):
             op = _kernel(known, readers, (following.function, param)) if slot in results else None
             if op is not None:
-                maker = _maker(known, outputs, (back.function, results[slot]))
+                maker = _maker(known, makers, (back.function, results[slot]))
                 added.setdefault(maker, op)
                 moved.add(id(op))
         for name in names:
@@ -65,12 +67,12 @@ def added_in_place(program: Program, role: StageKind) -> dict[int, int]:
     known, fn = program.functions, program.functions[following.function]
     names = reached(known, [following.function])
     readers = {name: _readers(known[name]) for name in names}
-    outputs = {name: {v: op for op in known[name].ops for v in op.outputs} for name in names}
+    makers = {name: _makers(known[name]) for name in names}
     sums: dict[int, int] = {}
     for slot, result in zip(following.outputs, fn.results, strict=True):
-        name, value = _maker(known, outputs, (following.function, result))
-        if slot in following.inputs and value in outputs[name]:
-            sums[id(outputs[name][value])] = slot
+        name, value = _maker(known, makers, (following.function, result))
+        if slot in following.inputs and value in makers[name]:
+            sums[id(makers[name][value][0])] = slot
     added = {}
     for slot, param in zip(following.inputs, fn.params, strict=True):
         op = _kernel(known, readers, (following.function, param), moved=True)
@@ -103,18 +105,23 @@ def reduced_in_place(program: Program) -> dict[str, frozenset[int]]:
     return places
 
 
-def _readers(fn: Function) -> dict[int, list[Op]]:
+def _readers(fn: Function) -> dict[int, list[Use]]:
     """Return the ops that read each value."""
-    readers: dict[int, list[Op]] = {}
+    readers: dict[int, list[Use]] = {}
     for op in fn.ops:
-        for value in op.inputs:
-            readers.setdefault(value, []).append(op)
+        for position, value in enumerate(op.inputs):
+            readers.setdefault(value, []).append((op, position))
     return readers
+
+
+def _makers(fn: Function) -> dict[int, Use]:
+    """Return the op that computes each value."""
+    return {value: (op, n) for op in fn.ops for n, value in enumerate(op.outputs)}
 
 
 def _kernel(
     functions: Mapping[str, Function],
-    readers: Mapping[str, Mapping[int, list[Op]]],
+    readers: Mapping[str, Mapping[int, list[Use]]],
     place: Place,
     moved: bool = False,
 ) -> Op | None:
@@ -123,10 +130,10 @@ def _kernel(
     With ``moved``, it is a kernel whose work was moved elsewhere.
     """
     name, value = place
-    for op in readers[name].get(value, ()):
+    for op, position in readers[name].get(value, ()):
         reader: Op | None = op
         if op.kind == "call":
-            param = functions[op.callee].params[op.inputs.index(value)]
+            param = functions[op.callee].params[position]
             reader = _kernel(functions, readers, (op.callee, param), moved)
         elif op.kind == "view" or (op.kernel_class == "view" and not moved):
             reader = _kernel(functions, readers, (name, op.outputs[0]), moved)
@@ -138,19 +145,18 @@ def _kernel(
 
 
 def _maker(
-    functions: Mapping[str, Function], outputs: Mapping[str, Mapping[int, Op]], place: Place
+    functions: Mapping[str, Function], makers: Mapping[str, Mapping[int, Use]], place: Place
 ) -> Place:
     """Return where a value is produced, looking through calls and views."""
-    name, value = place
-    op = outputs[name].get(value)
-    if op is None:
-        return place
-    if op.kind == "view":
-        return _maker(functions, outputs, (name, op.inputs[0]))
-    if op.kind == "call":
-        result = functions[op.callee].results[op.outputs.index(value)]
-        return _maker(functions, outputs, (op.callee, result))
-    return place
+    while True:
+        name, value = place
+        op, position = makers[name].get(value, (None, 0))
+        if op is not None and op.kind == "view":
+            place = name, op.inputs[0]
+        elif op is not None and op.kind == "call":
+            place = op.callee, functions[op.callee].results[position]
+        else:
+            return place
 
 
 def _without_work(fn: Function, moved: set[int]) -> Function:

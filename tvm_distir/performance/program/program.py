@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.core import mesh_text
+from tvm_distir.core import gc_paused, mesh_text
 from tvm_distir.support import align
 
 from .checks import check_program
@@ -85,6 +85,7 @@ class Program:
             return {**out, "entries": [_entry_dict(entry) for entry in self.entries]}
         return {**out, **self.staged.to_dict(_value_dict)}
 
+    @gc_paused()
     def to_json(self) -> str:
         """Give the program as JSON text, a line for each value and op."""
         return lines_of(self.to_dict())

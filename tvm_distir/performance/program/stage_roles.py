@@ -116,8 +116,8 @@ class RoleExporter:
         outputs = set(self.pipeline.outputs)
         params = [
             slot
-            for slot_name, var in self.body.params.items()
-            for slot in self._param(slot_name, var)
+            for number, (slot_name, var) in enumerate(self.body.params.items())
+            for slot in self._param(number, slot_name, var)
         ]
         for name, bindings in self.groups.items():
             if name == FORWARD:
@@ -201,14 +201,14 @@ class RoleExporter:
         self.slots.append(Value(name, *tensor, **extra))
         return len(self.slots) - 1
 
-    def _param(self, slot: str, var: Any) -> list[int]:
+    def _param(self, number: int, slot: str, var: Any) -> list[int]:
         """Declare a parameter; slots of results of the full step, and of data with all rows."""
         if slot.startswith(f"{STREAM}:"):
             return []  # a number of each micro-batch, as good as any other
         if slot not in self.place_of:
             self.trees[var] = self._declare(var.ty, str(var.name))
             return []
-        place = self.ports.inputs[self.note.params.index(slot)]
+        place = self.ports.inputs[number]
         data = self.place_of[slot] < self.pipeline.data_count
         shown, whole_shape = self.whole.get(slot, var), list(place.shape)
         if slot in self.whole:
