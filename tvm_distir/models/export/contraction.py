@@ -84,7 +84,7 @@ def _outer(step: ExportStep) -> Ssa:
 def _attention(step: ExportStep) -> Ssa:
     """Write softmax attention with heads in dim 2 and a bias or a causal mask."""
     body, attrs = step.body, step.attrs
-    q, k, v = (body.transpose(step[i], [0, 2, 1, 3]) for i in range(3))
+    q, k, v = (body.transpose(body.accumulated("sum", step[i]), [0, 2, 1, 3]) for i in range(3))
     if k.shape[1] != q.shape[1]:
         raise refuse(step, "of grouped heads")
     factor = attrs.scale
@@ -93,7 +93,7 @@ def _attention(step: ExportStep) -> Ssa:
     scores = body.binary("multiply", scores, scale)
     bias = step.optional(3)
     if bias is not None:
-        scores = body.binary("add", scores, bias)
+        scores = body.binary("add", scores, body.accumulated("sum", bias))
     mask = attrs.causal_mask
     if mask is not None and str(mask):
         offset = 0 if "Top" in str(mask) else scores.shape[3] - scores.shape[2]
@@ -101,8 +101,8 @@ def _attention(step: ExportStep) -> Ssa:
         visible = body.compare("LE", column, body.binary("add", row, offset))
         scores = body.select(visible, scores, -math.inf)
     weights = softmax(body, scores, 3)
-    mixed = dot(body, weights, v, ([0, 1], [0, 1]), ([3], [2]), step.dtype)
-    return body.transpose(mixed, [0, 2, 1, 3])
+    mixed = dot(body, weights, v, ([0, 1], [0, 1]), ([3], [2]), v.dtype)
+    return body.cast(body.transpose(mixed, [0, 2, 1, 3]), step.dtype)
 
 
 def _side(layout: str) -> str:

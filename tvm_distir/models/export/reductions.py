@@ -29,12 +29,16 @@ def _mean(step: ExportStep) -> Ssa:
 
 
 def _variance(step: ExportStep) -> Ssa:
-    axes = step.axes(len(step[0].shape))
-    return _spread(step.body, step[0], axes, bool(step.attrs.keepdims))[1]
+    return step.body.cast(_wide_variance(step), step.dtype)
 
 
 def _std(step: ExportStep) -> Ssa:
-    return step.body.unary("sqrt", _variance(step))
+    return step.body.cast(step.body.unary("sqrt", _wide_variance(step)), step.dtype)
+
+
+def _wide_variance(step: ExportStep) -> Ssa:
+    axes, x = step.axes(len(step[0].shape)), step.body.accumulated("sum", step[0])
+    return _spread(step.body, x, axes, bool(step.attrs.keepdims))[1]
 
 
 def _spread(body: Body, x: Ssa, axes: Sequence[int], keep: bool = True) -> tuple[Ssa, Ssa]:
@@ -166,7 +170,11 @@ def _place(kind: str) -> Write:
 
 
 def _softmax(log: bool) -> Write:
-    return lambda step: softmax(step.body, step[0], step.axis(len(step[0].shape)), log)
+    def write(step: ExportStep) -> Ssa:
+        exact = softmax(step.body, step[0], step.axis(len(step[0].shape)), log)
+        return step.body.cast(exact, step.dtype)
+
+    return write
 
 
 def _scaled(step: ExportStep, x: Ssa, axes: Sequence[int], factors: Sequence[Ssa | None]) -> Ssa:

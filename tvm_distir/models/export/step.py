@@ -118,7 +118,8 @@ def refuse(step: ExportStep, problem: str) -> Unwritable:
 
 
 def softmax(body: Body, value: Ssa, axis: int, log: bool = False) -> Ssa:
-    """Write softmax or its logarithm."""
+    """Write softmax or its logarithm, in at least float32, which the result has."""
+    value = body.accumulated("sum", value)
     most = body.reduce("max", value, [axis], True)
     moved = body.binary("subtract", value, most)
     power = body.unary("exponential", moved)
