@@ -8,11 +8,13 @@ import sys
 from typing import Any
 
 import pytest
+import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.op import add, matmul
 from tvm.relax.transform import Normalize
 
 import tvm_distir as td
+from tvm_distir.execution.runtime.program.tensors import flat_tensors
 from tvm_distir.support.errors.tree import LoweringError
 from tvm_distir.support.recursion import Steps, resumable, unrolled
 
@@ -103,6 +105,14 @@ def test_deep_nesting_goes_all_the_way(mod: ir.IRModule) -> None:
 def test_what_is_nested_too_deeply_is_refused_by_its_depth() -> None:
     with pytest.raises(LoweringError, match=r"DIST0513 .* 2000 levels"):
         td.distribute(tuples(2000), PLAN)
+
+
+def test_the_leaves_of_a_deeply_nested_result_are_found() -> None:
+    nested: list[object] = [1, 2]
+    for number in range(3, 3003):
+        nested = [nested, number]
+    assert flat_tensors(nested) == list(range(1, 3003))
+    assert flat_tensors(tvm_ffi.Array([tvm_ffi.Array([4, 5]), 6])) == [4, 5, 6]
 
 
 def test_a_recursion_pauses_where_it_yields_none() -> None:

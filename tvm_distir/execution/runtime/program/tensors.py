@@ -94,6 +94,11 @@ def is_nested(value: Any) -> bool:
 
 def flat_tensors(value: Any) -> list[Any]:
     """Return the leaves of a (nested) tuple or FFI array of tensors and objects, in order."""
-    if not is_nested(value):
-        return [value]
-    return [leaf for item in value for leaf in flat_tensors(item)]
+    leaves, waiting = [], [value]
+    while waiting:
+        item = waiting.pop()
+        if is_nested(item):
+            waiting += reversed(item)
+        else:
+            leaves.append(item)
+    return leaves
