@@ -133,8 +133,8 @@ class StageBody:
                 self.counted[binding.var] = self._needed(bindings, binding)
             self.when[handle(binding.var)] = when
         self._put_off(bindings)
-        counted = {b.var for needed in self.counted.values() for b in needed}
-        self.runs = [(self.when[handle(b.var)], b.var in counted) for b in bindings]
+        count_vars = {b.var for needed in self.counted.values() for b in needed}
+        self.runs = [(self.when[handle(b.var)], b.var in count_vars) for b in bindings]
         for binding, (when, _) in zip(bindings, self.runs, strict=True):
             self.bindings[when].append(binding)
         later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
