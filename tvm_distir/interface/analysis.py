@@ -25,11 +25,13 @@ from tvm_distir.core import (
 )
 from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
+from tvm_distir.models import model_with_seq
 from tvm_distir.performance import Program, Result, export, step_flops
 from tvm_distir.planning import Study
 from tvm_distir.support import Column, DataTable, Displayed, Stopwatch, UsageError
 from tvm_distir.support.display import units
 
+from .advice import advised, check_advice
 from .report.collect import analysis_of, batch_of
 from .report.document import to_dict, to_json
 from .report.model import Analysis
@@ -47,7 +49,7 @@ _OPS = (
     Column("bytes_moved", "bytes moved", units.size),
     Column("bound_by", "bound by"),
 )
-_DEFAULTS = (False, "framework")
+_DEFAULTS = (False, "framework", "bounds")
 """Values of options that a command leaves out."""
 
 
@@ -161,6 +163,9 @@ def analyze(
     measure: bool = False,
     kernels: str | None = None,
     attention: str | None = None,
+    seq: int | None = None,
+    price: float | None = None,
+    advice: str = "bounds",
 ) -> AnalysisResult:
     """Distribute a model and predict its step on a system, as ``tvm-distir analyze`` does.
 
@@ -203,6 +208,13 @@ def analyze(
     attention : str, optional
         ``fused``: softmax attention is a single op; ``written``: products and a softmax. None: as
         the kernel profile says.
+    seq : int, optional
+        Tokens of a sample of a configuration or a model of the zoo, as its key ``seq``.
+    price : float, optional
+        Dollars for a device and an hour. None: the price that the system states.
+    advice : str
+        How recommendations are evaluated: ``bounds`` (formulas only), ``quick`` (a few changes
+        are simulated, the default of the command) or ``full`` (all changes are simulated).
 
     Returns
     -------
@@ -211,7 +223,8 @@ def analyze(
     Raises
     ------
     UsageError
-        DIST0151 where arguments contradict each other.
+        DIST0151 where arguments contradict each other, DIST0152 for a price that is no positive
+        number, and for an unknown mode of advice.
     DistIRError
         What the stages raise. A step that does not fit into memory is no error.
 
@@ -235,6 +248,9 @@ def analyze(
             "DIST0151", "a strategy needs a mesh", place="analyze",
             remedy='Give its axes, as mesh={"dp": 2, "tp": 4}.',
         )  # fmt: skip
+    check_advice(advice)
+    if seq is not None:
+        model = _with_seq(model, seq)
     choices: dict[str, Any] = {
         "strategy": strategy, "mesh": mesh, "batch": batch, "dims": dims, "entry": entry,
         "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
@@ -245,6 +261,8 @@ def analyze(
     watch = Stopwatch()
     with watch.stage("load"):
         resolved = System.resolve(system)
+        if price is not None:
+            resolved = resolved.priced(price)
     if train is not False:
         choices["train"] = {"master": keeps_master(resolved), **({} if train is True else train)}
     else:
@@ -260,6 +278,8 @@ def analyze(
             "train": train,
             "allocator": allocator,
             "measure": measure,
+            "price": price,
+            "advice": advice,
             "system": _name(system),
         }
         options = [
@@ -269,7 +289,18 @@ def analyze(
             options.insert(0, repr(plan) if isinstance(plan, str) else "plan")
         first = name if isinstance(model, ir.IRModule) else repr(name)
         command = f"td.analyze({', '.join([first, *options])})"
-        return analyze_study(study, name=name, command=command, forward=not measure)
+        result = analyze_study(study, name=name, command=command, forward=not measure)
+        return replace(result, report=advised(result, advice, measure))
+
+
+def _with_seq(model: Any, seq: int) -> Any:
+    """Return a MODEL string with the tokens of a sample."""
+    if isinstance(model, ir.IRModule):
+        raise UsageError(
+            "DIST0151", "the tokens of a sample are given, but the sizes of the module are fixed",
+            place="seq", remedy="Remove seq, or give a configuration or a model of the zoo.",
+        )  # fmt: skip
+    return model_with_seq(str(model), seq) if isinstance(model, (str, Path)) else model
 
 
 def keeps_master(system: System | None) -> bool:

@@ -18,7 +18,7 @@ from tests.interface.command.cli_inputs import write_inputs
 from tests.plain_systems import PLAIN_A100
 from tvm_distir.interface.command import main
 from tvm_distir.planning.study import Study
-from tvm_distir.support.errors.tree import DistIRError, PlanError, UsageError
+from tvm_distir.support.errors.tree import DistIRError, ModelError, PlanError, UsageError
 from tvm_distir.support.stopwatch import Stopwatch
 
 GPT = "zoo:gpt?size=tiny,layers=2,hidden=32,heads=2,vocab=64,seq=16,batch=8,positions=16"
@@ -69,6 +69,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"strategy": "megatron", "mesh": {"tp": 2}, "allocator": "tvm"},
         "--strategy megatron --mesh tp=2 --allocator tvm",
     ),
+    (
+        GPT.replace("seq=16,", ""),
+        {"strategy": "megatron", "mesh": {"tp": 2}, "seq": 8, "price": 2.5, "advice": "quick"},
+        "--strategy megatron --mesh tp=2 --seq 8 --price 2.5",
+    ),
 ]
 
 
@@ -78,7 +83,8 @@ def test_the_command_gives_the_same(
 ) -> None:
     """All figures are equal, to the picosecond and the byte; only wall-clock times differ."""
     command = ["analyze", model, *shlex.split(options), "--system", SYSTEM]
-    assert main([*command, "--advice", "bounds", "--json"]) == 0
+    command += ["--advice", keywords.get("advice", "bounds")]
+    assert main([*command, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     result = td.analyze(model, system=SYSTEM, **keywords)
     returned = json.loads(result.to_json())
@@ -133,6 +139,9 @@ def test_the_stages_give_the_same_one_by_one(train: bool) -> None:
             UsageError,
             "DIST0152 batch: the batch 8 is not a multiple of the 3",
         ),
+        ("mlp.py", {"plan": "plan.json", "seq": 8}, ModelError, "DIST0313 seq"),
+        (GPT, {"advice": "all"}, UsageError, "DIST0152 advice"),
+        (GPT, {"price": "free"}, UsageError, "DIST0152 price"),
     ],
 )
 def test_arguments_that_contradict_each_other(

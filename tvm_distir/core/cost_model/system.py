@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -161,14 +162,15 @@ class System(Displayed):
         UsageError
             DIST0152 for what is no positive number.
         """
-        if not 0 < price_per_device_hour_usd < math.inf:
+        price = price_per_device_hour_usd
+        if not isinstance(price, Real) or not 0 < price < math.inf:
             raise UsageError(
                 "DIST0152",
-                f"{price_per_device_hour_usd} is not a positive number of dollars",
+                f"{price!r} is not a positive number of dollars",
                 place="price",
                 remedy="Give the price of a device and an hour, such as 2.5.",
             )
-        return replace(self, device=replace(self.device, price_per_hour=price_per_device_hour_usd))
+        return replace(self, device=replace(self.device, price_per_hour=float(price)))
 
     def _headline(self) -> str:
         return system_headline(self)

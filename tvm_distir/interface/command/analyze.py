@@ -10,9 +10,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from tvm_distir.interface.advice import advised, check_advice
 from tvm_distir.interface.registration import is_awaited
 
-from .advice import add_advice, advised, check_advice
 from .opt import script
 from .options import (
     TRAINING,
@@ -38,7 +38,13 @@ def add_parser(commands: Any) -> None:
     )
     add_model_options(parser, system_required=True)
     add_exporting(parser)
-    add_advice(parser)
+    parser.add_argument(
+        "--advice",
+        metavar="HOW",
+        default="quick",
+        help="Set how recommendations are evaluated: bounds (formulas only), quick (simulate a "
+        "few changes, the default) or full (simulate all changes).",
+    )
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.add_argument("--report", metavar="r.html", help="Write a self-contained HTML report.")
     add_trace(parser)
@@ -54,7 +60,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, distribute, export, simulate, write."""
-    check_advice(arguments)
+    check_advice(arguments.advice, "--advice")
     axes = check_model_options(arguments)
     outputs = Outputs(model_inputs(arguments), force=arguments.force)
     from tvm_distir.core import gc_paused
@@ -69,7 +75,7 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
     levels: dict[str, Any] | None = None if folder is None else {}
     result = analyze_step(arguments, axes, levels=levels)
-    analysis = advised(result, arguments)
+    analysis = advised(result, arguments.advice, arguments.measure)
     from tvm_distir.interface.report.document import to_dict, to_json
     from tvm_distir.interface.report.text import to_text
     from tvm_distir.interface.report.verdict import check_fits, to_verdict

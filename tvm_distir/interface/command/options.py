@@ -70,7 +70,8 @@ def set_seq(arguments: argparse.Namespace) -> None:
 
     if arguments.seq is not None:
         size = parse_count(arguments.seq, "--seq", "Give the tokens of a sample, e.g. --seq 4096.")
-        arguments.model, arguments.seq = model_with_seq(arguments.model, size), None
+        with asked_by("--seq", "DIST0313"):
+            arguments.model, arguments.seq = model_with_seq(arguments.model, size), None
 
 
 def add_entry_option(parser: argparse.ArgumentParser) -> None:

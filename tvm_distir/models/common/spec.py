@@ -213,8 +213,9 @@ def model_with_seq(spec: str, seq: int) -> str:
         raise ModelError(
             "DIST0313",
             "only models of the zoo and configurations have the key seq",
-            place=f"--seq {seq}",
-            remedy="Give the size of a symbolic dim by its name: --dim NAME=SIZE.",
+            place="seq",
+            remedy="Give the size of a symbolic dim by its name: dims={NAME: SIZE} in Python, "
+            "--dim NAME=SIZE on the command line.",
         )
     return f"{spec}{',' if '?' in spec else '?'}seq={seq}"
 

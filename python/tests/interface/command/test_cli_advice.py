@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from pathlib import Path
@@ -13,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.plain_systems import PLAIN_A100
-from tvm_distir.interface.command import advice, main
-from tvm_distir.interface.command.advice_changes import changes_of
+from tvm_distir.interface import advice
+from tvm_distir.interface.advice_changes import changes_of
+from tvm_distir.interface.command import main
 from tvm_distir.performance import Profile, profile_names
 
 MLP = ["analyze", "zoo:mlp?layers=2", "--system", PLAIN_A100]
@@ -178,6 +178,8 @@ def test_no_mesh_is_advised_that_the_batch_forbids(batch, advised):
         batch=batch, meshes=[None], parameters=[tokens], spent_s={"compute": 1.0}, fits=True,
         pipeline=None,
     )  # fmt: skip
-    inputs = argparse.Namespace(strategy="data_parallel+megatron", recompute=None, train=False)
-    changes = changes_of(inputs, {"dp": 2, "tp": 2}, analysis)
+    study = SimpleNamespace(
+        strategy="data_parallel+megatron", mesh={"dp": 2, "tp": 2}, recompute=None, train=None
+    )
+    changes = changes_of(study, analysis)
     assert [change.words for change in changes] == advised

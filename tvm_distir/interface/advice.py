@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 from tvm_distir.support import DistIRError, InternalError, Stopwatch, UsageError
 
 from .advice_changes import LEAST, Change, changes_of
-from .stages import stopwatch
 
 CHOICES = ("bounds", "quick", "full")
 MOST_TRIED = 4
@@ -25,58 +23,44 @@ MOST_UNITS = 4096
 """Most phases in the schedule of a program that quick advice simulates again."""
 
 
-def add_advice(parser: argparse.ArgumentParser) -> None:
-    """Add ``--advice``."""
-    parser.add_argument(
-        "--advice",
-        metavar="HOW",
-        default="quick",
-        help="Set how recommendations are evaluated: bounds (formulas only), quick (simulate a "
-        "few changes, the default) or full (simulate all changes).",
-    )
-
-
-def check_advice(arguments: argparse.Namespace) -> None:
+def check_advice(how: str, place: str = "advice") -> None:
     """Refuse an unknown mode of advice (DIST0152)."""
-    if arguments.advice not in CHOICES:
+    if how not in CHOICES:
         raise UsageError(
-            "DIST0152",
-            f'"{arguments.advice}" is not an advice mode',
-            place="--advice",
+            "DIST0152", f'"{how}" is not an advice mode', place=place,
             remedy=f"Use {', '.join(CHOICES)}.",
-        )
+        )  # fmt: skip
 
 
-def advised(result: Any, arguments: argparse.Namespace) -> Any:
+def advised(result: Any, how: str, measured: bool) -> Any:
     """Return the analysis with the changes that were tried, and the texts of the others.
 
     Parameters
     ----------
     result : AnalysisResult
         The step that was analyzed.
-    arguments : argparse.Namespace
-        Of the command.
+    how : str
+        One of :data:`CHOICES`.
+    measured : bool
+        Whether its kernels were timed: nothing is tried, since each kernel would be timed again.
     """
-    if arguments.advice == "bounds":
+    if how == "bounds":
         return result.report
-    watch = stopwatch()
+    watch = result.study.watch
     with watch.stage("advice"):
-        trials, untried = _judged(result.report, result.study, arguments)
-    timings_s = {**result.timings_s, **watch.timings_s}
-    return replace(result.report, trials=trials, untried=untried, timings_s=timings_s)
+        most = 0 if measured else _most(result.program) if how == "quick" else math.inf
+        trials, untried = _judged(result.report, result.study, most)
+    return replace(result.report, trials=trials, untried=untried, timings_s=watch.timings_s)
 
 
 def _judged(
-    analysis: Any, study: Any, arguments: argparse.Namespace
+    analysis: Any, study: Any, most: float
 ) -> tuple[tuple[Any, ...], tuple[tuple[str, str], ...]]:
     """Return the changes that were tried, and the part and text of each of the others."""
-    most = _most(study.program) if arguments.advice == "quick" else math.inf
-    if arguments.measure:  # of changed plans every kernel would be timed
-        most = 0
     trials: list[Any] = list(_priced(analysis, study)) if most else []
     untried: list[tuple[str, str]] = []
     count = fitted = 0
-    for change in changes_of(arguments, study.mesh, analysis):
+    for change in changes_of(study, analysis):
         if change.part == "fit" and fitted:
             continue
         if count >= most:

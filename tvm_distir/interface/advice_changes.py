@@ -1,10 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Propose changes of a command that may reduce the largest parts of its step."""
+"""Propose changes of options that may reduce the largest parts of its step."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ _ALONE = {"data_parallel": "dp", "tensor_parallel": "tp", "megatron": "tp"}
 
 @dataclass(frozen=True)
 class Change:
-    """Options that differ from those of the command.
+    """Options that differ from those of the step.
 
     Attributes
     ----------
@@ -28,7 +27,7 @@ class Change:
     words : str
         The options.
     options : mapping of str to value
-        The same, by their names in the parsed arguments.
+        The same, by the names of the fields of a study.
     axes : dict of str to int, optional
         The mesh, if it differs.
     """
@@ -42,12 +41,10 @@ class Change:
 class _Given:
     """The requested options and their result."""
 
-    def __init__(
-        self, arguments: argparse.Namespace, axes: dict[str, int] | None, analysis: Any
-    ) -> None:
-        self.arguments, self.analysis = arguments, analysis
-        self.axes = axes if arguments.strategy is not None else None
-        self.parts = (arguments.strategy or "").split("+")
+    def __init__(self, study: Any, analysis: Any) -> None:
+        self.study, self.analysis = study, analysis
+        self.axes = study.mesh if study.strategy is not None else None
+        self.parts = (study.strategy or "").split("+")
 
     def stages(self) -> str | None:
         """Return the axis of the pipeline; None without a pipeline."""
@@ -101,20 +98,18 @@ class _Given:
     def batch(self, part: str) -> Iterator[Change]:
         """Yield twice the batch, if the batch is an option."""
         size = self.analysis.batch
-        if size is not None and self.stages() is None and not self.arguments.train:
+        if size is not None and self.stages() is None and self.study.train is None:
             yield Change(part, f"--batch {2 * size}", {"batch": 2 * size})
 
     def recompute(self, part: str, policy: str) -> Iterator[Change]:
         """Yield another recomputation policy."""
-        if self.arguments.train and self.arguments.recompute != policy:
+        if self.study.train is not None and self.study.recompute != policy:
             yield Change(part, f"--recompute {policy}", {"recompute": policy})
 
 
-def changes_of(
-    arguments: argparse.Namespace, axes: dict[str, int] | None, analysis: Any
-) -> list[Change]:
+def changes_of(study: Any, analysis: Any) -> list[Change]:
     """Return changes that may gain, those of the largest part of the step first."""
-    situation, step_s = _Given(arguments, axes, analysis), analysis.spent_s
+    situation, step_s = _Given(study, analysis), analysis.spent_s
     whole_s = sum(step_s.values())
     changes = list(_fitting(situation)) if analysis.fits is False else []
     for part in sorted(step_s, key=lambda part: -step_s[part]):
@@ -157,10 +152,10 @@ def _communication(situation: _Given) -> Iterator[Change]:
 
 def _others(situation: _Given, part: str) -> Iterator[Change]:
     """Yield other strategies on as many devices, for a single requested strategy."""
-    if situation.axes is None or situation.arguments.strategy not in _ALONE:
+    if situation.axes is None or situation.study.strategy not in _ALONE:
         return
     for name, axis in _ALONE.items():
-        if name != situation.arguments.strategy:
+        if name != situation.study.strategy:
             yield situation.strategy(part, name, {axis: math.prod(situation.axes.values())})
 
 
@@ -191,7 +186,7 @@ def _memory(situation: _Given) -> Iterator[Change]:
 
 def _compute(situation: _Given) -> Iterator[Change]:
     """Yield no recomputation, and more devices."""
-    if situation.arguments.recompute is not None:
+    if situation.study.recompute is not None:
         yield from situation.recompute("compute", "none")
     axis = next((a for a in situation.axes or {} if a != situation.stages()), None)
     if axis is not None:
