@@ -58,6 +58,21 @@ REFUSED = {
         function(f"    %0 = stablehlo.custom_call @lapack_sgeqrf(%x) : ({_T}) -> {_T}\n" + _RETURN),
         "DIST0371", "@lapack_sgeqrf",
     ),
+    "layouts before the name of a custom call": (
+        function(
+            '    %0 = "stablehlo.custom_call"(%x) <{called_computations = [@f], operand_layouts = '
+            '[dense<[1, 0]> : tensor<2xindex>], call_target_name = "lapack_sgeqrf"}> : '
+            f"({_T}) -> {_T}\n" + _RETURN
+        ),
+        "DIST0371", "(stablehlo.custom_call @lapack_sgeqrf)",
+    ),
+    "layouts of a custom call": (
+        function(
+            "    %0 = stablehlo.custom_call @lapack_sgeqrf(%x) {operand_layouts = "
+            f"[dense<[1, 0]> : tensor<2xindex>]}} : ({_T}) -> {_T}\n" + _RETURN
+        ),
+        "DIST0371", "(stablehlo.custom_call @lapack_sgeqrf)",
+    ),
     "open sizes": (function("    return %x : tensor<?xf32>", "%x: tensor<?xf32>", "tensor<?xf32>"),
                    "DIST0372", "sizes are dynamic"),
     "complex numbers": (

@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tvm_distir.support import ModelError
+
 from .attributes import NAME, STRING, SYMBOL, VALUE, Attributes, read_symbol
 from .pretty import DIALECTS, PrettyForms
 from .scanner import Scanner
@@ -16,6 +18,11 @@ from .tree import Argument, Module, Opaque, Operation, RegionBlock, Type
 _LABEL = re.compile(r"\^[\w$.\-]+")
 _COUNT = re.compile(r":\d+")
 _MOST_RESULTS = 1 << 16
+_CUSTOM_CALL = re.compile(
+    r"(?:%[^=\n]*=\s*)?(?:stablehlo\.custom_call\s+@(?!Sharding\b)([\w$.\-]+)"
+    r'|"stablehlo\.custom_call"[^\n]*?\bcall_target_name\s*=\s*"(?!Sharding")([^"]+)")'
+)
+"""An operation up to the name of its target, except the one that the importer reads."""
 _ALIAS = re.compile(r"[#!][\w$.]+(?=\s*=)")
 
 
@@ -73,6 +80,20 @@ class _Parser:
         return True
 
     def _operation(self) -> Operation:
+        """Parse an operation; of a custom call that cannot be read its target is the fault."""
+        start = self._scan.skip()
+        try:
+            return self._any_operation()
+        except ModelError as error:
+            call = _CUSTOM_CALL.match(self._scan.text, start)
+            if call is None or error.code != "DIST0370":
+                raise
+            raise self._scan.unknown(
+                f"stablehlo.custom_call @{call[1] or call[2]}",
+                "Write the model with other operations.",
+            ) from error
+
+    def _any_operation(self) -> Operation:
         scan = self._scan
         line, results = scan.line, self._results()
         quoted = scan.match(STRING)

@@ -128,11 +128,11 @@ class Scanner:
             remedy="Write the text again with JAX's as_text(), or jax.export.",
         )
 
-    def unknown(self, operation: str) -> ModelError:
-        """Return the error about an operation of an unknown dialect (DIST0371)."""
+    def unknown(self, operation: str, remedy: str = "Lower the model to StableHLO.") -> ModelError:
+        """Return the error about an operation that is not StableHLO's (DIST0371)."""
         return ModelError(
             "DIST0371",
             f"{operation} cannot be imported",
             place=f"{self._place}:{self.line} ({operation})",
-            remedy="Lower the model to StableHLO.",
+            remedy=remedy,
         )
