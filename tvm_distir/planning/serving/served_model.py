@@ -15,7 +15,7 @@ from tvm_distir.planning.strategies.forward_stages import even_layers
 from tvm_distir.planning.strategies.pipelining import AXIS, PIPELINE
 from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.planning.study import Study
-from tvm_distir.support import UsageError
+from tvm_distir.support import PlanError, UsageError
 
 _POSITIONS = 16384
 """Rows of tables of learned positions; requests have fewer tokens."""
@@ -126,7 +126,20 @@ class ServedModel:
         return f"{name}?" + ",".join([*words, *(f"{key}={value}" for key, value in keys.items())])
 
     def study(self, batch: int, seq: int, past: int) -> Study:
-        """Return the study of a step of ``seq`` tokens of each of ``batch`` requests."""
+        """Return the study of a step of ``seq`` tokens of each of ``batch`` requests.
+
+        Raises
+        ------
+        PlanError
+            DIST0233 for more stages than layers: each stage has caches.
+        """
+        layers = self.config[0].layers
+        if self.stages > layers:
+            raise PlanError(
+                "DIST0233", f"{self.stages} stages are more than the layers of the model, {layers}",
+                place=f'strategy "{PIPELINE}"',
+                remedy="Use fewer stages, or a model with more layers.",
+            )  # fmt: skip
         return Study(
             self.text(batch, seq, past),
             strategy=self.strategy,

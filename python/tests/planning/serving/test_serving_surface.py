@@ -295,6 +295,14 @@ def test_the_commands(capsys, tmp_path, known_engines):
     assert "DIST0761 acceptance" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("strategy", ["pipeline", "pipeline+megatron"])
+def test_each_stage_has_a_layer(strategy, capsys):
+    words = f"serve-analyze zoo:llama?size=tiny,layers=2 --strategy {strategy} --mesh pp=4,tp=1"
+    words = words.replace(",tp=1", "") if strategy == "pipeline" else words
+    assert main([*words.split(), "--system", SYSTEM, "--workload", "burst,in=16,out=4"]) == 1
+    assert 'DIST0233 strategy "pipeline": 4 stages' in capsys.readouterr().err
+
+
 def test_a_trace_is_not_searched(tmp_path):
     """Its rate and lengths are given: they were replaced by the default ones without a word."""
     path = tmp_path / "t.csv"
