@@ -141,14 +141,14 @@ def distribute(
     ahead_bytes : int, optional
         Most bytes that work running ahead may take in a block beyond those of the order as it is.
         None: a sixteenth of them. As many again may be gathered before the function is called
-        that needs it (:func:`PrefetchGathers`). 0: leave the order as it is.
+        that needs it (:func:`.PrefetchGathers`). 0: leave the order as it is.
     overlap_activations : bool
         Whether collectives of activations, such as those of tensor parallelism, overlap with other
         work too. Otherwise they block, as in most frameworks, which overlap gathers of weights,
         reductions of gradients and messages.
     overlap_optimizer : bool
         Whether weights that an optimizer updates as shards are gathered at the beginning of the
-        next step, where its forward pass overlaps with the gathers (:func:`GatherAtStart`).
+        next step, where its forward pass overlaps with the gathers (:func:`.GatherAtStart`).
 
     Returns
     -------

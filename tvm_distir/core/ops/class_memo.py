@@ -3,7 +3,7 @@
 """Memoises results of passes for classes of equal bindings, across modules.
 
 A search lowers thousands of plans of a model; results for a binding are valid for all bindings of
-its class, :attr:`~.Reading.like`, whose numbers are the same in all modules of a process and are
+its class, ``Reading.like``, whose numbers are the same in all modules of a process and are
 never given twice.
 """
 

@@ -29,7 +29,7 @@ LocalForm = Callable[[LocalCall], Any] | _Form
 """The local form of a sharded call: :data:`SAME_OP`, or a function that writes it."""
 
 Examples = Callable[[], Sequence[Any]]
-"""Calls by which a rule is proved (:class:`.validate.Case`), made when they are asked for."""
+"""Calls by which a rule is proved (:class:`.cases.Case`), made when they are asked for."""
 
 
 @dataclass(frozen=True)

@@ -45,13 +45,13 @@ def register_sharding_rule(
     names : str
         Full op names, such as ``relax.nn.conv2d``.
     local : LocalForm, optional
-        The local form of a sharded call: :data:`SAME_OP`, or a function of a
+        The local form of a sharded call: :data:`.registration.SAME_OP`, or a function of a
         :class:`.local.LocalCall`. Without it, each factor must be proved from the op's TIR when the
         rule is looked up: see :mod:`.sound`.
     padding : Padding
         The requirements of the op on the padding of uneven dims.
     examples : callable, optional
-        Gives the calls (:class:`.validate.Case`) by which :mod:`.validate` proves the rule.
+        Gives the calls (:class:`.cases.Case`) by which :mod:`.validate` proves the rule.
     override : bool
         Replace a rule that exists, its local form included.
 

@@ -17,7 +17,7 @@ Sizes = Callable[[Instance, int], list[int]]
 
 @dataclass(frozen=True)
 class Price:
-    """Cost in the units of :class:`Costs`: work inside ops, conversions between them."""
+    """Cost in the units of :class:`.Costs`: work inside ops, conversions between them."""
 
     work: int = 0
     conversions: int = 0

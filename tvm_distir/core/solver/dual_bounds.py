@@ -39,7 +39,7 @@ class Dual:
     def round(self) -> tuple[int, int]:
         """Run both passes; return the lower bound and the cost of the best assignment.
 
-        The cost is :data:`INFINITE` until there is an assignment. Once the bound exceeds the
+        The cost is :data:`.INFINITE` until there is an assignment. Once the bound exceeds the
         allowed cost, no assignment exists.
         """
         bound, best = self._round()

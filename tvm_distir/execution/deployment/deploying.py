@@ -73,7 +73,7 @@ def deploy(
     Returns
     -------
     deployment : Deployment
-        The deployment, as :func:`load` returns it.
+        The deployment, as :func:`.loading.load` returns it.
 
     Raises
     ------

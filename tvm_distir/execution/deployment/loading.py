@@ -123,7 +123,7 @@ class Deployment:
 
 
 def load(folder: str | os.PathLike[str], check: bool = False) -> Deployment:
-    """Load a folder that :func:`deploy` wrote.
+    """Load a folder that :func:`.deploying.deploy` wrote.
 
     Parameters
     ----------

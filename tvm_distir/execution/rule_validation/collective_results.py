@@ -26,7 +26,7 @@ def meaning(kind: str, attrs: Any, values: Sequence[np.ndarray], count: int) -> 
     Parameters
     ----------
     kind : str
-        The kind, as :func:`ir.dist_op_name` names it.
+        The kind, as :func:`.ops.dist_op_name` names it.
     attrs : object
         The call's attributes.
     values : sequence of arrays

@@ -122,7 +122,7 @@ def local_program(
     Raises
     ------
     LoweringError
-        As :func:`..local.local_form`; DIST0505 when the form is not of the shards' types.
+        As :func:`.form.local_form`; DIST0505 when the form is not of the shards' types.
     """
     call = _typed_call(case)
     builder = relax.BlockBuilder()

@@ -87,7 +87,7 @@ class Checkpoints:
         Yields
         ------
         checkpoint : Checkpoint or None
-            The one of :attr:`resume`: the last that every host has. None for a new run.
+            The one of ``resume``: the last that every host has. None for a new run.
 
         Raises
         ------

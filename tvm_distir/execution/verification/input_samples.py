@@ -82,7 +82,7 @@ class RandomInputs:
         self.distribution = distribution
 
     def draw(self, seed: int) -> list[Array]:
-        """Return an array per parameter (see :func:`tvm_distir.models.draw_inputs`)."""
+        """Return an array per parameter (see :func:`.random_inputs.draw_inputs`)."""
         return draw_inputs(self._mod, seed, self._exact, self._weights, self.distribution)
 
 

@@ -30,7 +30,7 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     Parameters
     ----------
     program : Program
-        The program, as :func:`..exporter.export` makes it.
+        The program, as :func:`.exporter.export` makes it.
     profile : Profile or str
         A profile, its name, or its file.
 

@@ -30,7 +30,7 @@ def check_program(
     staged: PipelineProgram | None,
     place: str,
 ) -> None:
-    """Refuse the parts of a program that contradict each other: see :meth:`Program.check`."""
+    """Refuse the parts of a program that contradict each other: see :meth:`.Program.check`."""
     for i, mesh in enumerate(meshes):
         _check_mesh(mesh, f"{place}/meshes[{i}]")
     for name, fn in functions.items():

@@ -59,7 +59,7 @@ def search(
 
     Meshes, stages and micro-batches are enumerated in the order of a bound, the kernels of the
     step cut by all devices, with the idle ends of the pipeline (:mod:`.arithmetic`). On each,
-    :func:`auto_shard` decides all placements; the plan is distributed, exported and simulated, and
+    :func:`.auto_shard` decides all placements; the plan is distributed, exported and simulated, and
     it is that time by which plans are ranked. The enumeration ends when no bound left is below the
     worst of the ``top`` best. Where there are stages, candidates come in the order of what tables
     of their layers say (:mod:`.outlook`), and those are left out of which they say that they do

@@ -67,7 +67,7 @@ def min_marginals(labeller: Labeller, gap: float = 0.0) -> tuple[MinMarginal, ..
         A labeller that has run.
     gap : float
         The optimality gap of the assignment with the alternative placement, as of
-        :func:`auto_shard`.
+        :func:`.auto_shard`.
     """
     choices = [
         second

@@ -133,7 +133,7 @@ class Trials:
     limit : int
         Bytes that a device may keep.
     gap : float
-        The optimality gap, as of :func:`auto_shard`.
+        The optimality gap, as of :func:`.auto_shard`.
     constraints : Constraints
     margin : float
         The margin of estimates.

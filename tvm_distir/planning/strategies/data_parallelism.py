@@ -36,7 +36,7 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", dim: int =
     same size are sharded on it, and so are caches of requests, on their pools; others, and
     scalars, are replicated. Entry points of servers take the tokens of all sequences as
     ``(1, tokens, hidden)``: for them give ``dim=1``. Weights are
-    replicated and stationary. Which parameters are data: see :func:`.facts.data_positions`.
+    replicated and stationary. Which parameters are data: see :func:`.data_positions`.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ def zero(
 ) -> Plan:
     """Plan of data parallelism that shards the training state (ZeRO).
 
-    The batch is sharded as :func:`~.data_parallel.data_parallel` does. Stage 1 stores the
+    The batch is sharded as :func:`.data_parallel` does. Stage 1 stores the
     optimizer's states in parts, stage 2 the gradients as well, stage 3 the weights as well. Parts
     are cut along the first dim of a weight that divides evenly, one that no other strategy cuts
     where there is one; a dim that does not divide is padded. Several axes cut the same dim, or

@@ -24,7 +24,7 @@ After, with ``min_bindings=2``::
         gv = cls.layer(lv3, h_2_w)
 
 Valid at the levels 1, 2 and 5; DTensors are refused, as a function's boundary means more between.
-:func:`InlinePrivateFunctions` takes it back.
+:func:`.InlinePrivateFunctions` takes it back.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Positions:
         return self._memo.starts[key]
 
     def part(self, size: int, axes: Axes) -> tuple[Any, Any]:
-        """Return start and length of the rank's part of a dim, as in :func:`ir.shard_range`."""
+        """Return start and length of the rank's part of a dim, as in :func:`.shard_range`."""
         key = (axes, size)
         if key not in self._memo.parts:
             emit, begin = self._emit, None

@@ -15,7 +15,7 @@ After::
     else:
         y = cls.main_y_else(x)
 
-The branches stay functions: TVM plans the memory of each separately (see :mod:`...ir.branches`).
+The branches stay functions: TVM plans the memory of each separately (see :mod:`.ir.branches`).
 The condition has no dim to shard and no op is linear in it, so propagation leaves it reduced and
 equal on all devices: all ranks of a mesh take the same branch and meet in its collectives.
 

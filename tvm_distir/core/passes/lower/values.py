@@ -82,7 +82,7 @@ class Context:
     def local_types_on(self, number: int) -> dict[int, Any]:
         """Return the types of a device's parts on a mesh, those of all modules.
 
-        They go by the number of the tensor type at level 4, :attr:`.native.Reading.types`.
+        They go by the number of the tensor type at level 4, ``Reading.types``.
         """
         if number not in self._local_types:
             self._local_types[number] = class_memo(("local types", self.keys[number]))

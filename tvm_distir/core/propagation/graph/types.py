@@ -72,7 +72,7 @@ class ModuleTypes:
         return self.mesh_numbers.get(mesh_key(mesh))
 
     def like(self, number: int, ty: Any) -> Tensor:
-        """Return :meth:`tensor` of a type with known dims by its number (:attr:`.Survey.types`)."""
+        """Return :meth:`tensor` of a type with known dims by its number (``Survey.types``)."""
         tensor = self._learnt.get(number)
         if tensor is None:
             tensor = self._learnt[number] = self.tensor(ty)

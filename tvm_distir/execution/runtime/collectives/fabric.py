@@ -7,7 +7,7 @@ fabric detects a deadlock at once; a failure of a rank ends the waiting of all.
 
 This module has the common parts of all fabrics. :class:`.native_fabric.NativeFabric` uses the
 native library; :class:`.python_fabric.PythonFabric` is its oracle in plain Python;
-:class:`.mpi_fabric.MpiFabric` exchanges messages.
+:class:`.fabric.MpiFabric` exchanges messages.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def run(
         The inputs in the order of the original ``main``'s parameters, or by their names. Each is a
         full array of exactly the parameter's shape and type, which is sharded; a stored array
         (:func:`tvm_distir.open_weights`), of which only shards are read; or a
-        :class:`ShardedArray`, whose parts are used as they are. For an object (``R.Any``), such as
-        a cache, :class:`DeviceObjects` with an object of each device.
+        :class:`.ShardedArray`, whose parts are used as they are. For an object (``R.Any``), such as
+        a cache, :class:`.DeviceObjects` with an object of each device.
     engine : str or Engine
         The name of an engine, ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``,
         ``"torch"``, ``"xla"``, or an engine object with particular options.

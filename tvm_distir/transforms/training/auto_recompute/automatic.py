@@ -4,8 +4,8 @@
 
 The step is written once without recomputation. A chain of the calls of ``main``
 (:mod:`.call_chain`) describes the live memory beside the stashes of the calls, and the options of
-each call; a dynamic program over the calls chooses (:mod:`.recompute.chain`). Sizes are those of
-the full tensors, divided by the degrees of :class:`.recompute.Auto`.
+each call; a dynamic program over the calls chooses (:mod:`.auto_recompute.chain`). Sizes are those
+of the full tensors, divided by the degrees of :class:`.choice.Auto`.
 """
 
 from __future__ import annotations

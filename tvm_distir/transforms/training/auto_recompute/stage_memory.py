@@ -53,7 +53,7 @@ class StageMemory:
     links : tuple of ChainCall
         The calls of a micro-batch, forward and backward.
     gaps : tuple of int
-        The memory between them, see :func:`.recompute.least_time`.
+        The memory between them, see :func:`.chain.least_time`.
     calls : tuple of int
         The numbers of these calls among the stage's calls of private functions.
     resident : int

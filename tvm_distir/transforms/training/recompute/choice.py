@@ -70,7 +70,7 @@ def _positive(text: str) -> float:
 
 
 def read_recompute(policy: str | Mapping[str, str]) -> Recomputation | Auto:
-    """Parse the argument of :func:`..step.train_step` (ModelError DIST0351)."""
+    """Parse the argument of :func:`.train_step` (ModelError DIST0351)."""
     if isinstance(policy, str) and policy.partition(":")[0].strip() == AUTO:
         return Auto.read(policy)
     return Recomputation.read(policy, _wrong)

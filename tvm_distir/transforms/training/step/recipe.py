@@ -105,7 +105,7 @@ def recipe_of(
     system: System | str | None,
     recomputed_ops: Sequence[str] = (),
 ) -> Recipe:
-    """Parse the arguments of :func:`.step.train_step` (ModelError DIST0351)."""
+    """Parse the arguments of :func:`.train_step` (ModelError DIST0351)."""
     others = inspect.signature(recipe_of).parameters.keys() - {"options"}
     method = optimizer_named(optimizer, options, others)
     dynamic = loss_scale == DYNAMIC
