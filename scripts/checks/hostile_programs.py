@@ -53,6 +53,16 @@ def programs() -> Iterator[tuple[str, str, Program]]:
         yield f"dims-{operator}", "refused", lambda text=text: _contradictory(text)
     yield "simulate-module", "equal", _simulate_module
     yield "sweep-module", "refused", _sweep_module
+    for field, value in _WRONG_FIELDS.items():
+        yield f"plan-type-{field}", "refused", lambda value=value: _wrong_plan(**value)
+    for name, value in (("number", 3), ("object", object()), ("bytes", b"\x00"), ("list", [[]])):
+        yield f"stablehlo-{name}", "refused", lambda value=value: _foreign_stablehlo(value)
+    yield "not-well-formed", "refused", lambda: _verified(_undefined())
+    yield "search-text", "equal", _search_text
+    yield "hta-new-folder", "equal", lambda: _traced("other/new/hta")
+    yield "hta-file", "refused", lambda: _traced("m.py")
+    for name, expression in _FOREIGN_CODE.items():
+        yield f"script-{name}", "refused", lambda text=expression: _foreign_code(text)
 
 
 def _module(text: str) -> Any:
@@ -317,6 +327,80 @@ def _sweep_module() -> bool:
     return False
 
 
+def _wrong_plan(**fields: Any) -> bool:
+    """Make a plan with a field of a wrong type."""
+    import tvm_distir as td
+
+    td.Plan(**{"mesh": {"dp": 2}, **fields})
+    return False
+
+
+def _foreign_stablehlo(value: Any) -> bool:
+    """Import what is no text, path, module or lowered function."""
+    import tvm_distir as td
+
+    td.from_stablehlo(value)
+    return False
+
+
+def _undefined() -> Any:
+    """Return a module whose function reads a variable that nothing binds."""
+    import tvm
+    from tvm import relax
+
+    x, other = (relax.Var(name, relax.TensorType((8, 8), "float32")) for name in "xy")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(relax.op.add(x, x)))
+        builder.emit_func_output(result)
+    main = relax.utils.copy_with_new_vars(builder.get()["main"])
+    body = relax.SeqExpr(main.body.blocks, other)
+    changed = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    return tvm.IRModule({"main": changed.with_attr("global_symbol", "main")})
+
+
+def _search_text() -> bool:
+    """Search plans of the text of a model: they are those of its module."""
+    import tvm_distir as td
+
+    text = "zoo:mlp?layers=1,hidden=8"
+    by_text, by_module = (
+        td.search(model, 2, td.System.load("system.json"), top=1, jobs=1).plans[0].row.time_s
+        for model in (text, td.load_model(text).mod)
+    )
+    return by_text == by_module
+
+
+def _traced(folder: str) -> bool:
+    """Write traces into a folder that is not there, or is none."""
+    import tvm_distir as td
+
+    local = td.distribute(td.from_tvmscript("m.py"), td.Plan.load("plan.json"))
+    td.simulate(local, td.System.load("system.json")).to_hta(folder)
+    return len(list(Path(folder).iterdir())) == 4
+
+
+def _foreign_code(expression: str) -> bool:
+    """Read TVMScript with code that does more than describe a module."""
+    import tvm_distir as td
+
+    text = Path("m.py").read_text(encoding="utf-8")
+    td.from_tvmscript(text.replace("R.nn.relu(h)", expression))
+    return False
+
+
+_WRONG_FIELDS: dict[str, dict[str, Any]] = {
+    "mesh": {"mesh": "dp=2"}, "rules": {"rules": "x"}, "rule": {"rules": [3]},
+    "schedule": {"schedule": "1f1b"}, "recompute": {"recompute": "all"},
+    "labels": {"labels": 3}, "ring": {"ring": 3}, "attention": {"attention": "flash"},
+}  # fmt: skip
+_FOREIGN_CODE = {
+    "import": '__import__("os").mkdir("made")',
+    "open": 'open("made", "w")',
+    "comprehension": "[R.nn.relu(h) for _ in (1,)][0]",
+    "attribute": "R.nn.__class__",
+}
 _NO_BLOCK = """
 @I.ir_module
 class Module:
