@@ -21,6 +21,7 @@ from tvm_distir.core import (
     as_plan,
     bind_dims,
     check_module,
+    check_well_formed,
     entry_of,
     keep_entry,
     named_leaves,
@@ -253,6 +254,8 @@ def verify(
     EngineError
         DIST0620 or DIST0621 when the comparison would prove nothing, and what
         :func:`tvm_distir.execution.runtime.engines.registry.run` raises.
+    LevelError
+        DIST0453 where the module is not well-formed.
     ModelError
         DIST0341 where there is no such entry, or several of which none is ``main``.
     """
@@ -261,6 +264,7 @@ def verify(
     chosen = make_engine(engine, dispatch).for_verification()
     all_functions = {str(gv.name_hint) for gv in mod.functions}
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
+    check_well_formed(mod)
     plain = bind_dims(RunInTurn()(strip_annotations(mod)), dims or {})
     refuse_used_objects(plain)
     refuse_unwritten_results(plain)

@@ -93,9 +93,12 @@ def test_a_module_that_is_not_well_formed_is_said_first() -> None:
     (block,) = fn.body.blocks
     twice = relax.SeqExpr([relax.BindingBlock([*block.bindings, *block.bindings])], fn.body.body)
     broken = relax.Function(fn.params, twice, fn.ret_ty, True, fn.attrs)
-    error = code_of(tvm.IRModule({"main": broken}))
+    mod = tvm.IRModule({"main": broken})
+    error = code_of(mod)
     assert (error.code, error.place) == ("DIST0453", "main")
     assert "y is defined more than once" in error.what
+    with pytest.raises(td.errors.LevelError, match="DIST0453 main"):
+        td.verify(mod, PLAN, engine="virtual")
 
 
 def test_a_rule_of_a_parameter_that_names_a_value_says_so() -> None:
