@@ -143,10 +143,10 @@ def _communication(situation: _Given) -> Iterator[Change]:
     first = max(situation.analysis.collectives, key=lambda total: total.time_s, default=None)
     axis = None if first is None else first.mesh_axis
     other = next((a for a in axes if a not in (axis, situation.stages())), None)
-    if axis in axes and other is not None:
+    if axis is not None and axis in axes and other is not None:
         yield from situation.mesh("communication", {axis: 0.5, other: 2})
     yield from _others(situation, "communication")
-    if axis in axes:
+    if axis is not None and axis in axes:
         yield from situation.mesh("communication", {axis: 0.5})
 
 

@@ -261,7 +261,7 @@ def analyze(
     watch = Stopwatch()
     with watch.stage("load"):
         resolved = System.resolve(system)
-        if price is not None:
+        if price is not None and resolved is not None:
             resolved = resolved.priced(price)
     if train is not False:
         choices["train"] = {"master": keeps_master(resolved), **({} if train is True else train)}

@@ -162,8 +162,9 @@ class System(Displayed):
         UsageError
             DIST0152 for what is no positive number.
         """
-        price = price_per_device_hour_usd
-        if not isinstance(price, Real) or not 0 < price < math.inf:
+        price: Any = price_per_device_hour_usd
+        is_number = isinstance(price, Real) and not isinstance(price, bool)
+        if not is_number or not 0 < float(price) < math.inf:
             raise UsageError(
                 "DIST0152",
                 f"{price!r} is not a positive number of dollars",

@@ -46,7 +46,7 @@ class NarrowProgram:
     seed: int
 
     def judged(
-        self, sample: InputSample, got: Sequence[Array], given: bool
+        self, sample: InputSample, got: Sequence[Array], is_fixed: bool
     ) -> tuple[tuple[OutputReport, ...], list[Array]]:
         """Judge the outputs on a sample, and on others where some differ.
 
@@ -55,7 +55,7 @@ class NarrowProgram:
         sample : InputSample
         got : sequence of arrays
             The outputs for this sample.
-        given : bool
+        is_fixed : bool
             Whether the inputs are given, so that there is no other sample.
 
         Returns
@@ -71,7 +71,7 @@ class NarrowProgram:
             truth = self.reference.truth(values)
             errors = rounding_errors(self._pairs(sample.draws, rounded, truth))
             reports = judge(got, truth, errors, self.bound, dtypes)
-            if given or number == SAMPLES or all(report.equal for report in reports):
+            if is_fixed or number == SAMPLES or all(report.equal for report in reports):
                 break
             values = sample.draws.draw(self.seed + DRAWS + number)
             rounded, got = self.reference.run(values), self.run(values)

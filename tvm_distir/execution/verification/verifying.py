@@ -151,18 +151,18 @@ def _compare_narrow(
     got: Sequence[Array],
     bound: RoundingBound,
     seed: int,
-    given: Any,
+    fixed: Any,
 ) -> _Comparison:
     """Compare a program of narrow types with the original in float32, by :mod:`.rounding`."""
     wide, _ = run(widened(dist), widened_inputs(sample.values))
     truth = reference.truth(sample.values)
     float32 = compare_outputs(wide, truth, WIDE, False, None, None)
     if not all(output.equal for output in float32):
-        given = sample.values  # which show the difference
+        fixed = sample.values  # which show the difference
     program = NarrowProgram(reference, bound, lambda values: run(dist, values)[0], seed)
-    outputs, values = program.judged(sample, got, given is not None)
+    outputs, values = program.judged(sample, got, fixed is not None)
     positive: tuple[OutputReport, ...] = ()
-    if given is None and all(output.equal for output in outputs):
+    if fixed is None and all(output.equal for output in outputs):
         positive, drawn = program.judged_positive()
         outputs = worse(outputs, positive)
         values = values if all(output.equal for output in outputs) else drawn

@@ -408,8 +408,8 @@ def context_form(mod: ir.IRModule, exported: ExportedPlan) -> str:
             plan = make_plan(mod, f"context_parallel:axis={axis},form={form}", {axis: size})
             known.update(_value_labels(plan, 0).items())
     for form, known in labels.items():  # ZeRO places arguments too, the same for all forms
-        own = known.difference(*(other for name, other in labels.items() if name != form))
-        if own and own <= ours:
+        distinct = known.difference(*(other for name, other in labels.items() if name != form))
+        if distinct and distinct <= ours:
             return form
     raise unsupported(
         f'attention over the shards of "{axis}" has none of the forms of context_parallel',

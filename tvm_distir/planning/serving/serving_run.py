@@ -195,8 +195,8 @@ class ServingSetup:
     def alone_s(self, workload: Workload) -> tuple[float, float]:
         """Return the TTFT and the TPOT of a request of mean length that is alone."""
         tokens, output = (max(1, round(x)) for x in (workload.mean_input, workload.mean_output))
-        one = Workload(BURST, input_length=str(tokens), output_length=str(output)).draw(1)
-        summary = summarize(self.serve(one), ServiceLevels(), window=False)
+        single = Workload(BURST, input_length=str(tokens), output_length=str(output)).draw(1)
+        summary = summarize(self.serve(single), ServiceLevels(), window=False)
         return summary.ttft.mean_s, summary.tpot.mean_s
 
     def serve(self, requests: Requests, users: int = 0) -> list[ServedRequests]:

@@ -78,6 +78,6 @@ def _states(begin: Floats, end: Floats, times: Floats) -> tuple[Floats, Floats, 
     ends = np.sort(end)
     ended = np.concatenate([[0.0], np.cumsum(ends)])
     begun = np.searchsorted(begin, times, side="left")
-    gone = np.searchsorted(ends, times, side="right")
-    inside = begun - gone
-    return begun.astype(float), inside.astype(float), sums[begun] - ended[gone] - inside * times
+    departed = np.searchsorted(ends, times, side="right")
+    inside = begun - departed
+    return begun.astype(float), inside.astype(float), sums[begun] - ended[departed] - inside * times

@@ -178,11 +178,11 @@ def _stored(
         for state in states.get(weight.name, ()):
             title = glob.escape(state)
             yield PlanRule("param", title, cut, mesh.name, function=weight.function)
-        kept = cut if stage > 1 else some_axes(mesh, dict.fromkeys(numbers, P))
+        label = cut if stage > 1 else some_axes(mesh, dict.fromkeys(numbers, P))
         for named in (terms, gradients if stage > 1 else sum_names(fn)):
             if weight.name in named:
                 title = glob.escape(named[weight.name])
-                yield PlanRule("value", title, kept, mesh.name, function=weight.function)
+                yield PlanRule("value", title, label, mesh.name, function=weight.function)
 
 
 def _cut_twice(

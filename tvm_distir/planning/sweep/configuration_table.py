@@ -267,9 +267,9 @@ def _check_others(
         raise _no_column(places[0], name, known - {DEVICES})
     if DEVICES not in cells:
         return
-    given = _numbers(DEVICES, cells.pop(DEVICES), 1, places)
-    for row in np.flatnonzero((given > 0) & (given != table.devices)).tolist():
-        problem = f"devices={given[row]} is not tp x pp x dp = {table.devices[row]}"
+    devices = _numbers(DEVICES, cells.pop(DEVICES), 1, places)
+    for row in np.flatnonzero((devices > 0) & (devices != table.devices)).tolist():
+        problem = f"devices={devices[row]} is not tp x pp x dp = {table.devices[row]}"
         table.faults.setdefault(row, problem)
 
 

@@ -131,7 +131,9 @@ def _merged(
 def _runs(mod: ir.IRModule) -> dict[Any, Key]:
     """Return when the variables of pipeline stages are computed."""
     pipeline, runs = Pipeline.of(mod), dict[Any, Key]()
-    for note in pipeline.stages if pipeline else ():
+    if pipeline is None:
+        return runs
+    for note in pipeline.stages:
         body = StageBody(mod, note, pipeline.varying)
         for binding, run in zip(all_bindings(mod[note.function].body), body.runs, strict=True):
             runs[binding.var] = (*runs.get(binding.var, ()), run)
