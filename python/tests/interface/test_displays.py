@@ -15,7 +15,7 @@ from tvm_distir.support import Column, DataTable
 from tvm_distir.support.display import units
 
 MODEL = "zoo:gpt?size=tiny,layers=2"
-ROWS = [{"batch": 4 * dp, "dp": dp, "tp": 1} for dp in (1, 2, 4)]
+ROWS = [{"micro_batch": 4, "dp": dp, "tp": 1} for dp in (1, 2, 4)]
 
 
 @pytest.fixture(scope="module")

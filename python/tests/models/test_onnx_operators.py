@@ -401,5 +401,5 @@ class M:
         return y
 """
     )
-    with pytest.raises(PropagationError, match=r"DIST0402 .*tensor_to_shape"):
+    with pytest.raises(PropagationError, match=r"DIST0401 relax.tensor_to_shape"):
         td.distribute(mod, plan_of("S[0]"))

@@ -93,13 +93,15 @@ def reduced_in_place(program: Program) -> dict[str, frozenset[int]]:
         if end is None or not sums:
             continue
         fn = program.functions[end.function]
-        params = {p for slot, p in zip(end.inputs, fn.params, strict=True) if slot in sums}
+        added = {p for slot, p in zip(end.inputs, fn.params, strict=True) if slot in sums}
+        params = set(fn.params)  # the loss may be in the buffer as well
         readers = _readers(fn)
         places[end.function] = frozenset(
             number
             for number, op in enumerate(fn.ops)
             if op.collective == "all_reduce"
             and len(op.inputs) == len(op.outputs)
+            and not added.isdisjoint(op.inputs)
             and all(v in params and len(readers[v]) == 1 for v in op.inputs)
         )
     return places

@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = td.search(td.zoo.gpt(size="tiny"), 4, "h100")
     (path / "s").mkdir()
     (path / "s/search.json").write_text(json.dumps(result.to_dict()))
-    rows = [{"batch": 4 * dp, "dp": dp, "tp": 1} for dp in (1, 2)]
+    rows = [{"micro_batch": 4, "dp": dp, "tp": 1} for dp in (1, 2)]
     (path / "sweep.csv").write_text(td.sweep(MODEL, rows, "h100").to_csv())
     (path / "plan.json").write_text(json.dumps(result.plans[0].plan.to_dict()))
     return path
