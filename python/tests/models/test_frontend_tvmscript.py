@@ -145,9 +145,7 @@ def test_a_module_that_breaks_a_rule_of_relax_is_told_which(tmp_path):
     impure = 'R.call_packed("f", x, ty_args=(R.Tensor((4, 4), "float32"),))'
     with pytest.raises(ModelError, match="DIST0323") as caught:
         from_tvmscript(write(tmp_path, HEAD + PLAIN.replace("R.add(x, x)", impure)))
-    assert "main: " in str(caught.value) and "impure call: R.call_packed" in str(
-        caught.value
-    )
+    assert "main: " in str(caught.value) and "impure call: R.call_packed" in str(caught.value)
     assert "0x" not in str(caught.value) and "pure=False" in caught.value.remedy
 
 

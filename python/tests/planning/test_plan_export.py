@@ -292,7 +292,7 @@ def test_experts_in_parts_of_zero_are_no_expert_parallelism(mixture: Any) -> Non
 
 
 def test_no_part_of_a_plan_is_left_out(llama: Any) -> None:
-    """Weights used in parts beside the batch, weights left whole, devices, recomputation, rules."""
+    """Weights used in parts beside the batch or left replicated, devices, recomputation, rules."""
     fsdp = _plan(llama, "fsdp", dp=2).to_dict()
     name = "layers.1.mlp.up_proj.weight"
     rules = [rule for rule in fsdp["rules"] if rule.get("param") != name]

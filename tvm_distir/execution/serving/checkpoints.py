@@ -48,6 +48,8 @@ _LOCK = ".lock"
 _HIDDEN = ".step-"
 _MARK = ".host-"
 _PARTIAL = ".not-on-all-hosts-"
+_NAMED = -1
+"""In place of the steps of a folder, where a single checkpoint is named."""
 
 
 class Checkpoints:
@@ -160,15 +162,13 @@ class Checkpoints:
         """Return the checkpoint to continue from, and the steps that all hosts have."""
         if self._resume is None:
             return None, frozenset()
-        if (self._resume / LIST).is_file():
-            steps, where = [-1], self._resume
-        else:
-            steps, where = list(complete_steps(self._resume)), self._resume
+        where, is_one = self._resume, (self._resume / LIST).is_file()
+        steps = [_NAMED] if is_one else list(complete_steps(where))
         lists = [json.loads(t) for t in self._exchange(_text(steps), "the checkpoints")]
         everywhere = frozenset[int](lists[0]).intersection(*lists[1:])
         if not everywhere:
             raise unreadable(self._resume, "it contains no complete checkpoint of all hosts")
-        if max(everywhere) >= 0:
+        if max(everywhere) != _NAMED:
             where = self._resume / step_name(max(everywhere))
         checkpoint = read_checkpoint(where)
         names = [_text([checkpoint.head.run, checkpoint.head.step])]
@@ -201,7 +201,7 @@ class Checkpoints:
             if start is not None and start.path.parent.samefile(folder):
                 # The job ended after this file system had a checkpoint, and before all had it.
                 for step, path in complete_steps(folder).items():
-                    if step > start.head.step and not everywhere & {-1, step}:
+                    if step > start.head.step and not everywhere & {_NAMED, step}:
                         os.rename(path, folder / f"{_PARTIAL}{path.name}.{self._token}")
         steps = complete_steps(folder)
         if not steps:

@@ -35,6 +35,7 @@ from tvm_distir.execution.runtime.engines.job_folder import (
     runtime_alone,
     write_job,
 )
+from tvm_distir.execution.runtime.engines.loopback import LOOPBACK_NAME
 from tvm_distir.execution.runtime.engines.termination import GRACE_S, ProgressMonitor, stopped
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
@@ -49,9 +50,9 @@ _ABORT_S = 1.0
 START_S = 120.0
 _ONE_HOST = {
     "UCX_TLS": "self,sm",
-    "FI_TCP_IFACE": "lo",
+    "FI_TCP_IFACE": LOOPBACK_NAME,
     "OMPI_MCA_btl": "self,vader",
-    "OMPI_MCA_oob_tcp_if_include": "lo",
+    "OMPI_MCA_oob_tcp_if_include": LOOPBACK_NAME,
 }
 """Variables by which MPICH (UCX and libfabric) and Open MPI open no socket to other hosts."""
 

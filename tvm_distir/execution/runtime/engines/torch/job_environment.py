@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tvm_distir.execution.runtime.engines.loopback import LOOPBACK
 from tvm_distir.support import EngineError
 
 PORT = 29500
@@ -119,13 +120,17 @@ def _place(names: LauncherVariables, environ: Mapping[str, str]) -> JobPlace:
         port = _number("MASTER_PORT", environ)
     elif "SLURM_JOB_ID" in environ:  # other jobs of the host use other ports
         port = _FIRST_PORT + _number("SLURM_JOB_ID", environ) % _PORTS
-    elif address == "127.0.0.1":  # the processes of a host have the same parent
+    elif address == LOOPBACK:  # the processes of a host have the same parent
         port = _FIRST_PORT + os.getppid() % _PORTS
     else:
         port = PORT
-    local = size == 1 or environ.get(names.local_size) == str(size)
+    local = _is_on_one_host(names, environ, size)
     has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return JobPlace(names.name, rank, size, local_rank, address, port, local, has_store)
+
+
+def _is_on_one_host(names: LauncherVariables, environ: Mapping[str, str], size: int) -> bool:
+    return size == 1 or environ.get(names.local_size) == str(size)
 
 
 def _number(name: str, environ: Mapping[str, str]) -> int:
@@ -144,8 +149,8 @@ def _address(names: LauncherVariables, environ: Mapping[str, str], size: int) ->
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
     if hosts and names.name == "Slurm":
         return first_host(hosts)
-    if size == 1 or environ.get(names.local_size) == str(size):
-        return "127.0.0.1"
+    if _is_on_one_host(names, environ, size):
+        return LOOPBACK
     raise EngineError(
         "DIST0633",
         f"process {environ[names.rank]} of {size} does not know the host of process 0",

@@ -33,13 +33,14 @@ from tvm_distir.execution.runtime.engines.job_folder import (
     runtime_alone,
     write_job,
 )
+from tvm_distir.execution.runtime.engines.loopback import LOOPBACK
 from tvm_distir.execution.runtime.engines.termination import GRACE_S, ProgressMonitor, stopped
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.support import EngineError
 
 from .failure_store import SECRET_VARIABLE
-from .torch_job import LOOPBACK, START_S, loopback_store
+from .torch_job import START_S, loopback_store
 
 _WORKER = "tvm_distir.execution.runtime.engines.torch.entry_process"
 _POLL_S = 0.02

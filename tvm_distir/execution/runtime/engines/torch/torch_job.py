@@ -9,13 +9,13 @@ import datetime
 import itertools
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_distir.execution.runtime.engines.loopback import LOOPBACK, LOOPBACK_NAME
 from tvm_distir.execution.runtime.engines.termination import GRACE_S
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.support import EngineError, missing_extra
@@ -375,8 +375,6 @@ def _not_started(process: int, size: int, timeout_s: float, err: BaseException) 
     )
 
 
-LOOPBACK = "127.0.0.1"
-LOOPBACK_NAME = "lo0" if sys.platform == "darwin" else "lo"
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """The variables that name the network interface on which gloo and NCCL listen."""
 
