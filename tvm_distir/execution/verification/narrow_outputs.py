@@ -46,15 +46,17 @@ class NarrowProgram:
     seed: int
 
     def judged(
-        self, sample: InputSample, got: Sequence[Array], is_fixed: bool
+        self, sample: InputSample, truth: list[Array], got: Sequence[Array], is_fixed: bool
     ) -> tuple[tuple[OutputReport, ...], list[Array]]:
         """Judge the outputs on a sample, and on others where some differ.
 
         Parameters
         ----------
         sample : InputSample
+        truth : list of arrays
+            The outputs of the reference for this sample.
         got : sequence of arrays
-            The outputs for this sample.
+            The outputs of the program for it.
         is_fixed : bool
             Whether the inputs are given, so that there is no other sample.
 
@@ -68,13 +70,13 @@ class NarrowProgram:
         dtypes = declared_types(self.reference.mod)
         values, rounded = sample.values, sample.expected
         for number in range(1, SAMPLES + 1):
-            truth = self.reference.truth(values)
             errors = rounding_errors(self._pairs(sample.draws, rounded, truth))
             reports = judge(got, truth, errors, self.bound, dtypes)
             if is_fixed or number == SAMPLES or all(report.equal for report in reports):
                 break
             values = sample.draws.draw(self.seed + DRAWS + number)
-            rounded, got = self.reference.run(values), self.run(values)
+            rounded, truth = self.reference.run(values), self.reference.truth(values)
+            got = self.run(values)
         return reports, values
 
     def judged_positive(self) -> tuple[tuple[OutputReport, ...], list[Array]]:
@@ -85,7 +87,7 @@ class NarrowProgram:
         if not all(np.isfinite(a).all() for a in expected if a.dtype.kind == "f"):
             return (), values
         sample = InputSample(draws, values, expected)
-        return self.judged(sample, self.run(values), False)
+        return self.judged(sample, self.reference.truth(values), self.run(values), False)
 
     def _pairs(
         self, draws: RandomInputs, rounded: Sequence[Array], truth: Sequence[Array]

@@ -160,7 +160,7 @@ def _compare_narrow(
     if not all(output.equal for output in float32):
         fixed = sample.values  # which show the difference
     program = NarrowProgram(reference, bound, lambda values: run(dist, values)[0], seed)
-    outputs, values = program.judged(sample, got, fixed is not None)
+    outputs, values = program.judged(sample, truth, got, fixed is not None)
     positive: tuple[OutputReport, ...] = ()
     if fixed is None and all(output.equal for output in outputs):
         positive, drawn = program.judged_positive()
