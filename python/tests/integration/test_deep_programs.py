@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm_ffi
 from tvm import ir, relax
@@ -14,6 +15,7 @@ from tvm.relax.op import add, matmul
 from tvm.relax.transform import Normalize
 
 import tvm_distir as td
+from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.tensors import flat_tensors
 from tvm_distir.support.errors.tree import LoweringError
 from tvm_distir.support.recursion import Steps, resumable, unrolled
@@ -94,6 +96,37 @@ def test_a_long_chain_of_calls_is_differentiated() -> None:
 def test_a_chain_of_calls_trains() -> None:
     step = td.train_step(chain(60), loss="mse")
     assert td.verify(step, PLAN).equal
+
+
+def test_a_loss_that_is_a_chain_of_calls_is_split_into_micro_batches() -> None:
+    """The mean of squares behind so many functions, each of which hands it on."""
+    builder, callee = relax.BlockBuilder(), None
+    for number in range(CALLS):
+        x, targets = (relax.Var(name, SHAPE) for name in ("x", "targets"))
+        name = "loss" if number == CALLS - 1 else f"loss{number}"
+        with builder.function(name, [x, targets], private=True):
+            with builder.dataflow():
+                if callee is None:
+                    error = builder.emit(relax.op.subtract(x, targets))
+                    value = relax.op.mean(builder.emit(relax.op.square(error)))
+                else:
+                    value = ir.Call(callee, [x, targets])
+                out = builder.emit_output(builder.emit(value))
+            callee = builder.emit_func_output(out)
+    losses = builder.get()
+    mod = chain(0)
+    functions = {**dict(mod.functions), **dict(losses.functions)}
+    joined = ir.IRModule(functions, attrs=mod.attrs)
+    step = td.train_step(joined, "loss", schedule="gpipe:stages=1,micro_batches=2")
+    plain = td.train_step(mod, "mse", schedule="gpipe:stages=1,micro_batches=2")
+    values = [np.random.default_rng(0).normal(size=(8, 4)).astype("float32") for _ in range(2)]
+    weight = np.eye(4, dtype="float32")
+    results = [
+        Reference(td.transform.RunInTurn()(made)).run([values[0], values[1], weight])
+        for made in (step, plain)
+    ]
+    for got, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("mod", [branches(BRANCHES), tuples(TUPLES)], ids=["branches", "tuples"])

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -153,14 +154,13 @@ def _integer(
     text = next((row[name] for name in names if row.get(name)), default)
     try:
         number = float(text or "")
-        value = int(number)
-    except (ValueError, OverflowError):
-        number, value = 0.5, 0
-    if number != value:
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():  # nor infinite
         raise _wrong(place, f"{names[0]} is {text!r}", "Give an integer.")
-    if value < least:
-        raise _wrong(place, f"{names[0]} is {value}", f"Give {least} or more.")
-    return value
+    if number < least:
+        raise _wrong(place, f"{names[0]} is {int(number)}", f"Give {least} or more.")
+    return int(number)
 
 
 def _wrong(place: str, problem: str, remedy: str) -> SimulationError:

@@ -28,6 +28,7 @@ from tvm.relax.op import sum as sum_op
 from tvm.relax.op.nn import nll_loss
 
 from tvm_distir.core import (
+    FieldLeaves,
     Rule,
     flat_types,
     leaves_of,
@@ -42,7 +43,7 @@ from tvm_distir.core import (
     typed,
     variables,
 )
-from tvm_distir.support import DistIRError, ModelError
+from tvm_distir.support import DistIRError, ModelError, Steps, unrolled
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     only_read,
@@ -103,6 +104,7 @@ class LossSplitter:
     def __post_init__(self) -> None:
         self._states: dict[Any, list[_State]] = {}
         self._whole: dict[Any, Any] = {}
+        self._leaves = FieldLeaves()
         self._of_data: list[Any] = []
         self._known = set(self.data)
         for var, has_rows in self.data.items():
@@ -116,19 +118,20 @@ class LossSplitter:
         ModelError
             DIST0354 if micro-batches do not add up to the loss of the whole batch.
         """
-        loss = self._function(bindings, result, {})
+        loss = unrolled(self._function(bindings, result, {}))
         (state,) = self._states_of(loss)
         if isinstance(state, int):
             raise _refusal(loss, loss, "it is not a scalar")
         return self.builder.emit(loss, name), 1.0 if state == _SUM else 1.0 / self.micro_batches
 
-    def _function(self, bindings: Iterable[Any], result: Any, env: dict[Any, Any]) -> Any:
+    def _function(self, bindings: Iterable[Any], result: Any, env: dict[Any, Any]) -> Steps[Any]:
         """Write the bindings of the loss, or of a function that it calls."""
         for binding in bindings:
-            env[binding.var] = self._value(binding.var, substitute(binding.value, env))
+            value = substitute(binding.value, env)
+            env[binding.var] = yield from self._value(binding.var, value)
         return substitute(result, env)
 
-    def _value(self, var: Any, value: Any) -> Any:
+    def _value(self, var: Any, value: Any) -> Steps[Any]:
         """Write a value; return what stands for it."""
         if not isinstance(value, ir.Call):
             if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
@@ -140,7 +143,7 @@ class LossSplitter:
             name = str(value.op.name_hint)
             fn = self.functions.of[name]
             env = dict(zip(fn.params, value.args, strict=True))
-            return self._function(pure_bindings(fn, name), fn.body.body, env)
+            return (yield self._function(pure_bindings(fn, name), fn.body.body, env))
         if str(value.op.name) == _NLL and str(value.attrs.reduction) == "mean":
             return self._weighted_mean(var, value)
         return self._call(var, value)
@@ -155,9 +158,8 @@ class LossSplitter:
 
     def _fields(self, value: relax.TupleGetItem) -> list[_State]:
         """Return the states of a field of a tuple."""
-        fields = [len(flat_types(ty)) for ty in value.tuple_value.ty.fields]
-        first = sum(fields[: int(value.index)])
-        return self._states_of(value.tuple_value)[first : first + fields[int(value.index)]]
+        leaves = self._leaves.of(value)
+        return self._states_of(value.tuple_value)[leaves.start : leaves.stop]
 
     def _weighted_mean(self, var: Any, call: ir.Call) -> Any:
         """Write a mean over targets as a sum that is divided by the weights of these targets."""
@@ -166,7 +168,7 @@ class LossSplitter:
         dtype = str(losses.ty.dtype)
 
         def emit(value: Any, name: str) -> Any:
-            return self._value(relax.Var(name, var.ty), self.builder.normalize(value))
+            return self._call(relax.Var(name, var.ty), self.builder.normalize(value))
 
         counts = emit(not_equal(targets, relax.const(ignored, str(targets.ty.dtype))), "counts")
         counts = emit(astype(counts, dtype), "counts")

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.op import zeros
 
-from tvm_distir.core import all_bindings, flat_types, leaves_of, with_body
+from tvm_distir.core import all_bindings, flat_types, leaves_of, typed, with_body
 from tvm_distir.support import ModelError, nearest
 
 from .registry import item, register_gradient
@@ -119,8 +119,7 @@ def without_mark(value: Any) -> Any:
     if not isinstance(value, ir.Call) or value.op != ir.Op.get(_MARKED):
         return value
     call = ir.Call(ir.Op.get("relax.call_tir"), list(value.args), None, list(value.ty_args))
-    relax.expr._update_type(call, value.ty)
-    return call
+    return typed(call, value.ty)
 
 
 def unmarked(fn: relax.Function) -> relax.Function:
