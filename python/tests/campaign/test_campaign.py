@@ -199,7 +199,13 @@ def test_seeds_draw_values_of_one_sign():
         signs[case.values] = {s for a in drawn for s in np.sign(a).ravel()} | signs.get(
             case.values, set()
         )
-    assert signs == {"mixed": {-1, 0, 1}, "positive": {1}, "negative": {-1}}
+    assert signs == {
+        "mixed": {-1, 0, 1},
+        "positive": {1},
+        "negative": {-1},
+        "scaled": {-1, 1},
+        "scaled positive": {1},
+    }
 
 
 def test_nans_are_values_where_they_are_asked_for():

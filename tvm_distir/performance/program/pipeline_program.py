@@ -14,6 +14,7 @@ from tvm_distir.support import Count, Text, one_of
 
 from .parts import ReadValue, Value
 
+COUNT, COUNT_NEXT = "count", "count_next"
 BEGIN, ROWS, END = "begin", "rows", "end"
 FORWARD, BACKWARD, WEIGHT = "forward", "backward", "weight"
 ACCUMULATE, NEXT = "accumulate", "accumulate_next"
@@ -21,11 +22,16 @@ GATHER, REDUCE = "gather", "reduce"
 """The phases of a distributed optimizer that overlaps: gathers of weights in the first forward
 pass, reductions of gradients in the last backward pass. Simulations add them; no file has them."""
 PART, ADD = "part", "add"
-PHASES = (BEGIN, ROWS, FORWARD, BACKWARD, WEIGHT, ACCUMULATE, NEXT, PART, ADD, END)
-"""The phases of a stage: once before all micro-batches; for each of them its rows of the data,
-forward, backward, gradients of weights, sums over micro-batches (the first, and those that follow);
-after all of them, per sum over stages, its term, the sum of the preceding stages and of it, the
-rest."""
+PHASES = (
+    COUNT, COUNT_NEXT, BEGIN, ROWS, FORWARD, BACKWARD, WEIGHT, ACCUMULATE, NEXT, PART, ADD, END,
+)  # fmt: skip
+"""The phases of a stage: before all micro-batches, per sum over the whole batch that the loss
+needs, its term of the first micro-batch, and the sum with the term of another; the rest that is
+computed once; for each micro-batch its rows of the data, forward, backward, gradients of weights,
+sums over micro-batches (the first, and those that follow); after all of them, per sum over stages,
+its term, the sum of the preceding stages and of it, the rest."""
+NUMBERED = ((COUNT, COUNT_NEXT), (PART, ADD))
+"""Phases with a number in their names, ``count:0``, in the groups that repeat per number."""
 
 DIRECTIONS = ("forward", "backward", "sum", "total")
 """Activations, gradients, a sum on its way along the stages, a whole sum."""
@@ -40,7 +46,8 @@ class Phase:
     Attributes
     ----------
     name : str
-        The name, from :data:`PHASES`; of a sum over stages with its number, ``part:0``.
+        The name, from :data:`PHASES`; those of a sum with its number, ``part:0``
+        (:data:`NUMBERED`).
     function : str
     inputs, outputs : tuple of int
         The slots that its parameters are read from and its results are written to. A phase may
@@ -62,8 +69,8 @@ class StageKind:
     name : str
     slots : tuple of Value
         The values that its phases pass to each other and to other stages, as a device holds them.
-        Slots that ``begin``, ``accumulate``, ``part``, ``add`` and ``end`` write exist once, and so
-        do results of the full step; the others exist per micro-batch.
+        Slots that ``rows``, ``forward``, ``backward`` and ``weight`` write exist per micro-batch,
+        except results of the full step; the others exist once.
     params : tuple of int
         Slots that the whole step gives, with their roles: there from the beginning.
     results : tuple of int
@@ -106,9 +113,14 @@ class StageKind:
                 available.update(phase.inputs if phase.name == FORWARD else (), phase.outputs)
             elif phase.name in (BACKWARD, WEIGHT, ACCUMULATE, NEXT):
                 needed.update(phase.inputs)
-            elif phase.name == BEGIN:
+            elif phase.name.partition(":")[0] in (COUNT, BEGIN):
                 once.update(phase.outputs)
         return tuple(sorted((available & needed) - once))
+
+    @functools.cached_property
+    def counts(self) -> int:
+        """Return how many sums over the whole batch the loss needs before all micro-batches."""
+        return sum(phase.name.startswith(f"{COUNT}:") for phase in self.phases)
 
     def phase(self, name: str) -> Phase | None:
         """Return the phase of a name."""

@@ -34,6 +34,8 @@ from .pipeline_program import (
     ADD,
     BACKWARD,
     BEGIN,
+    COUNT,
+    COUNT_NEXT,
     END,
     FORWARD,
     NEXT,
@@ -91,9 +93,8 @@ class RoleExporter:
         self.slots: list[Value] = []
         self.trees: dict[Any, Tree] = {}
         micros = pipeline.schedule.micro_batches
-        self.writer = UnitWriter(micros, False, lambda gv: gv)
         self.whole = {
-            slot: relax.Var(var.name, self.writer.whole_type(var.ty))
+            slot: relax.Var(var.name, self._writer().whole_type(var.ty))
             for slot, var in self.body.params.items()
             if slot in pipeline.sliced and micros > 1
         }
@@ -101,6 +102,7 @@ class RoleExporter:
         self.states = state_names(mod[self.note.function])
         self.place_of = {slot: i for i, slot in enumerate(pipeline.inputs)}
         self.sums = [s.name for s in pipeline.sums if number in s.stages]
+        self.totals: dict[str, Any] = {}  # the sum that each phase of COUNT_NEXT adds to
         self.groups = self._groups()
         self.read_by: dict[Any, set[str]] = {}
         for name, bindings in self.groups.items():
@@ -122,7 +124,10 @@ class RoleExporter:
         for name, bindings in self.groups.items():
             if name == FORWARD:
                 self._rows()
-            if bindings:
+            if name.startswith(COUNT_NEXT):
+                slots = leaves(self.trees[self.totals[name]])
+                self._export(name, bindings, [bindings[-1].var], [slots])
+            elif bindings:
                 self._phase(name, bindings)
             if name == ACCUMULATE and bindings and self.pipeline.schedule.micro_batches > 1:
                 self._next(bindings)
@@ -165,7 +170,8 @@ class RoleExporter:
             name: [_reading(b, streams) for b in self.body.bindings[when]]
             for name, when in _WHENS.items()
         }
-        groups[BEGIN] = [part for b in groups[BEGIN] for part in self._over_all(b)]
+        begin = groups.pop(BEGIN)
+        groups = {**self._counts(begin), BEGIN: begin, **groups}
         rest = list(self.body.bindings[When.END])
         for number, name in enumerate(self.sums):
             needed = set(variables(self.body.results[f"{PART}:{name}"]))
@@ -177,15 +183,36 @@ class RoleExporter:
         groups[END] = rest
         return groups
 
-    def _over_all(self, binding: Any) -> list[Any]:
-        """Return a binding, or those that sum its values of all micro-batches."""
-        if binding.var not in self.body.counted:
-            return [binding]
+    def _counts(self, begin: list[Any]) -> dict[str, list[Any]]:
+        """Move the sums over the whole batch, and what they read, to separate phases.
+
+        The term of the first micro-batch is a phase, and the sum with that of another one, which
+        is exported once, whatever the number of micro-batches.
+        """
         data = {self.body.params[slot]: whole for slot, whole in self.whole.items()}
-        before = len(self.writer.bindings)
-        self.writer.batch_sum(self.body.counted[binding.var], data, {})
-        *bindings, last = self.writer.bindings[before:]
-        return [*bindings, relax.VarBinding(binding.var, last.value)]
+        groups: dict[str, list[Any]] = {}
+        for number, total in enumerate([b.var for b in begin if b.var in self.body.counted]):
+            chain = self.body.counted[total]
+            needed = {v for b in chain for v in variables(b.value)}
+            for binding in reversed(begin):
+                if binding.var in needed:
+                    needed.update(variables(binding.value))
+            before = [b for b in begin if b.var in needed]
+            begin[:] = [b for b in begin if b.var not in needed | {total}]
+            first, following = (self._writer() for _ in range(2))
+            first.batch_term(chain, data, {}, 0)
+            *bindings, last = first.bindings
+            groups[f"{COUNT}:{number}"] = [
+                *before, *bindings, relax.VarBinding(total, last.value)
+            ]  # fmt: skip
+            if self.pipeline.schedule.micro_batches > 1:
+                following.sum_of(total, following.batch_term(chain, data, {}, 1), "sum")
+                groups[f"{COUNT_NEXT}:{number}"] = following.bindings
+                self.totals[f"{COUNT_NEXT}:{number}"] = total
+        return groups
+
+    def _writer(self) -> UnitWriter:
+        return UnitWriter(self.pipeline.schedule.micro_batches, False, lambda gv: gv)
 
     def _declare(self, ty: Any, name: str, **extra: Any) -> Tree:
         """Add the slots of a type."""

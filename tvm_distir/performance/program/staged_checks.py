@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tvm_distir.support import SimulationError, nearest
 
 from .parts import Function, Mesh, reached
-from .pipeline_program import BACKWARD, FORWARD, PHASES, Edge, PipelineProgram, StageKind
+from .pipeline_program import (
+    BACKWARD,
+    COUNT,
+    FORWARD,
+    NUMBERED,
+    PHASES,
+    Edge,
+    PipelineProgram,
+    StageKind,
+)
 
 Broken = Callable[..., SimulationError]
 """Place, what is wrong and a remedy to the error."""
@@ -80,10 +89,11 @@ class StagedChecks:
         for number, phase in enumerate(role.phases):
             where = f"{place}/phases[{number}]"
             word, _, term = phase.name.partition(":")
-            known = word in PHASES and bool(term) == (word in ("part", "add"))
-            if not known or (term and term not in map(str, range(len(role.sums)))):
+            group = next((words for words in NUMBERED if word in words), ())
+            numbers = range(role.counts if COUNT in group else len(role.sums))
+            if word not in PHASES or (term not in map(str, numbers) if group else term):
                 raise self.broken(where, f"there is no phase {phase.name!r}")
-            rank = PHASES.index(word) if not term else PHASES.index("part")
+            rank = PHASES.index(group[0] if group else word)
             if rank < order or phase.name in seen:
                 raise self.broken(where, f"{phase.name!r} is not at its position")
             order = rank

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm_distir.core import BACKWARD, FORWARD, WEIGHT, Schedule
 
-from .pipeline_program import BEGIN, END, GATHER, REDUCE, StageKind
+from .pipeline_program import BEGIN, COUNT, COUNT_NEXT, END, GATHER, REDUCE, StageKind
 
 UPDATE = "update"
 """Unit behind each micro-batch, where the schedule stashes weights."""
@@ -15,15 +15,20 @@ UPDATE = "update"
 def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     """Return the phases of each unit of a role.
 
-    The first micro-batch of a stage begins its sums: ``B``, or ``W`` where gradients of weights
-    are separate units; the others go on with them: ``B+``, ``W+``. Where a distributed optimizer
-    overlaps, the first forward unit ``F`` differs from the others, ``F+``, as it gathers weights,
-    and the last backward unit, ``B++`` or ``W++``, reduces gradients. Where the schedule
-    stashes weights, each micro-batch begins with those that are there, and ends with a separate
-    update.
+    The sums over the whole batch that a loss needs are computed in front of all micro-batches, one
+    after the other. The first micro-batch of a stage begins its sums: ``B``, or ``W`` where
+    gradients of weights are separate units; the others go on with them: ``B+``, ``W+``. Where a
+    distributed optimizer overlaps, the first forward unit ``F`` differs from the others, ``F+``, as
+    it gathers weights, and the last backward unit, ``B++`` or ``W++``, reduces gradients. Where the
+    schedule stashes weights, each micro-batch begins with those that are there, and ends with a
+    separate update.
     """
     splits = schedule.splits_backward
-    names = {BEGIN: [BEGIN], FORWARD: ["rows", "forward"], END: [END]}
+    begin: list[str] = []
+    for number in range(role.counts):
+        begin.append(f"{COUNT}:{number}")
+        begin.extend([f"{COUNT_NEXT}:{number}"] * (schedule.micro_batches - 1))
+    names = {BEGIN: [*begin, BEGIN], FORWARD: ["rows", "forward"], END: [END]}
     if role.phase(GATHER) is not None:
         names[f"{FORWARD}+"] = names[FORWARD]
         names[FORWARD] = [GATHER, *names[FORWARD]]

@@ -25,7 +25,7 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.execution.verification.verifying import verify
 from tvm_distir.models import zoo
-from tvm_distir.support.errors.tree import PropagationError
+from tvm_distir.support.errors.tree import LevelError, PropagationError
 
 
 def test_tensors_made_from_nothing():
@@ -321,12 +321,14 @@ def test_what_the_error_about_normal_form_advises_is_enough():
         {"param": "x", "placement": "S[0]"}]})  # fmt: skip
     with pytest.raises(PropagationError, match=r"DIST0412 .*a private function of the module"):
         td.distribute(_calling(local=True), plan)
-    verify(_calling(local=False), plan).check()
+    with pytest.raises(LevelError, match=r"DIST0453 inner: .*Run relax.transform.Normalize first"):
+        verify(_calling(local=False), plan)
+    verify(relax.transform.Normalize()(_calling(local=False)), plan).check()
     x, y = relax.Var("x", tensor(4, 4)), relax.Var("y", tensor(4, 4))
     binding = relax.VarBinding(y, R_.nn.relu(R_.negative(x)))
     body = relax.SeqExpr([relax.BindingBlock([binding])], y)
     fn = relax.Function([x], body, tensor(4, 4)).with_attr("global_symbol", "main")
     nested = tvm.IRModule({"main": fn})
-    with pytest.raises(PropagationError, match=r"DIST0412 .*Run relax.transform.Normalize first"):
+    with pytest.raises(LevelError, match=r"DIST0453 main: .*Run relax.transform.Normalize first"):
         td.distribute(nested, plan)
     verify(relax.transform.Normalize()(nested), plan).check()

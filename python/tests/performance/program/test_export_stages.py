@@ -18,6 +18,7 @@ from tvm_distir.interface.report.document import to_dict
 from tvm_distir.interface.report.html import to_html
 from tvm_distir.interface.report.text import to_text
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.unit_phases import unit_phases
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import SimulationError
 
@@ -60,6 +61,21 @@ def test_the_size_does_not_follow_stages_and_micro_batches() -> None:
     ops = [sum(len(fn.ops) for fn in each.functions.values()) for each in (few, many)]
     assert len(many.functions) <= len(few.functions) + 2  # what a plan does to a sum
     assert ops[1] <= 1.1 * ops[0]
+
+
+@pytest.mark.parametrize("micros", [1, 2, 5])
+def test_the_targets_that_count_are_counted_per_micro_batch(micros: int) -> None:
+    """A term of the number of targets of the whole batch is exported once, and run for each."""
+    staged = _program(2, micros).staged
+    assert staged is not None
+    names = [phase.name for phase in staged.roles[-1].phases]
+    assert names[:2] == ["count:0", "count_next:0" if micros > 1 else "begin"]
+    units = unit_phases(staged.roles[-1], staged.schedule)
+    assert units["begin"] == ["count:0", *["count_next:0"] * (micros - 1), "begin"]
+    count = staged.roles[-1].phases[0]
+    assert not set(count.outputs) & set(staged.roles[-1].stash)
+    if micros > 1:
+        assert count.outputs == staged.roles[-1].phases[1].outputs
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -113,6 +129,8 @@ def _refused(change: Callable[[dict[str, Any]], Any], code: str = "DIST0712") ->
         (lambda d: d["roles"][0]["phases"].pop(0), "read before it is written"),
         (lambda d: d["roles"][0]["phases"][0].update(name="end"), "is not at its position"),
         (lambda d: d["roles"][0]["phases"][0].update(name="forwards"), "there is no phase"),
+        (lambda d: d["roles"][-1]["phases"][0].update(name="count:1"), "there is no phase"),
+        (lambda d: d["roles"][-1]["phases"][1].update(name="count_next"), "there is no phase"),
         (lambda d: d["roles"][0]["phases"][0].update(function="frst.forward"), "first.forward"),
         (lambda d: d["roles"][0]["phases"][0]["outputs"].pop(), "returns 2 tensors"),
         (lambda d: d["roles"][0]["slots"][4].update(bytes=9), "has 9 bytes"),

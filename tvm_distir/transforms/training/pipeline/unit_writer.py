@@ -139,16 +139,22 @@ class UnitWriter:
         env : mapping of Var to expression
             What is the same for all micro-batches.
         """
-        read = {v for b in bindings for v in variables(b.value)}
-        total: Any = None
-        for micro in range(self.micro_batches):
-            rows = {v: self._slice(whole, micro) for v, whole in data.items() if v in read}
-            local = {**env, **rows}
-            for binding in bindings:
-                self._copy(binding, local, f"_{micro}")
-            term = local[bindings[-1].var]
-            total = term if total is None else self.sum_of(total, term, f"{term.name}_sum")
+        total = self.batch_term(bindings, data, env, 0)
+        for micro in range(1, self.micro_batches):
+            term = self.batch_term(bindings, data, env, micro)
+            total = self.sum_of(total, term, f"{term.name}_sum")
         return total
+
+    def batch_term(
+        self, bindings: Sequence[Any], data: Mapping[Any, Any], env: Mapping[Any, Any], micro: int
+    ) -> Any:
+        """Write the term of a micro-batch of a :meth:`batch_sum`."""
+        read = {v for b in bindings for v in variables(b.value)}
+        rows = {v: self._slice(whole, micro) for v, whole in data.items() if v in read}
+        local = {**env, **rows}
+        for binding in bindings:
+            self._copy(binding, local, f"_{micro}")
+        return local[bindings[-1].var]
 
     def arrive(self, number: int, slot: str, micro: int, value: Any) -> None:
         """Receive a value of another stage."""
