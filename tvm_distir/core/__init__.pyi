@@ -40,6 +40,7 @@ from .cost_model.offered import PROFILES as PROFILES
 from .cost_model.offered import offered as offered
 from .cost_model.offered import offered_names as offered_names
 from .cost_model.provenance import SourcedNumber as SourcedNumber
+from .cost_model.provenance import StepUse as StepUse
 from .cost_model.provenance import sourced_numbers as sourced_numbers
 from .cost_model.system import System as System
 from .cost_model.system_reader import system_aliases as system_aliases

@@ -1,15 +1,16 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""List the numbers of a system with their sources, and which of them are assumed."""
+"""List the numbers of a system with their sources: which are assumed, and which a step uses."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .constants import DEVICE_CONSTANTS, MEANINGS, Constant, ConstantSpec
-from .hardware import ASSUMED, Device
+from .constants import DEFAULTS, DEVICE_CONSTANTS, FORMS, MEANINGS, Constant, ConstantSpec
+from .hardware import ASSUMED, LIKE, Device
+from .rates import POWER_LIMITED
 
 NO_SOURCE = "no source is stated"
 _LISTED_ELSEWHERE = ("kernel_times", "constants", "sources")
@@ -52,15 +53,85 @@ def sourced_numbers(system: Any) -> tuple[SourcedNumber, ...]:
     return (*numbers, *_forms(system.device), *_constants(system))
 
 
-def _forms(device: Device) -> Iterator[SourcedNumber]:
-    """Yield the forms of kernels of a device, each once."""
+@dataclasses.dataclass(frozen=True)
+class StepUse:
+    """What the time of a step depends on.
+
+    Attributes
+    ----------
+    kernels : collection of (str, str)
+        Kernel classes, with the types of their arithmetic.
+    links : collection of str
+        The keys of the links that move data: ``intra_node``, ``inter_node``, ``host_link``.
+    host : collection of str
+        The constants of the work of the host.
+    """
+
+    kernels: Collection[tuple[str, str]]
+    links: Collection[str]
+    host: Collection[str]
+
+    def numbers(self, system: Any) -> tuple[SourcedNumber, ...]:
+        """Return the numbers of a system that the step uses."""
+        device: Device = system.device
+        forms = {
+            id(device.form(name, dtype))
+            for name, dtype in self.kernels
+            if name in device.kernel_times
+        }
+        names = {name for name, form in _named_forms(device) if id(form) in forms}
+        names |= {f"constants.{name}" for name in self._constants(device)}
+        names |= {f"device.efficiency.{LIKE.get(name, name)}" for name, _ in self.kernels}
+        unused = {"intra_node", "inter_node", "host_link"}.difference(self.links)
+
+        def is_used(name: str) -> bool:
+            if name.startswith(("kernels.", "constants.", "device.efficiency.")):
+                return name in names
+            return name.partition(".")[0] not in unused
+
+        return tuple(number for number in sourced_numbers(system) if is_used(number.name))
+
+    def _constants(self, device: Device) -> set[str]:
+        """Return the constants that are read, and those that they default to."""
+        classes = {name for name, _ in self.kernels}
+        names = {*self.host}
+        if device.kernel_times:
+            names.update(DEVICE_CONSTANTS if classes.intersection(POWER_LIMITED) else ())
+        else:
+            forms = [FORMS.get(name, FORMS["memory"]) for name in classes]
+            names.update(f for form in forms for f in (form.efficiency, form.factor) if f)
+            names.update(("memory_efficiency", "kernel_gap_us") if forms else ())
+            names.update(("burst_us",) if any(form.bursts for form in forms) else ())
+        if "intra_node" in self.links:
+            names.add("collective_factor")
+        if "inter_node" in self.links:
+            names.update(("hop_us", "nic_efficiency", "nic_efficiency_gradients"))
+        if not names.isdisjoint(("collective_factor", "hop_us")):
+            names.add("overlap_slowdown")
+        while further := {
+            default
+            for name in names
+            if isinstance(default := DEFAULTS.get(name), str) and default not in names
+        }:
+            names |= further
+        return names
+
+
+def _named_forms(device: Device) -> Iterator[tuple[str, Any]]:
+    """Yield the forms of kernels of a device by the key of the first class and dtype with them."""
     seen: set[int] = set()
     for kernel_class, forms in device.kernel_times.items():
         for dtype, form in forms.items():
             if id(form) not in seen:
                 seen.add(id(form))
-                numbers = {k: v for k, v in dataclasses.asdict(form).items() if k != "source"}
-                yield SourcedNumber(f"kernels.{kernel_class}.{dtype}", numbers, "", "", form.source)
+                yield f"kernels.{kernel_class}.{dtype}", form
+
+
+def _forms(device: Device) -> Iterator[SourcedNumber]:
+    """Yield the forms of kernels of a device, each once."""
+    for name, form in _named_forms(device):
+        numbers = {k: v for k, v in dataclasses.asdict(form).items() if k != "source"}
+        yield SourcedNumber(name, numbers, "", "", form.source)
 
 
 def _constants(system: Any) -> Iterator[SourcedNumber]:

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm_distir.core import System, sourced_numbers
+from tvm_distir.core import StepUse, System
 from tvm_distir.performance import (
+    HOSTS,
     DeviceGroupResult,
     Event,
     Op,
@@ -26,7 +27,15 @@ from tvm_distir.performance import (
 from tvm_distir.support.display import units
 
 from .links import links_of
-from .model import Analysis, Hardware, ReportEvent, ReportLane, ReportMesh, ReportParameter
+from .model import (
+    Analysis,
+    Hardware,
+    LinkUse,
+    ReportEvent,
+    ReportLane,
+    ReportMesh,
+    ReportParameter,
+)
 from .text_table import ranges
 
 ASSUMPTIONS = (
@@ -106,6 +115,7 @@ def analysis_of(
         Ops and functions are those of the busiest device.
     """
     lanes = tuple(_lane(lane) for lane in result.lanes)
+    links = links_of(result.collectives, program, system)
     busiest = max(result.devices, key=lambda d: d.compute_s + d.exposed_comm_s, default=None)
     shown = next((lane for lane in result.lanes if busiest and busiest.id in lane.devices), None)
     return Analysis(
@@ -113,7 +123,9 @@ def analysis_of(
         command=command,
         time_s=result.time_s,
         peak_memory_bytes=result.peak_memory_bytes,
-        hardware=hardware_of(system, _products(result) or {main_dtype(program): 1}),
+        hardware=hardware_of(
+            system, _products(result) or {main_dtype(program): 1}, _step_use(result, links)
+        ),
         meshes=tuple(ReportMesh(m.name, m.axes, m.shape, m.device_ids) for m in program.meshes),
         devices=result.devices,
         collectives=result.collectives,
@@ -134,7 +146,7 @@ def analysis_of(
         pipeline=result.pipeline,
         timings_s=dict(timings_s or {}),
         verdict=_verdict(result, program),
-        links=links_of(result.collectives, program, system),
+        links=links,
         path=functools.partial(critical_path, result.lanes),
         warnings=warnings,
         notes=notes,
@@ -236,7 +248,17 @@ def _products(result: Result) -> Counter[str]:
     return total
 
 
-def hardware_of(system: System, products: Mapping[str, int]) -> Hardware:
+def _step_use(result: Result, links: Sequence[LinkUse]) -> StepUse:
+    """Return what the time of a step depends on."""
+    kernels = frozenset[tuple[str, str]]().union(*(lane.kernels for lane in result.lanes))
+    return StepUse(
+        kernels={kernel for kernel in kernels if kernel[0] not in HOSTS},
+        links={link.part for link in links},
+        host={HOSTS[name] for name, _ in kernels if name in HOSTS},
+    )
+
+
+def hardware_of(system: System, products: Mapping[str, int], use: StepUse) -> Hardware:
     """Return the figures of a system.
 
     Parameters
@@ -245,6 +267,8 @@ def hardware_of(system: System, products: Mapping[str, int]) -> Hardware:
     products : mapping of str to int
         FLOPs of products by the type of their arithmetic. The peak is that of matrix units for this
         type, of several types all FLOPs over the time that they take at the peaks of their types.
+    use : StepUse
+        What the step uses of the system.
     """
     peaks = {dtype: system.peak_flops_per_s(dtype) for dtype in products}
     peak = sum(products.values()) / sum(products[dtype] / peaks[dtype] for dtype in products)
@@ -280,7 +304,7 @@ def hardware_of(system: System, products: Mapping[str, int]) -> Hardware:
         memory_bandwidth_bytes_per_s=bandwidth,
         facts=tuple(facts),
         dtype=dtype,
-        numbers=sourced_numbers(system),
+        numbers=use.numbers(system),
         price_per_device_hour_usd=system.device.price_per_hour,
         watts_per_device=system.device.watts,
     )

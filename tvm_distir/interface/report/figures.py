@@ -140,7 +140,9 @@ def basis_words(analysis: Analysis) -> str:
     if not hardware.numbers:
         return words
     assumed = [number.name for number in hardware.numbers if number.is_assumed]
-    words += f"; {len(assumed)} of {len(hardware.numbers)} numbers of the system are assumed"
+    words += (
+        f"; {len(assumed)} of the {len(hardware.numbers)} numbers that the step uses are assumed"
+    )
     if not assumed:
         return words
     shown = ", ".join(name.removeprefix("constants.") for name in assumed[:_SHOWN])
@@ -149,7 +151,7 @@ def basis_words(analysis: Analysis) -> str:
 
 
 def basis(analysis: Analysis) -> dict[str, Any]:
-    """Return what the times are based on as plain data, with all numbers of the system."""
+    """Return what the times are based on as plain data, with the numbers that the step uses."""
     numbers = analysis.hardware.numbers
     return {
         "system": analysis.hardware.name,

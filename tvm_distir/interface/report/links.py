@@ -37,31 +37,34 @@ def links_of(
 ) -> tuple[LinkUse, ...]:
     """Return the use of each tier by the mesh that sends most over it."""
     near, far = system.intra_node, system.inter_node
-    tiers = {f"intra-node ({near.name})": "device", f"inter-node ({far.name})": "node"}
-    tiers.update({f"outer tier ({tier.name})": "device" for tier in system.outer_tiers})
+    tiers = {
+        f"intra-node ({near.name})": ("intra_node", "device"),
+        f"inter-node ({far.name})": ("inter_node", "node"),
+    }
+    tiers.update({f"outer tier ({tier.name})": ("tiers", "device") for tier in system.outer_tiers})
     network = tuple(tiers)
     host = ""
     if system.host_link is not None:
         host = f"host ({system.host_link.name})"
-        tiers[host] = "device"
+        tiers[host] = "host_link", "device"
     parts: dict[tuple[str, str], list[_Moved]] = {}
     for collective in collectives:
         if collective.kind in (STORE, FETCH):
-            moved = {host: _at_host(collective, system)}
+            by_tier = {host: _at_host(collective, system)}
         else:
-            moved = dict(zip(network, _on_network(collective, program, system), strict=True))
-        for tier, part in moved.items():
-            if part.bytes:
-                parts.setdefault((tier, collective.mesh), []).append(part)
+            by_tier = dict(zip(network, _on_network(collective, program, system), strict=True))
+        for tier, moved in by_tier.items():
+            if moved.bytes:
+                parts.setdefault((tier, collective.mesh), []).append(moved)
     uses = []
-    for tier, per in tiers.items():
+    for tier, (part, per) in tiers.items():
         by_mesh = [moves for (name, _), moves in parts.items() if name == tier]
         most: Sequence[_Moved] = max(by_mesh, key=_bytes, default=())
         if most:
-            kinds = sorted({f"{part.total.kind} over {part.total.mesh_axis}" for part in most})
-            time_s = sum(part.total.time_s for part in most)
-            rate = max(part.rate_bytes_per_s for part in most)
-            uses.append(LinkUse(tier, per, tuple(kinds), _bytes(most), time_s, rate))
+            kinds = sorted({f"{moved.total.kind} over {moved.total.mesh_axis}" for moved in most})
+            time_s = sum(moved.total.time_s for moved in most)
+            rate = max(moved.rate_bytes_per_s for moved in most)
+            uses.append(LinkUse(tier, part, per, tuple(kinds), _bytes(most), time_s, rate))
     return tuple(uses)
 
 

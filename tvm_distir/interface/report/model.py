@@ -84,6 +84,8 @@ class LinkUse:
     Attributes
     ----------
     name : str
+    part : str
+        The part of the system: ``intra_node``, ``inter_node``, ``host_link`` or ``tiers``.
     per : str
         Of what the bytes and the rate are: a ``device``, or a ``node`` whose adapters its devices
         share.
@@ -98,6 +100,7 @@ class LinkUse:
     """
 
     name: str
+    part: str
     per: str
     kinds: tuple[str, ...]
     bytes: int
@@ -110,8 +113,8 @@ class Hardware:
     """The few facts of the system that a reader compares the result with.
 
     ``peak_flops`` is that of ``dtype``, of several types the mean of :func:`.collect.hardware_of`,
-    and ``roof_flops`` that of the fastest; ``numbers`` are all numbers of the system with their
-    sources.
+    and ``roof_flops`` that of the fastest; ``numbers`` are those of the system that the step uses,
+    with their sources.
     """
 
     name: str

@@ -38,14 +38,16 @@ Traffic = dict[TrafficKey, list[int]]
 class _Ops(NamedTuple):
     """Ops that are run, how often, those of them that count as traffic, and all FLOPs.
 
-    ``products`` are the FLOPs of tensor kernels by type, ``delay_ps`` is the sum of the delays
-    beside started collectives.
+    ``kernels`` are the classes and types of kernels and of the work of the host, ``products`` the
+    FLOPs of tensor kernels by type, ``delay_ps`` is the sum of the delays beside started
+    collectives.
     """
 
     rows: list[OpRow]
     counts: list[int]
     moves: list[tuple[OpRow, int]]
     flops: int
+    kernels: frozenset[tuple[str, str]]
     products: dict[str, int]
     delay_ps: int
 
@@ -116,6 +118,7 @@ class StepAccount:
                 timeline,
                 functools.cache(memory_of),
                 functools.cache(tables),
+                ops.kernels,
                 ops.products,
             )
         )
@@ -151,6 +154,9 @@ class StepAccount:
                 if pair[0].stream not in (COMPUTE, SEND)
             ]
             flops = sum(count * row.op.flops for row, count in zip(rows, often, strict=True))
+            kernels = frozenset(
+                (row.op.kernel_class, row.op.dtype) for row in rows if row.op.kind == "compute"
+            )
             products = Counter[str]()
             for row, count in zip(rows, often, strict=True):
                 if row.op.kernel_class in TENSOR_CLASSES and row.op.flops:
@@ -160,7 +166,7 @@ class StepAccount:
                 for row, count in zip(rows, often, strict=True)
                 if row.op.kind == SLOWDOWN
             )
-            self._cache[key] = _Ops(rows, often, moves, flops, products, delay_ps)
+            self._cache[key] = _Ops(rows, often, moves, flops, kernels, products, delay_ps)
         return self._cache[key]
 
     def _add_moves(

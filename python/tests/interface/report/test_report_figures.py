@@ -19,10 +19,12 @@ from tests.performance.simulation.hand_stages import Sizes, stages
 from tvm_distir.core.cost_model.constants import Constant
 from tvm_distir.core.cost_model.hardware import OuterTier
 from tvm_distir.core.cost_model.network_reader import load_network, network_names
+from tvm_distir.core.cost_model.provenance import sourced_numbers
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.cost_model.system_reader import system_names
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.interface.report.advice import advice, advice_lines
+from tvm_distir.interface.report.collect import analysis_of
 from tvm_distir.interface.report.document import to_dict
 from tvm_distir.interface.report.html import to_html
 from tvm_distir.interface.report.links import links_of
@@ -31,6 +33,7 @@ from tvm_distir.interface.report.text import to_text
 from tvm_distir.performance.simulation.critical import PathPart, critical_path
 from tvm_distir.performance.simulation.result import PipelineResult
 from tvm_distir.performance.simulation.simulator import simulate
+from tvm_distir.planning.strategies.composition import make_plan
 
 
 def test_the_largest_part_is_told_first():
@@ -104,6 +107,50 @@ def test_traffic_by_link():
     assert (inside.per, between.per) == ("device", "node")
     assert between.time_s == result.collectives[0].time_s
     assert between.rate_bytes_per_s == pytest.approx(8e9 * system.inter_node.bandwidth_per_nic_GBps)
+
+
+def _changed(system: System, name: str) -> System:
+    """Return a system with another value of a constant, or of the form of kernels."""
+    kind, _, rest = name.partition(".")
+    device = system.device
+    if kind == "kernels":
+        kernel_class, _, dtype = rest.partition(".")
+        form = device.kernel_times[kernel_class][dtype]
+        slower = replace(form, t0_us=form.t0_us + 5e4, traffic=form.traffic / 9)
+        times = {
+            name: {dtype: slower if each is form else each for dtype, each in forms.items()}
+            for name, forms in device.kernel_times.items()
+        }
+        return replace(system, device=replace(device, kernel_times=times))
+    constants = device.constants if rest in device.constants else system.constants
+    constant = constants[rest]
+    changed = {**constants, rest: replace(constant, value=constant.value * 0.7)}
+    if constants is device.constants:
+        return replace(system, device=replace(device, constants=changed))
+    return replace(system, constants=changed)
+
+
+@pytest.mark.parametrize("name", ["h100", "dgx-a100-megatron", "h100-serving"])
+@pytest.mark.parametrize("mesh", [{"dp": 1, "tp": 2}, {"dp": 16, "tp": 1}])
+def test_the_basis_names_the_numbers_that_the_step_uses(name: str, mesh: dict[str, int]) -> None:
+    """No other number changes the time; each form of kernels that is named does."""
+    system = System.load(name)
+    mod = td.zoo.gpt(size="tiny", batch=16, dtype="bfloat16")
+    step = td.train_step(mod, optimizer="adam")
+    plan = make_plan(step, "data_parallel+megatron", mesh)
+    single = td.export(td.distribute(step, plan))
+    result = simulate(single, system)
+    used = analysis_of(result, single, system, model="", command="").hardware.numbers
+    every = sourced_numbers(system)
+    names = {number.name for number in used}
+    assert names < {number.name for number in every}
+    tried = [n.name for n in every if n.name.startswith(("kernels.", "constants."))]
+    same = {
+        each for each in tried if simulate(single, _changed(system, each)).time_s == result.time_s
+    }
+    assert names.intersection(tried) >= set(tried) - same
+    assert not {each for each in same & names if each.startswith("kernels.")}
+    assert ("inter_node.nics_per_node" in names) == (mesh["dp"] == 16)
 
 
 def test_links_of_outer_tiers():
