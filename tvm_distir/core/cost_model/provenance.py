@@ -55,7 +55,7 @@ def sourced_numbers(system: Any) -> tuple[SourcedNumber, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class StepUse:
-    """What the time of a step depends on.
+    """The kernels, links and constants that the time of a step depends on.
 
     Attributes
     ----------
