@@ -15,14 +15,19 @@ from typing import Any
 
 import tvm_ffi
 
+from tvm_distir.execution.runtime.program.locks import Turn
 from tvm_distir.support import missing_extra
 
 from .packed_names import CAUSAL, TORCH_PREFIX
 
+_turn = Turn()
+"""Held while the functions are registered: the ranks of a program are threads."""
 
-@functools.cache
+
 def register_torch_kernels() -> None:
     """Register the packed functions ``tvm_distir.torch.*``, once per process.
+
+    All of them are registered when it returns, also where another thread began.
 
     Raises
     ------
@@ -32,6 +37,12 @@ def register_torch_kernels() -> None:
     if importlib.util.find_spec("torch") is None:
         problem = "the program calls kernels of PyTorch, which is not installed"
         raise missing_extra(problem, "dispatch", "torch")
+    with _turn():
+        _register()
+
+
+@functools.cache
+def _register() -> None:
     import torch
     from torch.nn.functional import pad, scaled_dot_product_attention
 

@@ -41,9 +41,10 @@ def make_machine(library: Any, device: Any = None) -> VirtualMachine:
         unknown = _UNKNOWN.search(str(err))
         if unknown is None:
             raise
-        if unknown[1].startswith(TORCH_PREFIX) and not tvm_ffi.get_global_func(unknown[1], True):
+        if unknown[1].startswith(TORCH_PREFIX):
             register_torch_kernels()
-            return make_machine(library, device)
+        if tvm_ffi.get_global_func(unknown[1], allow_missing=True) is not None:
+            return make_machine(library, device)  # registered here, or by another thread
         raise EngineError(
             "DIST0618",
             "the program calls a packed function of this name, which is not registered",
