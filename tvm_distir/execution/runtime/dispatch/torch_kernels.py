@@ -15,12 +15,11 @@ from typing import Any
 
 import tvm_ffi
 
-from tvm_distir.execution.runtime.program.locks import Turn
-from tvm_distir.support import missing_extra
+from tvm_distir.support import ForkSafeLock, missing_extra
 
 from .packed_names import CAUSAL, TORCH_PREFIX
 
-_turn = Turn()
+_turn = ForkSafeLock()
 """Held while the functions are registered: the ranks of a program are threads."""
 
 

@@ -9,12 +9,12 @@ import signal
 import sys
 from pathlib import Path
 
-from tvm_distir.execution.runtime.program.locks import Turn
+from tvm_distir.support import ForkSafeLock
 
 _PR_SET_PDEATHSIG = 1
 
 
-run_turn = Turn()
+run_turn = ForkSafeLock()
 """Held during a run: the packed functions and the environment belong to a single run at a time."""
 
 

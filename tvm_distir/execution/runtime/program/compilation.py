@@ -12,6 +12,7 @@ build for the same target.
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import tvm
@@ -19,10 +20,9 @@ from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir.schedule.schedule import ScheduleError
 
 from tvm_distir.core import kernel_passes, outline_branches, repair_kernels
-from tvm_distir.support import DistIRError, EngineError
+from tvm_distir.support import DistIRError, EngineError, ForkSafeLock
 
 from .gpu_passes import check_threads, gpu_passes
-from .locks import compile_turn
 from .targets import target_in_scope
 
 _SPATIAL, _REDUCTION = 0, 2
@@ -31,6 +31,9 @@ _ROWS = (4, 2)
 _PLANE = 2048
 """Elements of a plane of results that stay in the first-level cache."""
 _MIN_WORK = 1 << 15
+
+compile_turn = ForkSafeLock(threading.RLock)
+"""Held while this package's runtime builds or compiles IR."""
 
 
 def _extents(sch: Any, loops: list[Any]) -> list[int] | None:

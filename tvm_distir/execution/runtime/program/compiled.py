@@ -12,10 +12,9 @@ from typing import Any
 import tvm_ffi
 from tvm import ir
 
-from tvm_distir.support import EngineError
+from tvm_distir.support import EngineError, ForkSafeLock
 
-from .compilation import compile_module
-from .locks import Turn, compile_turn
+from .compilation import compile_module, compile_turn
 from .machines import Machines
 from .targets import target_in_scope
 
@@ -44,7 +43,7 @@ class _ModuleMap:
         self._entries: collections.OrderedDict[Key, list[tuple[ir.IRModule, Any]]] = (
             collections.OrderedDict()
         )
-        self._turn = Turn()
+        self._turn = ForkSafeLock()
 
     def find(self, mod: ir.IRModule) -> Any:
         """Return the value remembered for a module; None for an unknown module."""

@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .locks import Turn
+from tvm_distir.support import ForkSafeLock
 
-_turn = Turn()
+_turn = ForkSafeLock()
 
 THREADS_VARIABLE = "TVM_NUM_THREADS"
 """Environment variable that TVM reads when a thread calls its first parallel kernel."""

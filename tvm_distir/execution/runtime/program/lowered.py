@@ -22,13 +22,12 @@ from tvm_distir.transforms import DonateInputs, ExpandSchedule
 from .async_calls import split_starts
 from .axis_table import AxisTable
 from .communication import Communication, communication_of
-from .compilation import compile_module
+from .compilation import compile_module, compile_turn
 from .compiled import LibraryCache
 from .dist_io import entries
 from .groups import axis_table
 from .io_layout import EntryFunction
 from .linking import export_library, find_compiler
-from .locks import compile_turn
 from .targets import target_in_scope
 
 _LIBRARIES = LibraryCache(64)

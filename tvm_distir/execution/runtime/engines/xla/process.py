@@ -20,8 +20,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.execution.runtime.program.locks import Turn
-from tvm_distir.support import DependencyError, EngineError, missing_extra
+from tvm_distir.support import DependencyError, EngineError, ForkSafeLock, missing_extra
 
 Array = npt.NDArray[Any]
 _HIDDEN = ("PYTHONPATH", "PYTHONHOME")
@@ -30,7 +29,7 @@ _PART = 1 << 16
 TIMEOUT_S = 600.0
 """The time that the process may take to start, and to compile and run a program."""
 _RUNNING: dict[tuple[str, int], XlaProcess] = {}
-process_turn = Turn()
+process_turn = ForkSafeLock()
 """Held while a thread asks a process, which answers questions in sequence. A process for each
 thread would hold several hundred MB."""
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Turn:
+class ForkSafeLock:
     """A lock that is free in a forked child.
 
     A child holds copies of the locks of its parent, and not the threads that would release them.
@@ -36,7 +36,3 @@ class Turn:
         """Hold the lock for a block."""
         with self._lock:  # the lock that is released, even if the block forks
             yield
-
-
-compile_turn = Turn(threading.RLock)
-"""Held while this package's runtime builds or compiles IR."""
