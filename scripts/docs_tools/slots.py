@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # tvm_distir of this checkout
+_ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(_ROOT), str(_ROOT / "python")]  # tvm_distir of this checkout, and tests
 
 
 def rewrite_pages(
