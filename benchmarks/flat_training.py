@@ -59,7 +59,7 @@ def our_step() -> ir.IRModule:
     """GPT-2's layers with AdamW, all in one function."""
     sizes = {"size": "gpt2", "layers": str(LAYERS), "heads": "16", "hidden": "1024", "batch": "8"}
     step = td.train_step(td.zoo.build("gpt", sizes), optimizer="adamw")
-    return td.transform.InlinePrivateFunctions()(step)
+    return td.transforms.InlinePrivateFunctions()(step)
 
 
 def torch_model() -> tuple[Any, Any]:
@@ -162,7 +162,7 @@ def measured(
 
     def plan(system: str | None) -> None:
         try:
-            td.strategy.make_plan(mod, text, mesh, system)
+            td.planning.make_plan(mod, text, mesh, system)
         except DistIRError as error:
             messages.add(error.code)
 

@@ -51,7 +51,7 @@ def main() -> None:
     """Print the rows."""
     for title, model, mesh, options, before in CASES:
         step = td.train_step(td.zoo.gpt(**model), optimizer="adam", **options)
-        plan = td.strategy.make_plan(step, f"{before}zero", mesh)
+        plan = td.planning.make_plan(step, f"{before}zero", mesh)
         mod = td.distribute(step, plan, system=SYSTEM, bucket_bytes=0, ahead_bytes=0)
         schedule = ScheduleCollectives(SYSTEM, activations=False)
         within = schedule(SplitCollectives()(BucketReductions()(mod)))

@@ -48,8 +48,8 @@ def train(layers: int, nested: bool) -> tuple[ir.IRModule, Plan]:
 
 def measures(mod: ir.IRModule, plan: Plan) -> list[Callable[[], float]]:
     """Return the measures of deciding, of the whole propagation, and of what follows it."""
-    annotated = td.transform.AnnotateSharding(plan)(mod)
-    run = td.transform.PropagateSharding()
+    annotated = td.transforms.AnnotateSharding(plan)(mod)
+    run = td.transforms.PropagateSharding()
     distributed = run(annotated)
     return [
         lambda: cpu_seconds(lambda: propagate(annotated)),

@@ -27,7 +27,7 @@ DEVICE_LAYERS = 100
 
 def ours(mod: ir.IRModule) -> ir.IRModule:
     """Decide and rewrite with tvm_distir."""
-    return td.transform.PropagateSharding()(mod)
+    return td.transforms.PropagateSharding()(mod)
 
 
 def theirs(mod: ir.IRModule) -> ir.IRModule:

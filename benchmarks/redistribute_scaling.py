@@ -84,7 +84,7 @@ def main() -> None:
 
             def legalize(mod: ir.IRModule = mod) -> float:
                 bounds_of.cache_clear()  # or a round would find what the one before it computed
-                return cpu_seconds(lambda: td.transform.LegalizeRedistribute()(mod))
+                return cpu_seconds(lambda: td.transforms.LegalizeRedistribute()(mod))
 
             (seconds,) = interleaved([legalize], arguments.repeat)
             rows.append([title, f"{size:,}", ms(seconds), f"{1e6 * seconds / size:.0f}"])

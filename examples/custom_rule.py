@@ -13,8 +13,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_distir as td
-from tvm_distir.ops import CallShape, Draft, register_sharding_rule
-from tvm_distir.ops.local import LocalCall
+from tvm_distir.core.ops import CallShape, Draft, register_sharding_rule
+from tvm_distir.core.ops.local import LocalCall
 
 
 @I.ir_module

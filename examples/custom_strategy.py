@@ -10,8 +10,8 @@ from __future__ import annotations
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir.plan import MeshSpec, Plan, PlanRule
-from tvm_distir.strategy import plan_maker
+from tvm_distir.core.plan import MeshSpec, Plan, PlanRule
+from tvm_distir.planning.strategies import plan_maker
 
 
 @plan_maker
@@ -37,7 +37,7 @@ def main() -> None:
     """Compare the two ways to shard the table on a DGX A100."""
     mod = td.zoo.gpt(size="tiny")
     mesh = {"dp": 2, "tp": 2}
-    data = td.strategy.make_plan(mod, "data_parallel", mesh)
+    data = td.planning.make_plan(mod, "data_parallel", mesh)
     for dim in (0, 1):
         table = sharded_embedding(mod, data.meshes[0], dim=dim)
         rules = [rule for rule in data.rules if rule.name != "wte.weight"]

@@ -21,14 +21,14 @@ def main() -> None:
     )
     explicit = tvm.transform.Sequential(
         [
-            td.transform.AnnotateSharding(plan),
-            td.transform.PropagateSharding(),
-            td.transform.LegalizeRedistribute(),
-            td.transform.OptimizeCollectives(),
+            td.transforms.AnnotateSharding(plan),
+            td.transforms.PropagateSharding(),
+            td.transforms.LegalizeRedistribute(),
+            td.transforms.OptimizeCollectives(),
         ]
     )(mod)
     td.show(explicit)  # every collective, and P for partial sums
-    local = td.transform.LowerDistIR()(explicit)
+    local = td.transforms.LowerDistIR()(explicit)
     td.show(local)  # what each device runs
     td.verify(mod, plan, engine="threads").check()
     print("verified: the devices compute what the module computes")

@@ -30,7 +30,7 @@ def main() -> None:
     inputs["pages"] = np.arange(inputs["pages"].size, dtype="int32").reshape(inputs["pages"].shape)
     texts = {}
     for mesh in ({"tp": 1}, {"tp": 2}):
-        local = td.distribute(mod, td.strategy.make_plan(mod, "megatron", mesh))
+        local = td.distribute(mod, td.planning.make_plan(mod, "megatron", mesh))
         state = {**inputs, **{name: np.zeros_like(inputs[name]) for name in caches}}
         state["input_ids"] = np.ones((REQUESTS, 1), dtype="int32")
         text = []

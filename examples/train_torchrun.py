@@ -20,7 +20,7 @@ def main() -> None:
     distributed.init_process_group("gloo")
     mod = td.zoo.mlp(layers=2, hidden=16, batch=8)
     step = td.train_step(mod, loss="mse", optimizer="sgd", rate=0.2)
-    plan = td.strategy.make_plan(step, "tensor_parallel", {"tp": distributed.get_world_size()})
+    plan = td.planning.make_plan(step, "tensor_parallel", {"tp": distributed.get_world_size()})
     local = td.distribute(step, plan)
     rng = np.random.default_rng(0)
     shapes = [tuple(int(n) for n in param.ty.shape.values) for param in step["main"].params]

@@ -94,10 +94,10 @@ def pipeline() -> tvm.transform.Sequential:
     """From annotations to one program per mesh."""
     return tvm.transform.Sequential(
         [
-            td.transform.PropagateSharding(),
-            td.transform.LegalizeRedistribute(),
-            td.transform.OptimizeCollectives(),
-            td.transform.LowerDistIR(),
+            td.transforms.PropagateSharding(),
+            td.transforms.LegalizeRedistribute(),
+            td.transforms.OptimizeCollectives(),
+            td.transforms.LowerDistIR(),
         ]
     )
 
@@ -105,7 +105,7 @@ def pipeline() -> tvm.transform.Sequential:
 def main() -> None:
     """Print the distributed module and compare two workers with one device."""
     mod = annotated()
-    distributed = td.transform.PropagateSharding()(mod)
+    distributed = td.transforms.PropagateSharding()(mod)
     print(distributed.script())
     lowered = pipeline()(mod)
     print(lowered.script())

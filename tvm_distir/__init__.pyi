@@ -1,6 +1,13 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from . import core as core
+from . import execution as execution
+from . import models as models
+from . import performance as performance
+from . import planning as planning
+from . import support as support
+from . import transforms as transforms
 from .core.cost_model.system import System as System
 from .core.ir.mesh import device_mesh as device_mesh
 from .core.plan.partition_spec import P as P
@@ -18,6 +25,7 @@ from .execution.runtime.program.sharded import ShardedArray as ShardedArray
 from .execution.runtime.program.timing import measure as measure
 from .execution.verification.verifying import verify as verify
 from .interface.analysis import analyze as analyze
+from .interface.explain.explainer import explain as explain
 from .interface.explain.shard_map import visualize as visualize
 from .interface.ir_display import show as show
 from .interface.report.comparison import compare as compare

@@ -1,7 +1,7 @@
 // Licensed under the Apache License, Version 2.0; see LICENSE.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Errors of the tree that tvm_distir.errors gives. Their fields are data on every way they go.
+// Errors of the tree that tvm_distir.support.errors gives. Their fields are data on every way they go.
 
 #ifndef TVM_DISTIR_PASSES_REFUSE_H_
 #define TVM_DISTIR_PASSES_REFUSE_H_
@@ -26,7 +26,7 @@ struct Fault {
 // The fields that came with an error, or its text.
 Fault FaultOf(const tvm::ffi::Error& error);
 
-// Throws the EngineError of tvm_distir.errors.
+// Throws the EngineError of tvm_distir.support.errors.
 [[noreturn]] void Refuse(const std::string& code, const std::string& place, const std::string& what,
                          const std::string& remedy);
 

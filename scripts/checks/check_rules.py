@@ -4,7 +4,7 @@
 """Validate the sharding rules of this checkout by execution: every op, every case, every placement.
 
 Usage: scripts/checks/check_rules.py [WORD ...] [--op NAME] [--missing] [--lowered]
-As ``python -m tvm_distir.ops.validate``, on the sources beside this script whatever
+As ``python -m tvm_distir.execution.rule_validation``, on the sources beside this script whatever
 else is installed. With --lowered each sharded call is also lowered by the passes and run on virtual
 devices (minutes). Prints "N ops, M cases, ..., W wrong"; exits 1 when something is wrong.
 """

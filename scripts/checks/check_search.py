@@ -126,7 +126,7 @@ def models() -> int:
         if trained:
             mod = td.train_step(mod, **ADAM)
         spec, system = MeshSpec("mesh0", mesh), QUICK
-        labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), system)
+        labeller = Labeller(td.transforms.AnnotateSharding(Plan((spec,)))(mod), system)
         net = labeller.net("main")
         tables, problem = labeller.tables, Problem(net.domains, net.factors)
         started = time.process_time()
@@ -188,7 +188,7 @@ def executed(count: int) -> int:
             schedule = result.plan.schedule
             model = make(batch // (schedule.micro_batches if schedule else 1))
             step = td.train_step(model, schedule=schedule, **ADAM)
-            plan = td.strategy.with_updates(step, result.plan)
+            plan = td.planning.with_updates(step, result.plan)
             report = td.verify(step, plan, engine="threads")
             number = sum(each.count for each in report.collectives)
             done, sent, wrong = done + bool(number), sent + number, wrong + (not report.equal)

@@ -63,7 +63,7 @@ def main() -> int:
                 mod = td.train_step(mod, optimizer="adam")
             for text in STRATEGIES:
                 try:
-                    plan = weights_of(mod, td.strategy.make_plan(mod, text, mesh, system))
+                    plan = weights_of(mod, td.planning.make_plan(mod, text, mesh, system))
                 except DistIRError:  # no strategy is for every model
                     continue
                 best = td.auto_shard(mod, mesh, system, fixed=plan, gap=0.0005).distribute()

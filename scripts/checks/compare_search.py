@@ -86,7 +86,7 @@ def best_strategy(mod: object, devices: int, system: td.System) -> tuple[float, 
             if mesh["dp"] == 1 and "zero" in text:
                 continue
             try:
-                plan = td.strategy.make_plan(mod, text, mesh, system)
+                plan = td.planning.make_plan(mod, text, mesh, system)
                 result = td.simulate(td.export(td.distribute(mod, plan, system=system)), system)
             except DistIRError:  # no strategy is for every model
                 continue

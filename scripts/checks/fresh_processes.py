@@ -24,7 +24,7 @@ import sys; sys.path.insert(0, {str(EXAMPLES)!r})
 import two_meshes
 import tvm_distir as td
 mod = two_meshes.annotated()
-print(td.transform.PropagateSharding()(mod).script(show_meta=True))
+print(td.transforms.PropagateSharding()(mod).script(show_meta=True))
 print(two_meshes.pipeline()(mod).script(show_meta=True))
 """
 
@@ -34,9 +34,9 @@ import tvm_distir as td
 spec, strategy, mesh, batch = sys.argv[1:5]
 axes = {k: int(v) for k, v in (pair.split("=") for pair in mesh.split(","))}
 mod = td.load_model(spec, batch=int(batch) or None).mod
-plan = td.strategy.make_plan(mod, strategy, axes)
-annotated = td.transform.AnnotateSharding(plan)(mod)
-print(td.transform.PropagateSharding()(annotated).script(show_meta=True))
+plan = td.planning.make_plan(mod, strategy, axes)
+annotated = td.transforms.AnnotateSharding(plan)(mod)
+print(td.transforms.PropagateSharding()(annotated).script(show_meta=True))
 print(td.distribute(mod, plan).script(show_meta=True))
 """
 

@@ -170,7 +170,7 @@ def _prepared(case: Case, folder: Path, target: str) -> dict[str, Any]:
 
     mod = td.load_model(case.model).mod
     step = td.train_step(mod, optimizer="adamw") if case.train else mod
-    plan = td.strategy.make_plan(step, "data_parallel", {"dp": 1})
+    plan = td.planning.make_plan(step, "data_parallel", {"dp": 1})
     dist = td.distribute(step, plan)
     deployed = td.deploy(dist, folder / case.name, target=target, dispatch=case.dispatch)
     predicted = {profile: td.simulate(dist, SYSTEM, kernels=profile).time_s for profile in PROFILES}

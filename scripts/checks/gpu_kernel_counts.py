@@ -41,7 +41,7 @@ def compiled(model: str, plan: str, mesh: dict[str, int], target: str, train: bo
     """Return a compiled program."""
     mod = td.load_model(model).mod
     mod = td.train_step(mod, optimizer="adamw") if train else mod
-    return td.compile(td.distribute(mod, td.strategy.make_plan(mod, plan, mesh)), target=target)
+    return td.compile(td.distribute(mod, td.planning.make_plan(mod, plan, mesh)), target=target)
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
             begun_s = time.process_time()
             try:
                 program = compiled(model.format(dtype), plan, mesh, options.target, "step" in name)
-            except td.errors.DistIRError as error:
+            except td.support.DistIRError as error:
                 print(f"| {name} | {dtype} | {error} | | |", flush=True)
                 failed += 1
                 continue

@@ -103,7 +103,7 @@ def _torch_index(index: int) -> bool:
     model = torch.nn.Sequential(table).eval()
     exported = torch.export.export(model, (torch.zeros(4, 8, dtype=torch.int64),))
     mod = td.from_exported_program(exported)
-    dist = td.distribute(mod, td.strategy.make_plan(mod, "tensor_parallel", {"tp": 2}))
+    dist = td.distribute(mod, td.planning.make_plan(mod, "tensor_parallel", {"tp": 2}))
     ids = np.zeros((4, 8), np.int64)
     ids[0, 0] = index
     td.run(dist, [ids, table.weight.detach().numpy()], engine="virtual")

@@ -54,7 +54,7 @@ def compare_all(process: int, port: int, folder: Path, names: list[str]) -> None
             matches: float | str = difference(
                 td.run(dist, inputs, engine="xla"), expected, HALF_TOLERANCE
             )
-        except td.errors.DistIRError as error:
+        except td.support.DistIRError as error:
             matches = str(error)
         print(json.dumps({"name": name, "process": process, "found": matches}), flush=True)
 

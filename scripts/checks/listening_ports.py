@@ -21,7 +21,7 @@ PROGRAM = """
 import sys
 import tvm_distir as td
 mod = td.zoo.gpt(size="tiny", layers=4)
-dist = td.distribute(mod, td.strategy.make_plan(mod, "megatron", {"tp": 2}))
+dist = td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": 2}))
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 inputs = draw_inputs(mod, seed=0)
 for _ in range(3):

@@ -62,7 +62,7 @@ UNSAID = (STATIONARY_ATTR, OPEN_AXES_ATTR, PARTIAL_ATTR)
 def levels(name: str) -> Iterator[tuple[int, Any]]:
     """A model at all levels."""
     mod = td.zoo.build(name, SIZES.get(name, {"size": "tiny", "batch": "4"}))
-    plan = td.strategy.make_plan(mod, "data_parallel+tensor_parallel", MESH)
+    plan = td.planning.make_plan(mod, "data_parallel+tensor_parallel", MESH)
     annotated = transform.AnnotateSharding(plan)(mod)
     placed = transform.PropagateSharding()(annotated)
     yield from ((1, mod), (2, annotated), (3, placed))

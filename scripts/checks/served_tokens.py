@@ -45,7 +45,7 @@ class Steps:
             keys = f"entry=serve,batch={batch},seq={seq},past={COLUMNS * PAGE - seq}"
             keys += f",pools={self.pools}"
             mod = td.load_model(f"{self.model},{keys},page={PAGE},pages={PAGES}").mod
-            plan = td.strategy.make_plan(mod, self.strategy, self.mesh)
+            plan = td.planning.make_plan(mod, self.strategy, self.mesh)
             names = [str(name) for name in mod["main"].attrs["dist.param_names"]]
             self.known[batch, seq] = mod, td.distribute(mod, plan), names
         return self.known[batch, seq]
@@ -135,7 +135,7 @@ def alone(model: str, prompts: list, weights: dict) -> list[list[int]]:
 
     seq = COLUMNS * PAGE
     mod = td.load_model(f"{model},batch={len(prompts)},seq={seq}").mod
-    local = td.distribute(mod, td.strategy.make_plan(mod, "data_parallel", {"dp": 1}))
+    local = td.distribute(mod, td.planning.make_plan(mod, "data_parallel", {"dp": 1}))
     names = [str(name) for name in mod["main"].attrs["dist.param_names"]]
     ids = np.zeros((len(prompts), seq), np.int32)
     for row, prompt in zip(ids, prompts, strict=True):

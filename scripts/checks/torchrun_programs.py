@@ -102,7 +102,7 @@ def serve_all(folder: Path) -> None:
             engine = TorchEngine(TIMEOUT_S, reduce, check=reduce == "ordered")
             try:
                 results = program.run(inputs, engine=engine)
-            except td.errors.DistIRError as error:
+            except td.support.DistIRError as error:
                 row[reduce] = str(error)
                 continue
             same = all(same_bits(a, b) for a, b in zip(results, expected, strict=True))

@@ -42,6 +42,7 @@ import numpy as np
 import tvm_distir as td
 from tvm_distir.core import plain_name
 from tvm_distir.execution.deployment.step_state import StepState, state_of
+from tvm_distir.execution.runtime import Reference
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
@@ -84,7 +85,7 @@ def train(run: Any, inputs: list[Any], state: StepState, data: Any, every: int) 
 def command(count: int, folder: Path, data: Path, out: Path, *words: Any) -> list[str]:
     """Return the command that serves a folder in a job of torchrun."""
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    job += [f"--nproc-per-node={count}", "-m", "tvm_distir.serve", str(folder)]
+    job += [f"--nproc-per-node={count}", "-m", "tvm_distir_command", "serve", str(folder)]
     return [*job, "--steps", str(data), "-o", str(out), "--timeout-s", "120", *map(str, words)]
 
 
@@ -198,7 +199,7 @@ def run(folder: Path, steps: int, every: int) -> int:
     def trained(call: Callable[[list[Any]], Any]) -> Training:
         return train(call, inputs, state, data, every)
 
-    alone = once(folder / "alone.pickle", lambda: trained(td.runtime.Reference(mod).run))
+    alone = once(folder / "alone.pickle", lambda: trained(Reference(mod).run))
     program = td.load(folder / "four")
     every_input = [port.name for _, port in sorted(ports.items())]
     virtual = once(

@@ -114,9 +114,9 @@ class Host:
         shutil.copy(folder / "steps.npz", self.folder)
 
     def words(self, *more: str) -> list[str]:
-        """The arguments of ``tvm_distir.serve``."""
+        """The arguments of ``tvm-distir serve``."""
         return [
-            *("-m", "tvm_distir.serve", str(self.folder / "served")),
+            *("-m", "tvm_distir_command", "serve", str(self.folder / "served")),
             *("--steps", str(self.folder / "steps.npz")),
             *("--checkpoints", str(self.folder / "kept"), "-o", str(self.folder / "y.npz")),
             *more,
@@ -195,7 +195,7 @@ def host_sockets(name: str) -> Iterator[tuple[str, str]]:
         except OSError:  # it has ended
             continue
         mine = {key: sockets[key] for key in ports_of.open_sockets(int(pid)) & sockets.keys()}
-        is_rank = "tvm_distir.serve" in words and "torch.distributed.run" not in words
+        is_rank = "tvm_distir_command" in words and "torch.distributed.run" not in words
         if not is_rank or not Path(words[0]).name.startswith("python"):
             inherited |= mine.keys()
         held |= mine

@@ -209,7 +209,7 @@ def main() -> int:
         count += 1
         try:
             cells, good = row(case, case.run and not args.no_run, engine)
-        except td.errors.DistIRError as error:
+        except td.support.DistIRError as error:
             cells, good = [case.model, case.strategy, str(case.mesh), f"ERROR {error}"], False
         print(f"| {' | '.join(cells)} |", flush=True)
         wrong += [] if good else [f"{case.model} {case.strategy} {case.mesh}"]

@@ -155,7 +155,7 @@ def main() -> int:
         start = time.perf_counter()
         try:
             apart = difference(case, args.engine)
-        except td.errors.DistIRError as error:
+        except td.support.DistIRError as error:
             print(f"{case.text}: REFUSED {error}", flush=True)
             wrong.append(case)
             continue

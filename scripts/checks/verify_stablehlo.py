@@ -69,7 +69,7 @@ def planned(mod: Any) -> Any:
         axes = {k: n for k, n in _MESH.items() if k == "dp" or "tensor" in name}
         axes = {k: n for k, n in axes.items() if k == "tp" or "data" in name}
         try:
-            plan = td.strategy.make_plan(mod, name, axes)
+            plan = td.planning.make_plan(mod, name, axes)
             transform.AnnotateSharding(plan)(mod)
             return plan
         except DistIRError:

@@ -126,7 +126,7 @@ def write_files(folder: Path) -> None:
     small = dict(hidden=64, heads=8, vocab=512, positions=64)
     onnx.save(gpt2.build(**small, batch=8), str(folder / "model.onnx"))
     onnx.save(gpt2.build(**small, batch=8), str(folder / "resnet50.onnx"))
-    named = td.frontend.load_weights(str(folder / "model.onnx"))
+    named = td.models.load_weights(str(folder / "model.onnx"))
     described = {n: (tuple(w.shape), str(w.dtype)) for n, w in named.items()}
     safetensors.write(folder / "model.safetensors", described, named.__getitem__)
     graph = onnx.helper.make_graph(

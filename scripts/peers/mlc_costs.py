@@ -58,7 +58,7 @@ def distributed(preset: str, entry: str, local: bool) -> ir.IRModule:
     alone = td.bind_dims(alone, {name: n for name, n in sizes.items() if name in known})
     if local:
         return td.from_ccl((alone, params), DEVICES)
-    return td.distribute(alone, td.strategy.make_plan(alone, "megatron", {"tp": DEVICES}))
+    return td.distribute(alone, td.planning.make_plan(alone, "megatron", {"tp": DEVICES}))
 
 
 def main() -> int:

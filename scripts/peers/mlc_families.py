@@ -37,7 +37,7 @@ from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir.core import all_bindings, creates_cache, keep_entry, static_shape
-from tvm_distir.errors import DistIRError
+from tvm_distir.support.errors import DistIRError
 
 FAMILIES = (
     *("llama", "mistral", "gemma", "gemma2", "gpt2", "phi", "qwen2", "qwen3", "gpt_neox"),
@@ -273,7 +273,7 @@ class Comparison:
         axis = "dp" if strategy.startswith("data") else "tp"
         dist = self.programs.get(strategy)
         if dist is None:
-            plan = td.strategy.make_plan(self.source, strategy, {axis: DEVICES})
+            plan = td.planning.make_plan(self.source, strategy, {axis: DEVICES})
             dist = self.programs[strategy] = td.distribute(self.source, plan)
         text = dist.script()
         heads = self._divided_by(dist)

@@ -192,7 +192,7 @@ def analyse(path: Path, single: Export) -> dict[str, Any]:
     mod = td.load_model(str(path), dims=single.sizes).mod
     weights = len(mod["main"].params) - len(single.inputs)
     nameless = [str(p.name) for p in mod["main"].params if re.match(r"val_\d+", str(p.name))]
-    mod = td.transform.OutlineRepeatedLayers()(mod)
+    mod = td.transforms.OutlineRepeatedLayers()(mod)
     layers = {
         str(gv.name_hint): sum(
             isinstance(getattr(b.value, "op", None), type(gv)) and b.value.op == gv
@@ -209,7 +209,7 @@ def analyse(path: Path, single: Export) -> dict[str, Any]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                plan = td.strategy.make_plan(mod, strategy, mesh, SYSTEM)
+                plan = td.planning.make_plan(mod, strategy, mesh, SYSTEM)
                 local = td.distribute(mod, plan, system=SYSTEM)
                 result = td.simulate(td.export(local), SYSTEM)
                 steps[strategy] = {

@@ -41,7 +41,7 @@ class DropIn:
             raise AssertionError("a stock pass was called")
 
         for name in REPLACED:
-            setattr(stock, name, self.counted(name, getattr(td.transform, name)))
+            setattr(stock, name, self.counted(name, getattr(td.transforms, name)))
             if not hasattr(_ffi_api, name):
                 raise RuntimeError(f"TVM has no native {name}: nothing would be replaced")
             setattr(_ffi_api, name, refuse)

@@ -70,7 +70,7 @@ def judge(name: str, form: str, plans: bool) -> tuple[bool, list[str]]:
     start_s = time.process_time()
     flat = td.from_exported_program(source)
     took_s = time.process_time() - start_s
-    mod = td.transform.OutlineRepeatedLayers()(flat)
+    mod = td.transforms.OutlineRepeatedLayers()(flat)
     weights = load_weights(source)
     names = [str(n) for n in flat["main"].attrs["dist.param_names"]][len(values) :]
     inputs = [value.numpy() for value in values] + [weights[n] for n in names]
@@ -80,7 +80,7 @@ def judge(name: str, form: str, plans: bool) -> tuple[bool, list[str]]:
     good, verdicts = error <= TOLERANCE, []
     for text, mesh in PLANS.items() if plans else ():
         try:
-            plan = td.strategy.make_plan(mod, text, mesh)
+            plan = td.planning.make_plan(mod, text, mesh)
             equal = td.verify(mod, plan, inputs=inputs, locate=False).equal
             verdicts.append("equal" if equal else "DIFFERS")
         except DistIRError as fault:

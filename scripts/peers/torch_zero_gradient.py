@@ -81,7 +81,7 @@ def main() -> int:
 
     with tvm.target.Target(QUICK):
         ours = dict(zip(targets, Reference(mod).run(inputs), strict=True))
-        plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+        plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
         report = td.verify(mod, plan, inputs=inputs, locate=False)
     print("gradient | largest, float64 | torch, apart from it | ours | ours from torch")
     worst = 0.0

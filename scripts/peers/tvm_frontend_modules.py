@@ -54,7 +54,7 @@ from tvm_distir.core import (
     param_names,
     static_shape,
 )
-from tvm_distir.errors import DistIRError
+from tvm_distir.support.errors import DistIRError
 
 IMPORTERS = {
     "tvm.relax.frontend.torch": ("from_exported_program", "from_fx"),
@@ -200,7 +200,7 @@ def verified(mod: ir.IRModule, entry: str, strategy: str) -> Outcome:
             if plan is None:
                 return Outcome(stage, "not applicable", "", "no input has an even dim")
         else:
-            plan = td.strategy.make_plan(mod, strategy, STRATEGIES[strategy])
+            plan = td.planning.make_plan(mod, strategy, STRATEGIES[strategy])
         dist = td.distribute(mod, plan)
         td.simulate(td.export(dist), td.System.load("dgx-a100"))
         td.verify(mod, plan, engine="virtual", locate=False, dist=dist).check()

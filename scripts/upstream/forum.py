@@ -70,8 +70,8 @@ def main() -> int:
     import tvm_distir as td
 
     nested = two_meshes.annotated()
-    flat = td.transform.InlinePrivateFunctions()(nested)
-    ours = td.transform.PropagateSharding()(flat)
+    flat = td.transforms.InlinePrivateFunctions()(nested)
+    ours = td.transforms.PropagateSharding()(flat)
     (refused, *more), _ = ask_stock(nested)
     print("TVM's PropagateSharding, calls of a private function:", refused, *more, sep="\n")
     (inputs, *more), behind = ask_stock(flat)

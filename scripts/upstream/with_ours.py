@@ -38,7 +38,7 @@ def _execute(mod: ir.IRModule, inputs: Sequence[np.ndarray], result: Any) -> np.
     import tvm_distir as td
 
     if any(isinstance(p.ty, DTensorType) for p in mod["main"].params):
-        mod = td.transform.LowerDistIR()(mod)
+        mod = td.transforms.LowerDistIR()(mod)
     (observed,) = td.run(mod, list(inputs), engine="virtual")
     return observed
 
@@ -55,6 +55,6 @@ def pytest_configure() -> None:
         if not hasattr(_ffi_api, name):
             raise RuntimeError(f"TVM has no native {name}: nothing would be replaced")
         setattr(_ffi_api, name, _refuse)
-        setattr(stock, name, getattr(td.transform, name, _nothing))
+        setattr(stock, name, getattr(td.transforms, name, _nothing))
     virtual_workers.execute = _execute
     virtual_workers.build = compile_module

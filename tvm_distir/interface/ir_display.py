@@ -82,7 +82,7 @@ def show(mod: ir.IRModule, style: str | None = None) -> None:
 
     Examples
     --------
-    >>> td.show(td.transform.LegalizeRedistribute()(mod))
+    >>> td.show(td.transforms.LegalizeRedistribute()(mod))
     ...
     h_terms: R.DTensor((16, 64), "float32", "mesh0", "dp: S[0], tp: P") = R.matmul(x, w)
     h: R.DTensor((16, 64), "float32", "mesh0", "dp: S[0], tp: R") = R.dist.all_reduce(h_terms,

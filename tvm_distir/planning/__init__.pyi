@@ -20,9 +20,12 @@ from .serving.serving_search import ServingSearchResult as ServingSearchResult
 from .serving.serving_search import search_serving as search_serving
 from .serving.surface import Surface as Surface
 from .serving.workload import Workload as Workload
+from .strategies.composition import compose as compose
 from .strategies.composition import make_plan as make_plan
+from .strategies.memory_fit import fitted as fitted
 from .strategies.registry import find_strategy as find_strategy
 from .strategies.registry import parse as parse
 from .strategies.registry import strategy_names as strategy_names
+from .strategies.training_parts import with_updates as with_updates
 from .study import Study as Study
 from .sweep.sweep_driver import sweep as sweep

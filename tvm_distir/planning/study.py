@@ -100,7 +100,7 @@ class Study:
         The options, as :func:`tvm_distir.simulate` takes them.
     attention : str, optional
         ``fused``: softmax attention that is written out becomes a single op
-        (:func:`tvm_distir.transform.FuseAttention`); ``written``: it stays; None: as the kernel
+        (:func:`tvm_distir.transforms.FuseAttention`); ``written``: it stays; None: as the kernel
         profile of the system says.
     levels : dict, optional
         Receives the module after each pass, by the name of the pass.

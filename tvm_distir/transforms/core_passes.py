@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Re-export the core passes as part of the public names of :mod:`tvm_distir.transform`."""
+"""Re-export the core passes as part of the public names of :mod:`tvm_distir.transforms`."""
 
 from __future__ import annotations
 

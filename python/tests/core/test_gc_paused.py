@@ -11,6 +11,7 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.core.rewriting.collector import gc_paused
+from tvm_distir.planning.strategies import zero
 
 
 def test_the_last_of_nested_and_concurrent_pauses_ends_it() -> None:
@@ -54,7 +55,7 @@ def test_the_collector_pauses_for_python_callers_too() -> None:
         mod = td.zoo.gpt(size="tiny", layers=24)
         runs.clear()
         step = td.train_step(mod)
-        program = td.export(td.distribute(step, td.strategy.zero(step, {"dp": 2})))
+        program = td.export(td.distribute(step, zero(step, {"dp": 2})))
         td.simulate(program, "h100")
     finally:
         gc.callbacks.pop()

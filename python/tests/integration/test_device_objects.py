@@ -18,8 +18,8 @@ from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir.core.rewriting.entries import keep_entry
-from tvm_distir.errors import EngineError, ModelError, PlanError, PropagationError
 from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.support.errors import EngineError, ModelError, PlanError, PropagationError
 
 HEADS, KEYS, SIZE, LAYERS, WIDTH, TOKENS = 4, 2, 16, 2, 64, 5
 STEPS = 10
@@ -191,7 +191,7 @@ def begin(caches: td.DeviceObjects, tokens: int) -> None:
 def test_prefill_and_decode_by_heads(engine: str, normalizes: bool) -> None:
     """Prefill and ten decode steps on two devices give what one device gives."""
     mod = decoder(normalizes)
-    plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
     dist = td.distribute(mod, plan)
     assert dist["decode"].script().count("R.dist.all_reduce(") == 2 * LAYERS
     assert f"R.Tensor(({TOKENS}, {HEADS // 2}, {SIZE})" in dist["prefill"].script()
@@ -220,7 +220,7 @@ def test_replicated_heads_and_sharded_outputs() -> None:
 def test_objects_that_do_not_fit() -> None:
     """An array for an object, a device without one, and engines of other processes are refused."""
     mod = keep_entry(decoder(), "decode")
-    dist = td.distribute(mod, td.strategy.make_plan(mod, "megatron", {"tp": 2}))
+    dist = td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": 2}))
     x = inputs()[1]
     with pytest.raises(EngineError, match=r"DIST0602.*td.DeviceObjects"):
         td.run(dist, [x, x, *weights()], "virtual")
@@ -239,7 +239,7 @@ def test_objects_that_do_not_fit() -> None:
 def test_interleaved_heads_have_to_be_divided() -> None:
     """Fused weights that lie on more devices than divide the heads are refused by name."""
     mod = keep_entry(decoder(), "decode")
-    plan = td.strategy.make_plan(mod, "megatron", {"tp": 2}).to_dict()
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2}).to_dict()
     plan["rules"].append({"value": "*reshape*", "placement": "R"})
     with pytest.raises(PropagationError, match=r"DIST0405.*interleaved for 2 devices"):
         td.distribute(mod, plan)
@@ -259,7 +259,7 @@ def test_created_caches_have_the_heads_of_a_device() -> None:
         builder.emit_func_output(builder.emit(call, "cache"))
     created = builder.get()
     create[ir.GlobalVar("create")] = created["create"]
-    plan = td.strategy.make_plan(create, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(create, "megatron", {"tp": 2})
     text = td.distribute(create, plan)["create"].script()
     assert f"{LAYERS}, {HEADS // 2}, {KEYS // 2}, {SIZE}, {SIZE}" in text
     rule = {"value": "cache", "function": "create", "placement": "S[1]"}
@@ -288,7 +288,7 @@ def test_effects_pass_through(strategy: str) -> None:
     spec = {"forward": {"x": nn.spec.Tensor([4, 8], "float32")}}
     mod, _ = Block().export_tvm(spec, debug=True)[:2]
     axis = "dp" if strategy == "data_parallel" else "tp"
-    dist = td.distribute(mod, td.strategy.make_plan(mod, strategy, {axis: 2}))
+    dist = td.distribute(mod, td.planning.make_plan(mod, strategy, {axis: 2}))
     rng = np.random.default_rng(0)
     shapes = [(4, 8), (16, 8), (16,), (8, 16), (8,)]
     x, *weights = [rng.standard_normal(shape).astype("float32") for shape in shapes]

@@ -15,9 +15,9 @@ import pytest
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir.errors import ModelError
 from tvm_distir.models.onnx import gpt2
 from tvm_distir.planning.study import Study
+from tvm_distir.support.errors import ModelError
 
 LAYER = """
     def {name}(x: R.Tensor((8, 16), "float32"), up: R.Tensor((16, 64), "float32"),
@@ -90,7 +90,7 @@ def test_a_function_is_specialized_where_its_calls_differ() -> None:
     for rules in (PLAN["rules"], [*PLAN["rules"], inner]):
         plan = {**PLAN, "rules": rules}
         assert td.verify(mod, plan).equal
-    annotated = td.transform.AnnotateSharding(td.Plan.from_dict(PLAN))(mod)
+    annotated = td.transforms.AnnotateSharding(td.Plan.from_dict(PLAN))(mod)
     assert {str(gv.name_hint) for gv in annotated.functions} == {
         "main",
         "layer",
@@ -109,7 +109,7 @@ def test_layers_of_a_file_are_functions_with_the_collectives_of_a_flat_graph(
     report = td.verify(study.source.mod, study.step_plan)
     assert report.equal
     flat = td.from_onnx(file)
-    plan = td.strategy.make_plan(flat, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(flat, "megatron", {"tp": 2})
     assert sum(rule.segments == (16, 16, 16) for rule in plan.rules) == 4
     text = td.distribute(flat, plan).script()
     kinds = re.findall(r"= R\.dist\.(all_\w+|reduce_\w+)\(", text)

@@ -52,7 +52,7 @@ def plan_annotated():
             ],
         }
     )
-    return td.transform.AnnotateSharding(plan)(example.Module)
+    return td.transforms.AnnotateSharding(plan)(example.Module)
 
 
 ANNOTATED = {
@@ -71,7 +71,7 @@ def annotated(request):
 def test_propagation_specialises_the_private_function(annotated):
     """Two DTensor specialisations of mlp, a DTensor main, one redistribute between meshes."""
     before = annotated.script(show_meta=True)
-    out = td.transform.PropagateSharding()(annotated)
+    out = td.transforms.PropagateSharding()(annotated)
     assert annotated.script(show_meta=True) == before
     check_level(out, 3)
     relax.analysis.well_formed(out)

@@ -69,7 +69,7 @@ def test_an_uneven_batch_over_two_axes(name: str, train: bool) -> None:
     plan = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules})
     lowered = td.distribute(mod, plan)
     assert td.verify(mod, plan, engine="virtual", dist=lowered).equal
-    sent = td.transform.traffic(lowered)
+    sent = td.transforms.traffic(lowered)
     if train:  # the gradients at least
         assert sent.total_wire_bytes > 0
     elif name != "moe":  # samples stay where they are; the router of experts counts tokens

@@ -103,7 +103,7 @@ def test_the_stages_give_the_same_one_by_one(train: bool) -> None:
         model, strategy="data_parallel+megatron", mesh=mesh, system=SYSTEM, train=train
     )
     step = td.train_step(model) if train else model
-    plan = td.strategy.make_plan(step, "data_parallel+megatron", mesh, SYSTEM)
+    plan = td.planning.make_plan(step, "data_parallel+megatron", mesh, SYSTEM)
     program = td.export(td.distribute(step, plan, system=SYSTEM))
     simulated = td.simulate(program, SYSTEM)
     assert result.plan == plan

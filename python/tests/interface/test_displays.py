@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
-from tvm_distir.errors import DependencyError
 from tvm_distir.support import Column, DataTable
 from tvm_distir.support.display import units
+from tvm_distir.support.errors import DependencyError
 
 MODEL = "zoo:gpt?size=tiny,layers=2"
 ROWS = [{"micro_batch": 4, "dp": dp, "tp": 1} for dp in (1, 2, 4)]
@@ -25,7 +25,7 @@ def results() -> dict[str, Any]:
     analysis = td.analyze(
         MODEL, strategy="data_parallel+megatron", mesh={"dp": 2, "tp": 2}, system="dgx-a100"
     )
-    explanation = td.explain.explain(mod, "layer/matmul3", plan=analysis.plan)
+    explanation = td.explain(mod, "layer/matmul3", plan=analysis.plan)
     values = [
         analysis, analysis.plan, analysis.simulation, explanation, td.System.load("dgx-a100"),
         td.search(mod, 4, "dgx-a100"), td.sweep(MODEL, ROWS, "dgx-a100"),

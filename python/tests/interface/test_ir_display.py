@@ -13,8 +13,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_distir as td
-from tvm_distir.errors import DistIRError, PropagationError, UsageError
 from tvm_distir.interface.ir_display import annotated_script
+from tvm_distir.support.errors import DistIRError, PropagationError, UsageError
 
 AXES = {"dp": 2, "tp": 2}
 
@@ -23,10 +23,10 @@ AXES = {"dp": 2, "tp": 2}
 def levels() -> list[Any]:
     """A GPT at the levels 2, 3 and 4."""
     mod = td.zoo.gpt(size="tiny", layers=1)
-    plan = td.strategy.make_plan(mod, "data_parallel+megatron", AXES)
-    annotated = td.transform.AnnotateSharding(plan)(mod)
-    propagated = td.transform.PropagateSharding()(annotated)
-    return [annotated, propagated, td.transform.LegalizeRedistribute()(propagated)]
+    plan = td.planning.make_plan(mod, "data_parallel+megatron", AXES)
+    annotated = td.transforms.AnnotateSharding(plan)(mod)
+    propagated = td.transforms.PropagateSharding()(annotated)
+    return [annotated, propagated, td.transforms.LegalizeRedistribute()(propagated)]
 
 
 def _plain(text: str) -> str:
@@ -81,8 +81,8 @@ def test_arguments_of_private_functions_may_be_partial() -> None:
             return y
 
     plan = td.Plan(mesh={"tp": 2}, rules={"a": td.P(None, "tp"), "b": td.P("tp")})
-    mod: Any = td.transform.AnnotateSharding(plan)(Module)
-    mod = td.transform.LegalizeRedistribute()(td.transform.PropagateSharding()(mod))
+    mod: Any = td.transforms.AnnotateSharding(plan)(Module)
+    mod = td.transforms.LegalizeRedistribute()(td.transforms.PropagateSharding()(mod))
     text = annotated_script(mod)
     declared = [fn for fn in mod.functions.values() if fn.attrs and "dist.partial" in fn.attrs]
     header = next(line for line in text.splitlines() if "def double" in line)

@@ -76,13 +76,13 @@ WRONG_PLANS: dict[str, Callable[[], object]] = {
     "schedule as text": lambda: td.Plan(mesh={"tp": 2}, schedule="1f1b"),  # type: ignore[arg-type]
     "labels as number": lambda: td.Plan(mesh={"tp": 2}, labels=3),  # type: ignore[arg-type]
     "attention": lambda: td.Plan(mesh={"tp": 2}, attention="flash"),
-    "labels of a rule": lambda: td.plan.PlanRule("param", "x", "S[0]"),
+    "labels of a rule": lambda: td.core.PlanRule("param", "x", "S[0]"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG_PLANS)
 def test_what_is_no_plan_is_refused(name: str) -> None:
-    with pytest.raises(td.errors.PlanError) as caught:
+    with pytest.raises(td.support.PlanError) as caught:
         WRONG_PLANS[name]()
     assert caught.value.code == "DIST0221"
     assert caught.value.remedy
@@ -98,7 +98,7 @@ def test_a_plan_takes_rules_in_json_form_and_the_mesh_first() -> None:
 def test_explain_is_called_as_the_other_verbs() -> None:
     mod = td.zoo.mlp(layers=1, hidden=8)
     explanation = td.explain(mod, PLAN, "x", prices=False)
-    assert explanation == td.explain.explain(mod, "x", plan=PLAN, prices=False)
+    assert explanation == td.explain(mod, "x", plan=PLAN, prices=False)
     for arguments in ((mod, "x", PLAN), (mod, PLAN), (mod, PLAN, 3)):
         with pytest.raises(UsageError, match="DIST0152"):
             td.explain(*arguments)
@@ -113,7 +113,7 @@ def test_the_module_of_a_lowered_function_is_imported() -> None:
 
 @pytest.mark.parametrize("wrong", [3, object(), None], ids=["int", "object", "None"])
 def test_what_is_no_stablehlo_is_refused(wrong: object) -> None:
-    with pytest.raises(td.errors.ModelError, match="DIST0302"):
+    with pytest.raises(td.support.ModelError, match="DIST0302"):
         td.from_stablehlo(wrong)
 
 

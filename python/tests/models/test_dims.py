@@ -99,10 +99,10 @@ def test_a_callee_at_two_sizes_becomes_two() -> None:
 
 
 def test_a_bound_module_is_distributed_and_an_open_one_keeps_its_dims() -> None:
-    plan = td.strategy.compose(
+    plan = td.planning.compose(
         from_tvmscript(LAYERS, dims={"batch": 4, "seq": 16}),
         {"dp": 2},
-        td.strategy.parse("data_parallel"),
+        td.planning.parse("data_parallel"),
     )
     td.distribute(from_tvmscript(LAYERS, dims={"batch": 4, "seq": 16}), plan)
     dist = td.distribute(from_tvmscript(LAYERS), plan)

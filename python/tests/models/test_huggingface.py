@@ -194,20 +194,20 @@ def test_a_distributed_decoder_computes_the_same(
 ) -> None:
     spec = model if "?" in model else f"{model}?size=tiny"
     mod = td.load_model(f"zoo:{spec}").mod
-    plan = td.strategy.make_plan(mod, strategy, mesh)
+    plan = td.planning.make_plan(mod, strategy, mesh)
     assert td.verify(mod, plan).equal
 
 
 def test_a_training_step_of_experts_equals_one_device() -> None:
     step = td.train_step(td.load_model("zoo:mixtral?size=tiny,layers=1").mod, optimizer="sgd")
-    assert td.verify(step, td.strategy.make_plan(step, "data_parallel", {"dp": 2})).equal
+    assert td.verify(step, td.planning.make_plan(step, "data_parallel", {"dp": 2})).equal
 
 
 def test_layers_of_experts_keep_the_batch_sharded() -> None:
     """Under data parallelism a layer moves nothing; gradients are summed."""
     mod = td.load_model("zoo:mixtral?size=8x7b,layers=2,batch=8,seq=1024").mod
     step = td.train_step(mod, optimizer="sgd")
-    dist = td.distribute(step, td.strategy.make_plan(step, "data_parallel", {"dp": 2}))
+    dist = td.distribute(step, td.planning.make_plan(step, "data_parallel", {"dp": 2}))
     layers = {name: fn for name, fn in td.export(dist).functions.items() if "layer" in name}
     assert len(layers) >= 2
     kinds = {op.collective for fn in layers.values() for op in fn.ops}

@@ -68,7 +68,7 @@ def test_tokens_are_those_of_jax() -> None:
             assert np.array_equal(a, np.asarray(b))
         counts.append(int(results[0]))
     assert counts == [1, 3, 5]
-    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     assert td.verify(mod, plan).equal
 
 

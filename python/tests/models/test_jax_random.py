@@ -117,7 +117,7 @@ def test_keys_of_the_generator_are_those_of_jax() -> None:
     x, seed = np.full((4, 6), 2.0, "float32"), np.uint32(3)
     mod, (result,) = run(dropped, x, seed)
     assert np.array_equal(result, np.asarray(dropped(x, seed)))
-    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     assert td.verify(mod, plan).equal
 
 
@@ -169,7 +169,7 @@ def test_a_flax_step_with_dropout_has_the_masks_of_jax() -> None:
         ("tensor_parallel", {"tp": 2}),
         ("data_parallel+tensor_parallel", {"dp": 2, "tp": 2}),
     ):
-        plan = td.strategy.make_plan(mod, strategy, mesh)
+        plan = td.planning.make_plan(mod, strategy, mesh)
         assert td.verify(mod, plan).equal
 
 

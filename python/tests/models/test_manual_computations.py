@@ -112,7 +112,7 @@ def test_the_generic_form_says_the_same():
 
 def test_ours_are_read_on_devices_in_another_order():
     mod = td.zoo.build("mlp", {"batch": "8", "layers": "2", "hidden": "16"})
-    plan = td.strategy.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 2})
     mesh = replace(plan.meshes[0], device_ids=(0, 2, 1, 3))
     local = td.distribute(mod, replace(plan, meshes=(mesh,)))
     text = td.to_stablehlo(local, "manual")
@@ -128,7 +128,7 @@ def test_ours_are_read_on_devices_in_another_order():
 def test_only_devices_that_run_the_program_are_counted():
     """Of two meshes one is used; its devices are numbered from 0."""
     mod = td.zoo.build("mlp", {"batch": "6", "layers": "2", "hidden": "8"})
-    created = td.strategy.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 1})
+    created = td.planning.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 1})
     used = replace(created.meshes[0], name="used", device_ids=(1, 2))
     unused = replace(created.meshes[0], name="unused", axes={"x": 4})
     rules = tuple(replace(rule, mesh="used") for rule in created.rules)
@@ -215,7 +215,7 @@ def test_what_is_no_local_program_is_refused(what):
 
 def test_collectives_outside_are_refused():
     mod = td.zoo.build("mlp", {"batch": "8", "layers": "2", "hidden": "16"})
-    plan = td.strategy.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 2})
     text = td.to_stablehlo(td.distribute(mod, plan), "replicas")
     assert "stablehlo.all_reduce" in text or "stablehlo.reduce_scatter" in text
     with pytest.raises(ModelError, match=r"DIST0372.*outside of a manual computation"):

@@ -123,24 +123,22 @@ def test_the_model_computes_what_it_did() -> None:
     mod = td.from_onnx(model, dims={"seq": 2})
     x = np.random.default_rng(1).normal(size=(4, 2, HIDDEN)).astype("float32")
     (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
-    plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
     (result,) = td.run(td.distribute(mod, plan), {"x": x, **load_weights(model)})
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_plans_and_explanations_speak_of_modules() -> None:
     mod = td.from_onnx(exported(), dims={"seq": 2})
-    plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
     cut = [str(rule) for rule in plan.to_dict()["rules"] if "S[" in str(rule)]
     assert len([rule for rule in cut if "proj.weight" in rule]) == 2 * LAYERS
-    result = td.explain.explain(
-        mod, "m_layers_1_mlp_down_proj_linear", plan=plan, prices=False
-    ).to_text()
+    result = td.explain(mod, "m_layers_1_mlp_down_proj_linear", plan=plan, prices=False).to_text()
     assert "main/m.layers.1.mlp.down_proj.weight" in result or "m_layers_1_mlp_down_proj" in result
 
 
 def test_layers_are_found_and_named() -> None:
-    mod = td.transform.OutlineRepeatedLayers()(td.from_onnx(exported(), dims={"seq": 2}))
+    mod = td.transforms.OutlineRepeatedLayers()(td.from_onnx(exported(), dims={"seq": 2}))
     layers = [fn for gv, fn in mod.functions.items() if str(gv.name_hint) == "layer"]
     assert len(layers) == 1
     assert any(str(p.name).endswith("up_proj.weight") for p in layers[0].params)

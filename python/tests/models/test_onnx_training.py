@@ -151,7 +151,7 @@ def test_a_step_is_what_the_reference_says(optimizer, options, tmp_path):
 def test_a_step_is_distributed_as_it_is(optimizer, options, strategy, tmp_path):
     onnx.save(step_of(optimizer, options), tmp_path / "step.onnx")
     mod = td.load_model(str(tmp_path / "step.onnx")).mod
-    plan = td.strategy.make_plan(mod, strategy, {"dp" if strategy[0] == "d" else "tp": 4})
+    plan = td.planning.make_plan(mod, strategy, {"dp" if strategy[0] == "d" else "tp": 4})
     report = td.verify(mod, plan, engine="virtual")
     assert report.equal and report.collectives
 
@@ -161,7 +161,7 @@ def test_states_of_a_step_are_stored_in_parts(optimizer, options, tmp_path):
     """They are known by what they are computed from: the file does not say which they are."""
     onnx.save(step_of(optimizer, options), tmp_path / "step.onnx")
     mod = td.load_model(str(tmp_path / "step.onnx")).mod
-    plan = td.strategy.make_plan(mod, "zero:stage=1", {"dp": 2})
+    plan = td.planning.make_plan(mod, "zero:stage=1", {"dp": 2})
     dist = td.distribute(mod, plan)
     assert td.verify(mod, plan, dist=dist).equal
     io = dist["main"].attrs["dist.io"]["inputs"]

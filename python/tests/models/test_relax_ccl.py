@@ -14,7 +14,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op
 
 import tvm_distir as td
-from tvm_distir.errors import ModelError
+from tvm_distir.support.errors import ModelError
 
 
 @dataclass

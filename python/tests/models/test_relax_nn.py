@@ -16,9 +16,9 @@ from tvm.relax.frontend.nn import Tensor, op
 from tvm.script import relax as R
 
 import tvm_distir as td
-from tvm_distir.errors import EngineError, ModelError
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.support.errors import EngineError, ModelError
 
 
 class Block(nn.Module):
@@ -61,7 +61,7 @@ def test_parameters_have_the_names_of_the_module(mode: str, tmp_path: Path) -> N
     module = Stack()
     names = [name for name, _ in module.named_parameters()]
     mod = td.from_nn(module, spec(mode))
-    plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
     assert [rule.name for rule in plan.rules] == ["x", *names]
     assert set(NAMES) < set(names)
     assert td.verify(mod, plan).equal

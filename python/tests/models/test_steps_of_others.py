@@ -130,7 +130,7 @@ def test_states_are_told_from_what_they_are_made_of(write, states):
     assert set(named[int(blind.attrs["num_input"]) :]) == set(updated)
     stages = (1, 2, 3) if states else (2, 3)
     for stage in stages:
-        plan = td.strategy.make_plan(step, f"zero:stage={stage}", {"dp": 2})
+        plan = td.planning.make_plan(step, f"zero:stage={stage}", {"dp": 2})
         dist = td.distribute(step, plan)
         assert td.verify(step, plan, dist=dist).equal
         io = dist["main"].attrs["dist.io"]
@@ -139,7 +139,7 @@ def test_states_are_told_from_what_they_are_made_of(write, states):
         assert cut - others == {"x", "y", *states.get("w", ())} | ({"w"} if stage == 3 else set())
     if not states:
         with pytest.raises(PlanError, match="DIST0233"):
-            td.strategy.make_plan(step, "zero:stage=1", {"dp": 2})
+            td.planning.make_plan(step, "zero:stage=1", {"dp": 2})
 
 
 @pytest.mark.parametrize("write", [gradients_alone, regularized, carried, residual])
@@ -155,7 +155,7 @@ def test_a_step_of_jax_draws_what_it_can_take_and_gives_memory_back():
     assert not any(np.isnan(value).any() for value in result)
     with pytest.raises(ModelError, match="DIST0351"):
         td.train_step(mod)
-    plan = td.strategy.make_plan(mod, "zero:stage=1", {"dp": 2})
+    plan = td.planning.make_plan(mod, "zero:stage=1", {"dp": 2})
     dist = td.distribute(mod, plan)
     assert td.verify(mod, plan, dist=dist).equal
     program = td.export(dist)

@@ -138,7 +138,7 @@ def test_distributed_experts_compute_the_same(
 ) -> None:
     x = torch.randn(4, 6, WIDTH)
     mod = td.from_exported_program(exported(Experts(fallback), x))
-    plan = td.strategy.make_plan(mod, strategy, mesh)
+    plan = td.planning.make_plan(mod, strategy, mesh)
     assert td.verify(mod, plan).equal
     program = td.export(td.distribute(mod, plan))
     kinds = {op.collective for fn in program.functions.values() for op in fn.ops} - {""}
@@ -155,9 +155,9 @@ def test_a_device_computes_the_flops_of_its_experts(fallback: Any) -> None:
 
     rows = 4 * 6 * CHOICES
     whole = 2 * rows * WIDTH * 2 * INNER + 2 * rows * INNER * WIDTH
-    single = td.strategy.make_plan(mod, "data_parallel", {"dp": 1})
+    single = td.planning.make_plan(mod, "data_parallel", {"dp": 1})
     assert flops(single) == whole
-    assert flops(td.strategy.make_plan(mod, "expert_parallel", {"ep": 4})) == whole // 4
+    assert flops(td.planning.make_plan(mod, "expert_parallel", {"ep": 4})) == whole // 4
 
 
 def test_a_training_step_of_experts_equals_one_device(fallback: Any) -> None:
@@ -172,7 +172,7 @@ def test_a_training_step_of_experts_equals_one_device(fallback: Any) -> None:
     x = torch.randn(4, 6, WIDTH)
     mod = td.from_exported_program(exported(Loss(), x))
     step = td.train_step(mod, optimizer="sgd", loss="mse")
-    plan = td.strategy.make_plan(step, "data_parallel+expert_parallel", {"dp": 2, "ep": 2})
+    plan = td.planning.make_plan(step, "data_parallel+expert_parallel", {"dp": 2, "ep": 2})
     assert td.verify(step, plan).equal
 
 

@@ -84,13 +84,13 @@ def test_gradients_are_those_of_autograd(make):
         scale = float(expected[name].abs().max()) + 1e-3
         np.testing.assert_allclose(result / scale, expected[name] / scale, atol=1e-5, err_msg=name)
     assert set(targets) == set(expected)
-    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     report = td.verify(mod, plan, inputs=inputs)
     assert report.equal
     assert "all_reduce" in {c.kind for c in report.collectives}
     noted = mod["main"].attrs["dist.training"]["gradients"]
     assert {str(name) for name in noted} == {*targets} - {""}, targets
-    plan = td.strategy.make_plan(mod, "zero:stage=2", {"dp": 2})
+    plan = td.planning.make_plan(mod, "zero:stage=2", {"dp": 2})
     dist = td.distribute(mod, plan)
     assert td.verify(mod, plan, inputs=inputs, dist=dist).equal
     outputs = dist["main"].attrs["dist.io"]["outputs"]

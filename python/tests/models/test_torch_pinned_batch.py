@@ -93,7 +93,7 @@ def test_numbers_of_samples_and_merged_dims(old):
 def test_distributed_program_at_another_batch():
     program = export(Attention(), (torch.randint(0, 11, (1, 5)),))
     mod = td.from_exported_program(program, batch=4)
-    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     td.verify(mod, plan).check()
 
 

@@ -103,7 +103,7 @@ def test_parameters_have_the_names_of_the_checkpoint():
 
 
 def test_layers_become_a_function():
-    mod = td.transform.OutlineRepeatedLayers()(td.from_exported_program(export(net(), ARGS)))
+    mod = td.transforms.OutlineRepeatedLayers()(td.from_exported_program(export(net(), ARGS)))
     assert {str(gv.name_hint) for gv in mod.get_global_vars()} == {"main", "layer"}
 
 
@@ -134,7 +134,7 @@ def test_archives_are_models_with_weights(tmp_path):
     for name, value in module.named_parameters():
         np.testing.assert_array_equal(weights[name], value.detach())
     assert model.read_weights().keys() == weights.keys()
-    report = td.verify(model.mod, td.strategy.make_plan(model.mod, "tensor_parallel", {"tp": 2}))
+    report = td.verify(model.mod, td.planning.make_plan(model.mod, "tensor_parallel", {"tp": 2}))
     assert report.equal
 
 
@@ -189,7 +189,7 @@ def test_scalar_weights_of_archives_are_verified(tmp_path):
     mod = td.from_exported_program(tmp_path / "scaled.pt2")
     (spec,) = [spec for spec in input_specs(mod) if spec.name == "scale"]
     assert [a.shape for a in draw_inputs(mod, weights=load_weights(mod))] == [(4, 3), spec.shape]
-    assert td.verify(mod, td.strategy.make_plan(mod, "data_parallel", {"dp": 2})).equal
+    assert td.verify(mod, td.planning.make_plan(mod, "data_parallel", {"dp": 2})).equal
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

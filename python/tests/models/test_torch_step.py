@@ -57,7 +57,7 @@ def test_states_are_recognised_and_stored_in_parts():
     for result, value in zip(Reference(mod).run(inputs), expected, strict=True):
         torch.testing.assert_close(torch.from_numpy(result), value, rtol=1e-4, atol=1e-5)
     for stage in (1, 2, 3):
-        plan = td.strategy.make_plan(mod, f"zero:stage={stage}", {"dp": 2})
+        plan = td.planning.make_plan(mod, f"zero:stage={stage}", {"dp": 2})
         dist = td.distribute(mod, plan)
         report = td.verify(mod, plan, inputs=inputs, dist=dist)
         assert report.equal

@@ -55,7 +55,7 @@ class Step:
 
     def __init__(self, text, mesh=None, strategy=None):
         mod = load_model(text).mod
-        plan = td.strategy.make_plan(mod, strategy or "data_parallel", mesh or {"dp": 1})
+        plan = td.planning.make_plan(mod, strategy or "data_parallel", mesh or {"dp": 1})
         self.mod, self.module = mod, td.distribute(mod, plan)
         self.names = mod["main"].attrs["dist.param_names"]
 
@@ -121,7 +121,7 @@ SHARDED = [
 @pytest.mark.parametrize(("family", "strategy", "mesh", "placement"), SHARDED)
 def test_caches_are_placed_and_verified(family, strategy, mesh, placement):
     mod = load_model(model_text(family, entry="serve", batch=4, seq=1, past=63, pools=4)).mod
-    plan = td.strategy.make_plan(mod, strategy, mesh)
+    plan = td.planning.make_plan(mod, strategy, mesh)
     local = td.distribute(mod, plan)
     ends = local["main"].attrs["dist.io"]
     caches = [end for end in ends["inputs"] if re.search("k_cache", str(end["name"]))]
@@ -134,11 +134,11 @@ def test_full_caches_are_never_silent():
     """One pool cannot be divided by requests; one head of keys is on every device."""
     mod = load_model(model_text("llama3", entry="serve", batch=4, seq=1)).mod
     with pytest.raises(PlanError, match=r"DIST0234.*pools.*pools=4"):
-        td.strategy.make_plan(mod, "data_parallel", {"dp": 4})
+        td.planning.make_plan(mod, "data_parallel", {"dp": 4})
     mod = load_model(model_text("deepseek", entry="serve", batch=4, seq=1)).mod
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        td.strategy.make_plan(mod, "megatron", {"tp": 2})
+        td.planning.make_plan(mod, "megatron", {"tp": 2})
     assert any("stores 3 caches in full" in str(w.message) for w in caught)
 
 
@@ -146,7 +146,7 @@ def test_a_cache_takes_its_memory_once():
     """The result takes the memory of the cache: a step adds less than one page table of rows."""
     text = model_text("llama3", entry="serve", batch=4, seq=1, past=4095)
     mod = load_model(text).mod
-    local = td.distribute(mod, td.strategy.make_plan(mod, "megatron", {"tp": 1}))
+    local = td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": 1}))
     sizes = [
         int(np.prod([int(n) for n in p.ty.shape])) * np.dtype(str(p.ty.dtype)).itemsize
         for p in mod["main"].params

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
-from tvm_distir.cli import main
 from tvm_distir.core.ir.placement import shard_slices
-from tvm_distir.errors import DistIRError, PlanError, UsageError
+from tvm_distir.interface.command import main
 from tvm_distir.interface.command.export_plan import FORMATS
 from tvm_distir.planning.plan_export.axis_roles import describe
 from tvm_distir.planning.plan_export.plan_formats import PLAN_FORMATS
+from tvm_distir.support.errors import DistIRError, PlanError, UsageError
 
 RUN = Path(__file__).with_name("torch_plan_run.py")
 
@@ -35,7 +35,7 @@ def llama() -> Any:
 
 
 def _plan(mod: Any, strategy: str, **mesh: int) -> td.Plan:
-    return td.strategy.make_plan(mod, strategy, mesh)
+    return td.planning.make_plan(mod, strategy, mesh)
 
 
 def _step(model: str, strategy: str, mesh: dict[str, int], **options: Any) -> tuple[Any, td.Plan]:

@@ -19,7 +19,7 @@ from tvm_distir.transforms.optimize.bucket import BucketGathers
 def step_and_plan():
     """A training step of three blocks whose weights are sharded over two devices."""
     step = td.train_step(td.load_model("zoo:llama?size=tiny,layers=3").mod, optimizer="adamw")
-    return step, td.strategy.make_plan(step, "zero:stage=3", {"dp": 2})
+    return step, td.planning.make_plan(step, "zero:stage=3", {"dp": 2})
 
 
 def test_a_block_gathers_by_fewer_collectives_and_as_many_bytes(step_and_plan):

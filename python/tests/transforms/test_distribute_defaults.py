@@ -29,7 +29,7 @@ def kinds(mod: ir.IRModule) -> Counter[str]:
 @pytest.fixture(scope="module")
 def step() -> tuple[ir.IRModule, Plan]:
     mod = td.train_step(td.zoo.gpt(size="tiny", layers=2, batch=8), optimizer="adam")
-    return mod, td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    return mod, td.planning.make_plan(mod, "data_parallel", {"dp": 2})
 
 
 def test_a_step_for_a_system_reduces_in_buckets_and_overlaps(
@@ -61,7 +61,7 @@ def test_each_is_switched_off(
 
 def test_inference_and_steps_for_no_system_stay(step: tuple[ir.IRModule, Plan]) -> None:
     mod = td.zoo.gpt(size="tiny", layers=2)
-    plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
     usual = td.distribute(mod, plan, system=SYSTEM)
     assert usual.script() == td.distribute(mod, plan, system=SYSTEM, **OFF).script()
     assert td.distribute(*step).script() == td.distribute(*step, **OFF).script()

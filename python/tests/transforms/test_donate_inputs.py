@@ -46,7 +46,7 @@ def inputs_of(mod: ir.IRModule) -> dict[str, Any]:
 )
 def test_results_are_the_same_bits(strategy, mesh, engine, layers):
     mod = td.load_model(MODEL).mod
-    dist = td.distribute(mod, td.strategy.make_plan(mod, strategy, mesh))
+    dist = td.distribute(mod, td.planning.make_plan(mod, strategy, mesh))
     donated = DonateInputs()(dist)
     assert donated.script().count("in_place=True") == layers
     values = list(inputs_of(mod).values())
@@ -58,7 +58,7 @@ def test_results_are_the_same_bits(strategy, mesh, engine, layers):
 
 def test_a_deployed_step_writes_into_the_memory_of_its_caches(tmp_path):
     mod = td.load_model(MODEL.replace("pools=2", "pools=1")).mod
-    dist = td.distribute(mod, td.strategy.make_plan(mod, "megatron", {"tp": 1}))
+    dist = td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": 1}))
     values = inputs_of(mod)
     caches = [name for name in values if name.endswith("_cache")]
     (logits, *expected) = td.run(dist, list(values.values()), engine="virtual")
@@ -93,6 +93,6 @@ def test_a_cache_that_is_read_otherwise_is_copied(is_read):
 
 def test_a_name_that_no_input_has_is_refused():
     mod = td.load_model(MODEL).mod
-    dist = td.distribute(mod, td.strategy.make_plan(mod, "megatron", {"tp": 2}))
+    dist = td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": 2}))
     with pytest.raises(UsageError, match=r'DIST0152.*no input is called "kache"'):
         DonateInputs(["kache"])(dist)

@@ -52,7 +52,7 @@ def test_the_module_is_not_changed_and_its_text_is_the_module() -> None:
     step, plan = _step(False, optimizer="sgd", momentum=0.9)
     local = td.distribute(step, plan)
     text = local.script(show_meta=True)
-    first = td.transform.GatherAtStart()(local)
+    first = td.transforms.GatherAtStart()(local)
     assert local.script(show_meta=True) == text
     assert first.script(show_meta=True) != text
     parsed = tvm.script.from_source(first.script(show_meta=True))
@@ -64,7 +64,7 @@ def test_a_step_sends_as_much(staged: bool) -> None:
     """The same bytes are gathered, at another time, and shards that were cut out are read."""
     step, plan = _step(staged, optimizer="sgd", momentum=0.9)
     traffic = [
-        td.transform.traffic(
+        td.transforms.traffic(
             td.distribute(step, plan, bucket_bytes=0, overlap_optimizer=overlap)
         ).wire_bytes
         for overlap in (False, True)
@@ -79,4 +79,4 @@ def test_a_step_that_gathers_no_new_weight_stays() -> None:
     for spec in ("data_parallel", "zero:stage=3"):
         plan = make_plan(step, spec, {"dp": 2})
         local = td.distribute(step, plan)
-        assert tvm_ffi.structural_equal(td.transform.GatherAtStart()(local), local)
+        assert tvm_ffi.structural_equal(td.transforms.GatherAtStart()(local), local)

@@ -41,7 +41,7 @@ class Module:
 @pytest.mark.parametrize("strategy", ["data_parallel:axis=tp", "tensor_parallel"])
 def test_a_public_function_that_is_called(strategy: str) -> None:
     mod = from_tvmscript(TEXT)
-    plan = td.strategy.make_plan(mod, strategy, {"tp": 2})
+    plan = td.planning.make_plan(mod, strategy, {"tp": 2})
     dist = td.distribute(mod, plan)
     public = [gv.name_hint for gv, fn in dist.functions.items() if "dist.io" in (fn.attrs or {})]
     assert public == ["main"]

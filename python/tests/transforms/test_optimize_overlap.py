@@ -324,7 +324,7 @@ def test_buckets_of_a_function_overlap_within_the_bound():
     """
     model = td.zoo.gpt(size="gpt3-175b", layers=2, batch=32)
     mod = td.train_step(model, optimizer="sgd", rate=1.0)
-    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 8})
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 8})
     dist = td.distribute(mod, plan, bucket_bytes=25 * 2**20, overlap="dgx-a100")
     assert "layer_backward" in {str(gv.name_hint) for gv in dist.functions}
     (device, *_) = td.simulate(td.export(dist), System.load("dgx-a100")).devices
@@ -338,7 +338,7 @@ def test_gathers_of_the_backward_part_begin_in_time_and_not_before():
     nothing does.
     """
     step = td.train_step(td.zoo.gpt(size="gpt3-175b", layers=2, batch=1, dtype="float16"))
-    plan = td.strategy.make_plan(step, "megatron:sequence=1", {"tp": 8})
+    plan = td.planning.make_plan(step, "megatron:sequence=1", {"tp": 8})
     times_s = []
     # More gathers cost the kernels beside them more, which is not what is compared here.
     system = with_constants(System.load("dgx-a100"), {"overlap_slowdown": 1.0})

@@ -307,7 +307,7 @@ def annotated(layers: int) -> ir.IRModule:
         rules.append({"value": name, "placement": "S[0], ?", "stationary": i != 2})
     mesh = {"dp": 2, "tp": 2}
     plan = td.Plan.from_dict({"schema_version": 1, "mesh": mesh, "rules": rules})
-    return td.transform.AnnotateSharding(plan)(Writer().module(write))
+    return td.transforms.AnnotateSharding(plan)(Writer().module(write))
 
 
 def test_annotations_go_along_with_their_notes() -> None:
@@ -331,7 +331,7 @@ def test_annotations_go_along_with_their_notes() -> None:
     stripped = [m["main"].without_attr("dist.stationary") for m in (back, mod)]
     stripped = [fn.without_attr("dist.open_axes") for fn in stripped]
     ir.assert_structural_equal(*stripped)
-    distributed = [str(td.transform.PropagateSharding()(m)["main"].ret_ty) for m in (mod, out)]
+    distributed = [str(td.transforms.PropagateSharding()(m)["main"].ret_ty) for m in (mod, out)]
     assert distributed[0] == distributed[1] and "S[0]" in distributed[0]
 
 
@@ -415,4 +415,4 @@ def test_bad_options() -> None:
     with pytest.raises(PlanError, match=r'DIST0225.*"mian".*Did you mean "main"'):
         OutlineRepeatedLayers(functions=["mian"])(mod)
     with pytest.raises(LevelError, match="DIST0451 main/x"):
-        OutlineRepeatedLayers()(td.transform.PropagateSharding()(annotated(2)))
+        OutlineRepeatedLayers()(td.transforms.PropagateSharding()(annotated(2)))

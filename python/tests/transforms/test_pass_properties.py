@@ -17,6 +17,7 @@ from tvm import relax
 import tvm_distir as td
 from tvm_distir import transforms as transform
 from tvm_distir.core.analysis.levels import check_level
+from tvm_distir.planning.strategies import megatron
 
 GPT = {"layers": 2, "hidden": 16, "heads": 4, "seq": 8, "batch": 4, "vocab": 32}
 
@@ -28,12 +29,12 @@ def rules(*rows, axes):
 
 def gpt():
     mod = td.zoo.gpt(**GPT)
-    return mod, td.strategy.compose(mod, {"dp": 2, "tp": 2}, "data_parallel+megatron")
+    return mod, td.planning.compose(mod, {"dp": 2, "tp": 2}, "data_parallel+megatron")
 
 
 def nested():
     mod = td.zoo.gpt(**GPT, nested=1)
-    return mod, td.strategy.megatron(mod, {"tp": 4})
+    return mod, megatron(mod, {"tp": 4})
 
 
 def convolution():

@@ -112,5 +112,5 @@ def _refused(rule: Rule, factor: Factor, why: str) -> PropagationError:
         remedy="Register the rule with local=SAME_OP if the op on the shards computes the shards "
         "of "
         "the result, else with a function that writes what a device computes; prove it with "
-        f"python -m tvm_distir.ops.validate --op {rule.op}.",
+        f"python -m tvm_distir.execution.rule_validation --op {rule.op}.",
     )

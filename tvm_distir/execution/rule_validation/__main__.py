@@ -21,7 +21,7 @@ from .proof import CHUNK, Proof, prove
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tvm_distir.ops.validate",
+        prog="python -m tvm_distir.execution.rule_validation",
         description=(__doc__ or "").split("\n", 1)[0],
     )
     parser.add_argument(

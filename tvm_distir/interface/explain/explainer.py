@@ -60,7 +60,7 @@ def explain(
     """Explain why propagation places a value as it does, and the cost of alternatives.
 
     Called as ``explain(mod, plan, value)``; the plan is left out for an annotated module, or given
-    by its name. The module ``tvm_distir.explain`` can be called as this function.
+    by its name.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ def export_plan(mod: ir.IRModule, plan: PlanLike, form: str) -> str:
     Examples
     --------
     >>> mod = td.zoo.llama(size="tiny")
-    >>> plan = td.strategy.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
+    >>> plan = td.planning.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
     >>> print(td.export_plan(mod, plan, "megatron"), end="")
     --tensor-model-parallel-size 2
     --micro-batch-size 1

@@ -97,7 +97,7 @@ def compose(
         DIST0230, DIST0231, DIST0235 as :func:`parse`; DIST0232 two strategies contradict each
         other; what the strategies raise, of all strategies at once.
     """
-    check_module(mod, "td.strategy.compose")
+    check_module(mod, "td.planning.compose")
     spec, mod = as_mesh_spec(mesh), open_tuples(fold_shapes(mod))
     chosen_specs: list[StrategySpec] = []
     for item in [specs] if isinstance(specs, str) else specs:

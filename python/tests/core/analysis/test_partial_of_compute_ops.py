@@ -42,12 +42,12 @@ def test_partial_sums_of_both_are_reduced_once(module, ways):
     )
     mod = module
     for step in (
-        td.transform.AnnotateSharding(plan),
-        td.transform.PropagateSharding(),
-        td.transform.LegalizeRedistribute(),
+        td.transforms.AnnotateSharding(plan),
+        td.transforms.PropagateSharding(),
+        td.transforms.LegalizeRedistribute(),
     ):
         mod = step(mod)
-    td.analysis.check_level(mod, 4)
+    td.core.check_level(mod, 4)
     rng = np.random.default_rng(0)
     x, w, b = (
         rng.integers(-2, 3, shape).astype("float32")

@@ -39,7 +39,7 @@ class Module:
     rules = [{"param": "h0", "placement": "S[0], R"}]
     rules += [{"param": name, "placement": weight} for name in ("w0", "w1")]
     plan = td.Plan.from_dict({"schema_version": 1, "mesh": MESH, "rules": rules})
-    return td.transform.PropagateSharding()(td.transform.AnnotateSharding(plan)(mod))
+    return td.transforms.PropagateSharding()(td.transforms.AnnotateSharding(plan)(mod))
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from tvm.script import relax as R
 import tvm_distir as td
 from tvm_distir.core.rewriting.entries import keep_entry
 from tvm_distir.core.rewriting.tuple_parameters import open_tuples
-from tvm_distir.errors import PlanError
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.support.errors import PlanError
 
 
 @I.ir_module

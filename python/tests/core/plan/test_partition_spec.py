@@ -15,7 +15,7 @@ import tvm_distir as td
 from tvm_distir.core.ir.placement import shard_slices
 from tvm_distir.core.plan.partition_spec import PartitionSpec
 from tvm_distir.core.plan.schema import MeshSpec, parse_open_placement
-from tvm_distir.errors import DistIRError, MeshError, PlanError
+from tvm_distir.support.errors import DistIRError, MeshError, PlanError
 
 AXES = {"dp": 2, "tp": 4}
 SPECS = [

@@ -45,7 +45,7 @@ def _module(name, train):
 
 def _plans(mod, name=""):
     """Hand-made rules, and the same completed."""
-    rules = td.strategy.make_plan(mod, BY_NAME.get(name, HAND), MESH)
+    rules = td.planning.make_plan(mod, BY_NAME.get(name, HAND), MESH)
     return rules, dataclasses.replace(rules, complete=True)
 
 
@@ -132,15 +132,15 @@ def test_a_plan_says_so_in_its_file(tmp_path):
 def test_the_strategy_completes_what_others_say():
     mod = td.zoo.gpt(size="tiny")
     _, plan = _plans(mod)
-    assert td.strategy.make_plan(mod, f"{HAND}+complete", MESH) == plan
+    assert td.planning.make_plan(mod, f"{HAND}+complete", MESH) == plan
 
 
 def test_passes_take_it_from_the_plan_or_by_hand():
     mod = td.zoo.gpt(size="tiny")
     _, plan = _plans(mod)
     by_hand = PropagateSharding(complete=True)(AnnotateSharding(plan)(mod))
-    later = td.transform.LegalizeRedistribute()(by_hand)
-    lowered = td.transform.LowerDistIR()(td.transform.OptimizeCollectives()(later))
+    later = td.transforms.LegalizeRedistribute()(by_hand)
+    lowered = td.transforms.LowerDistIR()(td.transforms.OptimizeCollectives()(later))
     assert str(lowered) == str(td.distribute(mod, plan))
 
 
@@ -177,7 +177,7 @@ def test_a_weight_that_has_no_form_as_its_rule_says_is_refused():
 def test_what_replaces_a_weight_lies_as_it_does(strategy, system):
     """So that a step can be repeated, also where no rule says how a weight lies along an axis."""
     mod = _module("llama", True)
-    plan = td.strategy.make_plan(mod, f"{strategy}+complete", MESH)
+    plan = td.planning.make_plan(mod, f"{strategy}+complete", MESH)
     io = td.distribute(mod, plan, system=system)["main"].attrs["dist.io"]
     before = {str(port["name"]): str(port["placement"]) for port in io["inputs"]}
     results = mod["main"].body.body.fields

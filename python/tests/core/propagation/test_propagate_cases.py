@@ -80,7 +80,7 @@ def test_an_uneven_dim_over_two_axes_is_cut():
 def test_costs_of_huge_models_stay_finite():
     """A stationary plan of a 405B model at a batch of 2048 is feasible."""
     mod = zoo.llama(size="405b", batch=2048, seq=8192, layers=4)
-    plan = td.strategy.make_plan(mod, "data_parallel+megatron", {"dp": 8, "tp": 8})
+    plan = td.planning.make_plan(mod, "data_parallel+megatron", {"dp": 8, "tp": 8})
     assert moves(PropagateSharding()(AnnotateSharding(plan)(mod))) == []
 
 

@@ -33,7 +33,7 @@ FATBIN_MAGIC = bytes.fromhex("50ed55ba")
 
 def gpt(tp: int = 2) -> Any:
     mod = td.zoo.gpt(size="tiny")
-    return td.distribute(mod, td.strategy.make_plan(mod, "megatron", {"tp": tp}))
+    return td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": tp}))
 
 
 def kernel_names(source: str) -> set[str]:
@@ -67,7 +67,7 @@ def test_every_kernel_of_gpt_runs_on_the_gpu(dispatch: str | None) -> None:
 @needs_cuda_codegen
 def test_every_kernel_of_a_training_step_runs_on_the_gpu() -> None:
     step = td.train_step(td.load_model("zoo:llama?size=tiny,layers=1").mod, optimizer="adamw")
-    dist = td.distribute(step, td.strategy.make_plan(step, "data_parallel", {"dp": 2}))
+    dist = td.distribute(step, td.planning.make_plan(step, "data_parallel", {"dp": 2}))
     program = td.compile(dist, target="cuda:sm_90")
     source = program.kernel_source(program.entries[0])
     assert "take_backward_kernel" in source  # a kernel of the host is refused (DIST0608)
@@ -150,7 +150,7 @@ def test_unknown_targets_are_refused(text: str) -> None:
 def test_a_program_compiled_before_runs_as_its_module() -> None:
     dist = gpt()
     mod = td.zoo.gpt(size="tiny")
-    inputs = td.verification.draw_inputs(mod, seed=3)
+    inputs = td.execution.draw_inputs(mod, seed=3)
     expected = td.run(dist, inputs, engine="virtual")
     program = td.compile(dist)
     assert program.kernel_source(program.entries[0]) == ""

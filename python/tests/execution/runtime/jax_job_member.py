@@ -29,15 +29,15 @@ def program(name: str) -> tuple[Any, list[Any]]:
     kind, strategy, mesh = PROGRAMS[name]
     mod = td.zoo.gpt(size="tiny", layers=1, batch=8)
     mod = td.train_step(mod, optimizer="adamw") if kind == "step" else mod
-    dist = td.distribute(mod, td.strategy.make_plan(mod, strategy, mesh))
-    return dist, td.verification.draw_inputs(mod, seed=0)
+    dist = td.distribute(mod, td.planning.make_plan(mod, strategy, mesh))
+    return dist, td.execution.draw_inputs(mod, seed=0)
 
 
 def even_program() -> tuple[Any, list[Any]]:
     """Return a module with shards of equal size, as ``to_jax`` needs it, and its inputs."""
     mod = td.zoo.gpt(size="tiny", layers=1, batch=8, vocab=512)
-    plan = td.strategy.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
-    return td.distribute(mod, plan), td.verification.draw_inputs(mod, seed=0)
+    plan = td.planning.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
+    return td.distribute(mod, plan), td.execution.draw_inputs(mod, seed=0)
 
 
 def main(port: str, processes: int, process: int, folder: Path) -> None:
@@ -59,12 +59,12 @@ def main(port: str, processes: int, process: int, folder: Path) -> None:
         results["refused"] = np.array(str(error))
     try:
         large = td.zoo.mlp(batch=8)
-        td.run(td.distribute(large, td.strategy.make_plan(large, "data_parallel", {"dp": 8})), [],
+        td.run(td.distribute(large, td.planning.make_plan(large, "data_parallel", {"dp": 8})), [],
                engine="xla")  # fmt: skip
     except EngineError as error:
         results["too few"] = np.array(str(error))
     small = td.zoo.mlp(batch=8)
-    pair = td.distribute(small, td.strategy.make_plan(small, "data_parallel", {"dp": 2}))
+    pair = td.distribute(small, td.planning.make_plan(small, "data_parallel", {"dp": 2}))
     try:
         td.run(pair, [], engine="xla")
     except EngineError as error:

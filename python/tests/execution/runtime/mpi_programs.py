@@ -214,7 +214,7 @@ def recovers() -> None:
     rank = mpi_world.world(60).rank
     try:
         MpiEngine(60).run(mod, inputs if rank != 1 else inputs[:-1])
-    except td.errors.EngineError as err:
+    except td.support.EngineError as err:
         print(f"rank {rank}: {err.code}", flush=True)
     got = MpiEngine(60).run(mod, inputs)
     want = td.run(mod, inputs, engine="virtual")

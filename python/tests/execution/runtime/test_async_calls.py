@@ -18,6 +18,7 @@ from tests.execution.runtime.test_runtime_mpi import has_mpi
 from tests.performance.native.rank_threads import run_ranks
 from tvm_distir.core import REDUCE_OPS as OPS
 from tvm_distir.core import Collective, apply, is_done, outline_branches, started_op
+from tvm_distir.execution.runtime import ThreadsEngine
 from tvm_distir.execution.runtime.collectives.ccl import ARGS, FABRICS, functions, worker
 from tvm_distir.execution.runtime.collectives.fabric import failure_text
 from tvm_distir.execution.runtime.program.async_calls import split_starts
@@ -123,8 +124,8 @@ def test_collectives_in_flight_give_the_same_bits(overlapped):
     ]
     assert {int(copies.value) for copies in names} == {0, 1}
     want = td.run(mod, inputs, engine="virtual")
-    engines = [td.runtime.ThreadsEngine(), td.runtime.ThreadsEngine(collectives="python")]
-    for engine in [*engines, *([td.runtime.MpiEngine()] if has_mpi() else [])]:
+    engines = [ThreadsEngine(), ThreadsEngine(collectives="python")]
+    for engine in [*engines, *([td.execution.MpiEngine()] if has_mpi() else [])]:
         got = engine.run(mod, inputs)
         assert all(same_bits(a, b) for a, b in zip(got, want, strict=True)), engine.name
         assert engine.most_in_flight > 3, engine.name

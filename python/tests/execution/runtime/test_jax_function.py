@@ -37,8 +37,8 @@ def wide_types() -> Any:
 def program(strategy: str, mesh: dict[str, int], train: bool = False) -> tuple[Any, list[Any]]:
     mod = td.zoo.gpt(size="tiny", vocab=512, batch=8)
     mod = td.train_step(mod, optimizer="adamw") if train else mod
-    dist = td.distribute(mod, td.strategy.make_plan(mod, strategy, mesh))
-    return dist, td.verification.draw_inputs(mod, seed=1)
+    dist = td.distribute(mod, td.planning.make_plan(mod, strategy, mesh))
+    return dist, td.execution.draw_inputs(mod, seed=1)
 
 
 CASES = [
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused() -> None:
         td.to_jax(dist, jax.devices()[:2])
     uneven = td.zoo.gpt(size="tiny")
     with pytest.raises(ModelError, match="DIST0380"):
-        td.to_jax(td.distribute(uneven, td.strategy.make_plan(uneven, "megatron", {"tp": 2})))
+        td.to_jax(td.distribute(uneven, td.planning.make_plan(uneven, "megatron", {"tp": 2})))
     with jax.enable_x64(False), pytest.raises(EngineError, match=r"DIST0605 .*64 bits") as info:
         td.to_jax(program("data_parallel", {"dp": 4}, train=True)[0])
     assert "jax_enable_x64" in info.value.remedy
@@ -119,7 +119,7 @@ def test_a_pipeline_is_refused() -> None:
     net = td.zoo.gpt(size="tiny", layers=2, batch=4, vocab=512)
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2}
     step = td.train_step(net, optimizer="sgd", schedule=schedule)
-    plan = td.strategy.make_plan(step, "pipeline:micro_batches=2", {"pp": 2})
+    plan = td.planning.make_plan(step, "pipeline:micro_batches=2", {"pp": 2})
     with pytest.raises(EngineError, match="DIST0605 to_jax: the module has several meshes"):
         td.to_jax(td.distribute(step, plan))
 

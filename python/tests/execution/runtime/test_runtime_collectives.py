@@ -103,9 +103,9 @@ def test_permute_wraps_when_asked_to():
 
 
 def test_wrong_calls_are_refused():
-    with pytest.raises(td.errors.EngineError, match=r"DIST0611.*not divisible by the 2 ranks"):
+    with pytest.raises(td.support.EngineError, match=r"DIST0611.*not divisible by the 2 ranks"):
         cc.local_slice(np.zeros(3), 0, 2, 0)
-    with pytest.raises(td.errors.EngineError, match=r'DIST0611.*unknown reduction "avg"'):
+    with pytest.raises(td.support.EngineError, match=r'DIST0611.*unknown reduction "avg"'):
         cc.all_reduce([np.zeros(3)], "avg")
 
 
@@ -217,5 +217,5 @@ def test_replicas_that_differ_are_named():
     port = Port(0, "y", (4,), "float32", parse_placement("S[0], R"))
     parts = {rank: [np.zeros(2, "float32")] for rank in range(4)}
     parts[3] = [-parts[3][0]]  # -0.0: equal in value, other bits
-    with pytest.raises(td.errors.EngineError, match='DIST0604 main/output 0 "y": ranks 2 and 3'):
+    with pytest.raises(td.support.EngineError, match='DIST0604 main/output 0 "y": ranks 2 and 3'):
         gather_outputs([entry_of(mesh, port)], parts)

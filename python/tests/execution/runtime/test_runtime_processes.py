@@ -82,7 +82,7 @@ def test_several_meshes(shape):
 
 def test_verify_a_transformer():
     mod = td.zoo.gpt(layers=1, hidden=32, heads=4, seq=8, vocab=64, batch=4)
-    plan = td.strategy.compose(mod, {"dp": 2, "tp": 2}, "data_parallel+megatron")
+    plan = td.planning.compose(mod, {"dp": 2, "tp": 2}, "data_parallel+megatron")
     report = td.verify(mod, plan, engine="processes")
     assert report.equal
     assert report.engine == "processes"

@@ -63,7 +63,7 @@ def _broken(programs: ir.IRModule, entry: str, label: str) -> ir.IRModule:
 
 
 def _engine(name: str, timeout_s: float) -> Any:
-    engine: Any = td.runtime.engine(name)
+    engine: Any = td.execution.engine(name)
     engine.timeout_s = timeout_s
     if hasattr(engine, "preload"):
         engine.preload = ("tests.execution.runtime.broken_unit",)

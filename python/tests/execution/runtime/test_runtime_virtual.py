@@ -239,7 +239,7 @@ def test_meshes_that_wait_for_each_other_are_named():
     build.entry(port, port, waits(first, second, 1), 0, False)
     build.entry(port, port, waits(second, first, 2), 1, False, [1], [1])
     x = np.zeros(4, "float32")
-    with pytest.raises(td.errors.EngineError, match=r"DIST0610.*ranks \[0, 1\].*ranks \[2, 3\]"):
+    with pytest.raises(td.support.EngineError, match=r"DIST0610.*ranks \[0, 1\].*ranks \[2, 3\]"):
         VirtualEngine().run(build.get(), [x, x])
 
 
@@ -252,7 +252,7 @@ def test_a_missing_all_reduce_is_seen_as_differing_replicas():
         lambda bb, x, w: bb.emit(relax.op.matmul(x, w)),
     )
     x, w = np.arange(8, dtype="float32").reshape(2, 4), np.ones((4, 2), "float32")
-    with pytest.raises(td.errors.EngineError, match=r'DIST0604 main/output 0 "y": ranks 0 and 1'):
+    with pytest.raises(td.support.EngineError, match=r'DIST0604 main/output 0 "y": ranks 0 and 1'):
         VirtualEngine().run(build.get(), [x, w])
 
 
@@ -268,5 +268,5 @@ def test_a_missing_all_reduce_is_seen_as_differing_replicas():
 )
 def test_inputs_that_do_not_fit(inputs, text):
     x, w = np.zeros((4, 8), "float32"), np.zeros((8, 6), "float32")
-    with pytest.raises(td.errors.EngineError, match="DIST0602.*" + text):
+    with pytest.raises(td.support.EngineError, match="DIST0602.*" + text):
         VirtualEngine().run(matmul_module({"tp": 2}, [0]), inputs(x, w))

@@ -12,8 +12,8 @@ import pytest
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.errors import EngineError, LoweringError, ModelError, SimulationError
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
+from tvm_distir.support.errors import EngineError, LoweringError, ModelError, SimulationError
 
 MLP = """
 from tvm.script import ir as I, relax as R
@@ -151,7 +151,7 @@ def test_sizes_that_do_not_fit_are_refused(mlp: ir.IRModule) -> None:
         td.run(mlp, _mlp_inputs(3, 7))
     assert info.value.code == "DIST0624"
     module = td.from_tvmscript(CACHE)
-    plan = td.strategy.make_plan(module, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(module, "data_parallel", {"dp": 2})
     inputs = _drawn({"x": (2, 3, 16), "cache": (4, 5, 4, 8), "w": (16, 32)})
     with pytest.raises(EngineError, match=r"batch has the size 4, and 2 in input 0") as info:
         td.run(td.distribute(module, plan), inputs)
@@ -210,7 +210,7 @@ def test_costs_need_sizes(mlp: ir.IRModule) -> None:
         bound.time_s > td.simulate(td.export(td.bind_dims(mlp, {**sizes, "seq": 1})), system).time_s
     )
     module = td.from_tvmscript(MLP)
-    plan = td.strategy.make_plan(module, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(module, "data_parallel", {"dp": 2})
     after = td.bind_dims(td.distribute(module, plan), sizes)
     before = td.distribute(td.bind_dims(module, sizes), plan)
     times = [td.simulate(td.export(mod), system).time_s for mod in (after, before)]
@@ -227,7 +227,7 @@ def test_ports_name_the_dims(mlp: ir.IRModule) -> None:
     assert dict(io["dims"].items()) == {"batch": 2, "seq": 1}
     assert relax.analysis.well_formed(mlp) is not False
     module = td.from_tvmscript(CACHE)
-    dist = td.distribute(module, td.strategy.make_plan(module, "data_parallel", {"dp": 2}))
+    dist = td.distribute(module, td.planning.make_plan(module, "data_parallel", {"dp": 2}))
     shapes = [list(port["shape"]) for port in dist["main"].attrs["dist.io"]["outputs"]]
     assert shapes == [["batch*seq", 32], ["batch", "past + seq", 4, 8]]
     assert "R.dist.all_gather" not in dist.script()  # the kernel reads the shape of the cache alone

@@ -116,7 +116,7 @@ def test_other_ops_keep_the_kernels_of_tvm(mod: Any) -> None:
 def test_engines_call_the_kernels(engine: str) -> None:
     pytest.importorskip("torch")
     mod = td.zoo.gpt(size="tiny")
-    plan = td.strategy.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
     report = td.verify(mod, plan, engine=engine, dispatch="torch")
     report.check()
     assert report.max_abs_diff > 0  # another order of summation than that of TVM
@@ -126,14 +126,14 @@ def test_training_steps_call_the_kernels() -> None:
     """Attention that returns log-sum-exps is written out, for the products in it."""
     pytest.importorskip("torch")
     mod = td.train_step(td.zoo.gpt(size="tiny", attention="flash", fused_qkv=1), optimizer="adamw")
-    plan = td.strategy.make_plan(mod, "zero:stage=3", {"dp": 2})
+    plan = td.planning.make_plan(mod, "zero:stage=3", {"dp": 2})
     td.verify(mod, plan, engine="threads", dispatch="torch").check()
 
 
 def test_a_folder_calls_the_kernels(tmp_path: Any) -> None:
     pytest.importorskip("torch")
     mod = module(relax.op.matmul, (8, 6), (6, 10))
-    inputs = td.verification.draw_inputs(mod, seed=0)
+    inputs = td.execution.draw_inputs(mod, seed=0)
     td.deploy(td.distribute(mod, BY_BATCH), tmp_path, dispatch="torch")
     (got,) = td.load(tmp_path).run(inputs, engine="processes")
     assert np.allclose(got, inputs[0] @ inputs[1], atol=1e-5)

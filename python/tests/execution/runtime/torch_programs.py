@@ -132,7 +132,7 @@ def recovers() -> None:
     rank = torch.distributed.get_rank()
     try:
         td.run(mod, inputs if rank != 1 else inputs[:-1], engine=TorchEngine(TIMEOUT_S))
-    except td.errors.EngineError as err:
+    except td.support.EngineError as err:
         print(f"rank {rank}: {err.code}", flush=True)
     got = td.run(mod, inputs, engine=TorchEngine(TIMEOUT_S))
     want = td.run(mod, inputs, engine="virtual")

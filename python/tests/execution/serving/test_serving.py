@@ -17,6 +17,7 @@ import tvm_distir as td
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
 from tvm_distir.execution.deployment.launch_scripts import processes_per_host
 from tvm_distir.execution.deployment.step_state import state_of
+from tvm_distir.execution.runtime import Reference
 from tvm_distir.execution.runtime.engines.mpi.launch import find_launcher
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
@@ -35,12 +36,13 @@ def training_step(optimizer="adamw"):
 
 
 def serve(count, *words, expect=0, engine="torch"):
-    """Run ``tvm_distir.serve`` with ``torchrun`` or ``mpiexec``; returns what it printed."""
+    """Run ``tvm-distir serve`` with ``torchrun`` or ``mpiexec``; returns what it printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={count}", "-m", "tvm_distir.serve", *map(str, words)]
+    command += [f"--nproc-per-node={count}"]
     if engine == "mpi":
-        command = [*find_launcher(), "-n", str(count), sys.executable, "-m", "tvm_distir.serve"]
-        command += [*map(str, words), "--engine", "mpi"]
+        command = [*find_launcher(), "-n", str(count), sys.executable]
+        words = (*words, "--engine", "mpi")
+    command += ["-m", "tvm_distir_command", "serve", *map(str, words)]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
@@ -76,7 +78,7 @@ def served(tmp_path_factory):
     data = {n: rng.integers(0, 19, (STEPS, 4, 4)).astype(values[0].dtype) for n in names[:2]}
     np.savez(folder / "steps.npz", **data)
     deploy(folder, mod, values, "four")
-    reference, losses = td.runtime.Reference(mod), []
+    reference, losses = Reference(mod), []
     state = [v if i in weights else np.zeros_like(v) for i, v in enumerate(values)][2:]
     for step in range(STEPS):
         loss, *state = reference.run([*(data[n][step] for n in names[:2]), *state])

@@ -89,7 +89,7 @@ def test_one_module_distributed_as_a_whole_is_verified_by_its_entries(mod):
 
 @pytest.mark.parametrize("form", ["nested", "named"])
 def test_inputs_of_tuples_are_given_nested_or_by_name(mod, form):
-    drawn = td.verification.draw_inputs(keep_entry(mod, "decode"))
+    drawn = td.execution.draw_inputs(keep_entry(mod, "decode"))
     x, keys, values, *weights = drawn
     names = ["x", "cache_0", "cache_1", "q", "k", "v", "o"]
     passed = [x, (keys, values), *weights] if form == "nested" else dict(zip(names, drawn))

@@ -34,7 +34,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
     mod = td.load_model("mlp.py").mod
-    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     td.export(td.distribute(mod, plan)).save("p.json")
     return tmp_path
 

@@ -46,7 +46,8 @@ with torch_hidden():
     import tvm_distir as td
 assert "torch" not in sys.modules
 mod = td.zoo.gpt(size="tiny", layers=1)
-report = td.verify(mod, td.strategy.megatron(mod, {"tp": 2}), engine="threads", dispatch="torch")
+plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
+report = td.verify(mod, plan, engine="threads", dispatch="torch")
 assert "torch" in sys.modules and report.equal, report
 """
     done = subprocess.run(

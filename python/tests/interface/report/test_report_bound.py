@@ -22,7 +22,7 @@ from tvm_distir.support.errors.tree import InfeasibleError
 @pytest.fixture(scope="module")
 def analysis() -> Analysis:
     mod = td.zoo.gpt(size="tiny")
-    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     program = td.export(td.distribute(mod, plan))
     system = td.System.load("dgx-a100")
     return analysis_of(td.simulate(program, system), program, system, model="m", command="c")

@@ -197,7 +197,7 @@ def pipeline():
         "zoo:gpt?size=tiny,hidden=4096,heads=8,seq=2048,positions=2048,batch=64"
     ).mod
     step = td.train_step(mod, schedule={"kind": "1f1b", "stages": 2, "micro_batches": 2})
-    plan = td.strategy.make_plan(step, "pipeline:micro_batches=2+megatron", {"pp": 2, "tp": 4})
+    plan = td.planning.make_plan(step, "pipeline:micro_batches=2+megatron", {"pp": 2, "tp": 4})
     return td.export(td.distribute(step, plan))
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
-from tvm_distir.cli import main
-from tvm_distir.errors import SimulationError
+from tvm_distir.interface.command import main
 from tvm_distir.interface.report.results_page import read_steps, results_page
+from tvm_distir.support.errors import SimulationError
 
 MODEL = "zoo:gpt?size=tiny"
 MESHES = ({"dp": 4}, {"dp": 2, "tp": 2})

@@ -157,7 +157,7 @@ def test_attributes_that_do_not_fit_are_refused(said):
 
 def test_a_collective_in_no_local_program_is_refused():
     mod = td.zoo.build("unet", {"size": "tiny", "batch": "4"})
-    local = td.distribute(mod, td.strategy.make_plan(mod, "data_parallel+tensor_parallel", MESH))
+    local = td.distribute(mod, td.planning.make_plan(mod, "data_parallel+tensor_parallel", MESH))
     text = td.to_stablehlo(local, "shard")
     assert "shard.all_reduce" in text
     with pytest.raises(ModelError, match=r"DIST0372 .*tvm_distir\.port"):
@@ -166,7 +166,7 @@ def test_a_collective_in_no_local_program_is_refused():
 
 def test_starts_of_collectives_are_read_as_the_collectives():
     mod = td.zoo.build("mlp", {"batch": "8", "layers": "2", "hidden": "16"})
-    local = td.distribute(mod, td.strategy.make_plan(mod, "data_parallel+tensor_parallel", MESH))
+    local = td.distribute(mod, td.planning.make_plan(mod, "data_parallel+tensor_parallel", MESH))
     split = transform.SplitCollectives()(local)
     assert "_start(" in split.script()
     back = td.from_stablehlo(td.to_stablehlo(split, "shard"), inline=0)
@@ -176,7 +176,7 @@ def test_starts_of_collectives_are_read_as_the_collectives():
 def test_shardy_chooses_the_same_collectives_through_composites():
     pytest.importorskip("jax", reason="the extra jax is not installed")
     mod = td.zoo.build("gpt", {"size": "tiny", "layers": "1", "batch": "4"})
-    plan = td.strategy.make_plan(mod, "data_parallel+tensor_parallel", MESH)
+    plan = td.planning.make_plan(mod, "data_parallel+tensor_parallel", MESH)
     annotated = transform.AnnotateSharding(plan)(mod)
     inputs, worker = draw_inputs(mod, 0), XlaProcess(sys.executable, 4)
     forms = [td.to_stablehlo(annotated, composites=composites) for composites in (True, False)]

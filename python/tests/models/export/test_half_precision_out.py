@@ -59,7 +59,7 @@ def test_the_result_is_the_exact_one_rounded_once(op: str, dtype: str) -> None:
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
     x = np.random.default_rng(0).normal(0.0, 2.0, SHAPE).astype(kind)
     mod = _module(op, dtype)
-    local = td.distribute(mod, td.strategy.make_plan(mod, "data_parallel", {"dp": 2}))
+    local = td.distribute(mod, td.planning.make_plan(mod, "data_parallel", {"dp": 2}))
     (got,) = td.run(local, [x], engine=XlaEngine(sys.executable))
     exact = OPS[op][1](x.astype(np.float64))
     half_step = float(ml_dtypes.finfo(kind).eps) / 2

@@ -20,7 +20,7 @@ MESH = {"dp": 2, "tp": 2}
 
 
 def planned(mod, devices=None):
-    plan = td.strategy.make_plan(mod, "data_parallel+tensor_parallel", MESH)
+    plan = td.planning.make_plan(mod, "data_parallel+tensor_parallel", MESH)
     mesh = plan.meshes[0] if devices is None else replace(plan.meshes[0], device_ids=devices)
     return replace(plan, meshes=(mesh,))
 
@@ -105,7 +105,7 @@ NAMES = ["a mesh", 'q"x"', "1a\\", "p]}>"]
 @pytest.mark.parametrize("form", ["manual", "shard"])
 def test_names_of_meshes_and_axes_are_any(name, form):
     mod = td.zoo.build("mlp", {"batch": "4", "layers": "1", "hidden": "8"})
-    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     mesh = replace(plan.meshes[0], name=name, axes={f"{name}0": 2})
     rules = tuple(replace(rule, mesh=name) for rule in plan.rules)
     local = td.distribute(mod, replace(plan, meshes=(mesh,), rules=rules))
@@ -126,7 +126,7 @@ def test_names_that_xla_does_not_take_are_refused(small):
 def test_xla_takes_names(name):
     pytest.importorskip("jax", reason="the extra jax is not installed")
     mod = td.zoo.build("mlp", {"batch": "4", "layers": "1", "hidden": "8"})
-    plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     mesh = replace(plan.meshes[0], name=name, axes={f"{name}0": 2})
     rules = tuple(replace(rule, mesh=name) for rule in plan.rules)
     named = replace(plan, meshes=(mesh,), rules=rules)

@@ -27,7 +27,7 @@ PORT = 'tvm_distir.port = {{grid = @g, index = 0 : i64, placement = "{}", shape 
 @pytest.fixture(scope="module")
 def mlp():
     mod = td.zoo.build("mlp", {"batch": "4", "layers": "2", "hidden": "32"})
-    return mod, td.strategy.make_plan(mod, "data_parallel+tensor_parallel", MESH)
+    return mod, td.planning.make_plan(mod, "data_parallel+tensor_parallel", MESH)
 
 
 @pytest.fixture(scope="module")

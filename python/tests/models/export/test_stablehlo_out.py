@@ -34,7 +34,7 @@ def small(name, **keys):
 @pytest.fixture(scope="module")
 def gpt():
     mod = small("gpt")
-    return mod, td.strategy.make_plan(mod, "data_parallel+tensor_parallel", MESH)
+    return mod, td.planning.make_plan(mod, "data_parallel+tensor_parallel", MESH)
 
 
 def read_back(mod):
@@ -109,7 +109,7 @@ def test_local_modules_have_collectives(gpt):
 
 def test_manual_computations():
     mod = small("moe")
-    plan = td.strategy.make_plan(mod, "data_parallel+expert_parallel", {"dp": 2, "ep": 2})
+    plan = td.planning.make_plan(mod, "data_parallel+expert_parallel", {"dp": 2, "ep": 2})
     text = td.to_stablehlo(td.distribute(mod, plan))
     assert 'manual_axes={"dp", "ep"}' in text and "use_global_device_ids" in text
     assert "mhlo.num_partitions = 4" in text

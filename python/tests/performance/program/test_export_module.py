@@ -393,7 +393,7 @@ def test_both_sides_of_a_branch_become_functions():
 
 def test_a_program_is_printed_by_function():
     mod = tvm_distir.zoo.gpt(size="tiny")
-    plan = tvm_distir.strategy.make_plan(mod, "megatron", {"tp": 2})
+    plan = tvm_distir.planning.make_plan(mod, "megatron", {"tp": 2})
     program = export(tvm_distir.distribute(mod, plan))
     head, _, _, *rows = str(program).splitlines()
     assert head == "program of 2 devices on mesh0 (tp=2)"

@@ -29,7 +29,7 @@ def step_of(
     model: object, mesh: Mapping[str, int] = MappingProxyType({"dp": 1}), recompute: str = "none"
 ) -> Program:
     step = td.train_step(model, optimizer="adamw", master=True, recompute=recompute)
-    plan = td.strategy.make_plan(step, "data_parallel", dict(mesh))
+    plan = td.planning.make_plan(step, "data_parallel", dict(mesh))
     return td.export(td.distribute(step, plan))
 
 

@@ -33,7 +33,7 @@ def step_of(heads_per_device=4, batch=4, dropout=0.1, recompute="full", dp=2, **
     mesh, names = {"pp": 1, "dp": dp}, "pipeline:micro_batches=2+data_parallel"
     if heads_per_device < 4:
         mesh["tp"], names = 4 // heads_per_device, names + "+megatron"
-    return td.export(td.distribute(step, td.strategy.make_plan(step, names, mesh)))
+    return td.export(td.distribute(step, td.planning.make_plan(step, names, mesh)))
 
 
 @pytest.fixture(scope="module")

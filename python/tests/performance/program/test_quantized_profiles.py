@@ -34,7 +34,7 @@ WEIGHT_SIZES = sorted([HIDDEN**2, HIDDEN * KV, HIDDEN * KV, HIDDEN**2, *[HIDDEN 
 def program(train: bool) -> Program:
     mod = FuseAttention()(td.load_model(MODEL, batch=BATCH).mod)
     step = td.train_step(mod, optimizer="adamw", master=True) if train else mod
-    return td.export(td.distribute(step, td.strategy.make_plan(step, "data_parallel", {"dp": 1})))
+    return td.export(td.distribute(step, td.planning.make_plan(step, "data_parallel", {"dp": 1})))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_large_products_are_faster_in_fewer_bits() -> None:
     mod = td.load_model(f"{model},dtype=bfloat16").mod
     step = td.train_step(mod, optimizer="adamw", master=True)
     created = td.export(
-        td.distribute(step, td.strategy.make_plan(step, "data_parallel", {"dp": 1}))
+        td.distribute(step, td.planning.make_plan(step, "data_parallel", {"dp": 1}))
     )
     for system, profiles in (("h100", TRAINING[:3]), ("b200", TRAINING[2:])):
         plain = td.simulate(created, system).time_s

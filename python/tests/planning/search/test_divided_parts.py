@@ -55,6 +55,6 @@ def test_parts_of_the_data_are_those_of_the_input_that_is_divided_most() -> None
 
 def test_states_are_distinguished_from_weights() -> None:
     step = td.train_step(td.zoo.gpt(size="tiny", layers=1), optimizer="adam")
-    plan = td.strategy.make_plan(step, "zero:stage=1", {"dp": 4})
+    plan = td.planning.make_plan(step, "zero:stage=1", {"dp": 4})
     assert parts_text(step, plan).startswith("data/4 ")
     assert "states/4" in parts_text(step, plan) and "weights" not in parts_text(step, plan)

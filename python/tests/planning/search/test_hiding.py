@@ -53,7 +53,7 @@ class Step:
 def _apart(updated, hidden=0.5):
     """By function the names of the values of which only a part counts."""
     plan = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2}, "rules": []})
-    module = PlacedModule.of(td.transform.AnnotateSharding(plan)(Step))
+    module = PlacedModule.of(td.transforms.AnnotateSharding(plan)(Step))
     key = module.entries["main"]
     hiding = OverlapDiscount(module, key, updated, hidden)
     return {
@@ -129,7 +129,7 @@ def test_no_label_is_dearer_for_what_is_hidden(hidden):
 def test_a_plan_of_such_labels_is_equal_to_one_device():
     step, _ = _gpt_step({"dp": 2, "tp": 2}, [])
     result = auto_shard(step, {"dp": 2, "tp": 2}, QUICK, hidden=0.75)
-    report = td.verify(step, td.strategy.with_updates(step, result.plan()), engine="virtual")
+    report = td.verify(step, td.planning.with_updates(step, result.plan()), engine="virtual")
     assert report.equal and report.collectives
 
 

@@ -22,6 +22,7 @@ from tvm_distir.core.plan.schema import MeshSpec
 from tvm_distir.core.propagation.auto_sharding.memory_bound import TooLargeError
 from tvm_distir.core.propagation.auto_sharding.solver import Labeller
 from tvm_distir.core.propagation.solve.ilp import integer_optimum
+from tvm_distir.core.redistribution import Planner, price_matrix
 from tvm_distir.core.solver.problem import INFINITE, Problem
 from tvm_distir.planning.search.auto_sharding import auto_shard, labeller_of
 from tvm_distir.planning.search.min_marginals import min_marginals
@@ -91,7 +92,7 @@ class Forms:
 def _net(mod, mesh, system):
     """The problem of ``main``, and its constant."""
     spec = MeshSpec("mesh0", mesh)
-    labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), system)
+    labeller = Labeller(td.transforms.AnnotateSharding(Plan((spec,)))(mod), system)
     net = labeller.net("main")
     return labeller.tables, Problem(net.domains, net.factors), net.constant
 
@@ -185,9 +186,9 @@ class TestPlanOfLabels:
 
     def test_nothing_is_decided_again(self, found, plan):
         assert plan == found.plan()
-        local = td.strategy.with_updates(MOE, plan)
+        local = td.planning.with_updates(MOE, plan)
         for each in (plan, local):
-            created = td.transform.pipeline(each, system=QUICK)(MOE)
+            created = td.transforms.pipeline(each, system=QUICK)(MOE)
             assert tvm_ffi.structural_equal(created, found.distribute())
         assert "dist.labels" not in created.attrs
 
@@ -195,7 +196,7 @@ class TestPlanOfLabels:
         schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2}
         step = td.train_step(td.zoo.gpt(size="tiny", batch=4), optimizer="adam", schedule=schedule)
         result = auto_shard(step, {"a": 2}, QUICK, gap=0.01)
-        created = td.transform.pipeline(result.plan(), system=QUICK)(step)
+        created = td.transforms.pipeline(result.plan(), system=QUICK)(step)
         assert tvm_ffi.structural_equal(created, result.distribute())
 
     def test_rules_that_hold_are_annotated(self):
@@ -203,11 +204,11 @@ class TestPlanOfLabels:
         data = {"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules}
         result = auto_shard(Chain, SQUARE, QUICK, fixed=Plan.from_dict(data))
         assert result.plan().labels["rules"] == 1
-        created = td.transform.pipeline(result.plan(), system=QUICK)(Chain)
+        created = td.transforms.pipeline(result.plan(), system=QUICK)(Chain)
         assert tvm_ffi.structural_equal(created, result.distribute())
 
     def test_without_labels_rules_say_nearly_the_same(self, found, plan):
-        created = td.transform.pipeline(plan.by_rules(), system=QUICK)(MOE)
+        created = td.transforms.pipeline(plan.by_rules(), system=QUICK)(MOE)
         times = [
             td.simulate(td.export(x), QUICK, blocking=True).time_s
             for x in (created, found.distribute())
@@ -320,7 +321,7 @@ def test_second_choices_are_the_best_of_all_others(mod):
     for each in result:
         prices = []
         for labels in itertools.product((0, 1, -1), repeat=2):
-            text = td.ir.placement_text(labels)
+            text = td.core.placement_text(labels)
             if text == each.form:
                 continue
             rules = [{"param": each.weight, "placement": text, "stationary": False}]
@@ -408,12 +409,10 @@ class TestWhatIsKept:
 
 def test_changes_of_form_cost_what_the_planner_charges():
     """All pairs at once against one after the other."""
-    planner = td.redistribution.Planner(A100)
+    planner = Planner(A100)
     mesh, shape = (2, 2), (8, 12)
     forms = [x for x in itertools.product([0, 1, -1, -2], repeat=2)]
-    result = td.redistribution.price_matrix(
-        planner.means.costs, shape, "float32", mesh, range(4), forms
-    )
+    result = price_matrix(planner.means.costs, shape, "float32", mesh, range(4), forms)
     for i, before in enumerate(forms):
         for j, after in enumerate(forms):
             if any(y == -2 and x != -2 for x, y in zip(before, after)):

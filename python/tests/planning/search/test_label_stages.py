@@ -109,7 +109,7 @@ class TestSumsInParts:
         assert sent[1] > sent[0]
 
     def test_the_plan_runs_and_is_equal_to_one_device(self, step, tight):
-        plan = td.strategy.with_updates(step, replace(tight.plan(), schedule=IN_TURN))
+        plan = td.planning.with_updates(step, replace(tight.plan(), schedule=IN_TURN))
         report = td.verify(step, Plan.from_dict(plan.to_dict()), engine="threads")
         assert report.equal and report.collectives
 
@@ -140,7 +140,7 @@ class TestMeshesOfTheirOwn:
     def test_the_plan_runs_and_is_equal_to_one_device(self):
         step = _step(self.schedule, 4, "tiny", layers=4)
         labelled = td.auto_shard(step, self.meshes, QUICK, gap=0.01)
-        plan = td.strategy.with_updates(step, replace(labelled.plan(), schedule=self.schedule))
+        plan = td.planning.with_updates(step, replace(labelled.plan(), schedule=self.schedule))
         report = td.verify(step, Plan.from_dict(plan.to_dict()), engine="threads")
         assert report.equal
         kinds = {(each.kind, each.mesh_axis.partition("_")[0]) for each in report.collectives}

@@ -117,7 +117,7 @@ class TestPlans:
         asis = sorted(result.row.why for result in steps.plans if result.row.why)
         assert asis == ["zero:stage=1", "zero:stage=3"]
         for result in steps.plans:
-            plan = td.strategy.with_updates(step, Plan.from_dict(result.plan.to_dict()))
+            plan = td.planning.with_updates(step, Plan.from_dict(result.plan.to_dict()))
             program = td.export(td.distribute(step, plan, system=QUICK))
             assert td.simulate(program, QUICK).time_s == result.time_s
         times = [result.time_s for result in steps.plans]
@@ -154,7 +154,7 @@ class TestPlans:
         compared = search(
             _gpt, 8, QUICK, batch=16, train=ADAM, top=1,
             constraints=Constraints(fixed={"dp": 8} if "zero" in text else {}),
-            compare=(text, lambda mod, mesh, known: td.strategy.make_plan(mod, text, mesh, known)),
+            compare=(text, lambda mod, mesh, known: td.planning.make_plan(mod, text, mesh, known)),
         )  # fmt: skip
         assert compared.baseline is not None
         assert steps.plans[0].time_s <= compared.baseline.time_s
@@ -165,7 +165,7 @@ class TestPlans:
         def make(mod, mesh, known):
             if mesh.get("tp", 1) == 1:
                 raise InternalError("DIST0901", "a bug", place="here", remedy="Report it.")
-            return td.strategy.make_plan(mod, "tensor_parallel", mesh, known)
+            return td.planning.make_plan(mod, "tensor_parallel", mesh, known)
 
         with pytest.raises(InternalError):
             search(
@@ -187,7 +187,7 @@ class TestPlans:
 
     def test_a_plan_that_does_not_fit_is_compared_with_but_not_given(self):
         step = td.train_step(_gpt(16), **ADAM)
-        plan = td.strategy.make_plan(step, "data_parallel", {"dp": 4}, QUICK)
+        plan = td.planning.make_plan(step, "data_parallel", {"dp": 4}, QUICK)
         peak = td.simulate(td.export(td.distribute(step, plan, system=QUICK)), QUICK)
         result = search(
             _gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", plan),
@@ -217,7 +217,7 @@ class TestPlans:
     def test_plans_run_and_are_equal_to_one_device(self, steps):
         step = td.train_step(_gpt(16), **ADAM)
         result = steps.plans[0]
-        plan = td.strategy.with_updates(step, result.plan)
+        plan = td.planning.with_updates(step, result.plan)
         report = td.verify(step, plan, engine="virtual")
         assert report.equal and report.collectives
 
@@ -247,7 +247,7 @@ class TestMicroBatches:
         step = td.train_step(
             _short(32 // best.plan.schedule.micro_batches), schedule=best.plan.schedule, **ADAM
         )
-        plan = td.strategy.with_updates(step, Plan.from_dict(best.plan.to_dict()))
+        plan = td.planning.with_updates(step, Plan.from_dict(best.plan.to_dict()))
         program = td.export(td.distribute(step, plan, system=QUICK))
         assert td.simulate(program, QUICK).time_s == best.time_s
         assert td.verify(step, plan, engine="virtual").equal
@@ -308,7 +308,7 @@ class TestStages:
             schedule = each.plan.schedule
             model = _short(8 // schedule.micro_batches)
             step = td.train_step(model, schedule=schedule, **ADAM)
-            plan = td.strategy.with_updates(step, each.plan)
+            plan = td.planning.with_updates(step, each.plan)
             assert td.verify(step, plan, engine="virtual").equal
             program = td.export(td.distribute(step, plan, system=QUICK))
             assert td.simulate(program, QUICK).time_s == each.time_s
@@ -514,7 +514,7 @@ class TestStageDevices:
         passed = found.plans[0].plan
         model = self.model(16 // passed.schedule.micro_batches)
         step = td.train_step(model, schedule=passed.schedule, **ADAM)
-        local = td.distribute(step, td.strategy.with_updates(step, passed), system=QUICK)
+        local = td.distribute(step, td.planning.with_updates(step, passed), system=QUICK)
         inputs = draw_inputs(step, 3)
         want = td.run(local, inputs, engine="virtual")
         deployed = td.deploy(local, tmp_path / "deployed")
@@ -531,7 +531,7 @@ class TestStageDevices:
         assert inputs.schedule.meshes == ("mesh1", "mesh0")
         model = self.model(16 // inputs.schedule.micro_batches)
         step = td.train_step(model, schedule=inputs.schedule, **ADAM)
-        plan = td.strategy.with_updates(step, inputs)
+        plan = td.planning.with_updates(step, inputs)
         program = td.export(td.distribute(step, plan, system=QUICK))
         assert td.simulate(program, QUICK).time_s == best.time_s
         report = td.verify(step, plan, engine="threads")

@@ -15,8 +15,8 @@ BOUND_S = 6.0
 def test_the_longest_plan_of_four_flat_layers():
     sizes = {"size": "tiny", "layers": "4", "batch": "8"}
     step = td.train_step(td.zoo.build("gpt", sizes), optimizer="adamw")
-    flat = td.transform.InlinePrivateFunctions()(step)
+    flat = td.transforms.InlinePrivateFunctions()(step)
     start = time.process_time()
-    plan = td.strategy.make_plan(flat, "fsdp+tensor_parallel+sequence", {"dp": 2, "tp": 4})
+    plan = td.planning.make_plan(flat, "fsdp+tensor_parallel+sequence", {"dp": 2, "tp": 4})
     assert time.process_time() - start < BOUND_S
     assert any(rule.kind == "value" for rule in plan.rules)

@@ -17,12 +17,12 @@ import tvm_distir as td
 from tvm_distir.core.ir.segments import Segments
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.rewriting.tuple_parameters import open_tuples
-from tvm_distir.errors import EngineError, ModelError, PlanError
 from tvm_distir.execution.deployment import safetensors
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.io_layout import read_port
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.models.export.stablehlo import to_stablehlo
+from tvm_distir.support.errors import EngineError, ModelError, PlanError
 
 HEADS, GROUPS, SIZE, WIDTH, HIDDEN = 4, 2, 8, 32, 48
 FUSED = (HEADS + 2 * GROUPS) * SIZE
@@ -81,7 +81,7 @@ def collectives(mod: ir.IRModule) -> dict[str, int]:
 def test_megatron_divides_fused_weights(heads_first: bool, engine: str) -> None:
     """A layer has an all-reduce behind attention and one behind the feed-forward, and is equal."""
     mod = exported(heads_first)
-    plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
     rules = {rule.name: rule for rule in plan.rules}
     sizes = (HEADS * SIZE, GROUPS * SIZE, GROUPS * SIZE)
     assert rules["qkv_proj_weight"].segments == sizes
@@ -95,7 +95,7 @@ def test_undivided_heads_stay_replicated() -> None:
     """Four devices do not divide two key heads: the projection is replicated, with a warning."""
     mod = exported()
     with pytest.warns(UserWarning, match="the devices do not divide each of them"):
-        plan = td.strategy.make_plan(rename(mod), "megatron", {"tp": 4})
+        plan = td.planning.make_plan(rename(mod), "megatron", {"tp": 4})
     (rule,) = (r for r in plan.rules if r.name.endswith("qkv_proj_weight"))
     assert rule.segments == () and rule.placement == (-1,)
     assert td.verify(rename(mod), plan).equal
@@ -115,7 +115,7 @@ def rename(mod: ir.IRModule) -> ir.IRModule:
 def test_segments_with_data_parallel_and_json() -> None:
     """Segments survive the composition of strategies and the JSON form of a plan."""
     mod = exported()
-    plan = td.strategy.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
+    plan = td.planning.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
     again = Plan.from_dict(plan.to_dict())
     assert again == plan
     assert any(rule.segments for rule in again.rules)
@@ -178,7 +178,7 @@ def test_damaged_segments_are_refused() -> None:
 def test_deployed_shards_of_fused_weights(tmp_path: Path) -> None:
     """A deployed folder holds the parts of every segment, from arrays and from a file."""
     mod = exported()
-    dist = td.distribute(mod, td.strategy.make_plan(mod, "megatron", {"tp": 2}))
+    dist = td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": 2}))
     values = draw_inputs(mod, 0)
     names = [str(p["name"]) for p in dist["forward"].attrs["dist.io"]["inputs"]]
     weights = dict(zip(names, values, strict=True))
@@ -197,6 +197,6 @@ def test_deployed_shards_of_fused_weights(tmp_path: Path) -> None:
 def test_no_form_in_stablehlo() -> None:
     """A program whose inputs are interleaved is refused, and not written with other weights."""
     mod = exported()
-    dist = td.distribute(mod, td.strategy.make_plan(mod, "megatron", {"tp": 2}))
+    dist = td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": 2}))
     with pytest.raises(ModelError, match="DIST0380"):
         to_stablehlo(dist)

@@ -15,8 +15,8 @@ from tvm.relax.frontend.nn import Tensor, op
 
 import tvm_distir as td
 from tvm_distir.core.rewriting.entries import keep_entry
-from tvm_distir.errors import PlanError
 from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.support.errors import PlanError
 
 WIDTH, HIDDEN, WORDS = 64, 128, 32
 GROUP = 32
@@ -87,7 +87,7 @@ def placements(mod: ir.IRModule, entry: str) -> dict[str, str]:
 def test_megatron_shards_packed_weights(quantized: bool) -> None:
     """Both entries are equal, and have the same placement of a weight that only one reads."""
     mod = exported(quantized)
-    plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
     for entry in ("embed", "forward"):
         assert td.verify(mod, plan, entry=entry).equal
     dist = td.distribute(mod, plan)
@@ -107,7 +107,7 @@ def test_strategies_of_packed_weights(strategy: str) -> None:
     axis = "tp" if strategy == "tensor_parallel" else "dp"
     entry = "embed" if strategy.startswith("zero") else "forward"
     mod = keep_entry(mod, entry)
-    plan = td.strategy.make_plan(mod, strategy, {axis: 2})
+    plan = td.planning.make_plan(mod, strategy, {axis: 2})
     assert td.verify(mod, plan).equal
     known = placements(td.distribute(mod, plan), entry)
     sharded = [name for name, placement in known.items() if placement != "R"]
@@ -121,11 +121,11 @@ def test_batch_of_one_names_the_option() -> None:
     """A batch of 1 whose tokens lie along dim 1 is refused with the option that shards them."""
     mod = keep_entry(exported(), "forward")
     with pytest.raises(PlanError, match="data_parallel:dim=1"):
-        td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
+        td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     with pytest.raises(PlanError, match="DIST0231"):
-        td.strategy.make_plan(mod, "data_parallel:dim=-1", {"dp": 2})
+        td.planning.make_plan(mod, "data_parallel:dim=-1", {"dp": 2})
     with pytest.raises(PlanError, match="at least 4 dims"):
-        td.strategy.make_plan(mod, "data_parallel:dim=3", {"dp": 2})
+        td.planning.make_plan(mod, "data_parallel:dim=3", {"dp": 2})
 
 
 def test_words_mean_weights() -> None:
@@ -145,5 +145,5 @@ def test_words_mean_weights() -> None:
 def test_half_precision_words_are_verified() -> None:
     """A float16 model of int4 words has finite values, and is verified."""
     mod = exported(quantized=True, dtype="float16")
-    plan = td.strategy.make_plan(mod, "megatron", {"tp": 2})
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
     assert td.verify(mod, plan, entry="forward").equal

@@ -15,6 +15,7 @@ import tvm_distir as td
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.notes import Pipeline
+from tvm_distir.execution.runtime import entries
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import DistIRError
 from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule
@@ -37,7 +38,7 @@ def test_ranks_lie_where_the_mesh_has_them() -> None:
     assert plan.schedule is not None
     assert plan.schedule.devices == ((0, 2), (1, 3))
     local = ExpandSchedule()(td.distribute(_step(), plan))
-    owners = {e.function: e.ranks for e in td.runtime.entries(local)}
+    owners = {e.function: e.ranks for e in entries(local)}
     assert owners == {"main_mesh0": (0, 2), "main_mesh1": (1, 3)}
 
 

@@ -124,8 +124,8 @@ def test_a_constant_may_be_a_term_of_a_sum() -> None:
     mod = builder.get()
     rules = [{"param": "w", "placement": "S[0]"}, {"param": "v", "placement": "R"}]
     others = {"schema_version": 1, "mesh": {"tp": 4}, "rules": rules}
-    dist = td.transform.PropagateSharding()(
-        td.transform.AnnotateSharding(td.Plan.from_dict(others))(mod)
+    dist = td.transforms.PropagateSharding()(
+        td.transforms.AnnotateSharding(td.Plan.from_dict(others))(mod)
     )
     assert "R.dist.partial(R.dist.const(" in dist.script()
     plan = strategy.sequence(mod, {"tp": 4}, others=td.Plan.from_dict(others))

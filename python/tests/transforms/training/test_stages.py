@@ -27,6 +27,7 @@ from tvm_distir.core.plan.schedules.notes import Pipeline
 from tvm_distir.core.plan.schedules.orders import ORDERS
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schema import MeshSpec, PlanRule
+from tvm_distir.execution.runtime import entries
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import compose, make_plan
@@ -113,7 +114,7 @@ def test_activations_in_flight_while_running(kind: str, most: list[int]) -> None
 @pytest.mark.parametrize("engine", ["threads", "processes", "mpi"])
 def test_engines_agree(engine: str) -> None:
     _, values, expected = _whole(tied=True)
-    chosen = td.runtime.engine(engine)
+    chosen = td.execution.engine(engine)
     try:
         chosen.check_available()
     except DependencyError as missing:
@@ -186,7 +187,7 @@ def test_stages_on_meshes_of_their_own() -> None:
     plan = Plan((wide, narrow), tuple(rules), schedule=Schedule.resolve(schedule))
     programs = ExpandSchedule()(td.distribute(step, Plan.from_dict(plan.to_dict())))
     check_level(programs, 5)
-    ranks = [entry.ranks for entry in td.runtime.entries(programs)]
+    ranks = [entry.ranks for entry in entries(programs)]
     assert ranks == [(0, 1, 2, 3), (10, 11)]
     assert_close(td.run(programs, values, engine="virtual"), expected)
 

@@ -3,7 +3,3 @@
 """Legalize redistributions to collectives and make reductions explicit (level 3 to level 4)."""
 
 from __future__ import annotations
-
-from tvm_distir.core.redistribution.planner import plan_steps
-
-__all__ = ["plan_steps"]

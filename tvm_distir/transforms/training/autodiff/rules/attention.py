@@ -3,7 +3,7 @@
 """Define the gradient of attention: one op that reads the result and its log-sum-exp.
 
 Only these two are saved beside the operands (Dao et al. 2022, "FlashAttention", appendix B).
-``nn.attention`` has no log-sum-exp: :func:`tvm_distir.transform.FuseAttention` turns it
+``nn.attention`` has no log-sum-exp: :func:`tvm_distir.transforms.FuseAttention` turns it
 into ``R.dist.attention`` before a training step is made, and what is differentiated otherwise
 computes it again.
 """
