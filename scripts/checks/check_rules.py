@@ -4,9 +4,10 @@
 """Validate the sharding rules of this checkout by execution: every op, every case, every placement.
 
 Usage: scripts/checks/check_rules.py [WORD ...] [--op NAME] [--missing] [--lowered]
-As ``python -m tvm_distir.execution.rule_validation``, on the sources beside this script whatever
-else is installed. With --lowered each sharded call is also lowered by the passes and run on virtual
-devices (minutes). Prints "N ops, M cases, ..., W wrong"; exits 1 when something is wrong.
+Rules of installed packages are included, as by ``python -m tvm_distir.execution.rule_validation``.
+The sources are those beside this script whatever else is installed. With --lowered each sharded
+call is also lowered by the passes and run on virtual devices (minutes). Prints "N ops, M cases,
+..., W wrong"; exits 1 when something is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "python")]
 
 
 def lowered(words: list[str], ops: list[str]) -> int:
@@ -29,10 +30,8 @@ def lowered(words: list[str], ops: list[str]) -> int:
     ops : list of str
         Ops of the cases; all ops if empty.
     """
-    sys.path.insert(0, str(ROOT / "python"))
+    from tests.core.ops.rule_cases.all_cases import TABLE
     from tests.core.ops.rule_lowered import NOT_LOWERED, check_lowered
-
-    from tvm_distir.execution.rule_validation.table.all_cases import TABLE
 
     ran = differ = 0
     for case in TABLE:
@@ -57,10 +56,12 @@ def main() -> int:
     if result != ROOT / "tvm_distir":
         print(f"check_rules: {result} was imported, not {ROOT / 'tvm_distir'}", file=sys.stderr)
         return 2
+    from tests.core.ops.rule_cases.all_cases import TABLE, UNPROVED
+
     from tvm_distir.execution.rule_validation.__main__ import main as validate
 
     arguments = [a for a in sys.argv[1:] if a != "--lowered"]
-    code = validate(arguments)
+    code = validate(arguments, TABLE, UNPROVED)
     if "--lowered" in sys.argv[1:]:
         parser = argparse.ArgumentParser()
         parser.add_argument("words", nargs="*")

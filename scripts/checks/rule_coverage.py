@@ -13,7 +13,13 @@ Exits 1 when a call of MODEL has no rule.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+
+from tests.core.ops.rule_cases.all_cases import TABLE, UNPROVED
 
 from tvm_distir.core.ops.cover import call_coverage, op_coverage, table
 from tvm_distir.core.ops.factor import Rule
@@ -31,8 +37,6 @@ def _reasons(rules: list[Rule]) -> list[str]:
 
 def print_ops() -> int:
     """Print the table of all ops."""
-    from tvm_distir.execution.rule_validation.table.all_cases import TABLE, UNPROVED
-
     rules: dict[str, list[Rule]] = {}
     for case in TABLE:
         rules.setdefault(case.op, []).append(case.rule())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -20,11 +21,14 @@ import numpy as np
 import tvm
 from tvm import relax
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+
+from tests.core.ops.rule_cases.all_cases import TABLE
+
 import tvm_distir as td
 from tvm_distir.core.ir.types import flat_types
 from tvm_distir.core.rewriting.calls import leaves_of
 from tvm_distir.execution.rule_validation.draws import small
-from tvm_distir.execution.rule_validation.table.all_cases import TABLE
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.xla.process import XlaProcess, running
 from tvm_distir.support.errors.tree import DistIRError

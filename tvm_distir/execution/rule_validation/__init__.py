@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Validate sharding rules by execution: local forms on shards against the full call.
 
-``python -m tvm_distir.execution.rule_validation`` validates the rules of the sources from which it
-is run, and those of installed packages. The runtime is not involved: the calls of a local form are
-compiled by TVM, and the communication of the devices is interpreted with NumPy, all devices in
-lockstep.
+``python -m tvm_distir.execution.rule_validation`` validates the rules of installed packages by
+their examples, ``scripts/checks/check_rules.py`` of the sources also those that ship. The runtime
+is not involved: the calls of a local form are compiled by TVM, and the communication of the devices
+is interpreted with NumPy, all devices in lockstep.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Validate sharding rules by execution, those of installed packages included.
+"""Validate sharding rules of installed packages by execution.
 
-Each call of the table is run on the shards of its operands, along every factor of its rule over 2
-and 3 devices, by the local form that lowering writes; and so is every operand group that the
-rule declares linear. Joined results are compared with the full call.
+Each call of a rule's examples is run on the shards of its operands, along every factor of its rule
+over 2 and 3 devices, by the local form that lowering writes; and so is every operand group that
+the rule declares linear. Joined results are compared with the full call.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from tvm_distir.execution.rule_validation.table.all_cases import all_cases
-
+from .cases import Case, all_cases
 from .missing import missing
 from .proof import CHUNK, Proof, prove
 
@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tvm_distir.execution.rule_validation",
         description=(__doc__ or "").split("\n", 1)[0],
+        epilog="scripts/checks/check_rules.py of the sources validates the rules that ship.",
     )
     parser.add_argument(
         "names", nargs="*", metavar="WORD", help="select cases whose name contains this word"
@@ -38,10 +39,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command: 0 where all held, 1 where something is wrong or not validated."""
+def main(
+    arguments: Sequence[str] | None = None,
+    shipped: Sequence[Case] = (),
+    reasons: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Run the command: 0 where all held, 1 where something is wrong or nothing was run.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Those of the process by default.
+    shipped : sequence of Case
+        Cases of the rules that ship, which are in the tests.
+    reasons : mapping of str to str
+        Ops that no case of these proves, and why not.
+    """
     options = _parser().parse_args(arguments)
-    cases, unproved = all_cases()
+    cases, unproved = all_cases(shipped, reasons)
     everything = not options.names and not options.op
     chosen = [
         c

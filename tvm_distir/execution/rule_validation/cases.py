@@ -1,17 +1,28 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define the calls by which rules are validated."""
+"""Define and gather the calls by which rules are validated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax
 
-from tvm_distir.core import Rule, leaves_of, rule_of, static_shape, tensor_args
+from tvm_distir.core import (
+    Rule,
+    leaves_of,
+    load_entry_points,
+    own_ops,
+    registered_ops,
+    registration_of,
+    rule_of,
+    static_shape,
+    tensor_args,
+)
 
 from .draws import Draw, small
 
@@ -101,3 +112,49 @@ def case(
     )
     name = f"{str(call.op.name).removeprefix('relax.')} {shapes or '-'}"
     return Case(name, call, draws or {}, tolerance, fills=fills or {}, numpy=numpy)
+
+
+def numbered(cases: Iterable[Case]) -> list[Case]:
+    """Return the same cases under distinct names."""
+    seen: Counter[str] = Counter()
+    result = []
+    for c in cases:
+        seen[c.name] += 1
+        again = seen[c.name] > 1
+        result.append(replace(c, name=f"{c.name} #{seen[c.name]}") if again else c)
+    return result
+
+
+def all_cases(
+    shipped: Sequence[Case], unproved: Mapping[str, str]
+) -> tuple[list[Case], dict[str, str]]:
+    """Return the cases of shipped rules, and those that packages and users have registered.
+
+    Parameters
+    ----------
+    shipped : sequence of Case
+        Cases of the rules that ship. Without any, ops with such a rule are left out.
+    unproved : mapping of str to str
+        Ops that no case of these proves, and why not.
+
+    Returns
+    -------
+    cases : list of Case
+        The cases. Where a rule that ships is replaced, only those of its registration are returned.
+    unproved : dict of str to str
+        Ops with a hand-written rule that no case proves, and why not.
+    """
+    load_entry_points()
+    shipped_ops = own_ops()
+    cases = [c for c in shipped if c.op in shipped_ops or registration_of(c.op) is None]
+    for name in registered_ops():
+        registration = None if name in shipped_ops else registration_of(name)
+        if registration is not None and registration.examples is not None:
+            cases += [c for c in registration.examples() if c.op == name]
+    named = {c.op for c in cases}
+    reasons = {
+        name: unproved.get(name, "its registration has no examples")
+        for name in (*registered_ops(), *unproved)
+        if name not in named and (shipped or name not in shipped_ops)
+    }
+    return numbered(cases), reasons

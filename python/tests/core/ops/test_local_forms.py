@@ -11,6 +11,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
+from tests.core.ops.rule_cases.all_cases import TABLE
 from tvm_distir.core.ops import registry
 from tvm_distir.core.ops.draft import Draft
 from tvm_distir.core.ops.lookup import rule_of
@@ -21,7 +22,6 @@ from tvm_distir.execution.rule_validation.cases import Case, var
 from tvm_distir.execution.rule_validation.machine import Machine
 from tvm_distir.execution.rule_validation.program import local_program
 from tvm_distir.execution.rule_validation.proof import prove
-from tvm_distir.execution.rule_validation.table.all_cases import TABLE
 from tvm_distir.support.errors.tree import PropagationError
 
 op = relax.op

@@ -12,6 +12,7 @@ import dataclasses
 import pytest
 from tvm.relax import op
 
+from tests.core.ops.rule_cases.all_cases import TABLE, UNPROVED, WHOLE, quick
 from tests.core.ops.rule_lowered import check_lowered, exchanges
 from tvm_distir.core.ops import registry
 from tvm_distir.core.ops.cover import op_coverage
@@ -19,7 +20,6 @@ from tvm_distir.core.ops.factor import Factor
 from tvm_distir.execution.rule_validation.cases import Case, var
 from tvm_distir.execution.rule_validation.draws import index_below
 from tvm_distir.execution.rule_validation.proof import prove
-from tvm_distir.execution.rule_validation.table.all_cases import TABLE, UNPROVED, WHOLE, quick
 
 INT = "int64"
 #: Ops whose rules do not say that they are linear, though they are.

@@ -12,10 +12,10 @@ import tvm_ffi
 from tvm import ir, relax
 
 import tvm_distir as td
+from tests.core.ops.rule_cases.all_cases import TABLE
 from tvm_distir import transforms as transform
 from tvm_distir.core import WRITTEN_OPS
 from tvm_distir.core.rewriting.calls import leaves_of
-from tvm_distir.execution.rule_validation.table.all_cases import TABLE
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.xla.process import XlaProcess
 from tvm_distir.execution.verification.random_inputs import draw_inputs

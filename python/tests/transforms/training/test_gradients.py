@@ -10,13 +10,13 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tests.core.ops.rule_cases.all_cases import TABLE, UNPROVED
 from tests.transforms.training import gradient_harness as h
 from tests.transforms.training.gradient_cases import CASES
 from tvm_distir.core.ops.cover import op_coverage
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.execution.rule_validation.cases import case, var
-from tvm_distir.execution.rule_validation.table.all_cases import TABLE, UNPROVED
 from tvm_distir.support.errors.tree import ModelError
 from tvm_distir.transforms.training.autodiff.rules.unmoved import MARKS, STEPS, UNKNOWN
 
