@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python"))
 SLOW = (
     "search ",
     "sweep ",
@@ -109,10 +110,10 @@ def write_files(folder: Path) -> None:
     """Write small files of the names that pages use, the plain ones first."""
     import numpy as np
     import onnx
+    from tests.models import gpt2_onnx
 
     import tvm_distir as td
     from tvm_distir.execution.deployment import safetensors
-    from tvm_distir.models.onnx import gpt2
 
     several = HEAD + "class Module:\n"
     single = several + FUNCTION.format(name="main", rows=8)
@@ -124,8 +125,8 @@ def write_files(folder: Path) -> None:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     small = dict(hidden=64, heads=8, vocab=512, positions=64)
-    onnx.save(gpt2.build(**small, batch=8), str(folder / "model.onnx"))
-    onnx.save(gpt2.build(**small, batch=8), str(folder / "resnet50.onnx"))
+    onnx.save(gpt2_onnx.build(**small, batch=8), str(folder / "model.onnx"))
+    onnx.save(gpt2_onnx.build(**small, batch=8), str(folder / "resnet50.onnx"))
     named = td.models.load_weights(str(folder / "model.onnx"))
     described = {n: (tuple(w.shape), str(w.dtype)) for n, w in named.items()}
     safetensors.write(folder / "model.safetensors", described, named.__getitem__)

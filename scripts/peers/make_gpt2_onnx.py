@@ -14,7 +14,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from tvm_distir.models.onnx import gpt2
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+
+from tests.models import gpt2_onnx
+
 from tvm_distir.support.errors.tree import DistIRError
 
 
@@ -37,7 +40,7 @@ def main() -> int:
     options = vars(parser.parse_args())
     output: Path = options.pop("output")
     try:
-        model = gpt2.build(**options)
+        model = gpt2_onnx.build(**options)
         output.write_bytes(model.SerializeToString())
     except DistIRError as error:
         print(error, file=sys.stderr)

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 import tvm_distir as td
+from tests.models import gpt2_onnx
 from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.models.onnx import gpt2
 from tvm_distir.planning import strategies as strategy
 
 pytestmark = pytest.mark.optimized  # these run as users do
@@ -72,7 +72,7 @@ def gpt2_models():
 
 def _gpt2_onnx(folder):
     path = folder / "gpt2.onnx"
-    onnx.save(gpt2.build(vocab=50257, **GPT2), str(path))
+    onnx.save(gpt2_onnx.build(vocab=50257, **GPT2), str(path))
     return td.from_onnx(str(path))
 
 

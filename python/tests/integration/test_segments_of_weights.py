@@ -15,7 +15,7 @@ import pytest
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir.models.onnx import gpt2
+from tests.models import gpt2_onnx
 from tvm_distir.planning.study import Study
 from tvm_distir.support.errors import ModelError
 
@@ -103,7 +103,7 @@ def test_layers_of_a_file_are_functions_with_the_collectives_of_a_flat_graph(
 ) -> None:
     sizes = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 32, "positions": 8, "seq": 4}
     file = tmp_path / "gpt2.onnx"
-    onnx.save(gpt2.build(**sizes, fused_qkv=True), file)
+    onnx.save(gpt2_onnx.build(**sizes, fused_qkv=True), file)
     study = Study(str(file), strategy="megatron", mesh={"tp": 2})
     assert "layer" in {str(gv.name_hint) for gv in study.source.mod.functions}
     report = td.verify(study.source.mod, study.step_plan)

@@ -14,11 +14,11 @@ import onnx
 import pytest
 import tvm_ffi
 
+from tests.models import gpt2_onnx
 from tvm_distir.execution.verification.input_specs import input_specs
 from tvm_distir.models import zoo
 from tvm_distir.models.common.spec import check_model
 from tvm_distir.models.model import load_model
-from tvm_distir.models.onnx import gpt2
 from tvm_distir.support.errors.tree import ModelError
 
 SMALL = dict(layers=1, hidden=8, heads=2, vocab=19, positions=8)
@@ -39,7 +39,7 @@ def test_zoo_strings():
 
 def test_onnx_strings(tmp_path):
     path = tmp_path / "m.onnx"
-    proto = gpt2.build(**SMALL, seq=4, batch="batch")
+    proto = gpt2_onnx.build(**SMALL, seq=4, batch="batch")
     path.write_bytes(proto.SerializeToString())
     model = load_model(str(path), batch=3)
     assert (model.name, model.kind, shape_of(model.mod)) == ("m", "onnx", (3, 4))

@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
+from tests.models import gpt2_onnx
 from tvm_distir.execution.verification.input_specs import input_specs
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.models.model import from_onnx, load_weights
-from tvm_distir.models.onnx import gpt2
 from tvm_distir.models.onnx.input_shapes import static_shapes
 from tvm_distir.models.onnx.resolve import resolve
 from tvm_distir.models.onnx.skeleton import strip_weights
@@ -72,7 +72,7 @@ def rows_agree(model, batch, data):
 
 @pytest.mark.parametrize(("batch", "fused"), [(1, False), (1, True), (2, True), ("batch", True)])
 def test_gpt2_at_another_batch_equals_the_reference(batch, fused):
-    model = gpt2.build(**SMALL, batch=batch, fused_qkv=fused)
+    model = gpt2_onnx.build(**SMALL, batch=batch, fused_qkv=fused)
     onnx.checker.check_model(model, full_check=True)
     rng = np.random.default_rng(0)
     for tensor in model.graph.initializer:  # larger than GPT-2's own, so that errors show
@@ -83,7 +83,7 @@ def test_gpt2_at_another_batch_equals_the_reference(batch, fused):
 
 
 def test_gpt2_has_the_published_vocabulary_and_weights_as_parameters():
-    model = gpt2.build(layers=1, hidden=8, heads=2)
+    model = gpt2_onnx.build(layers=1, hidden=8, heads=2)
     mod = from_onnx(model, batch=2)
     specs = {spec.name: spec for spec in input_specs(mod)}
     assert specs["wte.weight"].shape == (50257, 8)
@@ -170,7 +170,7 @@ def with_batch(model, batch):
 
 
 def test_another_batch_keeps_a_valid_model_with_weights():
-    model = gpt2.build(**SMALL, batch=1)
+    model = gpt2_onnx.build(**SMALL, batch=1)
     wide = with_batch(model, 4)
     onnx.checker.check_model(wide, full_check=True)
     ids = np.random.default_rng(1).integers(0, 41, (4, 8))

@@ -18,9 +18,9 @@ from tvm.relax.training import AppendLoss
 from tvm.relax.training.loss import MSELoss
 
 import tvm_distir as td
+from tests.models import gpt2_onnx
 from tests.transforms.outline_harness import calls, run
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.models.onnx import gpt2
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.transforms.inline.passes import InlinePrivateFunctions
 from tvm_distir.transforms.outline.outliner import OutlineRepeatedLayers
@@ -33,7 +33,7 @@ DP_TP = ("data_parallel+megatron", {"dp": 2, "tp": 2})
 
 def onnx_gpt2_file(folder: Path) -> ir.IRModule:
     path = folder / "gpt2.onnx"
-    onnx.save(gpt2.build(**SMALL), str(path))
+    onnx.save(gpt2_onnx.build(**SMALL), str(path))
     return td.from_onnx(str(path))
 
 
