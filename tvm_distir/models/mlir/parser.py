@@ -12,7 +12,6 @@ from tvm_distir.support import ModelError
 from .attributes import NAME, STRING, SYMBOL, VALUE, Attributes, read_symbol
 from .pretty import DIALECTS, PrettyForms
 from .scanner import Scanner
-from .shard_forms import ShardForms, is_shard, renamed
 from .tree import Argument, Module, Opaque, Operation, RegionBlock, Type
 
 _LABEL = re.compile(r"\^[\w$.\-]+")
@@ -50,7 +49,6 @@ class _Parser:
         self._scan = scan
         self._attributes = Attributes(scan)
         self._pretty = PrettyForms(scan, self._attributes, self._region, self._argument)
-        self._shard = ShardForms(scan, self._attributes)
         self._locations: dict[str, str] = {}
 
     def module(self) -> Module:
@@ -101,7 +99,6 @@ class _Parser:
             operation = self._generic(quoted.group(1))
         else:
             operation = self._named(scan.word(NAME, "an operation"), results)
-        operation = renamed(operation)
         operation.line, operation.results = line, results
         operation.location = self._location() or operation.location
         if len(results) != len(operation.result_types):
@@ -130,8 +127,6 @@ class _Parser:
             return self._function()
         if name in ("return", "call", "func.return", "func.call"):
             name = f"func.{name.rpartition('.')[2]}"
-        elif is_shard(name):
-            return self._shard.operation(name)
         elif name.partition(".")[0] not in DIALECTS:
             raise self._scan.unknown(name)
         return self._pretty.operation(name, len(results))

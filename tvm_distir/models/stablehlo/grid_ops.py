@@ -15,7 +15,7 @@ from tvm_distir.core.ir import ops
 from tvm_distir.models.mlir.tree import Operation
 
 from .emitter import Emitter
-from .grids import KINDS, Grids, GridStep, Placed
+from .grids import Grids, GridStep, Placed
 from .shardings import split_axes
 from .translated_values import TranslatedTensor, UnsupportedOperation, constant, typed
 
@@ -32,9 +32,6 @@ def shard_results(
     UnsupportedOperation
         What no op of ours says.
     """
-    for name, value in operation.attributes.items():
-        if isinstance(value, list) and any(isinstance(item, str) for item in value):
-            raise UnsupportedOperation(f"{name} that are computed")
     results = CONVERTERS[operation.name](GridStep(grids, operation, operands, write))
     return results if isinstance(results, list) else [results]
 
@@ -55,12 +52,10 @@ def _shard(step: GridStep) -> TranslatedTensor:
 
 
 def _all_reduce(step: GridStep) -> TranslatedTensor:
-    """Translate a reduction; that to a single process gives all the same result."""
     mesh, axes = step.mesh()
     if not axes:
         return step.write.value(step.operand())
-    reduced = ops.all_reduce(step.operand(), mesh, sorted(axes), KINDS[step.kind])
-    return step.averaged(step.emit(reduced), mesh, axes)
+    return step.emit(ops.all_reduce(step.operand(), mesh, sorted(axes), step.kind))
 
 
 def _along(step: GridStep, make: Callable[[Any, Any, Any], Any]) -> TranslatedTensor:
@@ -87,10 +82,8 @@ def _all_to_all(step: GridStep) -> TranslatedTensor:
 
 
 def _reduce_scatter(step: GridStep) -> TranslatedTensor:
-    dim, kind = step.number("scatter_axis"), KINDS[step.kind]
-    scattered = _along(step, lambda x, mesh, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
-    mesh, axes = step.mesh()
-    return step.averaged(scattered, mesh, axes) if axes else scattered
+    dim, kind = step.number("scatter_axis"), step.kind
+    return _along(step, lambda x, mesh, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
 
 
 def _shift(step: GridStep) -> TranslatedTensor:
@@ -100,23 +93,6 @@ def _shift(step: GridStep) -> TranslatedTensor:
         raise UnsupportedOperation(f"the axis {axis} of a grid of {len(mesh_shape(mesh))}")
     ring = bool(step.operation.attributes.get("rotate", False))
     return step.emit(ops.collective_permute(step.operand(), mesh, axis, offset, wrap=ring))
-
-
-def _broadcast(step: GridStep) -> TranslatedTensor:
-    """Translate a broadcast as a sum with a single nonzero term."""
-    mesh, axes = step.mesh()
-    if not axes:
-        return step.write.value(step.operand())
-    return step.emit(ops.all_reduce(step.of_root(mesh, axes), mesh, sorted(axes)))
-
-
-def _scatter(step: GridStep) -> TranslatedTensor:
-    """Translate a scatter as a sliced sum with a single nonzero term."""
-    mesh, axes = step.ordered()
-    if not axes:
-        return step.write.value(step.operand())
-    dim, along = step.number("scatter_axis"), axes[0] if len(axes) == 1 else axes
-    return step.emit(ops.reduce_scatter(step.of_root(mesh, axes), mesh, along, dim))
 
 
 def _axes_of(step: GridStep) -> tuple[Any, list[int], list[int]]:
@@ -143,18 +119,11 @@ def _number(step: GridStep) -> TranslatedTensor:
     return step.write.value(index)
 
 
-def _sizes(step: GridStep) -> list[TranslatedTensor]:
-    _, sizes, axes = _axes_of(step)
-    return [TranslatedTensor(constant(sizes[axis], "int64"), ()) for axis in axes]
-
-
 def _integer(step: GridStep) -> TranslatedTensor:
     """Cast an index to another integer type."""
     kind = str(step.operation.result_types[0])
     if kind not in INTEGERS:
         raise UnsupportedOperation(f"an integer of the type {kind}")
-    if not step.operands:
-        return TranslatedTensor(constant(step.number("value"), INTEGERS[kind]), ())
     return step.write.value(step.write.cast(step.write.whole(step.operands[0]), INTEGERS[kind]))
 
 
@@ -170,22 +139,15 @@ def _tensor(step: GridStep) -> TranslatedTensor:
 CONVERTERS: dict[str, Callable[[GridStep], Any]] = {
     "shard.sharding": _sharding,
     "shard.shard": _shard,
-    "shard.get_sharding": lambda step: step.grids.sharding_of(step.operands[0]),
     "shard.all_reduce": _all_reduce,
-    "shard.reduce": _all_reduce,
     "shard.all_gather": _all_gather,
-    "shard.gather": _all_gather,
     "shard.all_slice": _all_slice,
     "shard.all_to_all": _all_to_all,
     "shard.reduce_scatter": _reduce_scatter,
     "shard.shift": _shift,
-    "shard.broadcast": _broadcast,
-    "shard.scatter": _scatter,
     "shard.process_multi_index": _places,
     "shard.process_linear_index": _number,
-    "shard.grid_shape": _sizes,
     "arith.index_cast": _integer,
-    "arith.constant": _integer,
     "tensor.from_elements": _tensor,
 }
 """The meanings of operations of the dialect, and of those around it."""

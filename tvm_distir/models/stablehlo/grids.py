@@ -10,16 +10,16 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import axis_groups, placement_of, shard_offsets
+from tvm_distir.core import placement_of, shard_offsets
 from tvm_distir.core.ir import ops
 from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.tree import Operation, Symbol
 
 from .emitter import Emitter
 from .shardings import NamedMesh, Shardings
-from .translated_values import TranslatedTensor, UnsupportedOperation, constant, typed
+from .translated_values import TranslatedTensor, UnsupportedOperation, typed
 
-KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "average": "sum"}
+_KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod"}
 """Reductions by the names that the dialect has for them."""
 
 
@@ -79,7 +79,6 @@ class Grids:
 
     def __init__(self, shardings: Shardings, annotates: bool) -> None:
         self._shardings, self._annotates = shardings, annotates
-        self._lies: dict[int, tuple[TranslatedTensor, Placed]] = {}
         self.moves = ""
         self._computed_on = ""
 
@@ -122,15 +121,7 @@ class Grids:
         annotation = relax.op.distributed.annotate_sharding(
             write.whole(value), placed.device_mesh, placement_of(labels)
         )
-        annotated = write.value(write.emit(annotation))
-        self._lies[id(annotated)] = annotated, placed
-        return annotated
-
-    def sharding_of(self, value: TranslatedTensor) -> Placed:
-        """Return the sharding that a value is annotated with."""
-        if id(value) not in self._lies:
-            raise UnsupportedOperation("the sharding of a value that has none")
-        return self._lies[id(value)][1]
+        return write.value(write.emit(annotation))
 
 
 def _is_between_partitions(operation: Operation) -> bool:
@@ -181,11 +172,11 @@ class GridStep:
 
     @property
     def kind(self) -> str:
-        """Return the kind of reduction."""
+        """Return the kind of reduction, by our name."""
         kind = str(self.operation.attributes.get("reduction", "sum"))
-        if kind not in KINDS:
+        if kind not in _KINDS:
             raise UnsupportedOperation(f'the reduction "{kind}"')
-        return kind
+        return _KINDS[kind]
 
     @property
     def dtype(self) -> str:
@@ -203,22 +194,3 @@ class GridStep:
     def place(self, mesh: Any, axis: int) -> Any:
         """Return the index of the process along an axis."""
         return self.write.emit(ops.axis_index(mesh, axis))
-
-    def averaged(self, value: TranslatedTensor, mesh: Any, axes: Sequence[int]) -> TranslatedTensor:
-        """Turn a sum into a mean, if requested."""
-        if self.kind != "average":
-            return value
-        count = constant(len(axis_groups(mesh, axes)[0]), value.dtype)
-        return self.emit(relax.op.divide(value.expr, count))
-
-    def of_root(self, mesh: Any, axes: Sequence[int]) -> Any:
-        """Return the tensor on the root of each group, and zeros elsewhere."""
-        root = self.numbers("root")
-        if len(root) != len(axes):
-            raise UnsupportedOperation(f"a root {root} along {len(axes)} axes")
-        x, chosen = self.operand(), None
-        for axis, place in zip(axes, root):
-            same = self.write.emit(relax.op.equal(self.place(mesh, axis), constant(place, "int64")))
-            both = same if chosen is None else relax.op.logical_and(chosen, same)
-            chosen = self.write.emit(both)
-        return self.write.emit(relax.op.where(chosen, x, constant(0, self.dtype)))

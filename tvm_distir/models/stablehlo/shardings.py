@@ -247,24 +247,19 @@ def _grid(operation: Operation) -> NamedMesh:
 
 
 def split_axes(axes: Any) -> list[list[int]]:
-    """Return the axes that shard each dim, as in ``[[0], []]``, from both forms of the text.
+    """Return the axes that shard each dim, as in ``[[0], []]``.
 
     Raises
     ------
     UnsupportedOperation
         For any other attribute.
     """
-    if isinstance(axes, Opaque) and axes.body.startswith("axisarray"):
-        return [
-            [parse_int(n) or 0 for n in re.findall(r"\d+", dim)]
-            for dim in re.findall(r"\[([\d,\s]*)\]", axes.body.removeprefix("axisarray")[1:-1])
-        ]
-    good = isinstance(axes, list) and all(
-        isinstance(dim, list) and all(type(n) is int for n in dim) for dim in axes
-    )
-    if not good:
+    if not isinstance(axes, Opaque) or not axes.body.startswith("axisarray"):
         raise UnsupportedOperation("split_axes that are not lists of axes")
-    return [list(dim) for dim in axes]
+    return [
+        [parse_int(n) or 0 for n in re.findall(r"\d+", dim)]
+        for dim in re.findall(r"\[([\d,\s]*)\]", axes.body.removeprefix("axisarray")[1:-1])
+    ]
 
 
 def sharding_of(attributes: Mapping[str, Any], source: str) -> Any:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""MLIR's dialect ``shard``: what is written is read back, what others write is taken or named."""
+"""MLIR's dialect ``shard``: what is written is read back, and all else is refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tvm_distir.interface.command import main
 from tvm_distir.support.errors.tree import ModelError
 
 MESH = {"dp": 2, "tp": 2}
-GRID = "shard.grid @g(shape = 2x3)\n"
+GRID = '"shard.grid"() <{shape = array<i64: 2, 3>, sym_name = "g"}> : () -> ()\n'
 PORT = 'tvm_distir.port = {{grid = @g, index = 0 : i64, placement = "{}", shape = array<i64: {}>}}'
 
 
@@ -74,9 +74,9 @@ def read(body, argument="%a: tensor<4x6xf32>", results="tensor<4x6xf32>", attrib
 
 
 T = "tensor<4x6xf32>"
-NUMBERED = f"""  %n = shard.process_linear_index on @g : index
-  %i = arith.index_cast %n : index to i64
-  %t = tensor.from_elements %i : tensor<i64>
+NUMBERED = f"""  %n = "shard.process_linear_index"() <{{grid = @g}}> : () -> index
+  %i = "arith.index_cast"(%n) : (index) -> i64
+  %t = "tensor.from_elements"(%i) : (i64) -> tensor<i64>
   %f = stablehlo.convert %t : (tensor<i64>) -> tensor<f32>
   %w = stablehlo.broadcast_in_dim %f, dims = [] : (tensor<f32>) -> {T}
   %x = stablehlo.multiply %a, %w : {T}
@@ -84,56 +84,49 @@ NUMBERED = f"""  %n = shard.process_linear_index on @g : index
 """Each process has the argument times its number."""
 
 
-# Each line, the type of its result, and what each process gets of all that they have.
+def collective(name, operand, axes, notes="", kind=T):
+    """A collective along axes of the grid in the generic form, which the writer has."""
+    axes = f"grid = @g, grid_axes = array<i16: {axes}>" if axes else "grid = @g"
+    return f'%r = "shard.{name}"({operand}) <{{{axes}{notes}}}> : ({T}) -> {kind}'
+
+
+# A collective, its axes and attributes, the type of its result, and what each process gets of all.
 COLLECTIVES = [
-    ("all_reduce %x on @g grid_axes = [0, 1]", T, lambda all_, i: sum(all_)),
-    ("all_reduce %x on @g grid_axes = [1] reduction = max", T,
+    ("all_reduce", "0, 1", "", T, lambda all_, i: sum(all_)),
+    ("all_reduce", "1", "reduction = #shard<partial max>", T,
      lambda all_, i: all_[3 * (i // 3) + 2]),
-    ("all_reduce %x on @g grid_axes = [0] reduction = <average>", T,
-     lambda all_, i: (all_[i % 3] + all_[i % 3 + 3]) / 2),
-    ("all_reduce %x on @g", T, lambda all_, i: all_[i]),
-    ("reduce %x on @g grid_axes = [0] reduction = sum root = [0]", T,
-     lambda all_, i: all_[i % 3] + all_[i % 3 + 3]),
-    ("broadcast %x on @g grid_axes = [1, 0] root = [2, 1]", T, lambda all_, i: all_[5]),
-    ("scatter %x on @g grid_axes = [0] scatter_axis = 0 root = [1]", "tensor<2x6xf32>",
-     lambda all_, i: all_[i % 3 + 3][2 * (i // 3) : 2 * (i // 3) + 2]),
-    ("gather %x on @g grid_axes = [0] gather_axis = 1 root = [1]", "tensor<4x12xf32>",
-     lambda all_, i: np.concatenate([all_[i % 3], all_[i % 3 + 3]], 1)),
-    ("all_gather %x on @g grid_axes = [0, 1] gather_axis = 0", "tensor<24x6xf32>",
+    ("all_reduce", "", "", T, lambda all_, i: all_[i]),
+    ("all_gather", "0, 1", "gather_axis = 0 : index", "tensor<24x6xf32>",
      lambda all_, i: np.concatenate(all_)),
-    ("all_slice %x on @g grid_axes = [1] slice_axis = 1", "tensor<4x2xf32>",
+    ("all_slice", "1", "slice_axis = 1 : index", "tensor<4x2xf32>",
      lambda all_, i: all_[i][:, 2 * (i % 3) : 2 * (i % 3) + 2]),
-    ("reduce_scatter %x on @g grid_axes = [0] scatter_axis = 1", "tensor<4x3xf32>",
+    ("reduce_scatter", "0", "scatter_axis = 1 : index", "tensor<4x3xf32>",
      lambda all_, i: (all_[i % 3] + all_[i % 3 + 3])[:, 3 * (i // 3) : 3 * (i // 3) + 3]),
-    ("all_to_all %x on @g grid_axes = [0] split_axis = 0 concat_axis = 1", "tensor<2x12xf32>",
+    ("all_to_all", "0", "split_axis = 0 : index, concat_axis = 1 : index", "tensor<2x12xf32>",
      lambda all_, i: np.concatenate(
          [all_[j][2 * (i // 3) : 2 * (i // 3) + 2] for j in (i % 3, i % 3 + 3)], 1)),
-    ("shift %x on @g grid_axes = [1] shift_axis = 1 offset = 1 rotate", T,
+    ("shift", "1", "shift_axis = 1 : index, offset = 1 : i64, rotate", T,
      lambda all_, i: all_[3 * (i // 3) + (i - 1) % 3]),
-    ("shift %x on @g grid_axes = [1] shift_axis = 1 offset = -1", T,
+    ("shift", "1", "shift_axis = 1 : index, offset = -1 : i64", T,
      lambda all_, i: all_[i + 1] if i % 3 < 2 else 0 * all_[i]),
 ]  # fmt: skip
 
 
 def program(line, kind):
     """Each process makes of ``%x`` what the line says; results lie side by side."""
-    rooted = "root = " in line
-    signature = f"({T}) -> {kind}" if rooted else f"{T} -> {kind}"
     rows, columns = (int(n) for n in kind.removeprefix("tensor<").split("x")[:2])
     inputs = PORT.format("S[0], S[1]", f"{2 * rows}, {3 * columns}")
     return read(
-        f"{NUMBERED}  %r = shard.{line} : {signature}\n  return %r : {kind}",
+        f"{NUMBERED}  {line}\n  return %r : {kind}",
         f"%a: {T} {{{PORT.format('R, R', '4, 6')}}}",
         f"{kind} {{{inputs}}}",
     )
 
 
-@pytest.mark.parametrize(
-    ("line", "kind", "expected"), COLLECTIVES, ids=[line[:40] for line, _, _ in COLLECTIVES]
-)
-def test_collectives_of_others(line, kind, expected):
+@pytest.mark.parametrize(("name", "axes", "notes", "kind", "expected"), COLLECTIVES)
+def test_collectives_mean_what_the_dialect_says(name, axes, notes, kind, expected):
     array = np.arange(1, 25, dtype="float32").reshape(4, 6)
-    mod = program(line, kind)
+    mod = program(collective(name, "%x", axes, f", {notes}" if notes else "", kind), kind)
     assert level_of(mod) == "local"
     (whole,) = td.run(mod, [array], "virtual")
     stored = [array * np.float32(i) for i in range(6)]
@@ -141,30 +134,6 @@ def test_collectives_of_others(line, kind, expected):
     np.testing.assert_array_equal(whole, np.block(rows))
     again = td.from_stablehlo(td.to_stablehlo(mod, "shard"), inline=0)
     np.testing.assert_array_equal(td.run(again, [array], "virtual")[0], whole)
-
-
-def test_shardings_of_others():
-    mod = read(
-        """  %s = shard.sharding @g split_axes = [[0], [1]] : !shard.sharding
-  %b = shard.shard %a to %s : tensor<4x6xf32>
-  %t = shard.get_sharding %b : tensor<4x6xf32> -> !shard.sharding
-  %c = stablehlo.add %b, %b : tensor<4x6xf32>
-  %d = shard.shard %c to %t : tensor<4x6xf32>
-  return %d : tensor<4x6xf32>"""
-    )
-    text = mod.script()
-    assert level_of(mod) == "annotated" and text.count('placement="S[0], S[1]"') == 2
-    assert [list(axes) for axes in mod.attrs["mesh_axes"]] == [["0", "1"]]
-
-
-def test_the_old_name_of_the_dialect():
-    mod = read(
-        """  %s = mesh.sharding @g split_axes = [[], [0, 1]] : !mesh.sharding
-  %b = mesh.shard %a to %s annotate_for_users : tensor<4x6xf32>
-  return %b : tensor<4x6xf32>""",
-        grid="mesh.mesh @g(shape = 2x3)\n",
-    )
-    assert 'placement="S[1], S[1]"' in mod.script()
 
 
 def test_uneven_shards_say_where_they_begin():
@@ -182,45 +151,40 @@ def test_uneven_shards_say_where_they_begin():
         td.from_stablehlo(text.replace("0, 3, 5", "0, 2, 5"))
 
 
-SHARD = "%b = shard.shard %a to %s : tensor<4x6xf32>\n  return %b : tensor<4x6xf32>"
+def sharded(axes, grid="g", halo=""):
+    """The argument with a sharding."""
+    notes = f"grid = @{grid}, split_axes = #shard<axisarray{axes}>"
+    notes += f", static_halo_sizes = array<i64{halo}>"
+    return f'%s = "shard.sharding"() <{{{notes}}}> : () -> !shard.sharding\n{SHARD}'
+
+
+SHARD = f'%b = "shard.shard"(%a, %s) : ({T}, !shard.sharding) -> {T}\n  return %b : {T}'
 MOVED = "\n  return %r : tensor<4x6xf32>"
 UNSAID = [
-    (f"%s = shard.sharding @h split_axes = [[0]] : !shard.sharding\n{SHARD}", "DIST0372"),
-    (f"%s = shard.sharding @g split_axes = [[2]] : !shard.sharding\n{SHARD}", "DIST0372"),
-    (f"%s = shard.sharding @g split_axes = [[0], [0]] : !shard.sharding\n{SHARD}", "DIST0372"),
-    (f"%s = shard.sharding @g split_axes = [[1, 0]] : !shard.sharding\n{SHARD}", "DIST0372"),
-    (f"%s = shard.sharding @g split_axes = [[], [], [0]] : !shard.sharding\n{SHARD}", "DIST0372"),
-    ("%s = shard.sharding @g split_axes = [[0]] halo_sizes = [1, 1] : !shard.sharding\n"
-     f"{SHARD}", "DIST0372"),
-    (f"%s = shard.get_sharding %a : {T} -> !shard.sharding\n{SHARD}", "DIST0372"),
-    (f"%s = stablehlo.add %a, %a : {T}\n{SHARD}", "DIST0372"),
-    (f"%r = shard.send %a on @g grid_axes = [0] destination = [1] : ({T}) -> {T}{MOVED}",
-     "DIST0371"),
-    (f"%r = shard.recv %a on @g grid_axes = [0] source = [0] : ({T}) -> {T}{MOVED}", "DIST0371"),
-    (f"%r = shard.update_halo %a on @g split_axes = [[0]] halo_sizes = [1, 1] : {T}{MOVED}",
-     "DIST0371"),
-    (f"%r = shard.all_reduce %a on @g grid_axes = [0] : {T} -> {T}{MOVED}", "DIST0372"),
-    (f"%r = shard.all_reduce %a on @g grid_axes = [0] reduction = generic : {T} -> {T}{MOVED}",
+    (sharded("[[0]]", grid="h"), "DIST0372"),
+    (sharded("[[2]]"), "DIST0372"),
+    (sharded("[[0], [0]]"), "DIST0372"),
+    (sharded("[[1, 0]]"), "DIST0372"),
+    (sharded("[[], [], [0]]"), "DIST0372"),
+    (sharded("[[0]]", halo=": 1, 1"), "DIST0372"),
+    (sharded("[[0]]").replace("#shard<axisarray[[0]]>", "[[0]]"), "DIST0372"),
+    (f"%s = stablehlo.add %a, %a : {T}\n{SHARD}".replace("!shard.sharding", T), "DIST0372"),
+    (f'%s = "shard.get_sharding"(%a) : ({T}) -> !shard.sharding\n{SHARD}', "DIST0371"),
+    (f"%s = shard.sharding @g split_axes = [[0]] : !shard.sharding\n{SHARD}", "DIST0371"),
+    *((collective(name, "%a", "0", ", root = array<i64: 0>") + MOVED, "DIST0371")
+      for name in ("send", "recv", "update_halo", "reduce", "gather", "broadcast", "scatter")),
+    (collective("all_reduce", "%a", "0") + MOVED, "DIST0372"),
+    (collective("all_reduce", "%a", "0", ", reduction = #shard<partial average>") + MOVED,
      "DIST0372"),
-    (f"%r = shard.all_gather %a on @g grid_axes = [1, 0] gather_axis = 0 : {T} -> {T}{MOVED}",
-     "DIST0372"),
-    ("%n = shard.process_linear_index on @g : index\n"
-     f"%r = shard.broadcast %a on @g grid_axes = [0] root = [%n] : ({T}, index) -> {T}{MOVED}",
-     "DIST0372"),
+    (collective("all_gather", "%a", "1, 0", ", gather_axis = 0 : index") + MOVED, "DIST0372"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "code"), UNSAID, ids=[body[:50] for body, _ in UNSAID])
+@pytest.mark.parametrize(("body", "code"), UNSAID, ids=[body[5:80] for body, _ in UNSAID])
 def test_what_is_not_taken_is_named(body, code):
     with pytest.raises(ModelError) as caught:
         read(body)
     assert caught.value.code == code and "text:" in str(caught.value)
-
-
-def test_grids_of_open_size():
-    body = f"%s = shard.sharding @g split_axes = [[0]] : !shard.sharding\n{SHARD}"
-    with pytest.raises(ModelError, match=r"DIST0372 .*whose size is dynamic"):
-        read(body, grid="shard.grid @g(shape = 2x?)\n")
 
 
 FAULTS = {
