@@ -471,6 +471,3 @@ def _is_of_mesh(plan: Plan, axes: Sequence[tuple[str, int]]) -> bool:
     return any(
         meshes == [[axis for axis in axes if axis != cut]] for cut in axes if cut[1] == stages
     )
-
-
-__all__ = ["Study"]

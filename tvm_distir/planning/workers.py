@@ -200,6 +200,3 @@ _context: tuple[str, Any] | None = None
 def _ignore_interrupts() -> None:
     """Leave Ctrl-C, which a terminal sends to all processes of a command, to the first process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-__all__ = ["ONE_AT_A_TIME", "Lookahead", "Workers"]

@@ -18,8 +18,6 @@ from tvm_distir.core.ir.placement import parse_placement
 from .meaning import Collective
 from .tiles import Side, Transfer
 
-__all__ = ["Transfer", "call_axes", "decode_collective", "decode_transfer", "make_side"]
-
 _INT_ARGS = ("dim", "gather_dim", "split_dim", "shift")
 
 

@@ -263,20 +263,3 @@ INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
     ATTENTION_BACKWARD_OP: _infer_backward,
     ATTENTION_BIAS_OP: _infer_bias,
 }
-
-
-__all__ = [
-    "ATTENTION_BACKWARD_OP",
-    "ATTENTION_BIAS_OP",
-    "ATTENTION_OP",
-    "INFER",
-    "UNSEEN",
-    "AttentionForm",
-    "accumulated",
-    "attention",
-    "attention_backward",
-    "attention_bias_gradient",
-    "attention_operands",
-    "attention_sinks",
-    "nn_attention_form",
-]

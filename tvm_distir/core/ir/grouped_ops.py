@@ -118,14 +118,3 @@ INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
     GROUPED_OUTER_OP: _infer_outer,
     EXPERT_MATMUL_OP: _infer_experts,
 }
-
-
-__all__ = [
-    "EXPERT_MATMUL_OP",
-    "GROUPED_MATMUL_OP",
-    "GROUPED_OUTER_OP",
-    "INFER",
-    "expert_matmul",
-    "grouped_matmul",
-    "grouped_outer",
-]

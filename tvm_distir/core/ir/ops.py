@@ -275,15 +275,3 @@ def register() -> None:
         ir.register_op_attr(PREFIX + name, "dist.FInferType", INFER[name])
         ir.register_op_attr(PREFIX + name, "FPurity", name not in IMPURE)
     _names.cache_clear()
-
-
-__all__ = [
-    "CONSTRUCTORS",
-    "IMPURE",
-    "PREFIX",
-    "call_axes",
-    "dist_call",
-    "dist_op_name",
-    "register",
-    *CONSTRUCTORS,
-]

@@ -354,16 +354,3 @@ def cache_view(call: PackedCall) -> PackedForm:
     out = call.outs[0] or ()
     ties = [({0: d}, {0: d}) for d in range(1, len(out))]
     return PackedForm(ties, shapes={1: ("out", 0)} if len(call.args) > 1 else {})
-
-
-__all__ = [
-    "PackedCall",
-    "PackedForm",
-    "is_packed_call",
-    "packed_args",
-    "packed_form",
-    "packed_functions",
-    "packed_name",
-    "packed_rule",
-    "register_packed_rule",
-]

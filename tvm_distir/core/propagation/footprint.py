@@ -89,6 +89,3 @@ class CostMeter:
             return 0
         factor = rule.factors[alternative.factor]
         return sent_inside(factor, sum(rule.out_bytes), self.ranks)[0]
-
-
-__all__ = ["CostMeter", "Counts", "DeviceCost"]

@@ -299,12 +299,3 @@ class PlacementSearch:
 
     def _graph(self, name: str) -> Graph:
         return self._search.module.graphs[self._search.module.entries[name]]
-
-
-__all__ = [
-    "CandidatePlacement",
-    "DeviceCost",
-    "PlacementConstraint",
-    "PlacementSearch",
-    "WeightLabels",
-]

@@ -192,6 +192,3 @@ def _key(labels: Asked, stored: Stored, parts: int) -> Hashable:
         tuple((name, tuple(weights.items())) for name, weights in labels.items()),
         tuple((name, tuple(sorted(weights))) for name, weights in stored.items()),
     )
-
-
-__all__ = ["Asked", "Stored", "WeightLabels", "WeightSearch"]

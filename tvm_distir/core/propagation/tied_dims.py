@@ -102,6 +102,3 @@ def _following(
                 for v in node.results:
                     marked[v] = 1
     return follows
-
-
-__all__ = ["TiedDims", "tied_dims"]

@@ -71,6 +71,3 @@ def separate_scopes() -> None:
     relax.BlockBuilder._stack = stack
     TagScope.get_current = classmethod(_current)
     TagScope.__enter__, TagScope.__exit__ = _enter, _exit
-
-
-__all__ = ["separate_scopes"]

@@ -246,6 +246,3 @@ def _with_data_first(fn: relax.Function, updated: set[str]) -> relax.Function:
     return step.with_attrs(
         {NUM_INPUT_ATTR: data_count, PARAM_NAMES_ATTR: [names[i] for i in order]}
     )
-
-
-__all__ = ["noted_step"]

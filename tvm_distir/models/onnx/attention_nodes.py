@@ -249,11 +249,3 @@ class _AttentionWriter(NodeWriter):
         any_seen = self.add("ReduceMax", seen, self.constant([-1], "int64"), keepdims=1)
         none_seen = self.add("Not", self.add("Cast", any_seen, to=TensorProto.BOOL))
         return self.add("Where", none_seen, self.constant(0, dtype), weights)
-
-
-__all__ = [
-    "MICROSOFT",
-    "attention_nodes",
-    "group_query_attention_nodes",
-    "multi_head_attention_nodes",
-]

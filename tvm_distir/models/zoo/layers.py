@@ -127,6 +127,3 @@ class FeedForward(nn.Module):  # type: ignore[misc]
         """Map (batch, seq, width) to the same shape."""
         out = self.down_proj(nn.op.gelu(self.up_proj(x), approximate=self.approximate))
         return dropped(out, self.dropout)
-
-
-__all__ = ["Attention", "FeedForward", "FusedAttention"]

@@ -142,6 +142,3 @@ def _unsharded_values(mod: ir.IRModule, plan: Plan, mesh: MeshSpec, number: int)
                 lies = labels_of(placement)[number] == R
                 result[name, str(var.name)] = lies and var not in terms
     return result
-
-
-__all__ = ["sequence"]

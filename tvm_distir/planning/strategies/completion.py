@@ -31,6 +31,3 @@ def complete(mod: ir.IRModule, mesh: MeshLike) -> Plan:
         Without a rule.
     """
     return Plan((as_mesh_spec(mesh),), complete=True)
-
-
-__all__ = ["complete"]

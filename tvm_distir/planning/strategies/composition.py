@@ -306,6 +306,3 @@ def _conflict(
         place=rule.title,
         remedy='Give each strategy a different axis with "axis=".',
     )
-
-
-__all__ = ["compose", "make_plan", "merge"]

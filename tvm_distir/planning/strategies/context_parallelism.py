@@ -166,6 +166,3 @@ def _no_heads(product: Product, count: int, axis: str) -> PlanError:
         place=f"{product.place} (context_parallel)",
         remedy='Use fewer devices along it, or "context_parallel:form=gather".',
     )
-
-
-__all__ = ["context_parallel", "recompute_of"]

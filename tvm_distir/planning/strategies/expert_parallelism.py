@@ -190,6 +190,3 @@ def _no_experts(mod: ir.IRModule) -> PlanError:
         remedy="Keep the weights of experts in one tensor (experts, in, out), or use "
         '"tensor_parallel".',
     )
-
-
-__all__ = ["expert_dim", "expert_parallel"]

@@ -319,6 +319,3 @@ class _Rules:
                 )
             rules.append(replace(rule, mesh=self.stages[stage_of[rule.name]].name))
         return rules
-
-
-__all__ = ["even_layers", "forward_stages"]

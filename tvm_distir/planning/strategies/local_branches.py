@@ -299,6 +299,3 @@ class _Placing:
                         arg=i,
                     )
                 )
-
-
-__all__ = ["LOCAL_LAYERS", "local_layers", "on_branches"]

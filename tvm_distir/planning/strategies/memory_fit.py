@@ -189,6 +189,3 @@ def evenly_cut(recompute: str, devices: int) -> str:
     if not is_auto(recompute) or "activations" in rest:
         return recompute
     return f"{AUTO}:activations={devices}" + (f",{rest}" if colon else "")
-
-
-__all__ = ["evenly_cut", "fitted", "is_auto"]

@@ -130,6 +130,3 @@ def avoid_occupied(
 def _divides(shape: tuple[Any, ...] | None, dim: int, ranks: int) -> bool:
     size = shape[dim] if shape else None
     return isinstance(size, int) and size % ranks == 0
-
-
-__all__ = ["avoid_occupied", "occupied_dims"]

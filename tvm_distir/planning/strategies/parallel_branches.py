@@ -186,6 +186,3 @@ def balanced(branches: Sequence[ParallelBranch], bins: int, last: bool) -> list[
     home = bins_of[order[-1 if last else 0]]
     swapped = {0: home, home: 0}
     return [swapped.get(b, b) for b in bins_of]
-
-
-__all__ = ["Branches", "ParallelBranch", "balanced", "branches_of", "members"]

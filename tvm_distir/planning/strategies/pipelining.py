@@ -306,17 +306,3 @@ def _stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, .
     in_order = one_behind_the_other == list(range(first, first + count))
     start = {"start": first} if in_order else {"device_ids": rows[0]}
     return MeshSpec(mesh.name, axes or {axis: 1}, **start), () if in_order else tuple(rows)
-
-
-__all__ = [
-    "PIPELINE",
-    "check_forward",
-    "check_layers",
-    "check_micro_batches",
-    "in_micro_batches",
-    "is_forward",
-    "is_single_pass",
-    "on_stages",
-    "pipeline",
-    "schedule_of",
-]

@@ -120,13 +120,3 @@ def lightning_sharded(
         The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
     """
     return stored_in_parts(mod, mesh, axis, 2, others, "lightning_sharded")
-
-
-__all__ = [
-    "deepspeed_zero1",
-    "deepspeed_zero2",
-    "deepspeed_zero3",
-    "fsdp",
-    "hsdp",
-    "lightning_sharded",
-]

@@ -201,6 +201,3 @@ def products(tied: TiedDims) -> Iterator[Product]:
         if whole or product:
             pairs = any(len(tied.dims(v)) > 1 for v in (*node.operands, *node.results))
             yield Product(tied, k, pairs or whole)
-
-
-__all__ = ["Product", "cut_inputs", "products"]

@@ -184,6 +184,3 @@ def place_list(values: PlaceValues, product: Product, count: int) -> None:
     dim = product.kept_dim(count)
     if dim is not None:
         values.put(product.tied, product.node, dim)
-
-
-__all__ = ["EVERYTHING", "Left", "PlaceValues", "place_list", "place_rows"]

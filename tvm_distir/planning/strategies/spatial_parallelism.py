@@ -83,6 +83,3 @@ def spatial_parallel(
             remedy='Shard the batch instead: "data_parallel".',
         )
     return Plan((spec,), tuple(rules))
-
-
-__all__ = ["spatial_parallel"]

@@ -181,6 +181,3 @@ def _best_dim(shape: tuple[object, ...], parts: list[int], ranks: int, pads: boo
         if even or (pads and not shared and size > ranks):
             ranked.append((not even, shared, dim))
     return min(ranked, default=(True, True, R))[2]
-
-
-__all__ = ["StateAxes", "find_state_axes", "state_labels"]

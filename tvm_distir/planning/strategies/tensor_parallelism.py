@@ -53,7 +53,7 @@ from .model_info import (
 )
 from .occupied_dims import avoid_occupied, occupied_dims
 from .registry import plan_maker
-from .weight_search import SHOWN, SLACK_PERCENT, Bounds, bounds_for, find, search
+from .weight_search import SHOWN, SLACK_PERCENT, Bounds, bounds_for, find
 
 
 @plan_maker
@@ -238,6 +238,3 @@ def _report(trial: CandidatePlacement, bounds: Bounds, axis: str) -> None:
             f'tensor_parallel over "{axis}": each device {" and ".join(missed)}.{because}',
             stacklevel=3,
         )
-
-
-__all__ = ["Bounds", "bounds_of", "search", "tensor_parallel"]

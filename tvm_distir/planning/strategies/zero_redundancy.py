@@ -210,6 +210,3 @@ def _nothing(name: str, stage: int, strategy: str) -> PlanError:
         problem = f"there are no optimizer states{' and no gradients' if stage == 2 else ''}"
         remedy = 'Use a training step (--train --optimizer adam), or use "zero:stage=3".'
     return PlanError("DIST0233", problem, place=f"{name} ({strategy})", remedy=remedy)
-
-
-__all__ = ["stored_in_parts", "zero"]

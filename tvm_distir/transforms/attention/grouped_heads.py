@@ -180,6 +180,3 @@ class GroupedHeads:
             shape = (*[1] * (_RANK - len(shape)), *shape)
             expr = self._emit(op.reshape(expr, shape), name)
         return self._emit(op.permute_dims(expr, [order.index(i) for i in range(_RANK)]), name)
-
-
-__all__ = ["GroupedHeads"]

@@ -101,6 +101,3 @@ def _redirected(fn: relax.Function, callee: Any, targets: Mapping[Any, Any]) -> 
         for block in fn.body.blocks
     ]
     return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
-
-
-__all__ = ["divided_by_masks"]

@@ -464,6 +464,3 @@ def _check_types(match: Match) -> None:
         raise Unmatched("keys of heads that share none are in five dims")
     if math.isclose(match.scale, 0.0):
         raise Unmatched("its scale is zero")
-
-
-__all__ = ["FuseAttention", "with_log_sum_exp"]

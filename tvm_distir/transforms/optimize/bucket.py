@@ -325,6 +325,3 @@ class _Emission:
             else:
                 del self.members_of[var]
                 self.writer.bindings.append(binding)
-
-
-__all__ = ["BUCKET_BYTES", "BucketGathers", "BucketReductions"]

@@ -137,6 +137,3 @@ def _with_appends(fn: relax.Function, donated: set[int]) -> relax.Function:
         return fn
     blocks, result = let_out(blocks, fn.body.body)
     return with_body(fn, fn.params, blocks, result, bool(fn.is_pure))
-
-
-__all__ = ["DonateInputs"]

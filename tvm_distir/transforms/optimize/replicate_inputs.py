@@ -303,6 +303,3 @@ def _local_type(row: Mapping[str, Any], sizes: tuple[int, ...]) -> Any:
     whole, dtype = [int(n) for n in row["shape"]], str(row["dtype"])
     part = shard(whole, parse_placement(str(row["placement"])), sizes, dtype)
     return relax.TensorType(list(part.local), dtype)
-
-
-__all__ = ["ReplicateInputs", "replicated"]

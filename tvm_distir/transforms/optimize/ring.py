@@ -179,6 +179,3 @@ class _Order:
             return
         for var, value in self._phases[task].run().items():
             writer.bind(var, value)
-
-
-__all__ = ["RingAttention"]

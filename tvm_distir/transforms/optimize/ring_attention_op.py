@@ -149,6 +149,3 @@ class RingAttentionOps(Editor):
         if int(whole.ty.shape[dim]) == gathered.whole:
             return whole
         return self.emit(relax.op.strided_slice(whole, [dim], [0], [gathered.whole]), name)
-
-
-__all__ = ["RingAttentionOps"]

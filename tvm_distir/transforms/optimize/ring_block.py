@@ -160,6 +160,3 @@ class RingBlock:
 def int64(value: Any) -> Any:
     """Return integers as a constant."""
     return relax.const(np.asarray(value, "int64"), "int64")
-
-
-__all__ = ["Emit", "RingBlock", "Stats", "int64"]

@@ -202,6 +202,3 @@ def owner_reductions(
             return None
         result[number] = reader
     return result
-
-
-__all__ = ["FusedRing", "is_by_blocks", "owner_reductions"]

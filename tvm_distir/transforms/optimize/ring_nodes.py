@@ -124,6 +124,3 @@ def path_to(region: Region, node: RegionNode) -> list[RegionNode]:
 
 def _linear(node: RegionNode) -> bool:
     return node.kind == "same" or (node.kind == "map" and op_name(node.value) in LINEAR)
-
-
-__all__ = ["Region", "RegionNode", "handed_on", "path_between", "path_to", "weights_of"]

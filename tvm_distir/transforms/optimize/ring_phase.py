@@ -229,6 +229,3 @@ class RingPhase:
         shifted = self._emit(relax.op.subtract(scores, top), f"{name}_shifted")
         raised = self._emit(relax.op.exp(shifted), f"{name}_exp")
         return self._emit(relax.op.divide(raised, total), f"{name}_whole")
-
-
-__all__ = ["RingPhase"]

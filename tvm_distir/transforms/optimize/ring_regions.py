@@ -251,6 +251,3 @@ def _reads_keys(product: RegionNode) -> bool:
     """Whether the rows of a product's second operand are keys; weights have no batch dims."""
     first, second = product.value.args[:2]
     return product.walks[1] is not None and len(first.ty.shape) == len(second.ty.shape)
-
-
-__all__ = ["RegionFinder"]

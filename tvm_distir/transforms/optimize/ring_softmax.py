@@ -81,6 +81,3 @@ def _over_last(call: Any, last: int) -> bool:
     axes = call.attrs.axis
     named = axes is not None and [int(a) % (last + 1) for a in axes] == [last]
     return named and bool(call.attrs.keepdims)
-
-
-__all__ = ["SOFTMAX", "Softmax", "written_softmaxes"]

@@ -141,14 +141,3 @@ def _from_zero(call: ir.Call) -> bool:
     """Return whether a ``strided_slice`` takes a contiguous range from 0."""
     begins, *strides = [[int(x) for x in call.args[i].fields] for i in range(2, len(call.args), 2)]
     return not any(begins) and all(n == 1 for row in strides for n in row)
-
-
-__all__ = [
-    "ATTENTION",
-    "PRODUCTS",
-    "REMEDY",
-    "GatheredTensor",
-    "gathered_values",
-    "match_ring_gather",
-    "travelling",
-]

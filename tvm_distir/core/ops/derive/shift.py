@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm_distir.core.ops.dims import plain
 
-from .compute_blocks import NotUnderstood, children, kind_of
+from .compute_blocks import children, kind_of
 
 #: (step, change): shifts of the variable by multiples of step change the value by exactly
 #: change per step. None: no such pair is known.
@@ -78,6 +78,3 @@ def still(e: Any, var: Any) -> Shift:
             return None
         step = math.lcm(step, inner[0])
     return step, 0
-
-
-__all__ = ["NotUnderstood", "Shift", "shift_of", "still", "uses"]

@@ -62,6 +62,3 @@ def _kernel(index: list[int], rows: list[int], cache: list[int], *, dtype: str) 
         name="append_in_place",
     )
     return te.create_prim_func([*operands, result]).without_attr("global_symbol")
-
-
-__all__ = ["appended"]

@@ -63,5 +63,3 @@ GROUPED_KERNELS: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
     GROUPED_OUTER_OP: _outer,
 }
 """The kernel of each op, by its name."""
-
-__all__ = ["GROUPED_KERNELS"]

@@ -29,6 +29,3 @@ def parallel(count: int, on_gpu: bool) -> Iterator[Any]:
     index = tirx.Cast("int64", block) * _THREADS + tirx.Cast("int64", thread)
     with T.frame_scope(frames), T.If(index < count), T.Then():
         yield index
-
-
-__all__ = ["parallel"]

@@ -209,6 +209,3 @@ WRITTEN_ATTENTION: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
     ATTENTION_BIAS_OP: _bias,
 }
 """Writers of calls, by the names of the ops."""
-
-
-__all__ = ["WRITTEN_ATTENTION", "written_attention"]

@@ -191,6 +191,3 @@ WRITTEN_OPS: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
     EXPERT_MATMUL_OP: _experts,
 }
 """Writers of calls of attention, caches and experts, by the names of the ops."""
-
-
-__all__ = ["WRITTEN_OPS", "append_operands", "written_append"]

@@ -133,6 +133,3 @@ def _renamed_calls(fn: Any, env: Mapping[Any, Any]) -> Any:
         for block in fn.body.blocks
     ]  # fmt: skip
     return with_body(fn, list(fn.params), blocks, fn.body.body, bool(fn.is_pure))
-
-
-__all__ = ["InterleavedFunctions"]

@@ -273,6 +273,3 @@ def _without_unused(mod: ir.IRModule) -> ir.IRModule:
                 waiting.append(used)
     functions = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) in reached}
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-
-
-__all__ = ["LowerDistIR", "lower"]

@@ -53,6 +53,3 @@ def absences(schedule: Schedule, rank: int) -> list[OffloadWindow]:
         elif phase == BACKWARD and place - forward_place[stage, micro] >= LEAST:
             windows.append(OffloadWindow(stage, micro, forward_place[stage, micro] + 1, place - 1))
     return sorted(windows, key=lambda window: window.stored)
-
-
-__all__ = ["OffloadWindow", "absences"]

@@ -174,6 +174,3 @@ ORDERS: dict[str, Callable[[int, int, int], Orders]] = {
     "zero_bubble_v": zero_bubble_v,
 }
 """Return the named schedules: functions of (ranks, micro-batches, chunks)."""
-
-
-__all__ = ["ORDERS", "in_turn", "there_and_back"]

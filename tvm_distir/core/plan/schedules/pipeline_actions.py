@@ -60,6 +60,3 @@ def waits_for(work: Work, stages: int) -> list[Work]:
         return [(BACKWARD, stage, micro)]
     after = [(BACKWARD, stage + 1, micro)] if stage + 1 < stages else []
     return [(FORWARD, stage, micro), *after]
-
-
-__all__ = ["BACKWARD", "FORWARD", "PHASES", "WEIGHT", "Orders", "PipelineAction", "Work"]

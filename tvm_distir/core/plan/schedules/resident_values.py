@@ -105,6 +105,3 @@ def _neighbor_is_remote(schedule: Schedule, stage: int, step: int) -> bool:
     other = stage + step
     inside = step != 0 and 0 <= other < len(schedule.rank_of)
     return inside and schedule.rank_of[other] != schedule.rank_of[stage]
-
-
-__all__ = ["ResidentValues", "holdings"]

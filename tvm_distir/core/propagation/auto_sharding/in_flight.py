@@ -212,6 +212,3 @@ class LiveRanges:
             if any(self._phases.get(k) in _BEHIND for k, _ in self.g.uses[v]):
                 yield flight.stashes, 0, self._done
                 yield flight.first, 0, self._forward_phase
-
-
-__all__ = ["NO_FLIGHT", "InFlightActivations", "LiveRanges", "flights_of"]

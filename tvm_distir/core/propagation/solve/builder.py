@@ -260,6 +260,3 @@ class ProblemBuilder:
 
     def _here(self, v: int) -> bool:
         return v >= 0 and self.g.values[v].mesh == self.mesh
-
-
-__all__ = ["ProblemBuilder"]

@@ -294,6 +294,3 @@ def _capped(array: Array) -> Array:
     """Clip costs to :data:`INFINITE`."""
     result: Array = np.minimum(array, INFINITE)
     return result
-
-
-__all__ = ["ByteCosts", "Held", "Kept", "OpTable", "Reader"]

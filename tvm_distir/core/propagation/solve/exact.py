@@ -294,6 +294,3 @@ class _Core:
         prices = [self.tables.evaluate(self.problem, labels)[0] for labels in known]
         cost, labels = min(zip(prices, known, strict=True))
         return Solution(labels, max(0, cost - bound), cost < INFINITE)
-
-
-__all__ = ["Solution", "WarmStarts", "minimise", "paired"]

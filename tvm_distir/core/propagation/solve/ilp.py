@@ -162,6 +162,3 @@ def integer_optimum(
     for v, column in first.items():
         values[v] = int(np.argmax(solution[column : column + problem.domains[v]]))
     return Optimum(values, int(bound) if np.isfinite(bound) else 0)
-
-
-__all__ = ["Optimum", "integer_optimum"]

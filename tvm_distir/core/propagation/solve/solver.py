@@ -220,6 +220,3 @@ class AxesSolver:
             values = summary.values(self.tables, picked)
             self._specialised[key] = yield from self._decode(inst, summary.model, values)
         return self._specialised[key]
-
-
-__all__ = ["AXIS_LIMITS", "MESH_LIMITS", "AxesSolver", "Problems"]

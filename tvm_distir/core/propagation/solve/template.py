@@ -296,6 +296,3 @@ class SketchedProblems(Problems):
             reach, local = self.reach[inst.graph.key], sizes(inst, costs.numbers)
             self.sketches[key] = template_of(costs, inst, reach, local, calls, callees)
         return self.sketches[key].filled(costs, callees)
-
-
-__all__ = ["ProblemTemplate", "SketchedProblems"]

@@ -271,6 +271,3 @@ class _Measuring:
 
 def _kind(note: str) -> str:
     return note.partition(":")[0]
-
-
-__all__ = ["StageMemory", "memory_of"]

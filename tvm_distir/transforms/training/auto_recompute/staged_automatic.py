@@ -243,6 +243,3 @@ def decided_in_stages(pipelined: WrittenPipeline, recipe: Recipe, auto: Auto) ->
         for number, layer in enumerate(part.stage.layers):
             policies.setdefault(layer.name, []).append(policy_of.get(number, NONE))
     return Recomputation(tuple((name, Runs.of(choices)) for name, choices in policies.items()))
-
-
-__all__ = ["decided_in_stages"]

@@ -149,13 +149,3 @@ def private_function(
 def tuple_of(values: Sequence[Any]) -> Any:
     """Return a tuple of typed values."""
     return typed(relax.Tuple(list(values)), relax.TupleType([v.ty for v in values]))
-
-
-__all__ = [
-    "NamedFunctions",
-    "only_read",
-    "private_function",
-    "tuple_of",
-    "without_unread",
-    "write_function",
-]

@@ -99,6 +99,3 @@ def type_bytes(ty: Any) -> int:
 def kept_bytes(saved: Sequence[Any]) -> int:
     """Return the bytes of some variables."""
     return sum(type_bytes(ty) for var in saved for ty in flat_types(var.ty))
-
-
-__all__ = ["NO_OPERANDS", "VIEWS", "kept_and_again", "kept_bytes", "type_bytes", "view_source"]

@@ -205,6 +205,3 @@ def _fields(fn: relax.Function) -> list[Any]:
     while isinstance(result, ir.Var):
         result = values[result]
     return list(result.fields)
-
-
-__all__ = ["SplitBackward", "Splitter"]

@@ -207,6 +207,3 @@ class _Work:
                 total += yield self._value(binding.value)
             self._of[name] = total
         return self._of[name]
-
-
-__all__ = ["Flat", "split_stages"]

@@ -129,6 +129,3 @@ class RankMessages:
                 self.wires.agree(number, total, arrived, read, NEXT_STAGE)
                 stage = writer.stages[number]
                 stage.env[stage.body.params[total]] = value
-
-
-__all__ = ["RankMessages"]

@@ -219,6 +219,3 @@ class StagedStep:
         while wish in self.functions.of:
             wish += "_"
         return wish
-
-
-__all__ = ["StagedStep", "WrittenPipeline"]

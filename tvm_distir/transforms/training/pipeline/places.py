@@ -143,6 +143,3 @@ def rank_meshes(
         starts[number] += count
         meshes.append(known[number] if local_ids == ids else DeviceMesh(list(shape), ids))
     return meshes
-
-
-__all__ = ["IoPlacement", "StageInterface", "rank_meshes", "read_ports"]

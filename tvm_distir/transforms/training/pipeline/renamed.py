@@ -126,6 +126,3 @@ def _moved(value: Any, mesh: DeviceMesh, env: Mapping[Any, Any]) -> Any:
     attrs[_MESH] = mesh
     nodes = ir.make_node("ir.DictAttrs", **attrs)
     return make_call(value.op, list(value.args), nodes, value.ty_args, value.ty, value.span)
-
-
-__all__ = ["RelocatedFunctions"]

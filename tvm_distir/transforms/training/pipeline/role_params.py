@@ -217,6 +217,3 @@ def summed(ty: Any) -> Any:
     """Return the type of a sum over micro-batches."""
     dtype = str(ty.dtype)
     return relax.TensorType(ty.shape, "float32" if dtype in HALF else dtype)
-
-
-__all__ = ["SQUARES", "RoleParams", "StageInputs", "StageSignature", "summed"]

@@ -84,6 +84,3 @@ class Tools:
         self.mark(gv, phase)
         sums = builder.emit(ir.Call(gv, list(terms)), "sums")
         return [builder.emit(relax.TupleGetItem(sums, k)) for k in range(len(terms))]
-
-
-__all__ = ["Tools"]

@@ -289,6 +289,3 @@ class StageWriter:
 
 def _one(dtype: str) -> Any:
     return relax.op.ones((), dtype)
-
-
-__all__ = ["LOSS", "StageWriter"]

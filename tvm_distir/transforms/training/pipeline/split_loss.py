@@ -376,6 +376,3 @@ def _refusal(var: Any, value: Any, why: str) -> ModelError:
         remedy="Write the loss as a sum or mean over the samples, divided by sums of targets or "
         "weights alone, or train without micro-batches.",
     )
-
-
-__all__ = ["BatchSum", "LossSplitter"]

@@ -119,6 +119,3 @@ class Notes:
             tuple(sums),
             tuple(carried),
         )
-
-
-__all__ = ["Notes"]

@@ -204,6 +204,3 @@ def _shared(
     gv = functions.add(f"{STAGE}{number}", fn)
     stage_functions.setdefault(key, []).append(gv)
     return gv
-
-
-__all__ = ["Layer", "ModelStage", "cut_model"]

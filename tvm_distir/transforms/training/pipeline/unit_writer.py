@@ -303,6 +303,3 @@ class UnitWriter:
         fields = [self._bound(field, name) for field in arg.fields]
         whole = relax.TupleType([field.ty for field in fields])
         return self.bind(typed(relax.Tuple(fields), whole), f"{name}_given")
-
-
-__all__ = ["UnitWriter"]

@@ -96,6 +96,3 @@ class MessageEndpoints:
     def tag(self, key: Any) -> int:
         """Return the tag of a message."""
         return self._tags.setdefault(key, len(self._tags))
-
-
-__all__ = ["NEXT_STAGE", "MessageEndpoints", "unfit"]

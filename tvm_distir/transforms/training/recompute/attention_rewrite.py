@@ -259,6 +259,3 @@ def _transposed(first: Any, other: Any, values: Mapping[Any, Any]) -> bool:
             axes = value.attrs.axes
             return [int(x) for x in axes] == swapped if axes is not None else ndim == 2
     return False
-
-
-__all__ = ["AttentionRewrite", "keeping_sums"]

@@ -178,6 +178,3 @@ def _narrower(value: Any, var: Any) -> list[Any]:
         return []
     source = value.args[0]
     return [source] if type_bytes(source.ty) < type_bytes(var.ty) else []
-
-
-__all__ = ["keeping_narrow", "saved_operands"]

@@ -106,6 +106,3 @@ def check_names(names: Iterable[str]) -> None:
             place="train_step",
             remedy="Rename it.",
         )
-
-
-__all__ = ["Parameters", "check_names"]

@@ -25,7 +25,7 @@ import tvm
 import tvm_ffi
 
 from tvm_distir.execution.runtime.collectives import ccl
-from tvm_distir.execution.runtime.collectives.fabric import Aborted, Watched
+from tvm_distir.execution.runtime.collectives.fabric import Watched
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
@@ -263,6 +263,3 @@ class ThreadsEngine(Engine):
                     _give_up(workers)
             finally:
                 del _jobs[number]
-
-
-__all__ = ["TIMEOUT_S", "Aborted", "ThreadsEngine"]
