@@ -162,13 +162,8 @@ class Checks:
 
     def engine_torch(self) -> Iterator[str]:
         """Run a folder on the engine torch with one rank, and NCCL with one rank by itself."""
-        from tvm_distir.execution.runtime.engines.registry import engine_names
-
         if self.device == "cuda":
             yield self._nccl()
-        if "torch" not in engine_names():
-            yield "engine torch: skipped, it is not in this version"
-            return
         import numpy as np
 
         from tvm_distir.execution.deployment.loading import load
