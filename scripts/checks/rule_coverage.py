@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
+from tests.core.ops.op_coverage import call_coverage, op_coverage, table
 from tests.core.ops.rule_cases.all_cases import TABLE, UNPROVED
 
-from tvm_distir.core.ops.cover import call_coverage, op_coverage, table
 from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.ops.match import describe_factor
 

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slots import rewrite_pages
+from tests.core.ops.op_coverage import op_coverage
 from tvm import ir
 
-from tvm_distir.core.ops.cover import op_coverage
 from tvm_distir.planning.strategies.registry import find_strategy, strategy_names
 from tvm_distir.support.plugins.options import Option
 from tvm_distir.transforms.registry import find_pass, pass_names

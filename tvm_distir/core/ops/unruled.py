@@ -52,24 +52,7 @@ _WHY_NONE = {
     ),
 }
 
-#: Families of ops that no rule is asked for.
-_WHY_SYSTEM = {
-    "relax.assert_op": "each device runs it, on full tensors",
-    "relax.builtin.": "it manages memory",
-    "relax.ccl.": "it is a collective",
-    "relax.dist.": "it moves data between devices, or states where they are",
-    "relax.inspect.": "it reads the type of a tensor, not its values",
-    "relax.memory.": "it manages memory",
-    "relax.print": "each device runs it, on full tensors",
-    "relax.vm.": "it is an instruction of the virtual machine",
-}
-
 
 def why_none(op: str) -> tuple[str, str] | None:
     """Return why a computing op has no rule, and a remedy; None when nothing prevents a rule."""
     return _WHY_NONE.get(op)
-
-
-def why_system(op: str) -> str | None:
-    """Return why no rule is needed for an op; None for ops that compute on tensors."""
-    return next((why for family, why in _WHY_SYSTEM.items() if op.startswith(family)), None)

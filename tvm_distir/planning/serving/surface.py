@@ -464,16 +464,3 @@ def _unpredicted(served: ServedModel, problem: str) -> SimulationError:
         place=f"{served.model} ({served.strategy})",
         remedy="Use megatron, data_parallel or expert_parallel.",
     )
-
-
-def mixed_ps(
-    surface: Surface, batch: Sequence[int], context: Sequence[int], tokens: Sequence[int]
-) -> Ints:
-    """Return the picoseconds of steps that decode, and fill caches with ``tokens`` of prompts.
-
-    All tokens go through the products of the model together, and attention is added: the step that
-    fills a cache with all of them, and what the caches of the others add to a step that decodes.
-    """
-    some, past, new = (np.asarray(x, np.int64) for x in (batch, context, tokens))
-    added = surface.decode_ps(some, past) - surface.decode_ps(some, np.zeros_like(past))
-    return surface.prefill_ps(some + new, np.zeros_like(past)) + added

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from tvm import ir, relax
 
+from tests.core.ops.op_coverage import call_coverage, op_coverage, table
 from tests.core.ops.rule_cases.all_cases import TABLE, WHOLE
-from tvm_distir.core.ops.cover import call_coverage, op_coverage, table
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.registry import registered_ops
 from tvm_distir.execution.rule_validation.cases import var

@@ -12,10 +12,10 @@ import dataclasses
 import pytest
 from tvm.relax import op
 
+from tests.core.ops.op_coverage import op_coverage
 from tests.core.ops.rule_cases.all_cases import TABLE, UNPROVED, WHOLE, quick
 from tests.core.ops.rule_lowered import check_lowered, exchanges
 from tvm_distir.core.ops import registry
-from tvm_distir.core.ops.cover import op_coverage
 from tvm_distir.core.ops.factor import Factor
 from tvm_distir.execution.rule_validation.cases import Case, var
 from tvm_distir.execution.rule_validation.draws import index_below

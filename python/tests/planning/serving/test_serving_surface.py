@@ -20,7 +20,7 @@ from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
-from tvm_distir.planning.serving.surface import Surface, mixed_ps
+from tvm_distir.planning.serving.surface import Surface
 from tvm_distir.support.errors.tree import SimulationError
 
 SYSTEM = "dgx-h100"
@@ -132,19 +132,6 @@ def test_memory_is_that_of_the_pipeline():
     peak = served.study(1, 1024, 3072).result.peak_memory_bytes
     whole = memory.weight_bytes + memory.token_bytes * 4096 + memory.workspace_bytes
     assert peak <= whole <= 1.5 * peak
-
-
-def test_a_mixed_step_is_between_its_parts():
-    served = ServedModel(
-        "zoo:llama3?size=3.1-8b,layers=2", "megatron", {"tp": 1}, System.load(SYSTEM)
-    )
-    surface = Surface(served)
-    mixed = mixed_ps(surface, [32], [2000], [512])[0]
-    parts = (
-        surface.decode_ps(np.array([32]), np.array([2000]))[0],
-        surface.prefill_ps(np.array([512]), np.array([0]))[0],
-    )
-    assert max(parts) < mixed < sum(parts)
 
 
 MODEL = "zoo:llama3?size=3.1-8b,layers=4,vocab=4096"

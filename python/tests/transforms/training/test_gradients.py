@@ -10,10 +10,10 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tests.core.ops.op_coverage import op_coverage
 from tests.core.ops.rule_cases.all_cases import TABLE, UNPROVED
 from tests.transforms.training import gradient_harness as h
 from tests.transforms.training.gradient_cases import CASES
-from tvm_distir.core.ops.cover import op_coverage
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.execution.rule_validation.cases import case, var

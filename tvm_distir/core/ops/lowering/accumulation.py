@@ -41,7 +41,6 @@ WIDE = "float32"
 _ARITHMETIC = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.Mod, tirx.FloorMod,
 )  # fmt: skip
-_CHOICES = (tirx.Max, tirx.Min)
 _MOVES = ("prim.if_then_else",)
 _BY_BITS = ("reinterpret", "extern", "packed", "nextafter", "address_of", "access_ptr")
 """Parts of names of calls whose operands keep their type."""

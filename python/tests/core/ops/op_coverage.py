@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reports which ops and which calls of a module have a sharding rule, and what each rule allows."""
+"""Report which ops and which calls of a module have a sharding rule, and what each allows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core.ir.types import flat_types, relax_functions, static_shape, tensor_type
+from tvm_distir.core.ops.factor import Rule
+from tvm_distir.core.ops.lookup import rule_of
+from tvm_distir.core.ops.match import describe_factor
+from tvm_distir.core.ops.registry import registered_ops
+from tvm_distir.core.ops.unruled import why_none
 from tvm_distir.core.rewriting.calls import TIR_CALLS
 from tvm_distir.support import PropagationError
 
-from .factor import Rule
-from .lookup import rule_of
-from .match import describe_factor
-from .registry import registered_ops
-from .unruled import why_none, why_system
+#: Families of ops that no rule is asked for.
+_WHY_SYSTEM = {
+    "relax.assert_op": "each device runs it, on full tensors",
+    "relax.builtin.": "it manages memory",
+    "relax.ccl.": "it is a collective",
+    "relax.dist.": "it moves data between devices, or states where they are",
+    "relax.inspect.": "it reads the type of a tensor, not its values",
+    "relax.memory.": "it manages memory",
+    "relax.print": "each device runs it, on full tensors",
+    "relax.vm.": "it is an instruction of the virtual machine",
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,11 @@ class CallCoverage:
     whole: tuple[str, ...]
 
 
+def _why_system(op: str) -> str | None:
+    """Return why no rule is needed for an op; None for ops that compute on tensors."""
+    return next((why for family, why in _WHY_SYSTEM.items() if op.startswith(family)), None)
+
+
 def op_coverage() -> tuple[OpCoverage, ...]:
     """Return all Relax ops that TVM knows, by name, with the source of their rules."""
     hand = set(registered_ops())
@@ -79,7 +95,7 @@ def op_coverage() -> tuple[OpCoverage, ...]:
         none = none if why is None else why[0]
         if name in hand:
             rows.append(OpCoverage(name, "hand"))
-        elif (system := why_system(name)) is not None:
+        elif (system := _why_system(name)) is not None:
             rows.append(OpCoverage(name, "system", system))
         else:
             rows.append(OpCoverage(name, "none" if none else "derived", none))
