@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.support import MAX_DEVICES, MAX_INT, MeshError, nearest, shortened
+from tvm_distir.support import MAX_DEVICES, MAX_INT, MeshError, shortened
 
 from .handles import handle
 
@@ -250,11 +250,3 @@ def mesh_names(mod: ir.IRModule) -> list[str]:
     if NAMES_ATTR in attrs:
         return [str(n) for n in attrs[NAMES_ATTR]]
     return [f"mesh{i}" for i in range(len(meshes(mod)))]
-
-
-def axis_number(mod: ir.IRModule, mesh: int, name: str) -> int:
-    """Return the number of the axis called ``name`` of the module's mesh number ``mesh``."""
-    names = mesh_axes(mod)[mesh]
-    if name not in names:
-        raise MeshError("DIST0206", f'there is no mesh axis "{name}"', remedy=nearest(name, names))
-    return names.index(name)

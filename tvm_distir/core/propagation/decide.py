@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Decides the placements of a module: solves, merges callees, and respects a memory bound."""
+"""Decide the placements of a module: solve, merge callees, and respect a memory bound."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.support import PropagationError
 
 from .cost_weights import costs_for
-from .decision import Decision
+from .decision import Decision, Instance, Signature
 from .driver import Propagator
 from .memory import within
-from .specialise import shared
 
 
 def propagate(
@@ -62,8 +61,54 @@ def propagate(
         )
     with gc_paused():
         propagator = Propagator(mod, costs or costs_for(mod, system), complete)
-        decision = shared(propagator, propagator.run())
+        decision = _shared(propagator, propagator.run())
         if memory_bytes is not None:
             decision = within(propagator, decision, memory_bytes)
         propagator.close()
         return decision
+
+
+def _specialisations(decision: Decision) -> dict[str, dict[Signature, Instance]]:
+    """Return distinct specialisations per placed function, in order of first call."""
+    result: dict[str, dict[Signature, Instance]] = {}
+    waiting = [inst for _, inst in sorted(decision.entries.items())]
+    seen: set[int] = set()
+    while waiting:
+        inst = waiting.pop(0)
+        for _, kid in sorted(inst.kids.items()):
+            if kid.number not in seen:
+                seen.add(kid.number)
+                result.setdefault(kid.graph.key, {}).setdefault(kid.signature(), kid)
+                waiting.append(kid)
+    return result
+
+
+def _objective(solver: Propagator, decision: Decision) -> int:
+    """Return the cost over all axes, and of every specialisation beyond a function's first."""
+    extra = sum(len(s) - 1 for s in _specialisations(decision).values())
+    return solver.price(decision).total + solver.costs.clone * extra
+
+
+def _shared(solver: Propagator, decision: Decision) -> Decision:
+    """Return the decision, or a cheaper decision whose calls share specialisations.
+
+    While specialising costs something (``Costs.clone``), each function with several signatures
+    is tried with each of them forced on all its calls, callees first; the cheapest stays.
+    """
+    if not solver.costs.clone:
+        return decision
+    best = _objective(solver, decision)
+    for key in solver.module.order:
+        signatures = list(_specialisations(decision).get(key, {}))
+        if solver.module.graphs[key].public or len(signatures) < 2:
+            continue
+        forced = dict(solver.forced)
+        winner: Signature | None = None
+        for signature in signatures:
+            solver.force({**forced, key: signature})
+            price = _objective(solver, solver.run())
+            if price < best:
+                best, winner = price, signature
+        solver.force(forced if winner is None else {**forced, key: winner})
+        decision = solver.run()
+    return decision

@@ -43,9 +43,6 @@ from .transformer_blocks import (
     positions,
 )
 
-TABLES = ("input_ids", "pages", "lengths")
-"""Data inputs in front of the caches."""
-
 
 class CachedPositions:
     """Tables that attention reads by position, and the caches that it appends to.

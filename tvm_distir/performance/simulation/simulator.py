@@ -4,21 +4,26 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 from tvm import ir
 
 from tvm_distir.core import System, gc_paused
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile
 from tvm_distir.performance.fusion.quantization import check_products
-from tvm_distir.performance.memory.planned import ALLOCATORS
+from tvm_distir.performance.memory.account import MemoryAccount
+from tvm_distir.performance.memory.planned import ALLOCATORS, place_number, planned_account
+from tvm_distir.performance.memory.reserved import reserved_account
 from tvm_distir.performance.program.exporter import export
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError, UsageError, nearest
 
+from .device_results import DeviceGroupResult, DeviceMemory
 from .flat import simulate_flat
 from .result import Result
 from .stopwatch import StageTimes
-from .tvm_storage_plan import with_allocator
 
 
 @gc_paused()
@@ -115,7 +120,7 @@ def simulate(
         result = simulate_stages(
             program, program.staged, system, blocking, contention, laps, overlap_optimizer
         )
-        return result if allocator == "framework" else with_allocator(result, program, allocator)
+        return result if allocator == "framework" else _with_allocator(result, program, allocator)
     if contention:
         raise SimulationError(
             "DIST0724",
@@ -125,4 +130,31 @@ def simulate(
             remedy="Remove contention, or create the step with a schedule.",
         )
     result = simulate_flat(program, system, fold_devices, blocking, laps)
-    return result if allocator == "framework" else with_allocator(result, program, allocator)
+    return result if allocator == "framework" else _with_allocator(result, program, allocator)
+
+
+def _with_allocator(result: Result, program: Program, allocator: str) -> Result:
+    """Replace the memory of a result's devices by that of another allocator, a name.
+
+    Raises
+    ------
+    SimulationError
+        DIST0716 for a program without its storage plan.
+    """
+    known: dict[int, MemoryAccount] = {}
+    lanes = []
+    for lane in result.lanes:
+        number = place_number(program, lane.devices[0])
+        if number not in known:
+            if allocator == "tvm":
+                known[number] = planned_account(program, number)
+            else:
+                known[number] = reserved_account(program, number, allocator != "pytorch")
+        lanes.append(replace(lane, held=functools.partial(_held, lane, known[number])))
+    return replace(result, lanes=tuple(lanes), devices=result.devices.on(lanes))
+
+
+def _held(lane: DeviceGroupResult, account: MemoryAccount) -> DeviceMemory:
+    """Return the memory of a lane by an account instead of a framework's live blocks."""
+    curve = ((0.0, account.peak_bytes),)
+    return lane.held()._replace(account=account, curve=curve)

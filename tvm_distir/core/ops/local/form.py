@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir
+from tvm import ir, relax
 
+from tvm_distir.core.ops.derive.compute_blocks import NotUnderstood
+from tvm_distir.core.ops.derive.cut import cut_prim_func
 from tvm_distir.core.ops.padding import NO_PADDING
 from tvm_distir.core.ops.registration import SAME_OP, Registration
 from tvm_distir.core.rewriting.calls import TIR_CALLS
+from tvm_distir.core.rewriting.functions import retyped
 
 from .call import LocalCall
 from .masking import padding_stays_zero, protect
-from .tir import call_tir
 
 
 def local_form(
@@ -32,7 +34,7 @@ def local_form(
     mod : IRModule
         Holds the PrimFunc of a ``call_tir``.
     prim_funcs : dict
-        See :func:`.tir.call_tir`. Extended.
+        PrimFuncs cut so far: (name, counts) to (GlobalVar, PrimFunc). Extended.
 
     Raises
     ------
@@ -42,7 +44,7 @@ def local_form(
     """
     protect(cx, NO_PADDING if registration is None else registration.padding)
     if str(cx.call.op.name) in TIR_CALLS:
-        return call_tir(cx, mod, prim_funcs)
+        return _call_tir(cx, mod, prim_funcs)
     if (
         registration is None
         or registration.local is None
@@ -56,3 +58,38 @@ def local_form(
 def stays_zero(cx: LocalCall, registration: Registration | None) -> bool:
     """Return whether the padding of the results surely holds zeros."""
     return padding_stays_zero(cx, NO_PADDING if registration is None else registration.padding)
+
+
+def _call_tir(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any]) -> ir.Call:
+    """Write the local form of a ``call_tir``: the PrimFunc is shrunk to local shapes."""
+    target = cx.call.args[0]
+    shards = [*(operand.shard for operand in cx.ins), *cx.outs]
+    counts = {
+        (i, d): n for i, shard in enumerate(shards) for d, n in enumerate(shard.counts) if n > 1
+    }
+    if counts:
+        target = _cut(cx, mod, kernels, counts)
+    types = [relax.TensorType(list(out.local), out.dtype) for out in cx.outs]
+    operands = cx.arguments()[1]
+    return relax.op.call_tir(target, operands, types if len(types) > 1 else types[0])
+
+
+def _cut(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any], counts: dict[Any, int]) -> Any:
+    target = cx.call.args[0]
+    key = (str(target.name_hint), tuple(sorted(counts.items())))
+    if key not in kernels:
+        try:
+            func = cut_prim_func(mod[target], counts)
+        except NotUnderstood as error:
+            raise cx.fault(
+                "DIST0508",
+                f"the PrimFunc cannot be specialized to a shard: {error}",
+                "Distribute before LegalizeOps, or replicate its operands.",
+            ) from error
+        used_names = {str(gv.name_hint) for gv in mod.functions}
+        used_names |= {str(gv.name_hint) for gv, _ in kernels.values()}
+        number = 1
+        while f"{target.name_hint}_shard{number}" in used_names:
+            number += 1
+        kernels[key] = (retyped(ir.GlobalVar(f"{target.name_hint}_shard{number}"), func.ty), func)
+    return kernels[key][0]

@@ -18,8 +18,6 @@ from tvm import ir, relax, s_tir, te
 
 from .accumulation import WIDE, is_narrow
 
-Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
-
 _OPERAND, _RESULT = "operand_in_float32", "result_rounded"
 _CAST = re.compile(rf"({_OPERAND}|{_RESULT})(_\d+)?")
 """Names of the blocks that cast: TE numbers them, and names reductions of them after them."""

@@ -53,7 +53,7 @@ class Context:
     known : list of (handle, position)
         Mesh objects met so far, for speed only.
     prim_funcs : dict
-        PrimFuncs cut to local shapes, see :mod:`.tir`.
+        PrimFuncs cut to local shapes, see :mod:`.local.form`.
     forms : ClassMemo
         The :class:`~.CallForm` of the calls of each class.
     templates : dict of int to Templates
