@@ -125,15 +125,8 @@ def _simulated(study: Any, system: Any, kernels: Any) -> Any:
     """Simulate the same program; return None if it is refused."""
     from tvm_distir.performance import simulate
 
-    return _unless_refused(
-        lambda: simulate(
-            study.program,
-            system,
-            kernels=kernels,
-            allocator=study.allocator,
-            overlap_optimizer=study.overlap_optimizer,
-        )
-    )
+    options = {**study.passed_to("simulate"), "kernels": kernels}
+    return _unless_refused(lambda: simulate(study.program, system, **options))
 
 
 def _unless_refused(make: Callable[[], Any]) -> Any:

@@ -98,12 +98,12 @@ class _Given:
     def batch(self, part: str) -> Iterator[Change]:
         """Yield twice the batch, if the batch is an option."""
         size = self.analysis.batch
-        if size is not None and self.stages() is None and self.study.train is None:
+        if size is not None and self.stages() is None and self.study.training() is None:
             yield Change(part, f"--batch {2 * size}", {"batch": 2 * size})
 
     def recompute(self, part: str, policy: str) -> Iterator[Change]:
         """Yield another recomputation policy."""
-        if self.study.train is not None and self.study.recompute != policy:
+        if self.study.training() is not None and self.study.recompute != policy:
             yield Change(part, f"--recompute {policy}", {"recompute": policy})
 
 

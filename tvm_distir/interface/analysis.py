@@ -8,7 +8,6 @@ import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tvm import ir
@@ -16,7 +15,6 @@ from tvm import ir
 from tvm_distir.core import (
     Pipeline,
     Plan,
-    PlanLike,
     System,
     data_positions,
     entry_of,
@@ -25,10 +23,16 @@ from tvm_distir.core import (
 )
 from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
-from tvm_distir.models import model_with_seq
 from tvm_distir.performance import Program, Result, export, step_flops
-from tvm_distir.planning import Study
-from tvm_distir.support import Column, DataTable, Displayed, Stopwatch, UsageError
+from tvm_distir.planning import AnalysisOptions, Study
+from tvm_distir.support import (
+    Column,
+    DataTable,
+    Displayed,
+    UsageError,
+    option_fields,
+    parameters_of,
+)
 from tvm_distir.support.display import units
 
 from .advice import advised, check_advice
@@ -49,8 +53,6 @@ _OPS = (
     Column("bytes_moved", "bytes moved", units.size),
     Column("bound_by", "bound by"),
 )
-_DEFAULTS = (False, "framework", "bounds")
-"""Values of options that a command leaves out."""
 
 
 @dataclass(frozen=True)
@@ -143,78 +145,18 @@ class AnalysisResult(Displayed):
         self.simulation.plot(axes)
 
 
-def analyze(
-    model: ir.IRModule | str | Path,
-    plan: PlanLike = None,
-    *,
-    system: System | str,
-    strategy: str | None = None,
-    mesh: Mapping[str, int] | None = None,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    entry: str | None = None,
-    train: Mapping[str, Any] | bool = False,
-    recompute: str | Mapping[str, str] | None = None,
-    bucket_bytes: int | str | None = None,
-    ahead_bytes: int | None = None,
-    overlap_activations: bool = False,
-    overlap_optimizer: bool = False,
-    allocator: str = "framework",
-    measure: bool = False,
-    kernels: str | None = None,
-    attention: str | None = None,
-    seq: int | None = None,
-    price: float | None = None,
-    advice: str = "bounds",
-) -> AnalysisResult:
+@parameters_of(AnalysisOptions)
+def analyze(options: AnalysisOptions) -> AnalysisResult:
     """Distribute a model and predict its step on a system, as ``tvm-distir analyze`` does.
 
     Parameters
     ----------
-    model : IRModule, str or Path
-        A module; or a MODEL string: a ``.onnx``, ``.pt2``, ``.mlir``, ``.json`` or ``.py`` file,
-        or ``zoo:NAME?key=value,...``. Of a step in micro-batches a module has the samples of one
-        micro-batch, and a string is loaded with them.
-    plan : Plan, mapping, str or Path, optional
-        A plan, its JSON form, or the path of its file. None without a strategy: the annotations
-        of the module.
-    system : System or str
-        Its times decide what the plan leaves open, and are those of the simulation.
-    strategy : str, optional
-        Strategies that make the plan, as ``pipeline:micro_batches=8+megatron``.
-    mesh : mapping of str to int, optional
-        Sizes of the mesh axes, major first, for the strategy.
-    batch : int, optional
-        New size of the batch dim, over all devices and micro-batches.
-    dims : mapping of str to int, optional
-        Sizes of symbolic dims.
-    entry : str, optional
-        The function, of a module with several entry points.
-    train : mapping or bool
-        Whether a training step is made of the model, and with which keywords of
-        :func:`tvm_distir.train_step`, as ``{"optimizer": "adam"}``. ``master`` is True by default
-        on systems of schema version 2.
-    recompute : str or mapping of str to str, optional
-        What the backward pass recomputes. None: what the plan or the strategy says.
-    bucket_bytes, ahead_bytes, overlap_activations, overlap_optimizer
-        As :func:`tvm_distir.distribute` takes them.
-    allocator : str
-        ``framework``, ``pytorch``, ``pytorch-expandable``, or ``tvm``, whose storage plan
-        :func:`tvm_distir.run` takes.
-    measure : bool
-        Whether kernels have the times that they take on this machine.
-    kernels : str, optional
-        Name or path of a kernel profile. None: that of the system.
-    attention : str, optional
-        ``fused``: softmax attention is a single op; ``written``: products and a softmax. None: as
-        the kernel profile says.
-    seq : int, optional
-        Tokens of a sample of a configuration or a model of the zoo, as its key ``seq``.
-    price : float, optional
-        Dollars for a device and an hour. None: the price that the system states.
-    advice : str
-        How recommendations are evaluated: ``bounds`` (formulas only), ``quick`` (a few changes
-        are simulated, the default of the command) or ``full`` (all changes are simulated).
+    options : AnalysisOptions
+        Its fields are the arguments: the model, the plan, and keywords such as ``strategy``,
+        ``mesh``, ``batch``, ``train``, which are the options of the command. Of a step in
+        micro-batches a module has the samples of one micro-batch, and a string is loaded with them.
+        ``train`` is True, or keywords of :func:`tvm_distir.train_step`, as ``{"optimizer":
+        "adam"}``; ``master`` is True by default on systems of schema version 2.
 
     Returns
     -------
@@ -238,81 +180,38 @@ def analyze(
     >>> result.time_s == td.simulate(td.export(result.module), "a100").time_s
     True
     """
-    if plan is not None and strategy is not None:
+    if options.plan is not None and options.strategy is not None:
         raise UsageError(
             "DIST0151", "a plan and a strategy are both given", place="analyze",
             remedy="Give one of them.",
         )  # fmt: skip
-    if strategy is not None and mesh is None:
+    if options.strategy is not None and options.mesh is None:
         raise UsageError(
             "DIST0151", "a strategy needs a mesh", place="analyze",
             remedy='Give its axes, as mesh={"dp": 2, "tp": 4}.',
         )  # fmt: skip
-    check_advice(advice)
-    if seq is not None:
-        model = _with_seq(model, seq)
-    choices: dict[str, Any] = {
-        "strategy": strategy, "mesh": mesh, "batch": batch, "dims": dims, "entry": entry,
-        "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
-        "ahead_bytes": ahead_bytes, "overlap_activations": overlap_activations,
-        "overlap_optimizer": overlap_optimizer,
-        "kernels": kernels, "attention": attention,
-    }  # fmt: skip
-    watch = Stopwatch()
-    with watch.stage("load"):
-        resolved = System.resolve(system)
-        if price is not None and resolved is not None:
-            resolved = resolved.priced(price)
-    if train is not False:
-        choices["train"] = {"master": keeps_master(resolved), **({} if train is True else train)}
-    else:
-        choices["train"] = None
+    check_advice(options.advice)
+    options = options.with_seq()
     with gc_paused():
-        study = Study(
-            model, plan, system=resolved, allocator=allocator, watch=watch,
-            exporter=exporter(measure, allocator), **choices,
-        )  # fmt: skip
-        name = "module" if isinstance(model, ir.IRModule) else str(model)
-        shown = {
-            **choices,
-            "train": train,
-            "allocator": allocator,
-            "measure": measure,
-            "price": price,
-            "advice": advice,
-            "system": _name(system),
-        }
-        options = [
-            f"{key}={value!r}" for key, value in shown.items() if value not in (None, *_DEFAULTS)
-        ]
-        if plan is not None:
-            options.insert(0, repr(plan) if isinstance(plan, str) else "plan")
-        first = name if isinstance(model, ir.IRModule) else repr(name)
-        command = f"td.analyze({', '.join([first, *options])})"
-        result = analyze_study(study, name=name, command=command, forward=not measure)
-        return replace(result, report=advised(result, advice, measure))
+        study = Study.of(options, exporter=exporter(options.measure, options.allocator))
+        name = "module" if isinstance(options.model, ir.IRModule) else str(options.model)
+        result = analyze_study(
+            study, name=name, command=_call(options, name), forward=not options.measure
+        )
+        return replace(result, report=advised(result, options.advice, options.measure))
 
 
-def _with_seq(model: Any, seq: int) -> Any:
-    """Return a MODEL string with the tokens of a sample."""
-    if isinstance(model, ir.IRModule):
-        raise UsageError(
-            "DIST0151", "the tokens of a sample are given, but the sizes of the module are fixed",
-            place="seq", remedy="Remove seq, or give a configuration or a model of the zoo.",
-        )  # fmt: skip
-    return model_with_seq(str(model), seq) if isinstance(model, (str, Path)) else model
-
-
-def keeps_master(system: System | None) -> bool:
-    """Return whether half-precision weights have float32 masters unless it is stated otherwise.
-
-    They have for systems of schema version 2, as in the trainers whose steps these describe.
-    """
-    return system is not None and bool(system.device.kernel_times)
-
-
-def _name(system: System | str) -> str:
-    return system if isinstance(system, str) else system.name
+def _call(options: AnalysisOptions, name: str) -> str:
+    """Return the call of :func:`analyze` with the options."""
+    words = [name if isinstance(options.model, ir.IRModule) else repr(name)]
+    if options.plan is not None:
+        words.append(repr(options.plan) if isinstance(options.plan, str) else "plan")
+    for name, declared in option_fields(AnalysisOptions).items():
+        value = getattr(options, name)
+        if name != "plan" and value is not None and value != declared.default:
+            shown = value.name if isinstance(value, System) else value
+            words.append(f"{name}={shown!r}")
+    return f"td.analyze({', '.join(words)})"
 
 
 def exporter(measure: bool, allocator: str) -> Callable[[ir.IRModule], Program]:
@@ -339,7 +238,7 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
     """
     warnings = unused_axes(study.step_plan) if study.step_plan.rules else ()
     result = study.result
-    if forward and study.is_planned and study.train is None:
+    if forward and study.is_planned and study.training() is None:
         with study.watch.stage("simulate"):
             warnings += one_device(study, result)
     system = study.known_system

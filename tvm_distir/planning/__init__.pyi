@@ -20,6 +20,10 @@ from .serving.serving_search import ServingSearchResult as ServingSearchResult
 from .serving.serving_search import search_serving as search_serving
 from .serving.surface import Surface as Surface
 from .serving.workload import Workload as Workload
+from .step_options import STAGES as STAGES
+from .step_options import AnalysisOptions as AnalysisOptions
+from .step_options import StepOptions as StepOptions
+from .step_options import TrainingOptions as TrainingOptions
 from .strategies.composition import compose as compose
 from .strategies.composition import make_plan as make_plan
 from .strategies.memory_fit import fitted as fitted

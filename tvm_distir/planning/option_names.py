@@ -9,28 +9,32 @@ import inspect
 from collections.abc import Collection
 from dataclasses import fields
 
-from tvm_distir.support import closest
+from tvm_distir.support import closest, option_fields
 from tvm_distir.transforms import train_step
 
-from .study import Study
+from .step_options import StepOptions, TrainingOptions
 
 _OF_COMMANDS = frozenset(
-    "cuts devices dim freeze kv_dtype quantize replicas router scheduler seq stages tensor "
-    "workload".split()
+    "cuts devices kv_dtype quantize replicas router scheduler stages tensor workload".split()
 )
 """Options of commands that determine predictions, and that are no arguments of a study."""
-_NO_OPTIONS = frozenset("exporter levels loaded mod options watch".split())
-"""Arguments of studies and training steps that are no numbers or words."""
+_NO_OPTIONS = frozenset("mod options price".split())
+"""Arguments of steps that determine no predictions."""
 _TYPING_ERROR = 0.85
 """The similarity to a known name from which a name is taken for a misspelling of it."""
 
 
 @functools.cache
 def option_names() -> frozenset[str]:
-    """Return the names of the options of studies, training steps and commands."""
-    of_study = {field.name for field in fields(Study) if field.init}
+    """Return the names of the options of steps, training steps and commands."""
+    of_commands = {
+        declared.key
+        for options in (StepOptions, TrainingOptions)
+        for declared in option_fields(options).values()
+    }
+    of_step = {field.name for field in fields(StepOptions)}
     of_training = inspect.signature(train_step).parameters.keys()
-    return frozenset((of_study | of_training) - _NO_OPTIONS | _OF_COMMANDS)
+    return frozenset((of_step | of_training | of_commands) - _NO_OPTIONS | _OF_COMMANDS)
 
 
 def is_misplaced(name: str, known: Collection[str]) -> bool:

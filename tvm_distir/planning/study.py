@@ -5,18 +5,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import ir
 
 from tvm_distir.core import (
     ATTENTION_OP,
     Plan,
-    PlanLike,
     Schedule,
     System,
     as_plan,
@@ -39,6 +38,7 @@ from tvm_distir.transforms import (
     train_step,
 )
 
+from .step_options import ATTENTIONS, DISTRIBUTE, FUSED, SIMULATE, Recompute, StepOptions
 from .strategies.composition import compose
 from .strategies.context_parallelism import recompute_of
 from .strategies.memory_fit import REFERENCE_SYSTEM, evenly_cut, fitted
@@ -51,57 +51,28 @@ from .strategies.pipelining import (
 from .strategies.registry import StrategySpec, parse
 from .strategies.training_parts import with_updates
 
-Recompute = str | Mapping[str, str]
-FUSED = "fused"
-ATTENTIONS = (FUSED, "written")
+
+class _FittedStep(NamedTuple):
+    """The step, with the plan and the study that found its memory, where there are any."""
+
+    module: ir.IRModule
+    plan: Plan | None = None
+    attempt: Study | None = None
 
 
-@dataclass(eq=False)
-class Study:
+@dataclass(frozen=True, eq=False)
+class Study(StepOptions):
     """Study of a step: load, train, plan, distribute, export, simulate.
 
     Each stage runs when its result is first read, and once: reading :attr:`program` runs all
-    stages but the simulation.
+    stages but the simulation. Of a step in micro-batches, a MODEL string is loaded with the samples
+    of a single micro-batch; a module and a model are taken as they are. Without a plan and a
+    strategy the module has annotations.
 
     Parameters
     ----------
-    model : Model, IRModule, str or Path
-        A model, its module, or a MODEL string as :func:`tvm_distir.load_model` takes it. For a step
-        in micro-batches, a string is loaded with the samples of a single micro-batch; a module and
-        a model are taken as they are.
-    plan : Plan, mapping, str or Path, optional
-        A plan; None without a strategy: the annotations of the module.
-    strategy : str, optional
-        Text of strategies that make the plan.
-    mesh : mapping of str to int, optional
-        Sizes of the mesh axes, major first, for the strategy.
-    system : System or str, optional
-        The system, whose times decide what the plan leaves open, and are those of the simulation.
-    train : mapping, optional
-        Keywords of :func:`tvm_distir.train_step`; None: the model is run forward.
-    recompute : str or mapping of str to str, optional
-        The recomputation of the backward pass; None: as the plan or the strategy says.
-    schedule : Schedule or mapping, optional
-        Schedule of the training step; None: that of the strategy or of the plan.
-    micro_batches : int, optional
-        The number of micro-batches of the training step, whose gradients are accumulated; None: as
-        the schedule, the strategy or the plan says.
-    batch, dims, entry
-        Samples of the whole step, sizes of symbolic dims, and the function of several entry points.
-    decide : str
-        ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
-        without a system too.
-    bucket_bytes, ahead_bytes, overlap_activations, overlap_optimizer
-        The options, as :func:`tvm_distir.distribute` takes them; the last also as
-        :func:`tvm_distir.simulate` takes it.
     exporter : callable
         Makes the program of the distributed module.
-    kernels, allocator
-        The options, as :func:`tvm_distir.simulate` takes them.
-    attention : str, optional
-        ``fused``: softmax attention that is written out becomes a single op
-        (:func:`tvm_distir.transforms.FuseAttention`); ``written``: it stays; None: as the kernel
-        profile of the system says.
     levels : dict, optional
         Receives the module after each pass, by the name of the pass.
     loaded : dict, optional
@@ -111,38 +82,35 @@ class Study:
         Measures the stages ``load``, ``plan``, ``train``, each pass, ``export``, ``simulate``.
     """
 
-    model: Model | ir.IRModule | str | Path
-    plan: PlanLike = None
-    _: KW_ONLY
-    strategy: str | None = None
-    mesh: Mapping[str, int] | None = None
-    system: System | str | None = None
-    train: Mapping[str, Any] | None = None
-    recompute: Recompute | None = None
-    schedule: Schedule | Mapping[str, Any] | None = None
-    micro_batches: int | None = None
-    batch: int | None = None
-    dims: Mapping[str, int] | None = None
-    entry: str | None = None
-    decide: str = "times"
-    bucket_bytes: int | str | None = None
-    ahead_bytes: int | None = None
-    overlap_activations: bool = False
-    overlap_optimizer: bool = False
     exporter: Callable[[ir.IRModule], Program] = export
-    kernels: Profile | str | None = None
-    allocator: str = "framework"
-    attention: str | None = None
     levels: dict[str, ir.IRModule] | None = None
     loaded: dict[object, Model] = field(default_factory=dict)
     watch: Stopwatch = field(default_factory=Stopwatch)
-    _attempt: Study | None = field(default=None, init=False)
-    _fitted_plan: Plan | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.system, str):
             with self.watch.stage("load"):
-                self.system = System.load(self.system)
+                object.__setattr__(self, "system", System.load(self.system))
+        if self.price is not None and isinstance(self.system, System):
+            object.__setattr__(self, "system", self.system.priced(self.price))
+
+    @classmethod
+    def of(cls, options: StepOptions, *, watch: Stopwatch | None = None, **fields: Any) -> Study:
+        """Return the study of options, with the masters that its system implies.
+
+        Parameters
+        ----------
+        options : StepOptions
+        watch : Stopwatch, optional
+            Measures the stages.
+        **fields : value
+            Further fields of the study.
+        """
+        watch = watch or Stopwatch()
+        with watch.stage("load"):
+            system = System.resolve(options.system)
+        values = {**options.of_step(), "system": system, "train": options.training(system)}
+        return cls(**values, watch=watch, **fields)
 
     @property
     def is_planned(self) -> bool:
@@ -174,7 +142,7 @@ class Study:
                 place="batch", remedy="Remove them, or give a file or a model of the zoo.",
             )  # fmt: skip
         schedule = self._schedule
-        forward = self.train is None
+        forward = self.training() is None
         if forward and schedule is not None and not (self.strategy and is_single_pass(schedule)):
             raise UsageError(
                 "DIST0151", "stages and micro-batches require a training step",
@@ -293,15 +261,20 @@ class Study:
         check_micro_batches(self.micro_batches, schedule.micro_batches, "plan")
         return schedule
 
-    @cached_property
+    @property
     def step(self) -> ir.IRModule:
         """Return the module that is distributed: the model, or its training step."""
+        return self._step.module
+
+    @cached_property
+    def _step(self) -> _FittedStep:
+        """Return the step, with its plan where the step was fitted to a memory."""
         forward = self.forward
-        if self.train is None:
-            return forward
+        if self.training() is None:
+            return _FittedStep(forward)
         recompute = self._chosen_recompute()
         if not self.is_planned:
-            return self._train_step(recompute)
+            return _FittedStep(self._train_step(recompute))
         attempts: dict[int, Study] = {}
 
         def measure_peak(step: ir.IRModule, plan: Plan) -> int:
@@ -312,27 +285,28 @@ class Study:
                 kernels=self.kernels, allocator=self.allocator,
             ).peak_memory_bytes  # fmt: skip
 
-        step, self._fitted_plan = fitted(
+        step, plan = fitted(
             self._train_step, self._make_plan, recompute, self.known_system,
             measure_peak=measure_peak,
         )  # fmt: skip
-        self._attempt = attempts.get(id(step))
-        if self._attempt is not None and self.levels is not None:
-            self.levels.update(self._attempt.levels or {})
-        return step
+        attempt = attempts.get(id(step))
+        if attempt is not None and self.levels is not None:
+            self.levels.update(attempt.levels or {})
+        return _FittedStep(step, plan, attempt)
 
     @cached_property
     def step_plan(self) -> Plan:
         """Return the plan of the step."""
-        step = self.step
-        plan = self._make_plan(step) if self._fitted_plan is None else self._fitted_plan
+        step, plan, _ = self._step
+        plan = self._make_plan(step) if plan is None else plan
         return with_attention(step, plan) if self._fuses_attention else plan
 
     def _train_step(self, recompute: Recompute) -> ir.IRModule:
         with self.watch.stage("train"):
             return train_step(
                 self.forward, recompute=recompute, system=self.known_system,
-                schedule=self._schedule, recomputed_ops=self.recomputed_ops, **(self.train or {}),
+                schedule=self._schedule, recomputed_ops=self.recomputed_ops,
+                **(self.training() or {}),
             )  # fmt: skip
 
     def _make_plan(self, step: ir.IRModule) -> Plan:
@@ -347,7 +321,7 @@ class Study:
                 functions = {str(gv.name_hint) for gv in self.source.mod.get_global_vars()}
                 functions -= {str(gv.name_hint) for gv in self.forward.get_global_vars()}
                 plan = plan.without_functions(functions)
-            return plan if self.train is None else with_updates(step, plan)
+            return plan if self.training() is None else with_updates(step, plan)
 
     def _chosen_recompute(self) -> Recompute:
         """Return the recomputation: as given, as in the plan, or as the strategy needs.
@@ -381,18 +355,16 @@ class Study:
     def _attempt_of(self, step: ir.IRModule, plan: Plan) -> Study:
         """Return the study of a step that may be chosen."""
         return Study(
-            step, plan, system=self.known_system, decide=self.decide,
-            bucket_bytes=self.bucket_bytes, ahead_bytes=self.ahead_bytes, exporter=self.exporter,
-            overlap_activations=self.overlap_activations,
-            overlap_optimizer=self.overlap_optimizer, attention="written",
-            levels=None if self.levels is None else {}, watch=self.watch,
+            step, plan, system=self.known_system, decide=self.decide, exporter=self.exporter,
+            attention="written", levels=None if self.levels is None else {}, watch=self.watch,
+            **self.passed_to(DISTRIBUTE),
         )  # fmt: skip
 
     @cached_property
     def local(self) -> ir.IRModule:
         """Return the distributed module, at level 5."""
-        _ = self.step  # a step that was fitted to a memory has been distributed
-        return self.distribute() if self._attempt is None else self._attempt.local
+        attempt = self._step.attempt  # a step that was fitted to a memory has been distributed
+        return self.distribute() if attempt is None else attempt.local
 
     def distribute(self, first: str = "annotate", until: str | None = None) -> ir.IRModule:
         """Run the named passes of the pipeline over the step.
@@ -411,14 +383,7 @@ class Study:
                 for name, options in passes_for(self.step_plan)
                 if name != FUSE_ATTENTION  # done before the step was made
             ),
-            *communication_passes(
-                mod,
-                system,
-                bucket_bytes=self.bucket_bytes,
-                ahead_bytes=self.ahead_bytes,
-                overlap_activations=self.overlap_activations,
-                overlap_optimizer=self.overlap_optimizer,
-            ),
+            *communication_passes(mod, system, **self.passed_to(DISTRIBUTE)),
         ]
         names = [name for name, _ in named]
         end = len(named) if until is None else names.index(until) + 1
@@ -434,8 +399,8 @@ class Study:
     def program(self) -> Program:
         """Return the program that is simulated."""
         local = self.local
-        if self._attempt is not None:
-            return self._attempt.program
+        if self._step.attempt is not None:
+            return self._step.attempt.program
         with self.watch.stage("export"):
             return self.exporter(local)
 
@@ -449,10 +414,7 @@ class Study:
                 place="system", remedy='Give a system, for example system="a100".',
             )  # fmt: skip
         with self.watch.stage("simulate"):
-            return simulate(
-                program, system, kernels=self.kernels, allocator=self.allocator,
-                overlap_optimizer=self.overlap_optimizer,
-            )  # fmt: skip
+            return simulate(program, system, **self.passed_to(SIMULATE))
 
 
 def with_attention(mod: ir.IRModule, plan: Plan) -> Plan:

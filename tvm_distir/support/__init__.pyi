@@ -66,6 +66,7 @@ from .native.loader import load_library as load_library
 from .native.loader import native_function as native_function
 from .native.loader import reference as reference
 from .native.loader import warn_without_library as warn_without_library
+from .plugins.docstrings import parameter_texts as parameter_texts
 from .plugins.docstrings import summary as summary
 from .plugins.extras import missing_extra as missing_extra
 from .plugins.kinds import Unreadable as Unreadable
@@ -74,6 +75,18 @@ from .plugins.notation import Call as Call
 from .plugins.notation import NamedFields as NamedFields
 from .plugins.notation import Token as Token
 from .plugins.notation import read_calls as read_calls
+from .plugins.option_fields import CommandOption as CommandOption
+from .plugins.option_fields import option as option
+from .plugins.option_fields import option_fields as option_fields
+from .plugins.option_fields import parameters_of as parameters_of
+from .plugins.option_values import MESH_REMEDY as MESH_REMEDY
+from .plugins.option_values import parse_bucket as parse_bucket
+from .plugins.option_values import parse_bytes as parse_bytes
+from .plugins.option_values import parse_count as parse_count
+from .plugins.option_values import parse_dims as parse_dims
+from .plugins.option_values import parse_mesh as parse_mesh
+from .plugins.option_values import parse_number as parse_number
+from .plugins.option_values import parse_seed as parse_seed
 from .plugins.options import REQUIRED as REQUIRED
 from .plugins.options import Option as Option
 from .plugins.options import options_of as options_of

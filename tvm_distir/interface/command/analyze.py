@@ -12,16 +12,11 @@ from typing import Any
 
 from tvm_distir.interface.advice import advised, check_advice
 from tvm_distir.interface.registration import is_awaited
+from tvm_distir.planning import STAGES, AnalysisOptions, TrainingOptions
+from tvm_distir.support import option_fields
 
 from .opt import script
-from .options import (
-    TRAINING,
-    add_exporting,
-    add_model_options,
-    asked_by,
-    check_model_options,
-    model_inputs,
-)
+from .options import add_model_options, asked_by, model_inputs, read_planned_step
 from .outputs import Outputs, add_force
 from .stages import stopwatch, study_of
 from .terminal import put, put_page, say, wants_colour
@@ -36,15 +31,7 @@ def add_parser(commands: Any) -> None:
         description="Distribute a model over a mesh and predict time, memory and traffic.",
         allow_abbrev=False,
     )
-    add_model_options(parser, system_required=True)
-    add_exporting(parser)
-    parser.add_argument(
-        "--advice",
-        metavar="HOW",
-        default="quick",
-        help="Set how recommendations are evaluated: bounds (formulas only), quick (simulate a "
-        "few changes, the default) or full (simulate all changes).",
-    )
+    add_model_options(parser, STAGES, options=AnalysisOptions, required=("system",))
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.add_argument("--report", metavar="r.html", help="Write a self-contained HTML report.")
     add_trace(parser)
@@ -61,21 +48,21 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, distribute, export, simulate, write."""
     check_advice(arguments.advice, "--advice")
-    axes = check_model_options(arguments)
-    outputs = Outputs(model_inputs(arguments), force=arguments.force)
+    step = read_planned_step(arguments, AnalysisOptions)
+    outputs = Outputs(model_inputs(step), force=arguments.force)
     from tvm_distir.core import gc_paused
 
     with gc_paused(permanent=is_awaited()):
-        return _run(arguments, axes, outputs)
+        return _run(arguments, step, outputs)
 
 
-def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Outputs) -> int:
+def _run(arguments: argparse.Namespace, step: AnalysisOptions, outputs: Outputs) -> int:
     report = outputs.promise(arguments.report, "--report")
     trace = promise_trace(arguments, outputs)
     folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
     levels: dict[str, Any] | None = None if folder is None else {}
-    result = analyze_step(arguments, axes, levels=levels)
-    analysis = advised(result, arguments.advice, arguments.measure)
+    result = analyze_step(step, command_line(arguments, step), levels=levels)
+    analysis = advised(result, step.advice, step.measure)
     from tvm_distir.interface.report.document import to_dict, to_json
     from tvm_distir.interface.report.text import to_text
     from tvm_distir.interface.report.verdict import check_fits, to_verdict
@@ -112,8 +99,8 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
 
 
 def analyze_step(
-    arguments: argparse.Namespace,
-    axes: dict[str, int] | None,
+    step: AnalysisOptions,
+    command: str = "",
     levels: dict[str, Any] | None = None,
     loaded: dict[object, Any] | None = None,
 ) -> Any:
@@ -125,41 +112,28 @@ def analyze_step(
     with watch.stage("load"):
         from tvm_distir.interface.analysis import analyze_study, exporter
     study = study_of(
-        arguments,
-        axes,
+        step,
         watch=watch,
-        exporter=exporter(arguments.measure, arguments.allocator),
-        kernels=arguments.kernels,
-        attention=arguments.attention,
-        allocator=arguments.allocator,
+        exporter=exporter(step.measure, step.allocator),
         levels=levels,
         loaded={} if loaded is None else loaded,
     )
     with asked_by("--kernels", "DIST0701"):
         result = analyze_study(
-            study,
-            name=arguments.model,
-            command=command_line(arguments),
-            forward=not arguments.measure,
+            study, name=str(step.model), command=command, forward=not step.measure
         )
     for line in result.report.warnings:
         say(f"warning: {line}")
     return result
 
 
-def command_line(arguments: argparse.Namespace) -> str:
+def command_line(arguments: argparse.Namespace, step: AnalysisOptions) -> str:
     """Return the command that repeats the analysis, without its output files."""
-    words = ["tvm-distir", "analyze", arguments.model]
-    options = ("plan", "strategy", "mesh", "batch", "dim", "entry", "train", *TRAINING, "system",
-               "allocator", "measure", "kernels", "price", "attention", "advice")  # fmt: skip
-    usual = (("allocator", "framework"), ("advice", "quick"))
-    for option in options:
-        value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        elif value not in (None, False) and (option, value) not in usual:
-            for item in value if isinstance(value, list) else [value]:
-                words += [flag, str(item)]
+    words = ["tvm-distir", "analyze", str(step.model)]
+    for options in (AnalysisOptions, TrainingOptions):
+        for name, declared in option_fields(options).items():
+            if name != "seq":  # stands in MODEL
+                words += declared.words(getattr(arguments, declared.key))
     return shlex.join(words)
 
 

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from .help import LateHelp, system_help
-from .options import add_jobs, asked_by, jobs_of
+from .options import add_jobs, asked_by, parse_jobs
 from .outputs import Outputs
 from .terminal import put
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.rows,
         fit_also=tuple(filter(None, arguments.fit.split(","))),
         source=f"tvm-distir calibrate, {arguments.rows}",
-        jobs=jobs_of(arguments),
+        jobs=parse_jobs(arguments.jobs),
     )
     if target is not None:
         text = json.dumps(to_data(calibration.system), indent=1) + "\n"

@@ -9,21 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tvm_distir.planning import STAGES, AnalysisOptions
 from tvm_distir.support import UsageError
 
 from .analyze import analyze_step
-from .help import HelpStrategies
-from .options import (
-    add_dim_option,
-    add_entry_option,
-    add_exporting,
-    add_overlap,
-    add_recompute,
-    add_seq_option,
-    add_system,
-    add_training,
-    check_model_options,
-)
+from .options import add_help_strategies, add_step_options, read_planned_step
 from .terminal import put
 
 
@@ -65,11 +55,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--strategy", action=_Way, metavar="NAME[:k=v,...]", help="Add a strategy; repeatable."
     )
-    parser.add_argument(
-        "--help-strategies",
-        action=HelpStrategies,
-        help="List the strategies with their options and exit.",
-    )
+    add_help_strategies(parser)
     parser.add_argument(
         "--mesh",
         action="append",
@@ -77,15 +63,13 @@ def add_parser(commands: Any) -> None:
         metavar="dp=2,tp=4",
         help="Set the mesh of all strategies, or of each in order if repeated.",
     )
-    parser.add_argument("--batch", metavar="N", help="Set the global batch size in samples.")
-    add_dim_option(parser)
-    add_seq_option(parser)
-    add_entry_option(parser)
-    add_system(parser, False, repeated=True)
-    add_training(parser)
-    add_recompute(parser)
-    add_overlap(parser)
-    add_exporting(parser)
+    add_step_options(
+        parser,
+        STAGES,
+        options=AnalysisOptions,
+        without=("plan", "strategy", "mesh", "advice"),
+        repeated=("system",),
+    )
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
 
 
@@ -96,16 +80,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise _fault(
             "--system needs plans or strategies", "Add --plan or --strategy, or omit --system."
         )
-    axes = [check_model_options(task) for task in tasks]
     from tvm_distir.core import gc_paused
     from tvm_distir.interface.report.comparison import compare
     from tvm_distir.interface.report.document import to_json
 
     operands: list[Any] = []
     loaded: dict[object, Any] = {}
-    for task, mesh in zip(tasks, axes, strict=True):
+    for task in tasks:
         with gc_paused():
-            operands.append(analyze_step(task, mesh, loaded=loaded).to_dict())
+            operands.append(analyze_step(task, loaded=loaded).to_dict())
     results = arguments.operands[1 if tasks else 0 :]
     table = compare(*operands, *results)
     several = len(arguments.system or ()) > 1
@@ -121,13 +104,13 @@ def _fault(problem: str, remedy: str) -> UsageError:
     return UsageError("DIST0151", problem, place="tvm-distir compare", remedy=remedy)
 
 
-def _name(task: argparse.Namespace, several: bool) -> str:
+def _name(task: AnalysisOptions, several: bool) -> str:
     """Return the path of a plan or the text of a strategy, and the system if there are several."""
     name = str(task.plan or task.strategy)
     return f"{name} on {task.system}" if several else name
 
 
-def _tasks(arguments: argparse.Namespace) -> list[argparse.Namespace]:
+def _tasks(arguments: argparse.Namespace) -> list[AnalysisOptions]:
     """Return the options of the analysis of each plan and strategy on each system."""
     if not arguments.system:
         raise _fault("plans and strategies need a system", "Add --system S.")
@@ -141,7 +124,8 @@ def _tasks(arguments: argparse.Namespace) -> list[argparse.Namespace]:
             chosen["mesh"] = meshes.pop(0)
         for system in arguments.system:
             chosen["system"] = system
-            tasks.append(argparse.Namespace(**{**vars(arguments), "model": model, **chosen}))
+            task = argparse.Namespace(**{**vars(arguments), "model": model, **chosen})
+            tasks.append(read_planned_step(task, AnalysisOptions))
     return tasks
 
 

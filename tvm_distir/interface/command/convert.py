@@ -8,10 +8,11 @@ import argparse
 from typing import Any
 
 from tvm_distir.core import LEVELS
+from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError
 
 from .forms import FORMS, form_of
-from .options import add_model_options, check_model_options, check_sizes, find_model, model_inputs
+from .options import add_model_options, model_inputs, read_planned_step
 from .outputs import Outputs
 from .stages import study_of
 from .terminal import say
@@ -47,19 +48,15 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read, run the passes up to the level, write."""
     form, level = form_of(arguments.out), _level(arguments.to)
-    planned = arguments.plan is not None or arguments.strategy is not None
-    if planned:
-        axes = check_model_options(arguments)
-    else:
-        axes = check_sizes(arguments)
-        find_model(arguments)
+    step = read_planned_step(arguments, StepOptions, planless=True)
+    planned = step.plan is not None or step.strategy is not None
     if level is None and (planned or form.level is not None):
         level = form.level or "local"
     if form.level is not None and level != form.level:
         raise _fault(f"{form.what} supports level {form.level} only", f"Write --to {form.level}.")
-    outputs = Outputs(model_inputs(arguments))
+    outputs = Outputs(model_inputs(step))
     target = outputs.promise(arguments.out, "OUT")
-    outputs.add(target, form.write(_converted(study_of(arguments, axes, planless=True), level)))
+    outputs.add(target, form.write(_converted(study_of(step, planless=True), level)))
     for path in outputs.commit():
         say(f"wrote {path}")
     return 0
@@ -104,13 +101,6 @@ def _converted(study: Any, level: str | None) -> Any:
     if not study.is_planned:
         if source == 0:
             raise _fault(f"--to {level} needs a plan", "Add --plan, or --strategy and --mesh.")
-        study = Study(
-            mod,
-            plan_of_meshes(mod),
-            system=study.system,
-            bucket_bytes=study.bucket_bytes,
-            ahead_bytes=study.ahead_bytes,
-            overlap_activations=study.overlap_activations,
-            overlap_optimizer=study.overlap_optimizer,
-        )
+        plan = plan_of_meshes(mod)
+        study = Study(mod, plan, system=study.system, **study.passed_to("distribute"))
     return study.distribute(_FROM[source], _UNTIL.get(level))

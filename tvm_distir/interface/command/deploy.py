@@ -10,8 +10,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .option_values import parse_count
-from .options import add_dispatch, add_model_options, asked_by, check_model_options, model_inputs
+from tvm_distir.planning import StepOptions
+from tvm_distir.support import parse_count
+
+from .options import add_dispatch, add_model_options, asked_by, model_inputs, read_planned_step
 from .outputs import Outputs, add_force
 from .stages import study_of
 from .terminal import put, with_warnings
@@ -62,8 +64,8 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, run the passes, write the folder, list its files."""
-    axes = check_model_options(arguments)
-    outputs = Outputs({**model_inputs(arguments), "--weights": arguments.weights})
+    step = read_planned_step(arguments, StepOptions)
+    outputs = Outputs({**model_inputs(step), "--weights": arguments.weights})
     outputs.protect_folder(arguments.folder, "-o")
     from tvm_distir.execution import as_target, check_dispatch, deploy, replaceable
 
@@ -73,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_dispatch(arguments.dispatch)
     hosts = parse_count(arguments.hosts, "--hosts")
     replaceable(Path(os.path.realpath(arguments.folder)), arguments.force)
-    study = study_of(arguments, axes)
+    study = study_of(step)
     local = study.local
     with study.watch.stage("deploy"):
         weights = arguments.weights or study.source.read_weights()

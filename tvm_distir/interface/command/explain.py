@@ -8,7 +8,9 @@ import argparse
 import json
 from typing import Any
 
-from .options import add_model_options, check_model_options
+from tvm_distir.planning import StepOptions
+
+from .options import add_model_options, read_planned_step
 from .stages import study_of
 from .terminal import put, with_warnings
 
@@ -42,8 +44,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, annotate, explain, print."""
-    axes = check_model_options(arguments)
-    study = study_of(arguments, axes)
+    study = study_of(read_planned_step(arguments, StepOptions))
     from tvm_distir.core import AnnotateSharding
     from tvm_distir.interface.explain.explainer import explain
 

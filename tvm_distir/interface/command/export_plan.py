@@ -7,9 +7,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError, nearest
 
-from .options import add_model_options, check_model_options, model_inputs
+from .options import add_model_options, model_inputs, read_planned_step
 from .outputs import Outputs
 from .stages import study_of
 from .terminal import put, say
@@ -46,10 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
             place="--form",
             remedy=nearest(arguments.form, FORMATS),
         )
-    axes = check_model_options(arguments)
-    outputs = Outputs(model_inputs(arguments))
+    step = read_planned_step(arguments, StepOptions)
+    outputs = Outputs(model_inputs(step))
     target = outputs.promise(arguments.out, "-o")
-    study = study_of(arguments, axes)
+    study = study_of(step)
     from tvm_distir.planning import export_plan
 
     text = export_plan(study.step, study.step_plan, arguments.form)

@@ -108,18 +108,14 @@ class HelpStrategies(_Listing):
         return "".join(entry(name, info.summary, info.options) for name, info in strategies)
 
 
-def strategy_names() -> Iterable[str]:
-    """Return the names of all strategies."""
-    from tvm_distir.planning import strategy_names as names
+def expanded(text: str) -> str:
+    """Return a text with the names that stand for ``{strategies}``, ``{optimizers}``, ..."""
+    from tvm_distir.planning import strategy_names
+    from tvm_distir.transforms import optimizer_names
 
-    return names()
-
-
-def optimizer_names() -> Iterable[str]:
-    """Return the names of all optimizers."""
-    from tvm_distir.transforms import optimizer_names as names
-
-    return names()
+    for word, names in (("{strategies}", strategy_names), ("{optimizers}", optimizer_names)):
+        text = text.replace(word, ", ".join(names())) if word in text else text
+    return text.replace("{systems}", system_help()) if "{systems}" in text else text
 
 
 def system_help() -> str:

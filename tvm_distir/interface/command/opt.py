@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from tvm_distir.support import parse_dims
+
 from .help import HelpPasses, LateHelp, get_to_work, pass_names
-from .option_values import parse_dims
-from .options import add_dim_option
+from .options import add_step_options
 from .outputs import Outputs
 from .stages import load_system, stopwatch
 from .terminal import put, say
@@ -45,7 +46,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--system", metavar="S", help="Set the system of the passes, a name or a .json file."
     )
-    add_dim_option(parser)
+    add_step_options(parser, names=("dims",))
     parser.add_argument(
         "-o", dest="output", metavar="out.py", help="Write to out.py instead of stdout."
     )
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         from tvm_distir.models import load_model
 
         options = {} if arguments.plan is None else {"plan": Plan.load(arguments.plan)}
-        system = load_system(arguments, watch)
+        system = load_system(arguments.system, watch)
         if system is not None:
             options["system"] = system
         steps = [spec.make(**options) for spec in specs]

@@ -1,25 +1,35 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define the options that several commands share."""
+"""Offer the declared options of a step in commands, and read them."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from tvm_distir.support import DistIRError, UsageError
-
-from .help import (
-    HelpStrategies,
-    LateHelp,
-    LateHelps,
-    get_to_work,
-    optimizer_names,
-    strategy_names,
-    system_help,
+from tvm_distir.planning import StepOptions, TrainingOptions
+from tvm_distir.support import (
+    MESH_REMEDY,
+    CommandOption,
+    DistIRError,
+    UsageError,
+    option_fields,
+    parameter_texts,
+    parse_count,
 )
-from .option_values import MESH_REMEDY, parse_batch, parse_count, parse_dims, parse_mesh
+
+from .help import HelpStrategies, LateHelp, LateHelps, expanded, get_to_work
+
+_Options = TypeVar("_Options", bound=StepOptions)
+TRAINING = {
+    name: declared
+    for options in (TrainingOptions, StepOptions)
+    for name, declared in option_fields(options).items()
+    if declared.stage == "train" and name != "train"
+}
+"""Options that need ``--train``, by field."""
 
 
 @contextmanager
@@ -45,69 +55,86 @@ def named_by_options(*keywords: str) -> Iterator[None]:
         raise error.placed(lambda place: f"--{place.replace('_', '-')}") from error
 
 
-def add_dim_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--dim``."""
-    parser.add_argument(
-        "--dim",
-        action="append",
-        metavar="NAME=SIZE",
-        help="Set the size of a symbolic dim, e.g. seq=1024; repeatable.",
-    )
+def add_option(
+    parser: Any, declared: CommandOption, required: bool = False, repeated: bool = False
+) -> None:
+    """Add a declared option, which is a list if it may be ``repeated``."""
+    settings: dict[str, Any] = {"required": required, "dest": declared.key}
+    if declared.choices:
+        settings["choices"] = declared.choices
+    elif declared.metavar:
+        settings |= {"metavar": declared.metavar, "default": declared.usual}
+        if declared.repeated:
+            settings["action"] = "append"
+    else:
+        only = declared.default is False
+        settings["action"] = "store_true" if only else argparse.BooleanOptionalAction
+    if "{" in declared.help:
+        more = " Repeat it to compare systems." if repeated else ""
+        settings["late"] = lambda: expanded(declared.help) + more
+        settings["action"] = LateHelps if repeated else LateHelp
+    else:
+        settings["help"] = declared.help.replace("%", "%%")
+    parser.add_argument(declared.flag, **settings)
 
 
-def add_seq_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--seq``."""
-    parser.add_argument(
-        "--seq",
-        metavar="N",
-        help="Set the tokens of a sample of hf:NAME, config.json or zoo:NAME (as the key seq).",
-    )
+def add_step_options(
+    parser: Any,
+    stages: Collection[str] = (),
+    *,
+    options: type = StepOptions,
+    names: Collection[str] = (),
+    without: Collection[str] = (),
+    required: Collection[str] = (),
+    repeated: Collection[str] = (),
+) -> None:
+    """Add the options of a step that belong to stages, or have these names.
+
+    Parameters
+    ----------
+    parser : argument parser or group
+    stages : collection of str
+        Stages of :mod:`tvm_distir.planning.step_options`.
+    options : type
+        The dataclass that declares them.
+    names, without : collection of str
+        Further options, and options that are left out.
+    required, repeated : collection of str
+        Options that must be given, and those that may be given several times.
+    """
+    for name, declared in option_fields(options).items():
+        if name not in without and (name in names or declared.stage in stages):
+            add_option(parser, declared, name in required, name in repeated)
+            if name == "train":
+                add_step_options(parser, stages, options=TrainingOptions)
 
 
-def set_seq(arguments: argparse.Namespace) -> None:
-    """Replace ``--seq`` by a key of MODEL."""
-    from tvm_distir.models import model_with_seq
-
-    if arguments.seq is not None:
-        size = parse_count(arguments.seq, "--seq", "Give the tokens of a sample, e.g. --seq 4096.")
-        with asked_by("--seq", "DIST0313"):
-            arguments.model, arguments.seq = model_with_seq(arguments.model, size), None
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL."""
+    parser.set_defaults(registers=True)
+    parser.add_argument("model", metavar="MODEL", help=parameter_texts(StepOptions)["model"])
 
 
-def add_entry_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--entry``."""
-    parser.add_argument(
-        "--entry",
-        metavar="NAME",
-        help="Select the function of a module with several entry points, e.g. prefill.",
-    )
-
-
-def add_model_options(parser: argparse.ArgumentParser, system_required: bool = False) -> None:
-    """Add MODEL, the plan or strategy, the mesh, the batch, the system and the training step."""
+def add_model_options(
+    parser: argparse.ArgumentParser,
+    stages: Collection[str] = ("load", "plan", "train", "distribute"),
+    *,
+    options: type = StepOptions,
+    required: Collection[str] = (),
+) -> None:
+    """Add MODEL, and the options of a step up to a distributed module."""
     add_model(parser)
-    add_entry_option(parser)
-    parser.add_argument("--plan", metavar="P.json", help="Read the plan from a JSON file.")
-    parser.add_argument(
-        "--strategy",
-        action=LateHelp,
-        metavar="NAME[:k=v,...][+NAME...]",
-        late=lambda: f"Create the plan by strategies joined with +: {', '.join(strategy_names())}.",
-    )
+    add_step_options(parser, stages, options=options, required=required)
+    add_help_strategies(parser)
+
+
+def add_help_strategies(parser: argparse.ArgumentParser) -> None:
+    """Add ``--help-strategies``."""
     parser.add_argument(
         "--help-strategies",
         action=HelpStrategies,
         help="List the strategies with their options and exit.",
     )
-    parser.add_argument(
-        "--mesh",
-        metavar="dp=2,tp=4",
-        help="Set the mesh axes and their sizes, major first; needs --strategy.",
-    )
-    add_system(parser, system_required)
-    add_training(parser)
-    add_recompute(parser)
-    add_overlap(parser)
 
 
 def add_dispatch(parser: argparse.ArgumentParser) -> None:
@@ -120,166 +147,6 @@ def add_dispatch(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, ``--batch``, ``--dim`` and ``--seq``."""
-    parser.set_defaults(registers=True)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="A .onnx, .pt2, .mlir, .json or .py (TVMScript) file, a config.json of the Hugging "
-        "Face hub, hf:NAME, or zoo:NAME?key=value,...",
-    )
-    parser.add_argument("--batch", metavar="N", help="Set the global batch size in samples.")
-    add_dim_option(parser)
-    add_seq_option(parser)
-
-
-def add_system(parser: argparse.ArgumentParser, required: bool, repeated: bool = False) -> None:
-    """Add ``--system``, which is a list if it may be ``repeated``."""
-    parser.add_argument(
-        "--system",
-        action=LateHelps if repeated else LateHelp,
-        required=required,
-        metavar="S",
-        late=lambda: (
-            f"{system_help()} Its times determine the placements that the plan leaves open."
-            + (" Repeat it to compare systems." if repeated else "")
-        ),
-    )
-
-
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add ``--train`` and the options of a training step except ``--recompute``."""
-    parser.add_argument(
-        "--train",
-        action="store_true",
-        help="Build a training step: loss, gradients and optimizer update.",
-    )
-    parser.add_argument(
-        "--loss",
-        metavar="NAME",
-        help="Set the loss: cross_entropy (default), mse or OUTPUT:NAME*WEIGHT,...; needs --train.",
-    )
-    parser.add_argument(
-        "--optimizer",
-        action=LateHelp,
-        metavar="NAME[:k=v,...]",
-        late=lambda: (
-            f"Set the optimizer (default: sgd): {', '.join(optimizer_names())}; needs --train."
-        ),
-    )
-    parser.add_argument(
-        "--clip", metavar="NORM", help="Clip the global gradient norm to NORM; needs --train."
-    )
-    parser.add_argument(
-        "--loss-scale", metavar="S", help="Set the loss scale, a number or dynamic; needs --train."
-    )
-    parser.add_argument(
-        "--master",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="Keep float32 master copies of half-precision weights (default: on for systems of "
-        "schema version 2, as trainers do); needs --train.",
-    )
-    parser.add_argument(
-        "--micro-batches",
-        metavar="M",
-        help="Accumulate gradients over M micro-batches, with or without a pipeline; needs "
-        "--train.",
-    )
-    parser.add_argument(
-        "--freeze",
-        metavar="PATTERN",
-        action="append",
-        help="Freeze the weights that match PATTERN, e.g. wte.*; needs --train; repeatable.",
-    )
-
-
-def add_recompute(parser: argparse.ArgumentParser) -> None:
-    """Add ``--recompute``."""
-    parser.add_argument(
-        "--recompute",
-        metavar="POLICY",
-        help="Set the recomputation (activation checkpointing) policy: none, megatron, attention, "
-        "core, selective, alternate, full, checkpoint, cut:SHARE, NAME=POLICY,... by function, or "
-        "auto[:memory_gib=G,...] for the least that fits in device memory; needs --train.",
-    )
-
-
-def add_overlap(parser: argparse.ArgumentParser) -> None:
-    """Add the limits of bucketing and overlap of collectives."""
-    parser.add_argument(
-        "--bucket-bytes",
-        metavar="N",
-        help="Set the bucket size of small collectives in bytes; 0 disables bucketing, and "
-        "unit gathers and reduces each layer's weights by one flat buffer, as FSDP does, and makes "
-        "buckets of 25 MiB of other reductions (default: unit for training steps with a system, "
-        "otherwise 0).",
-    )
-    parser.add_argument(
-        "--ahead-bytes",
-        metavar="N",
-        help="Set the extra memory in bytes for overlapping collectives with compute in training "
-        "steps with a system; 0 disables overlap (default: 1/16 of the peak memory, and the "
-        "weights of a layer).",
-    )
-    parser.add_argument(
-        "--overlap-activations",
-        action="store_true",
-        help="Overlap collectives of activations, such as those of tensor parallelism, with other "
-        "work; by default they block, as in most frameworks.",
-    )
-    parser.add_argument(
-        "--overlap-optimizer",
-        action="store_true",
-        help="Overlap a distributed optimizer with the step: gather updated weights beside the "
-        "first forward pass of the next step, and reduce gradients beside the backward pass of the "
-        "last micro-batch (Megatron-LM: --overlap-param-gather, --overlap-grad-reduce).",
-    )
-
-
-ALLOCATORS_HELP = (
-    "Set the memory model: framework (default), the live tensors; pytorch or pytorch-expandable, "
-    "what PyTorch reserves for them with the CUDA context and NCCL; or tvm, the storage plan of "
-    "`run`."
-)
-
-
-def add_exporting(parser: argparse.ArgumentParser) -> None:
-    """Add the options of export and simulation."""
-    parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
-    parser.add_argument(
-        "--measure",
-        action="store_true",
-        help="Measure each kernel on this machine; link times are those of the system.",
-    )
-    add_kernels(parser)
-    add_price(parser)
-    parser.add_argument(
-        "--attention",
-        choices=("fused", "written"),
-        help="Make softmax attention one op, or leave its products (default: of the profile).",
-    )
-
-
-def add_kernels(parser: argparse.ArgumentParser) -> None:
-    """Add ``--kernels``."""
-    parser.add_argument(
-        "--kernels",
-        metavar="P",
-        help="Set the kernel profile: eager, megatron, ... or a file (default: of the system).",
-    )
-
-
-def add_price(parser: argparse.ArgumentParser) -> None:
-    """Add ``--price``."""
-    parser.add_argument(
-        "--price",
-        metavar="USD",
-        help="Set the price of a device and an hour in dollars (default: of the system).",
-    )
-
-
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Add ``--jobs``."""
     parser.add_argument(
@@ -289,96 +156,92 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def jobs_of(arguments: argparse.Namespace) -> int | None:
+def parse_jobs(text: str | None) -> int | None:
     """Return the number of ``--jobs``; None without the option."""
-    return None if arguments.jobs is None else parse_count(arguments.jobs, "--jobs")
+    return None if text is None else parse_count(text, "--jobs")
 
 
-TRAINING = (
-    *("loss", "optimizer", "clip", "loss_scale", "master", "micro_batches", "freeze", "recompute"),
-)
-"""Options of a training step."""
+def read_fields(
+    arguments: argparse.Namespace, options: Any, without: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the values of the options that are given, by the fields of a dataclass."""
+    values = {}
+    for name, declared in option_fields(options).items():
+        text = getattr(arguments, declared.key, None)
+        if text is not None and name not in without:
+            with asked_by(declared.flag, "DIST0201"):
+                values[name] = declared.read(text, declared.flag)
+    return values
 
 
-def check_training(arguments: argparse.Namespace, others: Sequence[str] = ()) -> None:
-    """Refuse options of a training step without ``--train``, except ``others``."""
-    for option in TRAINING:
-        if option in others:
-            continue
-        if getattr(arguments, option) is not None and not arguments.train:
-            raise UsageError(
-                "DIST0151",
-                f"--{option.replace('_', '-')} needs --train",
-                place=f"tvm-distir {arguments.command}",
-                remedy="Add --train.",
-            )
+def without_training(declared: CommandOption, command: str) -> UsageError:
+    """Return the error of an option of a training step without ``--train``."""
+    return UsageError(
+        "DIST0151", f"{declared.flag} needs --train",
+        place=f"tvm-distir {command}", remedy="Add --train.",
+    )  # fmt: skip
 
 
-def model_inputs(arguments: argparse.Namespace) -> dict[str, str | None]:
-    """Return the paths that the options of :func:`add_model_options` read, by option."""
-    from tvm_distir.models import model_file
+def read_step(
+    arguments: argparse.Namespace,
+    options: Callable[..., _Options],
+    without: Collection[str] = (),
+) -> _Options:
+    """Read the options of a step, and refuse those of a training step without ``--train``.
 
-    return {
-        "MODEL": model_file(arguments.model),
-        "--plan": arguments.plan,
-        "--system": arguments.system,
-    }
-
-
-def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
-    """Refuse a plan and a strategy together; read the mesh; look for the model's file.
-
-    Neither is needed for TVMScript and StableHLO, which may have annotations.
-
-    TVM is imported behind this, not before.
-
-    Returns
-    -------
-    axes : dict of str to int or None
-        The mesh of ``--mesh``; None when it is left to the plan.
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+    options : type
+        The dataclass that declares them.
+    without : collection of str
+        Fields of which the command has options of its own.
     """
-    from tvm_distir.models import may_be_annotated
+    values = read_fields(arguments, options, without)
+    training = read_fields(arguments, TrainingOptions)
+    for name, declared in TRAINING.items():
+        if name in {*training, *values} and not arguments.train:
+            raise without_training(declared, arguments.command)
+    if values.get("train"):
+        values["train"] = TrainingOptions(**training)
+    with asked_by("--seq", "DIST0313"):
+        return options(arguments.model, **values).with_seq()
 
+
+def read_planned_step(
+    arguments: argparse.Namespace,
+    options: Callable[..., _Options],
+    planless: bool = False,
+) -> _Options:
+    """Read the options of a step, look for the file of its model, and import TVM.
+
+    A plan and a strategy are refused together, and neither is unless the module may have
+    annotations, or the step may be ``planless``.
+    """
+    from tvm_distir.models import check_model, may_be_annotated
+
+    place = f"tvm-distir {arguments.command}"
     both = arguments.plan is not None and arguments.strategy is not None
     neither = arguments.plan is None and arguments.strategy is None
-    if both or (neither and not may_be_annotated(arguments.model)):
+    if both or (neither and not planless and not may_be_annotated(arguments.model)):
         raise UsageError(
             "DIST0151",
             "--plan and --strategy are mutually exclusive" if both else "no --plan or --strategy",
-            place=f"tvm-distir {arguments.command}",
+            place=place,
             remedy="Give exactly one of them.",
         )
-    axes = check_sizes(arguments)
-    if axes is None and arguments.strategy is not None:
+    step = read_step(arguments, options)
+    if step.mesh is None and step.strategy is not None:
         raise UsageError(
-            "DIST0151",
-            "--strategy needs a mesh",
-            place=f"tvm-distir {arguments.command}",
-            remedy=MESH_REMEDY,
-        )
-    find_model(arguments)
-    return axes
-
-
-def find_model(arguments: argparse.Namespace) -> None:
-    """Check that the file of the model exists, then import TVM."""
-    from tvm_distir.models import check_model
-
+            "DIST0151", "--strategy needs a mesh", place=place, remedy=MESH_REMEDY,
+        )  # fmt: skip
     check_model(arguments.model)
     get_to_work()
+    return step
 
 
-def check_sizes(arguments: argparse.Namespace) -> dict[str, int] | None:
-    """Read batch, dims, tokens of a sample and mesh.
+def model_inputs(step: StepOptions) -> dict[str, Any]:
+    """Return the paths that the options read, by option."""
+    from tvm_distir.models import model_file
 
-    Returns
-    -------
-    axes : dict of str to int or None
-        The mesh of ``--mesh``.
-    """
-    arguments.batch = parse_batch(arguments.batch)
-    arguments.dims = parse_dims(arguments.dim)
-    set_seq(arguments)
-    check_training(arguments)
-    with asked_by("--mesh", "DIST0201"):
-        return None if arguments.mesh is None else parse_mesh(arguments.mesh)
+    return {"MODEL": model_file(str(step.model)), "--plan": step.plan, "--system": step.system}

@@ -4,47 +4,46 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError
 
 from .help import get_to_work
-from .options import asked_by
+from .options import asked_by, model_inputs
 from .outputs import Outputs
 from .stages import STRATEGY_FAULTS, load_system, stopwatch
 
 
-def check_resume(arguments: argparse.Namespace, recorded: str | None, name: str) -> None:
+def check_resume(resume: bool, recorded: str | None, name: str) -> None:
     """Refuse (DIST0151) ``--resume`` where ``-o``, whose value is ``recorded``, is not given."""
-    if arguments.resume and recorded is None:
+    if resume and recorded is None:
         remedy = f"Name the {'folder' if name == 'DIR' else 'file'}: -o {name}."
         raise UsageError("DIST0151", "--resume needs -o", place="--resume", remedy=remedy)
 
 
-def outputs_of(arguments: argparse.Namespace, others: Mapping[str, str | None]) -> Outputs:
+def outputs_of(step: StepOptions, others: Mapping[str, str | None], force: bool = False) -> Outputs:
     """Check that MODEL exists, and return outputs that protect the files that are read."""
-    from tvm_distir.models import check_model, model_file
+    from tvm_distir.models import check_model
 
-    check_model(arguments.model)
-    reads = {"MODEL": model_file(arguments.model), **others, "--system": arguments.system}
-    return Outputs(reads, force=getattr(arguments, "force", False))
+    check_model(str(step.model))
+    return Outputs({**model_inputs(step), **others}, force=force)
 
 
-def begin(arguments: argparse.Namespace, option: str, strategy: str | None) -> Any:
+def begin(step: StepOptions, option: str, strategy: str | None) -> Any:
     """Import TVM, load the system, and check the strategy of an option, if any."""
     get_to_work()
-    system = load_system(arguments, stopwatch())
-    if arguments.kernels is not None:
+    system = load_system(step.system, stopwatch(), step.price)
+    if step.kernels is not None:
         from tvm_distir.performance import Profile
 
         with asked_by("--kernels", "DIST0701"):
-            Profile.load(arguments.kernels)
-        system = replace(system, kernels=arguments.kernels)
+            Profile.resolve(step.kernels)
+        system = replace(system, kernels=step.kernels)
     if strategy:
         from tvm_distir.planning import parse
 
@@ -54,17 +53,13 @@ def begin(arguments: argparse.Namespace, option: str, strategy: str | None) -> A
 
 
 def settings_of(
-    arguments: argparse.Namespace,
-    system: Any,
-    names: Iterable[str],
-    files: Mapping[str, str | None],
+    options: Mapping[str, Any], system: Any, files: Mapping[str, str | None]
 ) -> dict[str, Any]:
     """Return all inputs of the results: options, and the contents of the system and files."""
     from tvm_distir.models import model_file
 
-    settings: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    settings["system"] = hashlib.sha256(repr(system).encode()).hexdigest()
-    for name, path in {"model": model_file(arguments.model), **files}.items():
+    settings = {**options, "system": hashlib.sha256(repr(system).encode()).hexdigest()}
+    for name, path in {"model": model_file(options["model"]), **files}.items():
         if path:
             content = Path(path).read_bytes()
             settings[f"{name}_content"] = hashlib.sha256(content).hexdigest()

@@ -12,23 +12,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tvm_distir.support import UsageError, shortened
+from tvm_distir.planning import StepOptions
+from tvm_distir.support import UsageError, parse_count, parse_mesh, shortened
 
 from . import serve_analyze
-from .option_values import parse_batch, parse_count, parse_dims, parse_mesh
 from .options import (
     TRAINING,
-    add_entry_option,
     add_jobs,
-    add_kernels,
     add_model,
-    add_price,
-    add_system,
-    add_training,
+    add_step_options,
     asked_by,
-    check_training,
-    jobs_of,
-    set_seq,
+    parse_jobs,
+    read_step,
+    without_training,
 )
 from .outputs import add_force
 from .resumable import begin, check_resume, outputs_of, settings_of
@@ -48,12 +44,14 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     add_model(parser)
-    add_entry_option(parser)
     parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
-    add_system(parser, required=True)
-    add_kernels(parser)
-    add_price(parser)
-    add_training(parser)
+    add_step_options(
+        parser,
+        ("load", "train"),
+        names=("system", "kernels", "price"),
+        without=("recompute",),
+        required=("system",),
+    )
     parser.add_argument(
         "--memory",
         metavar="80GiB",
@@ -202,7 +200,6 @@ def constraints_of(arguments: argparse.Namespace) -> Any:
 
 _SETTINGS = (
     *(
-        "model",
         "devices",
         "batch",
         "dim",
@@ -223,7 +220,7 @@ _SETTINGS = (
 _PLAN_OPTIONS = (
     *("batch", "dim", "seq", "entry", "memory", "axes", "max", "fix", "inside_node", "keep"),
     *("compare", "micro_batch", "chunks", "stage_devices", "gap", "margin", "time_limit", "top"),
-    *("why", "jobs", "resume", "folder", "train", *TRAINING),
+    *("why", "jobs", "resume", "folder", "train", *(o.key for o in TRAINING.values())),
 )
 """Options that ``--serve`` does not have."""
 
@@ -253,38 +250,39 @@ def _check_kind(arguments: argparse.Namespace, default_of: Callable[[str], Any])
 def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
     """Search, print the table, write the plans."""
     _check_kind(arguments, default_of)
-    set_seq(arguments)
+    step = read_step(arguments, StepOptions, ("micro_batches", "recompute"))
     if arguments.serve:
         devices = parse_count(arguments.devices, "--devices")
-        return serve_analyze.run_search(arguments, devices, arguments.json)
-    arguments.batch = parse_batch(arguments.batch)
-    arguments.dims = parse_dims(arguments.dim)
-    check_training(arguments, ("recompute",))
+        return serve_analyze.run_search(arguments, step, devices, arguments.json)
+    if arguments.micro_batches is not None and not arguments.train:
+        raise without_training(TRAINING["micro_batches"], arguments.command)
     devices, top = parse_count(arguments.devices, "--devices"), parse_count(arguments.top, "--top")
     gap, margin = parse_share(arguments.gap, "--gap"), parse_share(arguments.margin, "--margin")
     memory = parse_size(arguments.memory, "--memory") if arguments.memory else None
     limit_s = parse_count(arguments.time_limit, "--time-limit") if arguments.time_limit else None
     constraints = constraints_of(arguments)
-    check_resume(arguments, arguments.folder, "DIR")
+    check_resume(arguments.resume, arguments.folder, "DIR")
     is_plan = (arguments.compare or "").endswith(".json")
     reads = {"--keep": arguments.keep, "--compare": arguments.compare if is_plan else None}
-    outputs = outputs_of(arguments, reads)
+    outputs = outputs_of(step, reads, arguments.force)
     report = outputs.promise(arguments.report, "--report")
     path = outputs.promise_folder(arguments.folder, "-o", claims=("search.json", "rows.jsonl"))
-    system = begin(arguments, "--compare", None if is_plan else arguments.compare)
+    system = begin(step, "--compare", None if is_plan else arguments.compare)
     from tvm_distir.planning import search as searching
 
     folder = None
     if path is not None:
-        settings = settings_of(arguments, system, _SETTINGS, {"keep": arguments.keep})
+        options = {name: getattr(arguments, name) for name in _SETTINGS}
+        options |= {"model": step.model, "batch": step.batch}
+        settings = settings_of(options, system, {"keep": arguments.keep})
         folder = searching.Folder(path, settings, resume=arguments.resume, force=arguments.force)
-    model, batch = _model(arguments)
+    model, batch = _model(step)
     result = searching.search(
         model,
         devices,
         system,
         batch=batch,
-        train=training_keywords(arguments, system) if arguments.train else None,
+        train=training_keywords(step, system),
         memory_bytes=memory,
         gap=gap,
         margin=margin,
@@ -295,7 +293,7 @@ def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
         compare=_comparison(arguments.compare, is_plan, constraints.counts),
         folder=folder,
         on_progress=_progress,
-        jobs=jobs_of(arguments),
+        jobs=parse_jobs(arguments.jobs),
     )
     if folder is not None:
         for file in folder.finish(result):
@@ -305,7 +303,7 @@ def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
     if report is not None:
         from tvm_distir.interface.report.search_page import search_page
 
-        title = f"{shortened(arguments.model)} on {devices} devices of {system.name}"
+        title = f"{shortened(str(step.model))} on {devices} devices of {system.name}"
         capacity = system.memory_capacity_bytes if memory is None else memory
         outputs.add(report, search_page(result, title, capacity))
         for file in outputs.commit():
@@ -315,31 +313,27 @@ def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
     return 0 if result.complete or result.plans else 3
 
 
-def _model(arguments: argparse.Namespace) -> tuple[Any, int | None]:
+def _model(step: StepOptions) -> tuple[Any, int | None]:
     """Return a builder of modules by batch and the batch, or a module with a fixed batch."""
     from tvm_distir.core import data_positions, entry_of
     from tvm_distir.planning import Study
 
-    study = Study(
-        arguments.model, batch=arguments.batch, dims=arguments.dims, entry=arguments.entry
-    )
+    study = Study(step.model, **step.passed_to("load"))
     with asked_by("--entry", "DIST0341"):
         module = study.forward
     if study.source.is_text:
         return module, None
     main = module[entry_of(module)]
-    batch = arguments.batch or int(main.params[data_positions(main)[0]].ty.shape[0])
+    batch = step.batch or int(main.params[data_positions(main)[0]].ty.shape[0])
 
-    return _Maker(arguments.model, arguments.dims, arguments.entry, (batch, module)), batch
+    return _Maker(step, (batch, module)), batch
 
 
 @dataclass
 class _Maker:
     """Maker of the model at any batch, which workers can receive."""
 
-    model: str
-    dims: dict[str, int] | None
-    entry: str | None
+    step: StepOptions
     known: tuple[int, Any] | None
 
     def __call__(self, size: int) -> Any:
@@ -348,7 +342,7 @@ class _Maker:
 
         if self.known is not None and size == self.known[0]:
             return self.known[1]
-        return Study(self.model, batch=size, dims=self.dims, entry=self.entry).forward
+        return Study(self.step.model, **{**self.step.passed_to("load"), "batch": size}).forward
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the module, which a worker makes again."""

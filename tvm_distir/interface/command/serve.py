@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.support import UsageError, nearest
+from tvm_distir.support import UsageError, nearest, parse_count, parse_number
 
-from .option_values import parse_count, parse_number
 from .options import asked_by
 from .outputs import Outputs
 from .terminal import put

@@ -8,10 +8,10 @@ import argparse
 import json
 from typing import Any
 
-from tvm_distir.support import UsageError
+from tvm_distir.planning import StepOptions
+from tvm_distir.support import UsageError, parse_count, parse_mesh, parse_number
 
-from .option_values import parse_count, parse_mesh, parse_number
-from .options import add_kernels, add_price, add_system
+from .options import add_step_options, read_step
 from .outputs import Outputs
 from .resumable import begin
 from .terminal import put, say, with_warnings
@@ -36,9 +36,7 @@ def add_parser(commands: Any) -> None:
         help="Set the strategy (default: megatron).",
     )
     parser.add_argument("--mesh", metavar="tp=4", required=True, help="Set the mesh of a replica.")
-    add_system(parser, required=True)
-    add_kernels(parser)
-    add_price(parser)
+    add_step_options(parser, names=("system", "kernels", "price"), required=("system",))
     add_levels(parser)
     parser.add_argument(
         "--scheduler",
@@ -146,7 +144,7 @@ def _seconds(text: str, option: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve the workload and print the report."""
-    mesh = parse_mesh(arguments.mesh)
+    step, mesh = read_step(arguments, StepOptions, ("mesh",)), parse_mesh(arguments.mesh)
     prefill = parse_mesh(arguments.prefill_mesh) if arguments.prefill_mesh else None
     counts = [
         parse_count(getattr(arguments, name), f"--{name.replace('_', '-')}")
@@ -155,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
     draft, draft_tokens, acceptance = _speculation(arguments)
     outputs = _outputs(arguments)
     trace = outputs.promise(arguments.trace, "--trace")
-    system = begin(arguments, "--strategy", arguments.strategy)
+    system = begin(step, "--strategy", arguments.strategy)
     from tvm_distir.planning import request_trace, serve_analyze
 
     report = serve_analyze(
@@ -234,14 +232,16 @@ def add_serving(parser: Any) -> None:
     group.add_argument("--picture", metavar="FILE.svg", help="Draw the front of --serve.")
 
 
-def run_search(arguments: argparse.Namespace, devices: int, as_json: bool) -> int:
+def run_search(
+    arguments: argparse.Namespace, step: StepOptions, devices: int, as_json: bool
+) -> int:
     """Search ways of serving and print them."""
     outputs = _outputs(arguments)
     picture = outputs.promise(arguments.picture, "--picture")
     page = outputs.promise(arguments.report, "--report")
     guess = _speculation(arguments)
     stages = [parse_count(word, "--stages") for word in arguments.stages.split(",")]
-    system = begin(arguments, "--serve", None)
+    system = begin(step, "--serve", None)
     from tvm_distir.interface.report.serving_front import front_svg
     from tvm_distir.interface.report.serving_page import serving_page
     from tvm_distir.planning import Speculation, search_serving

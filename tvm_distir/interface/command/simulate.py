@@ -9,7 +9,7 @@ import shlex
 from typing import Any
 
 from .help import LateHelp, system_help
-from .options import ALLOCATORS_HELP, add_kernels, asked_by
+from .options import add_step_options, asked_by
 from .outputs import Outputs, add_force
 from .stages import stopwatch
 from .terminal import put, put_page, wants_colour
@@ -31,13 +31,12 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="Block the compute stream during collectives without separate start and done.",
     )
-    add_kernels(parser)
     parser.add_argument(
         "--contention",
         action="store_true",
         help="Model link contention between messages and collectives of a pipelined step.",
     )
-    parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
+    add_step_options(parser, names=("allocator", "kernels"))
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     add_trace(parser)
     add_force(parser)
@@ -77,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                 system,
                 blocking=arguments.blocking,
                 kernels=arguments.kernels,
-                allocator=arguments.allocator,
+                allocator=arguments.allocator or "framework",
                 contention=arguments.contention,
             )
     analysis = analysis_of(

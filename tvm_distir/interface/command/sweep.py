@@ -7,25 +7,20 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError, shortened
 
-from .option_values import parse_dims
 from .options import (
     TRAINING,
-    add_dim_option,
     add_jobs,
-    add_kernels,
-    add_seq_option,
-    add_system,
-    add_training,
+    add_step_options,
     asked_by,
-    check_training,
-    jobs_of,
     named_by_options,
-    set_seq,
+    parse_jobs,
+    read_step,
 )
 from .resumable import begin, check_resume, outputs_of, settings_of
-from .stages import micro_batches_of, training_keywords
+from .stages import training_keywords
 from .terminal import put, say
 
 
@@ -54,11 +49,13 @@ def add_parser(commands: Any) -> None:
         metavar="COLUMN=V,V,...",
         help="Set the values of a column, e.g. tp=1,2,4; repeat for all combinations.",
     )
-    add_dim_option(parser)
-    add_seq_option(parser)
-    add_system(parser, required=True)
-    add_kernels(parser)
-    add_training(parser)
+    add_step_options(
+        parser,
+        ("train",),
+        names=("dims", "seq", "system", "kernels"),
+        without=("recompute",),
+        required=("system",),
+    )
     parser.add_argument(
         "--tensor",
         metavar="STRATEGY",
@@ -115,49 +112,47 @@ def grid_of(items: list[str] | None) -> dict[str, list[str]]:
 
 
 _SETTINGS = (
-    *("model", "dim", "train", *(name for name in TRAINING if name != "recompute")),
-    *("tensor", "cuts", "decide"),
+    *("dim", "train", "tensor", "cuts", "decide"),
+    *(declared.key for name, declared in TRAINING.items() if name != "recompute"),
 )
 """Options that determine predictions, which a resumed sweep must repeat."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict the rows and write or print them."""
-    dims, grid = parse_dims(arguments.dim), grid_of(arguments.grid)
-    set_seq(arguments)
-    arguments.recompute = None
-    check_training(arguments)
+    grid, step = grid_of(arguments.grid), read_step(arguments, StepOptions)
     if bool(grid) == (arguments.rows is not None):
         both = "--rows and --grid are mutually exclusive" if grid else "no --rows or --grid"
         raise UsageError(
             "DIST0151", both, place="tvm-distir sweep", remedy="Give exactly one of them."
         )
-    check_resume(arguments, arguments.output, "FILE.csv")
-    outputs = outputs_of(arguments, {"--rows": arguments.rows})
+    check_resume(arguments.resume, arguments.output, "FILE.csv")
+    outputs = outputs_of(step, {"--rows": arguments.rows})
     path = outputs.promise(arguments.output, "-o")
-    system = begin(arguments, "--tensor", arguments.tensor)
+    system = begin(step, "--tensor", arguments.tensor)
     from tvm_distir import __version__
     from tvm_distir.planning import sweep
 
-    settings = {**settings_of(arguments, system, _SETTINGS, {}), "version": __version__}
+    options = {"model": step.model, **{name: getattr(arguments, name) for name in _SETTINGS}}
+    settings = {**settings_of(options, system, {}), "version": __version__}
     with asked_by("--grid", *(["DIST0750"] if grid else [])), named_by_options("cuts", "decide"):
         result = sweep(
-            arguments.model,
+            str(step.model),
             grid or arguments.rows,
             system,
-            train=training_keywords(arguments, system) if arguments.train else None,
-            micro_batches=micro_batches_of(arguments) or 1,
+            train=training_keywords(step, system),
+            micro_batches=step.micro_batches or 1,
             tensor=arguments.tensor,
             cuts=arguments.cuts,
             decide=arguments.decide,
-            dims=dims,
+            dims=step.dims,
             output=path,
             resume=arguments.resume,
             settings=settings,
             structures=not arguments.row_by_row,
             cache=arguments.cache,
             on_progress=_progress,
-            jobs=jobs_of(arguments),
+            jobs=parse_jobs(arguments.jobs),
         )
     if result.checked:
         say(_checks(result.checked))

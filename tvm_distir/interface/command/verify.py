@@ -5,10 +5,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from .option_values import parse_seed
-from .options import add_dispatch, add_model_options, asked_by, check_model_options
+from tvm_distir.planning import StepOptions
+from tvm_distir.support import parse_seed
+
+from .options import add_dispatch, add_model_options, asked_by, read_planned_step
 from .stages import stopwatch, study_of
 from .terminal import put, wants_colour, with_warnings
 
@@ -50,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, run both, compare. A difference is printed as a result, then raised (exit code 70)."""
-    axes = check_model_options(arguments)
+    step = read_planned_step(arguments, StepOptions)
     seed = parse_seed(arguments.seed)
     watch = stopwatch()
     with watch.stage("load"):
@@ -61,10 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
         with asked_by("--engine", "DIST0601"), asked_by("--dispatch", "DIST0623"):
             chosen = engine(arguments.engine, arguments.dispatch)
         chosen.check_available()
-    sizes: dict[str, int] = arguments.dims if arguments.symbolic else {}
-    if arguments.symbolic:
-        arguments.dims = {}
-    study = study_of(arguments, axes, watch=watch)
+    sizes: Mapping[str, int] = (step.dims or {}) if arguments.symbolic else {}
+    study = study_of(replace(step, dims={}) if arguments.symbolic else step, watch=watch)
     with watch.stage("draw"):
         weights = {} if arguments.exact else study.source.read_weights()
     local = study.local
@@ -80,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
             dims=sizes,
         )
     if arguments.json:
-        put(to_json(with_warnings(verdict_dict(outcome, arguments.model, watch.timings_s))))
+        put(to_json(with_warnings(verdict_dict(outcome, str(step.model), watch.timings_s))))
     else:
-        put(verdict_text(outcome, arguments.model, watch.timings_s, wants_colour()))
+        put(verdict_text(outcome, str(step.model), watch.timings_s, wants_colour()))
     outcome.check()
     return 0

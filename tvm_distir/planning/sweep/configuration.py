@@ -5,24 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tvm_distir.support import SimulationError
 
-INTEGERS: Mapping[str, int] = {
-    "tp": 1,
-    "pp": 1,
-    "dp": 1,
-    "micro_batch": 1,
-    "micro_batches": 1,
-    "chunks": 1,
-    "zero": 0,
-    "sequence_parallel": 0,
-}
-"""Columns of whole numbers, and what holds where they are not given."""
-WORDS: Mapping[str, str] = {"schedule": "1f1b", "recompute": "none"}
-"""Columns of words, and what holds where they are not given."""
 GLOBAL_BATCH = "global_batch"
 """The column that may replace, or accompany, ``micro_batches``."""
 ALIASES: Mapping[str, str] = {
@@ -56,16 +43,16 @@ class Configuration:
         Samples of a micro-batch on each part of ``dp``.
     micro_batches : int
         The number of micro-batches of a step.
-    schedule : str
-        Kind of schedule.
     chunks : int
         Stages per rank.
-    recompute : str
-        The recomputation of the backward pass.
     zero : int
         Stage of ZeRO; 0: none.
     sequence_parallel : int
         0 or 1.
+    schedule : str
+        Kind of schedule.
+    recompute : str
+        The recomputation of the backward pass.
     """
 
     sizes: tuple[tuple[str, str], ...] = ()
@@ -74,11 +61,11 @@ class Configuration:
     dp: int = 1
     micro_batch: int = 1
     micro_batches: int = 1
-    schedule: str = WORDS["schedule"]
     chunks: int = 1
-    recompute: str = WORDS["recompute"]
     zero: int = 0
     sequence_parallel: int = 0
+    schedule: str = "1f1b"
+    recompute: str = "none"
 
     @property
     def devices(self) -> int:
@@ -155,6 +142,13 @@ class Configuration:
         for name in (*INTEGERS, *WORDS):
             result[name] = getattr(self, name)
         return {**result, GLOBAL_BATCH: self.global_batch, "devices": self.devices}
+
+
+_USUAL = {field.name: field.default for field in fields(Configuration) if field.name != "sizes"}
+INTEGERS: Mapping[str, int] = {k: v for k, v in _USUAL.items() if isinstance(v, int)}
+"""Columns of whole numbers, and what holds where they are not given."""
+WORDS: Mapping[str, str] = {k: v for k, v in _USUAL.items() if isinstance(v, str)}
+"""Columns of words, and what holds where they are not given."""
 
 
 def refused(problem: str, remedy: str, place: str = "configuration") -> SimulationError:

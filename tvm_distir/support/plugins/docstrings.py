@@ -31,8 +31,8 @@ def summary(target: Any) -> str:
     return _sentence(paragraph)
 
 
-def parameter_help(target: Callable[..., Any] | type) -> dict[str, str]:
-    """Return the first sentence on each parameter (of a dataclass: each attribute), by its name."""
+def parameter_texts(target: Callable[..., Any] | type) -> dict[str, str]:
+    """Return the text on each parameter (of a dataclass: each attribute), by its name."""
     parts = _SECTION.split(inspect.getdoc(target) or "")
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     result: dict[str, str] = {}
@@ -41,9 +41,14 @@ def parameter_help(target: Callable[..., Any] | type) -> dict[str, str]:
         lines: list[str] = []
         for line in [*sections.get(title, "").splitlines(), "end"]:
             if line and not line[0].isspace():
-                result.update({name: _sentence(" ".join(lines)) for name in names})
+                result.update({name: " ".join(" ".join(lines).split()) for name in names})
                 names = [name.strip() for name in line.partition(" : ")[0].split(",")]
                 lines = []
             else:
                 lines.append(line)
     return result
+
+
+def parameter_help(target: Callable[..., Any] | type) -> dict[str, str]:
+    """Return the first sentence on each parameter, by its name."""
+    return {name: _sentence(text) for name, text in parameter_texts(target).items()}

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import pytest
 
 from tvm_distir.interface.command import app, main, opt
-from tvm_distir.interface.command.option_values import parse_batch, parse_mesh, parse_seed
 from tvm_distir.support.errors.tree import (
     DistIRError,
     InfeasibleError,
@@ -21,6 +20,7 @@ from tvm_distir.support.errors.tree import (
     ModelError,
     UsageError,
 )
+from tvm_distir.support.plugins.option_values import parse_count, parse_mesh, parse_seed
 
 Fail = Callable[[BaseException], None]
 
@@ -54,11 +54,11 @@ def test_bad_meshes(text: str, error: type[DistIRError], code: str) -> None:
     assert caught.value.code == code and caught.value.remedy and caught.value.place == "--mesh"
 
 
-def test_batch_and_seed() -> None:
-    assert parse_batch(None) is None and parse_batch("8") == 8 and parse_seed("0") == 0
+def test_count_and_seed() -> None:
+    assert parse_count("8", "--batch") == 8 and parse_seed("0") == 0
     for text in ("0", "-1", "x", "1.5", ""):
         with pytest.raises(UsageError, match="DIST0152"):
-            parse_batch(text)
+            parse_count(text, "--batch")
     for text in ("-1", str(2**32), "x"):
         with pytest.raises(UsageError, match="DIST0152"):
             parse_seed(text)

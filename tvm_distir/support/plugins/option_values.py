@@ -7,13 +7,14 @@ from __future__ import annotations
 import math
 import re
 
-from tvm_distir.support import MAX_DEVICES, MAX_INT, MeshError, UsageError, parse_int, shortened
+from tvm_distir.support.errors.tree import MeshError, UsageError
+from tvm_distir.support.errors.user_input import MAX_DEVICES, MAX_INT, parse_int, shortened
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MESH_REMEDY = "Write axes and sizes, major first: --mesh dp=2,tp=4."
 
 
-def parse_mesh(text: str) -> dict[str, int]:
+def parse_mesh(text: str, option: str = "--mesh") -> dict[str, int]:
     """Read ``dp=2,tp=4``.
 
     Returns
@@ -29,7 +30,7 @@ def parse_mesh(text: str) -> dict[str, int]:
         DIST0201 for no axis, or a size that is not a positive integer.
     """
     if not text.strip():
-        raise MeshError("DIST0201", "the mesh has no axis", place="--mesh", remedy=MESH_REMEDY)
+        raise MeshError("DIST0201", "the mesh has no axis", place=option, remedy=MESH_REMEDY)
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = (word.strip() for word in part.partition("="))
@@ -37,14 +38,14 @@ def parse_mesh(text: str) -> dict[str, int]:
             raise UsageError(
                 "DIST0152",
                 f'"{shortened(part)}" is not an axis and its size',
-                place="--mesh",
+                place=option,
                 remedy=MESH_REMEDY,
             )
         if name in axes:
             raise UsageError(
                 "DIST0152",
                 f'the axis "{name}" is given twice',
-                place="--mesh",
+                place=option,
                 remedy="Give each axis a unique name.",
             )
         count = parse_int(size, 1)
@@ -53,7 +54,7 @@ def parse_mesh(text: str) -> dict[str, int]:
                 "DIST0201",
                 f'axis "{name}" has size "{shortened(size)}", which is not a positive integer '
                 f"of at most {MAX_INT}",
-                place="--mesh",
+                place=option,
                 remedy=MESH_REMEDY,
             )
         axes[name] = count
@@ -61,18 +62,10 @@ def parse_mesh(text: str) -> dict[str, int]:
         raise MeshError(
             "DIST0201",
             f"a mesh of {' x '.join(map(str, axes.values()))} devices is too large",
-            place="--mesh",
+            place=option,
             remedy=f"A mesh has at most {MAX_DEVICES:,} devices.",
         )
     return axes
-
-
-def parse_batch(text: str | None) -> int | None:
-    """Read the value of ``--batch``: a positive integer."""
-    if text is None:
-        return None
-    remedy = "Give the global batch size, e.g. --batch 8."
-    return parse_count(text, "--batch", remedy)
 
 
 def parse_count(text: str, option: str, remedy: str = "") -> int:
@@ -88,8 +81,8 @@ def parse_count(text: str, option: str, remedy: str = "") -> int:
     return number
 
 
-def parse_dims(items: list[str] | None) -> dict[str, int]:
-    """Read the values of ``--dim``: ``NAME=SIZE`` each, several joined by commas too.
+def parse_dims(items: list[str] | None, option: str = "--dim") -> dict[str, int]:
+    """Read sizes of dims: ``NAME=SIZE`` each, several joined by commas too.
 
     Raises
     ------
@@ -109,7 +102,7 @@ def parse_dims(items: list[str] | None) -> dict[str, int]:
             problem = f'the dim "{shortened(name)}" is given twice'
         if problem is not None or size is None:
             raise UsageError(
-                "DIST0152", str(problem), place="--dim", remedy="Write e.g. --dim seq=1024."
+                "DIST0152", str(problem), place=option, remedy=f"Write e.g. {option} seq=1024."
             )
         dims[name] = size
     return dims
@@ -131,10 +124,10 @@ def parse_number(text: str, option: str) -> float:
     return number
 
 
-def parse_bytes(text: str | None, option: str) -> int | None:
+def parse_bytes(text: str, option: str) -> int:
     """Read a number of bytes, 0 or more (UsageError DIST0152)."""
-    size = None if text is None else parse_int(text, 0)
-    if text is not None and size is None:
+    size = parse_int(text, 0)
+    if size is None:
         raise UsageError(
             "DIST0152",
             f'"{shortened(text)}" is not a number of bytes',
@@ -142,6 +135,11 @@ def parse_bytes(text: str | None, option: str) -> int | None:
             remedy=f"Give an integer, e.g. {option} 26214400; 0 disables it.",
         )
     return size
+
+
+def parse_bucket(text: str, option: str) -> int | str:
+    """Read the size of buckets: a number of bytes, or ``unit``."""
+    return text if text == "unit" else parse_bytes(text, option)
 
 
 def parse_seed(text: str) -> int:

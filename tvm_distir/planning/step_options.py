@@ -1,0 +1,236 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Declare the options of a step, from which commands and functions take theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tvm_distir.support import (
+    UsageError,
+    option,
+    option_fields,
+    parse_bucket,
+    parse_bytes,
+    parse_count,
+    parse_dims,
+    parse_mesh,
+    parse_number,
+)
+
+if TYPE_CHECKING:
+    from tvm import ir
+
+    from tvm_distir.core import PlanLike, Schedule, System
+    from tvm_distir.models import Model
+    from tvm_distir.performance import Profile
+
+Recompute = str | Mapping[str, str]
+FUSED = "fused"
+ATTENTIONS = (FUSED, "written")
+STAGES = ("load", "plan", "train", "distribute", "simulate", "advise")
+"""Stages of the analysis of a step, by which commands choose options."""
+LOAD, PLAN, TRAIN, DISTRIBUTE, SIMULATE, ADVISE = STAGES
+
+_Options = TypeVar("_Options", bound="StepOptions")
+_count_of_samples = partial(parse_count, remedy="Give the global batch size, e.g. --batch 8.")
+_count_of_tokens = partial(parse_count, remedy="Give the tokens of a sample, e.g. --seq 4096.")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingOptions:
+    """Options of the command that become keywords of :func:`tvm_distir.train_step`.
+
+    Parameters
+    ----------
+    loss : str
+        Set the loss: cross_entropy (default), mse or OUTPUT:NAME*WEIGHT,...; needs --train.
+    optimizer : str
+        Set the optimizer (default: sgd): {optimizers}; needs --train.
+    clip : float
+        Clip the global gradient norm to NORM; needs --train.
+    loss_scale : str or float
+        Set the loss scale, a number or dynamic; needs --train.
+    master : bool, optional
+        Keep float32 master copies of half-precision weights (default: on for systems of schema
+        version 2, as trainers do); needs --train.
+    frozen : sequence of str
+        Freeze the weights that match PATTERN, e.g. wte.*; needs --train; repeatable.
+    """
+
+    loss: str = option(TRAIN, "NAME", default="cross_entropy")
+    optimizer: str = option(TRAIN, "NAME[:k=v,...]", default="sgd")
+    clip: float = option(TRAIN, "NORM", parse_number, default=0.0)
+    loss_scale: str | float = option(TRAIN, "S", default=1.0)
+    master: bool | None = option(TRAIN)
+    frozen: Sequence[str] = option(TRAIN, "PATTERN", default=(), flag="--freeze", repeated=True)
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keywords of ``train_step`` (UsageError DIST0152, DIST0351)."""
+        from tvm_distir.transforms import optimizer_named, read_optimizer
+
+        name, numbers = read_optimizer(self.optimizer, "--optimizer")
+        optimizer_named(name, numbers)
+        result = {**vars(self), "optimizer": name, **numbers}
+        return {key: value for key, value in result.items() if value is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class StepOptions:
+    """Model and options of a step, which the command reads and Python takes as keywords.
+
+    Parameters
+    ----------
+    model : Model, IRModule, str or Path
+        A .onnx, .pt2, .mlir, .json or .py (TVMScript) file, a config.json of the Hugging Face hub,
+        hf:NAME, or zoo:NAME?key=value,...
+    plan : Plan, mapping, str or Path, optional
+        Read the plan from a JSON file.
+    strategy : str, optional
+        Create the plan by strategies joined with +: {strategies}.
+    mesh : mapping of str to int, optional
+        Set the mesh axes and their sizes, major first; needs --strategy.
+    batch : int, optional
+        Set the global batch size in samples.
+    dims : mapping of str to int, optional
+        Set the size of a symbolic dim, e.g. seq=1024; repeatable.
+    seq : int, optional
+        Set the tokens of a sample of hf:NAME, config.json or zoo:NAME (as the key seq).
+    entry : str, optional
+        Select the function of a module with several entry points, e.g. prefill.
+    system : System or str, optional
+        {systems} Its times determine the placements that the plan leaves open.
+    decide : str
+        ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
+        without a system too.
+    train : mapping, TrainingOptions or bool, optional
+        Build a training step: loss, gradients and optimizer update.
+    micro_batches : int, optional
+        Accumulate gradients over M micro-batches, with or without a pipeline; needs --train.
+    recompute : str or mapping of str to str, optional
+        Set the recomputation (activation checkpointing) policy: none, megatron, attention, core,
+        selective, alternate, full, checkpoint, cut:SHARE, NAME=POLICY,... by function, or
+        auto[:memory_gib=G,...] for the least that fits in device memory; needs --train.
+    schedule : Schedule or mapping, optional
+        Schedule of the training step; None: that of the strategy or of the plan.
+    bucket_bytes : int or str, optional
+        Set the bucket size of small collectives in bytes; 0 disables bucketing, and unit gathers
+        and reduces each layer's weights by one flat buffer, as FSDP does, and makes buckets of 25
+        MiB of other reductions (default: unit for training steps with a system, otherwise 0).
+    ahead_bytes : int, optional
+        Set the extra memory in bytes for overlapping collectives with compute in training steps
+        with a system; 0 disables overlap (default: 1/16 of the peak memory, and the weights of a
+        layer).
+    overlap_activations : bool
+        Overlap collectives of activations, such as those of tensor parallelism, with other work;
+        by default they block, as in most frameworks.
+    overlap_optimizer : bool
+        Overlap a distributed optimizer with the step: gather updated weights beside the first
+        forward pass of the next step, and reduce gradients beside the backward pass of the last
+        micro-batch (Megatron-LM: --overlap-param-gather, --overlap-grad-reduce).
+    allocator : str
+        Set the memory model: framework (default), the live tensors; pytorch or pytorch-expandable,
+        what PyTorch reserves for them with the CUDA context and NCCL; or tvm, the storage plan of
+        `run`.
+    kernels : Profile or str, optional
+        Set the kernel profile: eager, megatron, ... or a file (default: of the system).
+    price : float, optional
+        Set the price of a device and an hour in dollars (default: of the system).
+    attention : str, optional
+        Make softmax attention one op, or leave its products (default: of the profile).
+    """
+
+    model: Model | ir.IRModule | str | Path
+    plan: PlanLike = option(PLAN, "P.json")
+    _: KW_ONLY
+    strategy: str | None = option(PLAN, "NAME[:k=v,...][+NAME...]")
+    mesh: Mapping[str, int] | None = option(PLAN, "dp=2,tp=4", parse_mesh)
+    batch: int | None = option(LOAD, "N", _count_of_samples, to=(LOAD,))
+    dims: Mapping[str, int] | None = option(
+        LOAD, "NAME=SIZE", parse_dims, to=(LOAD,), flag="--dim", repeated=True
+    )
+    seq: int | None = option(LOAD, "N", _count_of_tokens)
+    entry: str | None = option(LOAD, "NAME", to=(LOAD,))
+    system: System | str | None = option(PLAN, "S")
+    decide: str = "times"
+    train: Mapping[str, Any] | TrainingOptions | bool | None = option(TRAIN, default=False)
+    micro_batches: int | None = option(TRAIN, "M", parse_count)
+    recompute: Recompute | None = option(TRAIN, "POLICY")
+    schedule: Schedule | Mapping[str, Any] | None = None
+    bucket_bytes: int | str | None = option(DISTRIBUTE, "N", parse_bucket, to=(DISTRIBUTE,))
+    ahead_bytes: int | None = option(DISTRIBUTE, "N", parse_bytes, to=(DISTRIBUTE,))
+    overlap_activations: bool = option(DISTRIBUTE, default=False, to=(DISTRIBUTE,))
+    overlap_optimizer: bool = option(DISTRIBUTE, default=False, to=(DISTRIBUTE, SIMULATE))
+    allocator: str = option(SIMULATE, "A", default="framework", to=(SIMULATE,))
+    kernels: Profile | str | None = option(SIMULATE, "P", to=(SIMULATE,))
+    price: float | None = option(SIMULATE, "USD", parse_number)
+    attention: str | None = option(SIMULATE, choices=ATTENTIONS)
+
+    def training(self, system: System | None = None) -> dict[str, Any] | None:
+        """Return the keywords of ``train_step``; None for a forward step.
+
+        On a system of schema version 2 half-precision weights have float32 masters unless it is
+        stated otherwise, as in the trainers whose steps these systems describe.
+        """
+        if self.train is None or self.train is False:
+            return None
+        masters = {"master": bool(system.device.kernel_times)} if system is not None else {}
+        if isinstance(self.train, TrainingOptions):
+            return {**masters, **self.train.keywords()}
+        return {**masters, **({} if self.train is True else self.train)}
+
+    def of_step(self) -> dict[str, Any]:
+        """Return the options of the step by name."""
+        return {field.name: getattr(self, field.name) for field in fields(StepOptions)}
+
+    def passed_to(self, function: str) -> dict[str, Any]:
+        """Return the options that are keywords of a function, by name."""
+        return {
+            name: getattr(self, name)
+            for name, declared in option_fields(StepOptions).items()
+            if function in declared.to
+        }
+
+    def with_seq(self: _Options) -> _Options:
+        """Return the options with the tokens of a sample as a key of the model.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 for a module.
+        ModelError
+            DIST0313 for a file whose sizes are not keys.
+        """
+        from tvm_distir.models import model_with_seq
+
+        if self.seq is None:
+            return self
+        if not isinstance(self.model, (str, Path)):
+            raise UsageError(
+                "DIST0151",
+                "the tokens of a sample are given, but the sizes of the module are fixed",
+                place="seq",
+                remedy="Remove seq, or give a configuration or a model of the zoo.",
+            )
+        return replace(self, model=model_with_seq(str(self.model), self.seq), seq=None)
+
+
+@dataclass(frozen=True, eq=False)
+class AnalysisOptions(StepOptions):
+    """Options of the analysis of a step.
+
+    Parameters
+    ----------
+    measure : bool
+        Measure each kernel on this machine; link times are those of the system.
+    advice : str
+        Set how recommendations are evaluated: bounds (formulas only), quick (simulate a few
+        changes, the default) or full (simulate all changes).
+    """
+
+    measure: bool = option(SIMULATE, default=False)
+    advice: str = option(ADVISE, "HOW", default="bounds", usual="quick")
