@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 import tvm_distir as td
-from tvm_distir.interface.command.options import add_step_options, read_fields
+from tvm_distir.interface.command.options import add_options, read_fields
 from tvm_distir.planning import STAGES, AnalysisOptions, StepOptions, Study, TrainingOptions
 from tvm_distir.support import UsageError, option, option_fields, parse_count
 
@@ -49,7 +49,7 @@ def test_an_unknown_keyword_is_refused() -> None:
 
 def test_a_new_field_is_an_option_of_commands() -> None:
     parser = argparse.ArgumentParser()
-    add_step_options(parser, STAGES, options=MoreOptions)
+    add_options(parser, MoreOptions)
     assert "at most 50 % of them" in parser.format_help()
     assert read_fields(parser.parse_args(["--streams", "4"]), MoreOptions)["streams"] == 4
     assert "streams" not in read_fields(parser.parse_args([]), MoreOptions)
@@ -69,7 +69,7 @@ def test_a_new_field_is_an_option_of_commands() -> None:
 )
 def test_options_are_spelled_as_they_were_read(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    add_step_options(parser, STAGES, options=AnalysisOptions)
+    add_options(parser, AnalysisOptions)
     arguments = parser.parse_args(words)
     declared = [
         *option_fields(AnalysisOptions).values(),

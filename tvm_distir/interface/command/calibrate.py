@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from .help import LateHelp, system_help
-from .options import add_jobs, asked_by, parse_jobs
+from .options import JobOptions, add_options, asked_by, read_options
 from .outputs import Outputs
 from .terminal import put
 
@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-o", dest="output", metavar="FILE", help="Write the fitted system to FILE."
     )
-    add_jobs(parser)
+    add_options(parser, JobOptions)
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.set_defaults(run=run)
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.rows,
         fit_also=tuple(filter(None, arguments.fit.split(","))),
         source=f"tvm-distir calibrate, {arguments.rows}",
-        jobs=parse_jobs(arguments.jobs),
+        jobs=read_options(arguments, JobOptions).jobs,
     )
     if target is not None:
         text = json.dumps(to_data(calibration.system), indent=1) + "\n"

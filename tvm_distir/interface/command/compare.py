@@ -13,7 +13,7 @@ from tvm_distir.planning import STAGES, AnalysisOptions
 from tvm_distir.support import UsageError
 
 from .analyze import analyze_step
-from .options import add_help_strategies, add_step_options, read_planned_step
+from .options import add_help_strategies, add_options, read_planned_step
 from .terminal import put
 
 
@@ -63,10 +63,10 @@ def add_parser(commands: Any) -> None:
         metavar="dp=2,tp=4",
         help="Set the mesh of all strategies, or of each in order if repeated.",
     )
-    add_step_options(
+    add_options(
         parser,
+        AnalysisOptions,
         STAGES,
-        options=AnalysisOptions,
         without=("plan", "strategy", "mesh", "advice"),
         repeated=("system",),
     )

@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from tvm_distir.planning import StepOptions
 from tvm_distir.support import parse_dims
 
 from .help import HelpPasses, LateHelp, get_to_work, pass_names
-from .options import add_step_options
+from .options import add_options
 from .outputs import Outputs
 from .stages import load_system, stopwatch
 from .terminal import put, say
@@ -46,7 +47,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--system", metavar="S", help="Set the system of the passes, a name or a .json file."
     )
-    add_step_options(parser, names=("dims",))
+    add_options(parser, StepOptions, names=("dims",))
     parser.add_argument(
         "-o", dest="output", metavar="out.py", help="Write to out.py instead of stdout."
     )

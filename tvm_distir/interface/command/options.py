@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tvm_distir.planning import StepOptions, TrainingOptions
@@ -15,6 +16,7 @@ from tvm_distir.support import (
     CommandOption,
     DistIRError,
     UsageError,
+    option,
     option_fields,
     parameter_texts,
     parse_count,
@@ -23,6 +25,7 @@ from tvm_distir.support import (
 from .help import HelpStrategies, LateHelp, LateHelps, expanded, get_to_work
 
 _Options = TypeVar("_Options", bound=StepOptions)
+_Read = TypeVar("_Read")
 TRAINING = {
     name: declared
     for options in (TrainingOptions, StepOptions)
@@ -30,6 +33,19 @@ TRAINING = {
     if declared.stage == "train" and name != "train"
 }
 """Options that need ``--train``, by field."""
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """Options of commands that use several processes.
+
+    Parameters
+    ----------
+    jobs : int, optional
+        Use N processes (default: 1); the results do not depend on N.
+    """
+
+    jobs: int | None = option("run", "N", parse_count)
 
 
 @contextmanager
@@ -78,35 +94,36 @@ def add_option(
     parser.add_argument(declared.flag, **settings)
 
 
-def add_step_options(
+def add_options(
     parser: Any,
+    options: Any,
     stages: Collection[str] = (),
     *,
-    options: type = StepOptions,
     names: Collection[str] = (),
     without: Collection[str] = (),
     required: Collection[str] = (),
     repeated: Collection[str] = (),
 ) -> None:
-    """Add the options of a step that belong to stages, or have these names.
+    """Add the options that a dataclass declares; by default all.
 
     Parameters
     ----------
     parser : argument parser or group
-    stages : collection of str
-        Stages of :mod:`tvm_distir.planning.step_options`.
     options : type
-        The dataclass that declares them.
-    names, without : collection of str
-        Further options, and options that are left out.
+        The dataclass.
+    stages, names : collection of str
+        The stages whose options are added, and further options.
+    without : collection of str
+        Options that are left out.
     required, repeated : collection of str
         Options that must be given, and those that may be given several times.
     """
     for name, declared in option_fields(options).items():
-        if name not in without and (name in names or declared.stage in stages):
+        chosen = not (stages or names) or name in names or declared.stage in stages
+        if chosen and name not in without:
             add_option(parser, declared, name in required, name in repeated)
             if name == "train":
-                add_step_options(parser, stages, options=TrainingOptions)
+                add_options(parser, TrainingOptions)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +141,7 @@ def add_model_options(
 ) -> None:
     """Add MODEL, and the options of a step up to a distributed module."""
     add_model(parser)
-    add_step_options(parser, stages, options=options, required=required)
+    add_options(parser, options, stages, required=required)
     add_help_strategies(parser)
 
 
@@ -147,20 +164,6 @@ def add_dispatch(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """Add ``--jobs``."""
-    parser.add_argument(
-        "--jobs",
-        metavar="N",
-        help="Use N processes (default: 1); the results do not depend on N.",
-    )
-
-
-def parse_jobs(text: str | None) -> int | None:
-    """Return the number of ``--jobs``; None without the option."""
-    return None if text is None else parse_count(text, "--jobs")
-
-
 def read_fields(
     arguments: argparse.Namespace, options: Any, without: Collection[str] = ()
 ) -> dict[str, Any]:
@@ -172,6 +175,11 @@ def read_fields(
             with asked_by(declared.flag, "DIST0201"):
                 values[name] = declared.read(text, declared.flag)
     return values
+
+
+def read_options(arguments: argparse.Namespace, options: Callable[..., _Read]) -> _Read:
+    """Return the options that a dataclass declares."""
+    return options(**read_fields(arguments, options))
 
 
 def without_training(declared: CommandOption, command: str) -> UsageError:

@@ -7,138 +7,41 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tvm_distir.planning import StepOptions
-from tvm_distir.support import UsageError, parse_count, parse_mesh, shortened
+from tvm_distir.planning import StepOptions, TrainingOptions
+from tvm_distir.support import (
+    UsageError,
+    option,
+    option_fields,
+    parse_count,
+    parse_mesh,
+    shortened,
+)
 
-from . import serve_analyze
 from .options import (
     TRAINING,
-    add_jobs,
+    JobOptions,
     add_model,
-    add_step_options,
+    add_options,
     asked_by,
-    parse_jobs,
+    read_options,
     read_step,
     without_training,
 )
 from .outputs import add_force
 from .resumable import begin, check_resume, outputs_of, settings_of
+from .serve_analyze import SearchedServing, run_search
 from .stages import training_keywords
 from .terminal import put, say, with_warnings
 
+COST, RUN = "cost", "run"
+"""Stages of options that determine the costs, and of those that do not."""
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)")
-
-
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "search",
-        help="Search for the fastest plans of a model on a cluster.",
-        description="Search for the fastest plans of a model on a cluster, with a lower bound.",
-        allow_abbrev=False,
-    )
-    add_model(parser)
-    parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
-    add_step_options(
-        parser,
-        ("load", "train"),
-        names=("system", "kernels", "price"),
-        without=("recompute",),
-        required=("system",),
-    )
-    parser.add_argument(
-        "--memory",
-        metavar="80GiB",
-        help="Set the memory limit per device (default: of the system).",
-    )
-    parser.add_argument(
-        "--axes",
-        metavar="dp,tp,pp",
-        default="dp,tp",
-        help="Set the mesh axes, major first; pp is the axis of pipeline stages (default: dp,tp).",
-    )
-    parser.add_argument("--max", metavar="tp=8", help="Set upper bounds of axis sizes.")
-    parser.add_argument("--fix", metavar="tp=8,pp=1", help="Fix axis sizes.")
-    parser.add_argument(
-        "--inside-node",
-        metavar="tp",
-        default="",
-        help="Keep the groups of these axes within a node.",
-    )
-    parser.add_argument("--keep", metavar="P.json", help="Keep the rules of a plan.")
-    parser.add_argument(
-        "--compare",
-        metavar="STRATEGY|P.json",
-        help="Set the baseline: a strategy on its best mesh, or a plan.",
-    )
-    parser.add_argument(
-        "--micro-batch",
-        metavar="1,2,4",
-        default="1,2,4",
-        help="Set the micro-batch sizes in samples per rank of dp, with pp (default: 1,2,4).",
-    )
-    parser.add_argument(
-        "--chunks",
-        metavar="1,2",
-        default="1",
-        help="Set the stages per pipeline rank, with pp (default: 1).",
-    )
-    parser.add_argument(
-        "--stage-devices",
-        metavar="any",
-        default="equal",
-        help="Set the meshes of stages: equal (default), or any for different sizes and shapes.",
-    )
-    parser.add_argument(
-        "--recompute",
-        metavar="none,full",
-        default="none,selective,full",
-        help="Set the recomputation policies, tried in order until a plan fits (default: "
-        "none,selective,full).",
-    )
-    parser.add_argument(
-        "--gap",
-        metavar="1%",
-        default="1%",
-        help="Set the optimality gap of the placements of a candidate (default: 1%%).",
-    )
-    parser.add_argument(
-        "--margin",
-        metavar="5%",
-        default="5%",
-        help="Set the error margin of estimates by layer, with pp (default: 5%%).",
-    )
-    parser.add_argument(
-        "--time-limit",
-        metavar="S",
-        help="Set the time in seconds after which no further mesh is searched if there is a plan.",
-    )
-    parser.add_argument(
-        "--top", metavar="K", default="5", help="Set the number of plans to return (default: 5)."
-    )
-    parser.add_argument(
-        "--why",
-        action="store_true",
-        help="Print the cost of alternative placements of the weights of the best plan.",
-    )
-    parser.add_argument(
-        "--report", metavar="r.html", help="Write the Pareto front and the tables as an HTML page."
-    )
-    add_jobs(parser)
-    add_force(parser)
-    serve_analyze.add_serving(parser)
-    parser.add_argument("--resume", action="store_true", help="Resume the search in -o DIR.")
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
-    parser.add_argument(
-        "-o", dest="folder", metavar="DIR", help="Write the table and the plans to DIR."
-    )
-    parser.set_defaults(run=partial(run, default_of=parser.get_default))
 
 
 def parse_size(text: str, option: str) -> int:
@@ -171,77 +74,161 @@ def parse_share(text: str, option: str) -> float:
     return share
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names(text: str, _option: str = "") -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def constraints_of(arguments: argparse.Namespace) -> Any:
-    """Return the constraints that the options set to the search."""
-    from tvm_distir.core import Plan
-    from tvm_distir.planning import Constraints
+def _counts(text: str, option: str) -> tuple[int, ...]:
+    return tuple(parse_count(word, option) for word in _names(text))
 
-    return Constraints(
-        axes=_names(arguments.axes),
-        most=parse_mesh(arguments.max) if arguments.max else {},
-        fixed=parse_mesh(arguments.fix) if arguments.fix else {},
-        inside_node=_names(arguments.inside_node),
-        keep=Plan.load(arguments.keep) if arguments.keep else None,
-        micro_batches=tuple(
-            parse_count(word, "--micro-batch") for word in _names(arguments.micro_batch)
-        ),
-        counts=tuple(
-            parse_count(word, "--micro-batches") for word in _names(arguments.micro_batches or "")
-        ),
-        chunks=tuple(parse_count(word, "--chunks") for word in _names(arguments.chunks)),
-        recompute=_names(arguments.recompute),
-        stage_devices=arguments.stage_devices,
+
+@dataclass(frozen=True)
+class SearchOptions(JobOptions):
+    """Options of ``search`` beside those of the step.
+
+    Parameters
+    ----------
+    memory : int, optional
+        Set the memory limit per device (default: of the system).
+    axes : tuple of str
+        Set the mesh axes, major first; pp is the axis of pipeline stages (default: dp,tp).
+    max : mapping of str to int
+        Set upper bounds of axis sizes.
+    fix : mapping of str to int
+        Fix axis sizes.
+    inside_node : tuple of str
+        Keep the groups of these axes within a node.
+    keep : str, optional
+        Keep the rules of a plan.
+    compare : str, optional
+        Set the baseline: a strategy on its best mesh, or a plan.
+    micro_batch : tuple of int
+        Set the micro-batch sizes in samples per rank of dp, with pp (default: 1,2,4).
+    chunks : tuple of int
+        Set the stages per pipeline rank, with pp (default: 1).
+    stage_devices : str
+        Set the meshes of stages: equal (default), or any for different sizes and shapes.
+    recompute : tuple of str
+        Set the recomputation policies, tried in order until a plan fits (default:
+        none,selective,full).
+    gap : float
+        Set the optimality gap of the placements of a candidate (default: 1%).
+    margin : float
+        Set the error margin of estimates by layer, with pp (default: 5%).
+    time_limit : int, optional
+        Set the time in seconds after which no further mesh is searched if there is a plan.
+    top : int
+        Set the number of plans to return (default: 5).
+    why : bool
+        Print the cost of alternative placements of the weights of the best plan.
+    resume : bool
+        Resume the search in -o DIR.
+    folder : str, optional
+        Write the table and the plans to DIR.
+    micro_batches : tuple of int
+        The numbers of ``--micro-batches``, an option of the step.
+    """
+
+    memory: int | None = option(COST, "80GiB", parse_size)
+    axes: tuple[str, ...] = option(COST, "dp,tp,pp", _names, usual="dp,tp")
+    max: Mapping[str, int] | None = option(COST, "tp=8", parse_mesh)
+    fix: Mapping[str, int] | None = option(COST, "tp=8,pp=1", parse_mesh)
+    inside_node: tuple[str, ...] = option(COST, "tp", _names, usual="")
+    keep: str | None = option(RUN, "P.json")
+    compare: str | None = option(RUN, "STRATEGY|P.json")
+    micro_batch: tuple[int, ...] = option(COST, "1,2,4", _counts, usual="1,2,4")
+    chunks: tuple[int, ...] = option(COST, "1,2", _counts, usual="1")
+    stage_devices: str = option(COST, "any", usual="equal")
+    recompute: tuple[str, ...] = option(COST, "none,full", _names, usual="none,selective,full")
+    gap: float = option(COST, "1%", parse_share, usual="1%")
+    margin: float = option(COST, "5%", parse_share, usual="5%")
+    time_limit: int | None = option(RUN, "S", parse_count)
+    top: int = option(RUN, "K", parse_count, usual="5")
+    why: bool = option(RUN, default=False)
+    resume: bool = option(RUN, default=False)
+    folder: str | None = option(RUN, "DIR", flag="-o")
+    micro_batches: tuple[int, ...] = option("train", "M", _counts, default=())
+
+    def constraints(self) -> Any:
+        """Return the constraints that the options set to the search."""
+        from tvm_distir.core import Plan
+        from tvm_distir.planning import Constraints
+
+        return Constraints(
+            axes=self.axes,
+            most=self.max or {},
+            fixed=self.fix or {},
+            inside_node=self.inside_node,
+            keep=Plan.load(self.keep) if self.keep else None,
+            micro_batches=self.micro_batch,
+            counts=self.micro_batches,
+            chunks=self.chunks,
+            recompute=self.recompute,
+            stage_devices=self.stage_devices,
+        )
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "search",
+        help="Search for the fastest plans of a model on a cluster.",
+        description="Search for the fastest plans of a model on a cluster, with a lower bound.",
+        allow_abbrev=False,
     )
+    add_model(parser)
+    parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
+    add_options(
+        parser,
+        StepOptions,
+        ("load", "train"),
+        names=("system", "kernels", "price"),
+        without=("recompute",),
+        required=("system",),
+    )
+    add_options(parser, SearchOptions, (COST, RUN))
+    group = parser.add_argument_group("serving")
+    group.add_argument(
+        "--serve",
+        action="store_true",
+        help="Search the way of serving that keeps --ttft, --tpot and --e2e at the highest rate.",
+    )
+    add_options(group, SearchedServing)
+    parser.add_argument(
+        "--report", metavar="r.html", help="Write the Pareto front and the tables as an HTML page."
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
+    add_force(parser)
+    parser.set_defaults(run=partial(run, default_of=parser.get_default))
 
 
+_STEP = [item for item in option_fields(StepOptions).values() if item.stage == "load"]
+_TRAINING = [option_fields(StepOptions)["train"], *option_fields(TrainingOptions).values()]
+_SEARCH = option_fields(SearchOptions).values()
 _SETTINGS = (
-    *(
-        "devices",
-        "batch",
-        "dim",
-        "entry",
-        "train",
-        "loss",
-        "optimizer",
-        "clip",
-        "loss_scale",
-    ),
-    *("master", "freeze", "memory", "axes", "max", "fix", "inside_node", "micro_batch"),
-    "micro_batches",
-    *("chunks", "stage_devices", "recompute", "gap", "margin"),
+    "devices",
+    *(declared.key for declared in _STEP if "load" in declared.to),
+    *(declared.key for declared in _TRAINING),
+    *(declared.key for declared in _SEARCH if declared.stage != RUN),
 )
 """Options that determine the costs, which a resumed search must repeat."""
-
-
-_PLAN_OPTIONS = (
-    *("batch", "dim", "seq", "entry", "memory", "axes", "max", "fix", "inside_node", "keep"),
-    *("compare", "micro_batch", "chunks", "stage_devices", "gap", "margin", "time_limit", "top"),
-    *("why", "jobs", "resume", "folder", "train", *(o.key for o in TRAINING.values())),
-)
-"""Options that ``--serve`` does not have."""
-
 _STEP_OPTIONS = ("batch", "dim", "seq")
-"""Those that set the sizes of one step, which an engine decides."""
+"""Options that set the sizes of one step, which an engine decides."""
 
 
 def _check_kind(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> None:
     """Refuse (UsageError DIST0151) options that the kind of search does not have."""
-    for name in _PLAN_OPTIONS if arguments.serve else serve_analyze.SERVING:
-        if getattr(arguments, name) == default_of(name):
+    others = (*_STEP, *_TRAINING, *_SEARCH)
+    for declared in others if arguments.serve else option_fields(SearchedServing).values():
+        if getattr(arguments, declared.key) == default_of(declared.key):
             continue
-        option = "-o" if name == "folder" else f"--{name.replace('_', '-')}"
-        remedy = f"Leave out {option}, or search plans of a step without --serve."
-        if name in _STEP_OPTIONS:
-            remedy = (
-                f"Leave out {option}; set the tokens of requests by in= and out= of --workload."
-            )
+        flag = declared.flag
+        remedy = f"Leave out {flag}, or search plans of a step without --serve."
+        if declared.key in _STEP_OPTIONS:
+            remedy = f"Leave out {flag}; set the tokens of requests by in= and out= of --workload."
         raise UsageError(
             "DIST0151",
-            f"search --serve has no {option}" if arguments.serve else f"{option} needs --serve",
+            f"search --serve has no {flag}" if arguments.serve else f"{flag} needs --serve",
             place="tvm-distir search",
             remedy=remedy if arguments.serve else "Add --serve.",
         )
@@ -251,31 +238,29 @@ def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
     """Search, print the table, write the plans."""
     _check_kind(arguments, default_of)
     step = read_step(arguments, StepOptions, ("micro_batches", "recompute"))
+    devices = parse_count(arguments.devices, "--devices")
     if arguments.serve:
-        devices = parse_count(arguments.devices, "--devices")
-        return serve_analyze.run_search(arguments, step, devices, arguments.json)
+        serving = read_options(arguments, SearchedServing)
+        return run_search(serving, step, devices, arguments.report, arguments.json)
     if arguments.micro_batches is not None and not arguments.train:
         raise without_training(TRAINING["micro_batches"], arguments.command)
-    devices, top = parse_count(arguments.devices, "--devices"), parse_count(arguments.top, "--top")
-    gap, margin = parse_share(arguments.gap, "--gap"), parse_share(arguments.margin, "--margin")
-    memory = parse_size(arguments.memory, "--memory") if arguments.memory else None
-    limit_s = parse_count(arguments.time_limit, "--time-limit") if arguments.time_limit else None
-    constraints = constraints_of(arguments)
-    check_resume(arguments.resume, arguments.folder, "DIR")
-    is_plan = (arguments.compare or "").endswith(".json")
-    reads = {"--keep": arguments.keep, "--compare": arguments.compare if is_plan else None}
+    options = read_options(arguments, SearchOptions)
+    constraints = options.constraints()
+    check_resume(options.resume, options.folder, "DIR")
+    is_plan = (options.compare or "").endswith(".json")
+    reads = {"--keep": options.keep, "--compare": options.compare if is_plan else None}
     outputs = outputs_of(step, reads, arguments.force)
     report = outputs.promise(arguments.report, "--report")
-    path = outputs.promise_folder(arguments.folder, "-o", claims=("search.json", "rows.jsonl"))
-    system = begin(step, "--compare", None if is_plan else arguments.compare)
+    path = outputs.promise_folder(options.folder, "-o", claims=("search.json", "rows.jsonl"))
+    system = begin(step, "--compare", None if is_plan else options.compare)
     from tvm_distir.planning import search as searching
 
     folder = None
     if path is not None:
-        options = {name: getattr(arguments, name) for name in _SETTINGS}
-        options |= {"model": step.model, "batch": step.batch}
-        settings = settings_of(options, system, {"keep": arguments.keep})
-        folder = searching.Folder(path, settings, resume=arguments.resume, force=arguments.force)
+        values = {name: getattr(arguments, name) for name in _SETTINGS}
+        values |= {"model": step.model, "batch": step.batch}
+        settings = settings_of(values, system, {"keep": options.keep})
+        folder = searching.Folder(path, settings, resume=options.resume, force=arguments.force)
     model, batch = _model(step)
     result = searching.search(
         model,
@@ -283,17 +268,17 @@ def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
         system,
         batch=batch,
         train=training_keywords(step, system),
-        memory_bytes=memory,
-        gap=gap,
-        margin=margin,
+        memory_bytes=options.memory,
+        gap=options.gap,
+        margin=options.margin,
         constraints=constraints,
-        top=top,
-        time_limit_s=limit_s,
-        why=arguments.why,
-        compare=_comparison(arguments.compare, is_plan, constraints.counts),
+        top=options.top,
+        time_limit_s=options.time_limit,
+        why=options.why,
+        compare=_comparison(options.compare, is_plan, constraints.counts),
         folder=folder,
         on_progress=_progress,
-        jobs=parse_jobs(arguments.jobs),
+        jobs=options.jobs,
     )
     if folder is not None:
         for file in folder.finish(result):
@@ -304,7 +289,7 @@ def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
         from tvm_distir.interface.report.search_page import search_page
 
         title = f"{shortened(str(step.model))} on {devices} devices of {system.name}"
-        capacity = system.memory_capacity_bytes if memory is None else memory
+        capacity = system.memory_capacity_bytes if options.memory is None else options.memory
         outputs.add(report, search_page(result, title, capacity))
         for file in outputs.commit():
             say(f"wrote {file}")

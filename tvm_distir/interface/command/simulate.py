@@ -8,8 +8,10 @@ import argparse
 import shlex
 from typing import Any
 
+from tvm_distir.planning import StepOptions
+
 from .help import LateHelp, system_help
-from .options import add_step_options, asked_by
+from .options import add_options, asked_by
 from .outputs import Outputs, add_force
 from .stages import stopwatch
 from .terminal import put, put_page, wants_colour
@@ -36,7 +38,7 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="Model link contention between messages and collectives of a pipelined step.",
     )
-    add_step_options(parser, names=("allocator", "kernels"))
+    add_options(parser, StepOptions, names=("allocator", "kernels"))
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     add_trace(parser)
     add_force(parser)

@@ -5,23 +5,85 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tvm_distir.planning import StepOptions
-from tvm_distir.support import UsageError, shortened
+from tvm_distir.support import UsageError, option, shortened
 
 from .options import (
     TRAINING,
-    add_jobs,
-    add_step_options,
+    JobOptions,
+    add_options,
     asked_by,
     named_by_options,
-    parse_jobs,
+    read_options,
     read_step,
 )
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .stages import training_keywords
 from .terminal import put, say
+
+
+def _grid(items: list[str], option: str) -> dict[str, list[str]]:
+    """Read columns and their values.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for another form, no value, or a repeated column.
+    """
+    result: dict[str, list[str]] = {}
+    for item in items:
+        name, equals, text = (word.strip() for word in item.partition("="))
+        values = [value.strip() for value in text.split(",")]
+        problem = None
+        if not name or not equals or not all(values):
+            problem = f'"{shortened(item)}" is not COLUMN=VALUE,VALUE,...'
+        elif name in result:
+            problem = f'the column "{shortened(name)}" is given twice'
+        if problem is not None:
+            raise UsageError("DIST0152", problem, place=option, remedy=f"Write {option} tp=1,2,4.")
+        result[name] = values
+    return result
+
+
+@dataclass(frozen=True)
+class SweepOptions(JobOptions):
+    """Options of ``sweep`` beside those of the step.
+
+    Parameters
+    ----------
+    rows : str, optional
+        Read the configurations from the rows of a CSV file.
+    grid : mapping of str to list of str
+        Set the values of a column, e.g. tp=1,2,4; repeat for all combinations.
+    tensor : str
+        Set the strategy of tp (default: megatron for zoo transformers, or tensor_parallel).
+    cuts : str
+        Balance stages by number of layers (layers, default) or by work (work).
+    decide : str
+        Set the cost of placements that strategies leave open: bytes (default) or times.
+    row_by_row : bool
+        Run every row through the full pipeline, without sharing between similar rows.
+    cache : str, optional
+        Cache the programs of sampled rows in DIR.
+    resume : bool
+        Resume from the rows in -o FILE.
+    output : str, optional
+        Write the rows as they are computed.
+    """
+
+    rows: str | None = option("rows", "FILE.csv")
+    grid: Mapping[str, list[str]] | None = option("rows", "COLUMN=V,V,...", _grid, repeated=True)
+    tensor: str = option("plan", "STRATEGY", usual="")
+    cuts: str = option("plan", "C", usual="layers")
+    decide: str = option("plan", "D", usual="bytes")
+    row_by_row: bool = option("run", default=False)
+    cache: str | None = option("run", "DIR")
+    resume: bool = option("run", default=False)
+    output: str | None = option("run", "FILE.csv", flag="-o")
 
 
 def add_parser(commands: Any) -> None:
@@ -40,75 +102,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="A .onnx or .pt2 file, or zoo:NAME?key=value,..."
     )
-    parser.add_argument(
-        "--rows", metavar="FILE.csv", help="Read the configurations from the rows of a CSV file."
-    )
-    parser.add_argument(
-        "--grid",
-        action="append",
-        metavar="COLUMN=V,V,...",
-        help="Set the values of a column, e.g. tp=1,2,4; repeat for all combinations.",
-    )
-    add_step_options(
+    add_options(
         parser,
+        StepOptions,
         ("train",),
         names=("dims", "seq", "system", "kernels"),
         without=("recompute",),
         required=("system",),
     )
-    parser.add_argument(
-        "--tensor",
-        metavar="STRATEGY",
-        default="",
-        help="Set the strategy of tp (default: megatron for zoo transformers, or tensor_parallel).",
-    )
-    parser.add_argument(
-        "--cuts",
-        metavar="C",
-        default="layers",
-        help="Balance stages by number of layers (layers, default) or by work (work).",
-    )
-    parser.add_argument(
-        "--decide",
-        metavar="D",
-        default="bytes",
-        help="Set the cost of placements that strategies leave open: bytes (default) or times.",
-    )
-    parser.add_argument(
-        "--row-by-row",
-        action="store_true",
-        help="Run every row through the full pipeline, without sharing between similar rows.",
-    )
-    parser.add_argument("--cache", metavar="DIR", help="Cache the programs of sampled rows in DIR.")
-    add_jobs(parser)
-    parser.add_argument("--resume", action="store_true", help="Resume from the rows in -o FILE.")
-    parser.add_argument(
-        "-o", dest="output", metavar="FILE.csv", help="Write the rows as they are computed."
-    )
+    add_options(parser, SweepOptions)
     parser.set_defaults(run=run)
-
-
-def grid_of(items: list[str] | None) -> dict[str, list[str]]:
-    """Read the values of ``--grid``.
-
-    Raises
-    ------
-    UsageError
-        DIST0152 for another form, no value, or a repeated column.
-    """
-    result: dict[str, list[str]] = {}
-    for item in items or []:
-        name, equals, text = (word.strip() for word in item.partition("="))
-        values = [value.strip() for value in text.split(",")]
-        problem = None
-        if not name or not equals or not all(values):
-            problem = f'"{shortened(item)}" is not COLUMN=VALUE,VALUE,...'
-        elif name in result:
-            problem = f'the column "{shortened(name)}" is given twice'
-        if problem is not None:
-            raise UsageError("DIST0152", problem, place="--grid", remedy="Write --grid tp=1,2,4.")
-        result[name] = values
-    return result
 
 
 _SETTINGS = (
@@ -120,39 +123,40 @@ _SETTINGS = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict the rows and write or print them."""
-    grid, step = grid_of(arguments.grid), read_step(arguments, StepOptions)
-    if bool(grid) == (arguments.rows is not None):
-        both = "--rows and --grid are mutually exclusive" if grid else "no --rows or --grid"
+    options, step = read_options(arguments, SweepOptions), read_step(arguments, StepOptions)
+    if (options.grid is None) == (options.rows is None):
+        both = "--rows and --grid are mutually exclusive" if options.grid else "no --rows or --grid"
         raise UsageError(
             "DIST0151", both, place="tvm-distir sweep", remedy="Give exactly one of them."
         )
-    check_resume(arguments.resume, arguments.output, "FILE.csv")
-    outputs = outputs_of(step, {"--rows": arguments.rows})
-    path = outputs.promise(arguments.output, "-o")
-    system = begin(step, "--tensor", arguments.tensor)
+    check_resume(options.resume, options.output, "FILE.csv")
+    outputs = outputs_of(step, {"--rows": options.rows})
+    path = outputs.promise(options.output, "-o")
+    system = begin(step, "--tensor", options.tensor)
     from tvm_distir import __version__
     from tvm_distir.planning import sweep
 
-    options = {"model": step.model, **{name: getattr(arguments, name) for name in _SETTINGS}}
-    settings = {**settings_of(options, system, {}), "version": __version__}
-    with asked_by("--grid", *(["DIST0750"] if grid else [])), named_by_options("cuts", "decide"):
+    values = {"model": step.model, **{name: getattr(arguments, name) for name in _SETTINGS}}
+    settings = {**settings_of(values, system, {}), "version": __version__}
+    faults = ["DIST0750"] if options.grid else []
+    with asked_by("--grid", *faults), named_by_options("cuts", "decide"):
         result = sweep(
             str(step.model),
-            grid or arguments.rows,
+            options.rows or options.grid or "",
             system,
             train=training_keywords(step, system),
             micro_batches=step.micro_batches or 1,
-            tensor=arguments.tensor,
-            cuts=arguments.cuts,
-            decide=arguments.decide,
+            tensor=options.tensor,
+            cuts=options.cuts,
+            decide=options.decide,
             dims=step.dims,
             output=path,
-            resume=arguments.resume,
+            resume=options.resume,
             settings=settings,
-            structures=not arguments.row_by_row,
-            cache=arguments.cache,
+            structures=not options.row_by_row,
+            cache=options.cache,
             on_progress=_progress,
-            jobs=parse_jobs(arguments.jobs),
+            jobs=options.jobs,
         )
     if result.checked:
         say(_checks(result.checked))

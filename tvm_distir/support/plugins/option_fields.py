@@ -65,8 +65,8 @@ class CommandOption:
 
     @property
     def key(self) -> str:
-        """Return the name of the flag as an identifier."""
-        return self.flag[2:].replace("-", "_")
+        """Return the name of the flag as an identifier; of a letter, that of the field."""
+        return self.flag[2:].replace("-", "_") or self.name
 
     def words(self, text: Any) -> list[str]:
         """Return the words of a command that give the option, which are none for its default."""
