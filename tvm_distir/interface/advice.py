@@ -163,10 +163,9 @@ def _tried(change: Change, analysis: Any, study: Any) -> Any:
     changed = replace(
         study,
         model=study.model if again else study.source,
-        mesh=change.axes or study.mesh,
         levels=None,
         watch=Stopwatch(),
-        **{name: value for name, value in change.options.items() if name != "mesh"},
+        **change.options,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is tried, not of what was asked for

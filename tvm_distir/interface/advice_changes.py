@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from tvm_distir.planning import StepOptions
+from tvm_distir.support import option_fields
 
 LEAST = 0.1
 """Smallest share of the step for which changes of a part are proposed."""
@@ -24,18 +27,21 @@ class Change:
     ----------
     part : str
         Part of the step, as in ``Analysis.spent_s``; ``fit``: changes that may make it fit.
-    words : str
-        The options.
     options : mapping of str to value
-        The same, by the names of the fields of a study.
-    axes : dict of str to int, optional
-        The mesh, if it differs.
+        The options, by the names of the fields of a study.
     """
 
     part: str
-    words: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    axes: dict[str, int] | None = None
+    options: Mapping[str, Any]
+
+    @property
+    def words(self) -> str:
+        """Return the options as the command takes them."""
+        declared = option_fields(StepOptions)
+        return " ".join(
+            f"{declared[name].flag} {_mesh(value) if name == 'mesh' else value}"
+            for name, value in self.options.items()
+        )
 
 
 class _Given:
@@ -58,8 +64,7 @@ class _Given:
         sizes = {axis: n * factors.get(axis, 1) for axis, n in self.axes.items()}
         integers = all(n >= 1 and n == int(n) for n in sizes.values())
         if integers and sizes != self.axes and self._has_samples_for(sizes):
-            axes = {axis: int(n) for axis, n in sizes.items()}
-            yield Change(part, f"--mesh {_mesh(axes)}", {"mesh": _mesh(axes)}, axes)
+            yield Change(part, {"mesh": {axis: int(n) for axis, n in sizes.items()}})
 
     def _has_samples_for(self, sizes: Mapping[str, float]) -> bool:
         """Return whether each part of the batch has a sample on a mesh of these sizes."""
@@ -76,11 +81,7 @@ class _Given:
 
     def strategy(self, part: str, text: str, axes: dict[str, int]) -> Change:
         """Return the change to another strategy on a mesh."""
-        words = f"--strategy {text}"
-        if axes == self.axes:
-            return Change(part, words, {"strategy": text}, axes)
-        mesh = _mesh(axes)
-        return Change(part, f"{words} --mesh {mesh}", {"strategy": text, "mesh": mesh}, axes)
+        return Change(part, {"strategy": text, **({"mesh": axes} if axes != self.axes else {})})
 
     def with_option(self, part: str, name: str, **changed: Any) -> Iterator[Change]:
         """Yield the strategies with other options of a part."""
@@ -99,12 +100,12 @@ class _Given:
         """Yield twice the batch, if the batch is an option."""
         size = self.analysis.batch
         if size is not None and self.stages() is None and self.study.training() is None:
-            yield Change(part, f"--batch {2 * size}", {"batch": 2 * size})
+            yield Change(part, {"batch": 2 * size})
 
     def recompute(self, part: str, policy: str) -> Iterator[Change]:
         """Yield another recomputation policy."""
         if self.study.training() is not None and self.study.recompute != policy:
-            yield Change(part, f"--recompute {policy}", {"recompute": policy})
+            yield Change(part, {"recompute": policy})
 
 
 def changes_of(study: Any, analysis: Any) -> list[Change]:
