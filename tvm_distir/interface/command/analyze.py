@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, step: AnalysisOptions, outputs: Outputs) -> int:
     report = outputs.promise(arguments.report, "--report")
-    trace = promise_trace(arguments, outputs)
+    trace = promise_trace(arguments.trace, arguments.trace_format, outputs)
     folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
     levels: dict[str, Any] | None = None if folder is None else {}
     result = analyze_step(step, command_line(arguments, step), levels=levels)

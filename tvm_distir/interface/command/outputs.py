@@ -110,7 +110,7 @@ class Outputs:
     """
 
     def __init__(
-        self, reads: Mapping[str, str | None] | None = None, *, force: bool = False
+        self, reads: Mapping[str, str | Path | None] | None = None, *, force: bool = False
     ) -> None:
         self._reads = {option: Path(path) for option, path in (reads or {}).items() if path}
         self._promised: dict[tuple[object, ...], str] = {}

@@ -6,14 +6,70 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.support import UsageError, nearest, parse_count, parse_number
+from tvm_distir.support import UsageError, nearest, option, parse_count, parse_number
 
-from .options import asked_by
+from .options import add_options, asked_by, read_options
 from .outputs import Outputs
 from .terminal import put
+
+
+def _path(text: str, _option: str) -> Path:
+    return Path(text)
+
+
+@dataclass(frozen=True)
+class JobRunOptions:
+    """Options of ``serve``.
+
+    Parameters
+    ----------
+    inputs : Path, optional
+        Read the inputs by name from a .npz or .safetensors file.
+    steps : Path, optional
+        Run a step per row of the arrays of a .npz or .safetensors file.
+    repeat : int
+        Repeat the run or the steps N times.
+    checkpoints : Path, optional
+        Write the state of a training step to this folder.
+    every : int
+        Write a checkpoint every N steps (default: after the last step only).
+    resume : Path, optional
+        Continue from a checkpoint, or from the last one of a folder of checkpoints. Steps that it
+        has done are skipped.
+    engine : str
+        Set the engine: torch (default), or mpi in a job of mpirun, without PyTorch.
+    trace : str, optional
+        Write the kernels and collectives of each rank with their times, for Perfetto.
+    reduce : str, optional
+        Reduce in rank order with the same bits everywhere (ordered, the default on CPUs) or by
+        gloo or NCCL (library, the default on GPUs).
+    check : bool
+        Compare the calls of all ranks before data moves.
+    timeout_s : float
+        Set the time for which a process waits for another one (default: 300).
+    sharded : bool
+        Write the outputs of each rank to a file of its own, FILE with -RANK in its name.
+    output : Path, optional
+        Write output0, ... to a .npz file, with a first dim of steps for --steps.
+    """
+
+    inputs: Path | None = option("run", "FILE", _path)
+    steps: Path | None = option("run", "FILE", _path)
+    repeat: int = option("run", "N", parse_count, usual="1")
+    checkpoints: Path | None = option("run", "DIR", _path)
+    every: int = option("run", "N", parse_count, default=0)
+    resume: Path | None = option("run", "DIR", _path)
+    engine: str = option("run", "E", usual="torch")
+    trace: str | None = option("run", "FILE.json")
+    reduce: str | None = option("run", "R")
+    check: bool = option("run", default=False)
+    timeout_s: float = option("run", "S", parse_number, usual="300")
+    sharded: bool = option("run", default=False)
+    output: Path | None = option("run", "FILE", _path, flag="-o")
 
 
 def add_parser(commands: Any) -> None:
@@ -28,109 +84,46 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("folder", metavar="FOLDER", help="A folder of `tvm-distir deploy`.")
-    parser.add_argument(
-        "--inputs", metavar="FILE", help="Read the inputs by name from a .npz or .safetensors file."
-    )
-    parser.add_argument(
-        "--steps",
-        metavar="FILE",
-        help="Run a step per row of the arrays of a .npz or .safetensors file.",
-    )
-    parser.add_argument(
-        "--repeat", default="1", metavar="N", help="Repeat the run or the steps N times."
-    )
-    parser.add_argument(
-        "--checkpoints", metavar="DIR", help="Write the state of a training step to this folder."
-    )
-    parser.add_argument(
-        "--every",
-        metavar="N",
-        help="Write a checkpoint every N steps (default: after the last step only).",
-    )
-    parser.add_argument(
-        "--resume",
-        metavar="DIR",
-        help="Continue from a checkpoint, or from the last one of a folder of checkpoints. Steps "
-        "that it has done are skipped.",
-    )
-    parser.add_argument(
-        "--engine",
-        default="torch",
-        metavar="E",
-        help="Set the engine: torch (default), or mpi in a job of mpirun, without PyTorch.",
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE.json",
-        help="Write the kernels and collectives of each rank with their times, for Perfetto.",
-    )
-    parser.add_argument(
-        "--reduce",
-        metavar="R",
-        help="Reduce in rank order with the same bits everywhere (ordered, the default on CPUs) "
-        "or by gloo or NCCL (library, the default on GPUs).",
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="Compare the calls of all ranks before data moves."
-    )
-    parser.add_argument(
-        "--timeout-s",
-        default="300",
-        metavar="S",
-        help="Set the time for which a process waits for another one (default: 300).",
-    )
-    parser.add_argument(
-        "--sharded",
-        action="store_true",
-        help="Write the outputs of each rank to a file of its own, FILE with -RANK in its name.",
-    )
-    parser.add_argument(
-        "-o",
-        dest="output",
-        metavar="FILE",
-        help="Write output0, ... to a .npz file, with a first dim of steps for --steps.",
-    )
+    add_options(parser, JobRunOptions)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Join the job, run, write the outputs."""
-    if arguments.output is not None and not arguments.output.endswith(".npz"):
+    options = read_options(arguments, JobRunOptions)
+    if options.output is not None and not arguments.output.endswith(".npz"):
         raise UsageError(
             "DIST0152",
             f'"{arguments.output}" does not end with .npz',
             place="-o",
             remedy="Use this extension.",
         )
-    if arguments.every is not None and arguments.checkpoints is None:
+    if options.every and options.checkpoints is None:
         raise UsageError(
             "DIST0151",
             "it needs the folder of the checkpoints",
             place="--every",
             remedy="Add --checkpoints.",
         )
-    repeat = parse_count(arguments.repeat, "--repeat")
-    every = 0 if arguments.every is None else parse_count(arguments.every, "--every")
-    timeout_s = parse_number(arguments.timeout_s, "--timeout-s")
     from tvm_distir.execution import ServeOptions, check_trace_path, serve
 
-    engine = _engine(arguments, timeout_s)
+    engine = _engine(options)
     engine.check_available()
-    paths = {
-        name: None if getattr(arguments, name) is None else Path(getattr(arguments, name))
-        for name in ("inputs", "steps", "checkpoints", "resume")
-    }
-    if arguments.trace is not None:
-        paths["trace"] = check_trace_path(arguments.trace, "--trace")
-    options = ServeOptions(repeat=repeat, every=every, sharded=arguments.sharded, **paths)
-    result = serve(Path(arguments.folder), options, engine, _reporter(arguments.steps is not None))
+    trace = None if options.trace is None else check_trace_path(options.trace, "--trace")
+    served = {field.name: getattr(options, field.name) for field in fields(ServeOptions)}
+    result = serve(
+        Path(arguments.folder),
+        ServeOptions(**{**served, "trace": trace}),
+        engine,
+        _reporter(options.steps is not None),
+    )
     count = len(result.times_s)
     if count == 0:
         if result.process == 0:
             put(f"{result.processes} processes, all {result.first_step} steps were done before\n")
         return 0
-    if arguments.output is not None and (arguments.sharded or result.process == 0):
-        _write(arguments, result)
+    if options.output is not None and (options.sharded or result.process == 0):
+        _write(arguments.folder, options, options.output, result)
     if result.process == 0:
         put(
             f"{result.processes} processes, {count} step{'s' * (count != 1)}, "
@@ -139,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _engine(arguments: argparse.Namespace, timeout_s: float) -> Any:
+def _engine(options: JobRunOptions) -> Any:
     """Return the engine of a job.
 
     Raises
@@ -150,24 +143,24 @@ def _engine(arguments: argparse.Namespace, timeout_s: float) -> Any:
     """
     from tvm_distir.execution import MpiEngine, TorchEngine
 
-    if arguments.engine == "torch":
+    if options.engine == "torch":
         with asked_by("--reduce", "DIST0601"):
-            return TorchEngine(timeout_s, arguments.reduce, arguments.check)
-    if arguments.engine != "mpi":
+            return TorchEngine(options.timeout_s, options.reduce, options.check)
+    if options.engine != "mpi":
         raise UsageError(
             "DIST0152",
-            f'no job runs with the engine "{arguments.engine}"',
+            f'no job runs with the engine "{options.engine}"',
             place="--engine",
-            remedy=nearest(arguments.engine, ("torch", "mpi")),
+            remedy=nearest(options.engine, ("torch", "mpi")),
         )
-    if arguments.reduce is not None or arguments.check:
+    if options.reduce is not None or options.check:
         raise UsageError(
             "DIST0151",
             "it is an option of the engine torch; mpi reduces in rank order and compares all calls",
-            place="--check" if arguments.reduce is None else "--reduce",
+            place="--check" if options.reduce is None else "--reduce",
             remedy="Leave it out.",
         )
-    return MpiEngine(timeout_s)
+    return MpiEngine(options.timeout_s)
 
 
 def _reporter(has_steps: bool) -> Callable[[int, int, Mapping[int, Any]], None]:
@@ -181,19 +174,18 @@ def _reporter(has_steps: bool) -> Callable[[int, int, Mapping[int, Any]], None]:
     return report
 
 
-def _write(arguments: argparse.Namespace, result: Any) -> None:
+def _write(folder: str, options: JobRunOptions, path: Path, result: Any) -> None:
     import numpy as np
 
-    path = Path(arguments.output)
-    if arguments.sharded:
+    if options.sharded:
         if result.rank is None:
             return
         path = path.with_name(f"{path.stem}-{result.rank}{path.suffix}")
-    inputs = {name: getattr(arguments, name.strip("-")) for name in ("--inputs", "--steps")}
-    outputs = Outputs({"FOLDER": arguments.folder, **inputs})
+    inputs = {"--inputs": options.inputs, "--steps": options.steps}
+    outputs = Outputs({"FOLDER": folder, **inputs})
     target = outputs.promise(str(path), "-o")
     named = {
-        f"output{i}": arrays[-1] if arguments.steps is None else np.stack(arrays)
+        f"output{i}": arrays[-1] if options.steps is None else np.stack(arrays)
         for i, arrays in result.outputs.items()
     }
 

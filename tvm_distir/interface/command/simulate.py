@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     outputs = Outputs(
         {"PROGRAM": arguments.program, "--system": arguments.system}, force=arguments.force
     )
-    trace = promise_trace(arguments, outputs)
+    trace = promise_trace(arguments.trace, arguments.trace_format, outputs)
     watch = stopwatch()
     with watch.stage("load"):
         from tvm_distir.core import System

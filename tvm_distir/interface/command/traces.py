@@ -44,7 +44,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def promise_trace(arguments: argparse.Namespace, outputs: Outputs) -> Trace | None:
+def promise_trace(path: str | None, form: str | None, outputs: Outputs) -> Trace | None:
     """Check the options before any work.
 
     Raises
@@ -53,7 +53,6 @@ def promise_trace(arguments: argparse.Namespace, outputs: Outputs) -> Trace | No
         DIST0151 for a format without a path, DIST0152 for an unknown one, DIST0153 for a path that
         cannot be written.
     """
-    form, path = arguments.trace_format, arguments.trace
     if form is not None and form not in (*FILES, *FOLDERS):
         raise UsageError(
             "DIST0152",
