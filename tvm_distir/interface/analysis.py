@@ -149,14 +149,14 @@ class AnalysisResult(Displayed):
 def analyze(options: AnalysisOptions) -> AnalysisResult:
     """Distribute a model and predict its step on a system, as ``tvm-distir analyze`` does.
 
+    Of a step in micro-batches a module has the samples of one micro-batch, and a string is loaded
+    with them. ``train`` is True, or keywords of :func:`tvm_distir.train_step`, as
+    ``{"optimizer": "adam"}``; ``master`` is True by default on systems of schema version 2.
+    ``advice`` is ``bounds`` unless it is given.
+
     Parameters
     ----------
-    options : AnalysisOptions
-        Its fields are the arguments: the model, the plan, and keywords such as ``strategy``,
-        ``mesh``, ``batch``, ``train``, which are the options of the command. Of a step in
-        micro-batches a module has the samples of one micro-batch, and a string is loaded with them.
-        ``train`` is True, or keywords of :func:`tvm_distir.train_step`, as ``{"optimizer":
-        "adam"}``; ``master`` is True by default on systems of schema version 2.
+    {parameters}
 
     Returns
     -------

@@ -219,7 +219,7 @@ class StepOptions:
         return replace(self, model=model_with_seq(str(self.model), self.seq), seq=None)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class AnalysisOptions(StepOptions):
     """Options of the analysis of a step.
 

@@ -60,7 +60,7 @@ class _FittedStep(NamedTuple):
     attempt: Study | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Study(StepOptions):
     """Study of a step: load, train, plan, distribute, export, simulate.
 

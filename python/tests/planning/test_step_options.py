@@ -42,6 +42,14 @@ def test_functions_and_studies_have_the_declared_options() -> None:
     assert {field.name for field in fields(StepOptions)} <= {field.name for field in fields(Study)}
 
 
+def test_functions_document_the_declared_options() -> None:
+    parameters = inspect.signature(td.analyze).parameters
+    assert all(f"{name} : " in str(td.analyze.__doc__) for name in parameters)
+    assert "{" not in str(td.analyze.__doc__).replace('{"', "")
+    keyword_only = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert list(parameters)[:2] == ["model", "plan"] and len(keyword_only) == len(parameters) - 2
+
+
 def test_an_unknown_keyword_is_refused() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'bach'"):
         td.analyze("zoo:mlp", bach=1, system="a100")  # type: ignore[call-arg]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +16,8 @@ from .docstrings import parameter_texts
 
 Reader = Callable[[Any, str], Any]
 """A function from the text of an option, and the option, to the value."""
+_NAMES = re.compile(r":? ?\{\w+\} ?")
+"""What stands for lists of names, which the command fills in."""
 _Parameters = ParamSpec("_Parameters")
 _Options = TypeVar("_Options")
 _Result = TypeVar("_Result")
@@ -85,12 +88,18 @@ def option(
     return dataclasses.field(default=default, metadata={"option": declared})
 
 
-@functools.cache
-def option_fields(cls: type) -> dict[str, CommandOption]:
-    """Return the options of a dataclass by the names of its fields, in their order."""
+def _texts(cls: type) -> dict[str, str]:
+    """Return the texts on the fields of a dataclass, those of its bases first."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         texts |= parameter_texts(base)
+    return texts
+
+
+@functools.cache
+def option_fields(cls: type) -> dict[str, CommandOption]:
+    """Return the options of a dataclass by the names of its fields, in their order."""
+    texts = _texts(cls)
     return {
         field.name: dataclasses.replace(
             declared,
@@ -106,8 +115,15 @@ def option_fields(cls: type) -> dict[str, CommandOption]:
 def parameters_of(
     cls: Callable[_Parameters, _Options],
 ) -> Callable[[Callable[[_Options], _Result]], Callable[_Parameters, _Result]]:
-    """Give a function of options the parameters of their dataclass."""
-    signature = inspect.signature(cls)
+    """Give a function of options the parameters of their dataclass, with their help.
+
+    The texts replace ``{parameters}`` in the docstring of the function.
+    """
+    signature, texts = inspect.signature(cls), _texts(cls)  # type: ignore[arg-type]
+    listed = "".join(
+        f"    {name} : {parameter.annotation}\n        {_NAMES.sub('', texts[name])}\n"
+        for name, parameter in signature.parameters.items()
+    )
 
     def decorate(function: Callable[[_Options], _Result]) -> Callable[_Parameters, _Result]:
         @functools.wraps(function)
@@ -115,7 +131,9 @@ def parameters_of(
             signature.bind(*args, **kwargs)
             return function(cls(*args, **kwargs))
 
-        call.__signature__ = signature  # type: ignore[attr-defined]
+        result = inspect.signature(function).return_annotation
+        call.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
+        call.__doc__ = (call.__doc__ or "").replace("    {parameters}\n", listed)
         return call
 
     return decorate
