@@ -166,7 +166,7 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
     ------
     UsageError
         DIST0151 where arguments contradict each other, DIST0152 for a price that is no positive
-        number, and for an unknown mode of advice.
+        number, and for an unknown mode of advice, DIST0155 without a system.
     DistIRError
         What the stages raise. A step that does not fit into memory is no error.
 
@@ -190,6 +190,8 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
             "DIST0151", "a strategy needs a mesh", place="analyze",
             remedy='Give its axes, as mesh={"dp": 2, "tp": 4}.',
         )  # fmt: skip
+    if options.system is None:
+        System.required(None)  # raises, before the step is distributed
     check_advice(options.advice)
     options = options.with_seq()
     with gc_paused():

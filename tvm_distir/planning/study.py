@@ -407,12 +407,7 @@ class Study(StepOptions):
     @cached_property
     def result(self) -> Result:
         """Return the simulated step."""
-        program, system = self.program, self.known_system
-        if system is None:
-            raise UsageError(
-                "DIST0151", "a step is simulated on a system, and none is given",
-                place="system", remedy='Give a system, for example system="a100".',
-            )  # fmt: skip
+        program, system = self.program, System.required(self.known_system)
         with self.watch.stage("simulate"):
             return simulate(program, system, **self.passed_to(SIMULATE))
 

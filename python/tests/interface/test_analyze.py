@@ -163,8 +163,13 @@ def test_stages_run_when_they_are_read_and_once() -> None:
     assert study.program is study.program
     assert {"load", "annotate", "lower", "export"} <= set(stages) and "simulate" not in stages
     assert stages.count("lower") == stages.count("export") == 1
-    with pytest.raises(UsageError, match="DIST0151 system"):
+    with pytest.raises(UsageError, match="DIST0155 system"):
         _ = study.result
+
+
+def test_a_missing_system_is_said_before_the_step_is_distributed() -> None:
+    with pytest.raises(UsageError, match="DIST0155 system"):
+        td.analyze("missing.onnx", strategy="data_parallel", mesh={"dp": 2})
 
 
 def test_a_step_that_is_fitted_to_a_memory_is_distributed_once_per_attempt() -> None:
