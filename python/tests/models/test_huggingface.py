@@ -19,7 +19,7 @@ from tvm_distir.models import zoo
 from tvm_distir.models.huggingface.config_reader import read_config
 from tvm_distir.models.huggingface.weights import convert_weights
 from tvm_distir.models.zoo import decoder_model
-from tvm_distir.models.zoo.decoder_config import FAMILIES
+from tvm_distir.models.zoo.decoder_families import FAMILIES
 from tvm_distir.support import ModelError
 
 DATA = Path(__file__).parent / "transformers_data"

@@ -19,9 +19,7 @@ from . import (
     cached_model,
     decoder_model,
     gpt_model,
-    llama_model,
     mlp_model,
-    moe_model,
     resnet_model,
     t5_model,
     unet_model,
@@ -33,16 +31,13 @@ from .cached_config import ENTRY, CacheConfig, serving_config, split_serve_keys
 from .configs import (
     GPT_DEFAULT_SIZE,
     GPT_PRESETS,
-    LLAMA_DEFAULT_SIZE,
-    LLAMA_PRESETS,
     Config,
     GptConfig,
-    LlamaConfig,
     configure,
 )
-from .decoder_config import FAMILIES, DecoderConfig
+from .decoder_config import DecoderConfig
+from .decoder_families import FAMILIES, LlamaConfig, MoeConfig
 from .mlp_model import MlpConfig
-from .moe_model import MoeConfig
 from .resnet_model import ResnetConfig
 from .t5_model import T5Config
 from .unet_config import UnetConfig
@@ -137,7 +132,7 @@ def llama(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return _built("llama", keys, llama_model.build)
+    return _built("llama", keys, decoder_model.build)
 
 
 def bert(**keys: Any) -> ir.IRModule:
@@ -244,7 +239,7 @@ def moe(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return _built("moe", keys, moe_model.build)
+    return _built("moe", keys, decoder_model.build)
 
 
 def unet(**keys: Any) -> ir.IRModule:
@@ -346,7 +341,8 @@ qwen3 = _family("qwen3")
 
 
 _DECODERS = (
-    *(deepseek, falcon, gemma, gpt_oss, llama3, mistral, mixtral, olmo, phi, qwen2, qwen3),
+    *(llama, moe, deepseek, falcon, gemma, gpt_oss, llama3, mistral, mixtral, olmo, phi, qwen2),
+    *(qwen3,),
 )
 
 
@@ -362,12 +358,10 @@ _MODELS = {
     make.__name__: _Model(make, presets, usual)
     for make, presets, usual in (
         (gpt, GPT_PRESETS, GPT_DEFAULT_SIZE),
-        (llama, LLAMA_PRESETS, LLAMA_DEFAULT_SIZE),
         (bert, bert_model.PRESETS, bert_model.DEFAULT_SIZE),
         (vit, vit_model.PRESETS, vit_model.DEFAULT_SIZE),
         (t5, t5_model.PRESETS, t5_model.DEFAULT_SIZE),
         (whisper, whisper_model.PRESETS, whisper_model.DEFAULT_SIZE),
-        (moe, moe_model.PRESETS, moe_model.DEFAULT_SIZE),
         (unet, unet_model.PRESETS, unet_model.DEFAULT_SIZE),
         (resnet, resnet_model.PRESETS, resnet_model.DEFAULT_SIZE),
         (mlp, mlp_model.PRESETS, mlp_model.DEFAULT_SIZE),

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm_distir.support import ModelError, nearest
 
-from .configs import Config, Fault, GptConfig, LlamaConfig, convert_key, indivisible
+from .configs import Config, Fault, GptConfig, convert_key, indivisible
 from .decoder_config import DecoderConfig
 
 ENTRY, SERVE = "entry", "serve"
@@ -99,7 +99,7 @@ def split_serve_keys(
 
 
 def serving_config(
-    place: str, config: DecoderConfig | LlamaConfig | GptConfig, caches: CacheConfig
+    place: str, config: DecoderConfig | GptConfig, caches: CacheConfig
 ) -> DecoderConfig:
     """Return the decoder of a configuration that a serving step is built of.
 
@@ -114,8 +114,6 @@ def serving_config(
     if isinstance(config, GptConfig):
         _check_positions(place, config, caches)
         config = _sizes_of_gpt(config)
-    if isinstance(config, LlamaConfig):
-        config = _as_decoder(config)
     for problem, remedy in indivisible("batch", config.batch, "pools", caches.pools):
         raise ModelError("DIST0332", problem, place=place, remedy=remedy)
     return config
@@ -137,14 +135,3 @@ def _sizes_of_gpt(config: GptConfig) -> DecoderConfig:
         **sizes, kv_heads=config.heads, ffn=config.ffn_dim, tied=1, norm="layer", gated=0,
         rotary_share=0.0,
     )  # fmt: skip
-
-
-def _as_decoder(config: LlamaConfig) -> DecoderConfig:
-    """Return a Llama, or its mixture of experts, as a decoder with weights of the same names."""
-    shared = {f.name for f in fields(LlamaConfig)}
-    values = {name: getattr(config, name) for name in shared}
-    experts = getattr(config, "experts", 0)
-    if experts:
-        values |= {name: getattr(config, name) for name in ("experts", "top_k", "capacity_factor")}
-        values["expert_ffn"] = config.ffn
-    return DecoderConfig(**values)

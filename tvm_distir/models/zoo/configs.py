@@ -1,9 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Read and check the keys of the zoo's models, and define the decoders' configurations.
+"""Read and check the keys of the zoo's models, and define the configuration of a GPT.
 
-Architectures: GPT-2 (Radford et al. 2019, table 2), GPT-3 (Brown et al. 2020, table 2.1),
-Llama 2 (Touvron et al. 2023, table 1) and Llama 3 (Grattafiori et al. 2024, table 3).
+Architectures: GPT-2 (Radford et al. 2019, table 2) and GPT-3 (Brown et al. 2020, table 2.1).
 """
 
 from __future__ import annotations
@@ -140,56 +139,6 @@ class GptConfig(FourfoldFfn):
             yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
 
 
-@dataclass(frozen=True)
-class LlamaConfig(Config):
-    """Configuration of a Llama style decoder.
-
-    Attributes
-    ----------
-    layers, hidden, heads, kv_heads, ffn, vocab : int
-        Sizes; ``kv_heads`` divides ``heads`` (grouped-query attention).
-    batch, seq : int
-        Samples and tokens per sample of the data input ``input_ids``.
-    dtype : str
-        The dtype of weights and activations: float32, float16 or bfloat16.
-    theta : float
-        Base of the rotary position embedding.
-    eps : float
-        Epsilon of RMSNorm.
-    nested : int
-        1: a layer is a private function; 0: all layers are part of ``main``.
-    """
-
-    layers: int = 32
-    hidden: int = 4096
-    heads: int = 32
-    kv_heads: int = 8
-    ffn: int = 14336
-    vocab: int = 128256
-    batch: int = 16
-    seq: int = 2048
-    dtype: str = "bfloat16"
-    theta: float = 500000.0
-    eps: float = 1e-5
-    nested: int = 1
-
-    @property
-    def head_dim(self) -> int:
-        """Return the width of a head."""
-        return self.hidden // self.heads
-
-    def faults(self) -> Iterator[Fault]:
-        """Yield faults, including heads that do not divide, and an odd width of a head."""
-        yield from super().faults()
-        yield from indivisible("hidden", self.hidden, "heads", self.heads)
-        yield from indivisible("heads", self.heads, "kv_heads", self.kv_heads)
-        if self.head_dim % 2:
-            yield (
-                f"the head width {self.head_dim} is odd: rotary embedding requires an even number",
-                "Choose hidden and heads with an even quotient.",
-            )
-
-
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 GPT_DEFAULT_SIZE = "gpt2"
@@ -202,18 +151,6 @@ GPT_PRESETS: dict[str, GptConfig] = {
     "gpt3-6.7b": GptConfig(32, 4096, 32, positions=2048, seq=2048, dtype="float16"),
     "gpt3-13b": GptConfig(40, 5120, 40, positions=2048, seq=2048, dtype="float16"),
     "gpt3-175b": GptConfig(96, 12288, 96, positions=2048, seq=2048, dtype="float16"),
-}
-
-LLAMA_DEFAULT_SIZE = "8b"
-_LLAMA2 = LlamaConfig(vocab=32000, theta=10000.0)
-LLAMA_PRESETS: dict[str, LlamaConfig] = {
-    "tiny": LlamaConfig(2, 64, 8, 4, 128, 512, seq=16, dtype="float32", theta=10000.0),
-    "7b": replace(_LLAMA2, kv_heads=32, ffn=11008),
-    "13b": replace(_LLAMA2, layers=40, hidden=5120, heads=40, kv_heads=40, ffn=13824),
-    "70b": replace(_LLAMA2, layers=80, hidden=8192, heads=64, ffn=28672),
-    "8b": LlamaConfig(),
-    "3-70b": LlamaConfig(layers=80, hidden=8192, heads=64, ffn=28672),
-    "405b": LlamaConfig(layers=126, hidden=16384, heads=128, ffn=53248),
 }
 
 

@@ -14,6 +14,7 @@ from tvm.relax.frontend import nn
 
 from .decoder_config import DecoderConfig
 from .mixture import GatedBlock, Mixture, PlainBlock
+from .one_hot_mixture import OneHotMixture
 from .rotary import part, rotate, tables
 from .transformer_blocks import (
     MASKED_SCORE,
@@ -82,11 +83,15 @@ def windowed_mask(places: Any, window: int) -> Any:
 class AttentionBlock(nn.Module):  # type: ignore[misc]
     """Causal attention of queries, keys and values that a subclass projects."""
 
-    def __init__(self, config: DecoderConfig, value_width: int) -> None:
+    def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
+
+    def mix_values(self, width: int) -> None:
+        """Add the weights behind the values, which have ``width`` elements per head."""
+        config = self.config
         self.o_proj = nn.Linear(
-            config.heads * value_width, config.hidden, bias=bool(config.o_bias), dtype=config.dtype
+            config.heads * width, config.hidden, bias=bool(config.o_bias), dtype=config.dtype
         )
         if config.sinks:
             self.sinks = nn.Parameter((config.heads,), config.dtype)
@@ -118,13 +123,14 @@ class GroupedAttention(AttentionBlock):
     """Grouped-query attention, with biases and norms of heads where configured."""
 
     def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
         width = config.plain_width
-        super().__init__(config, width)
         bias, dtype = bool(config.qkv_bias), config.dtype
         queries, keys = config.heads * width, config.kv_heads * width
         self.q_proj = nn.Linear(config.hidden, queries, bias=bias, dtype=dtype)
         self.k_proj = nn.Linear(config.hidden, keys, bias=bias, dtype=dtype)
         self.v_proj = nn.Linear(config.hidden, keys, bias=bias, dtype=dtype)
+        self.mix_values(width)
         if config.qk_norm:
             self.q_norm = norm(width, config)
             self.k_norm = norm(width, config)
@@ -135,23 +141,28 @@ class GroupedAttention(AttentionBlock):
     def forward(self, x: Any, places: PositionTables) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
-        q, k = self.q_proj(x), self.k_proj(x)
-        if config.joint_qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = places.split(q, config.heads), places.split(k, config.kv_heads)
+        q = self._turned("q", x, config.heads, places)
+        k = self._turned("k", x, config.kv_heads, places)
         v = places.split(self.v_proj(x), config.kv_heads)
-        if config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q = rotate(q, places.cos, places.sin, config)
-        k = rotate(k, places.cos, places.sin, config)
         return self.o_proj(places.mix(self, q, k, v))
+
+    def _turned(self, name: str, x: Any, heads: int, places: PositionTables) -> Any:
+        """Return the queries ("q") or keys ("k") of (batch, seq, hidden), rotated."""
+        config = self.config
+        x = getattr(self, f"{name}_proj")(x)
+        if config.joint_qk_norm:
+            x = getattr(self, f"{name}_norm")(x)
+        x = places.split(x, heads)
+        if config.qk_norm:
+            x = getattr(self, f"{name}_norm")(x)
+        return rotate(x, places.cos, places.sin, config)
 
 
 class LatentAttention(AttentionBlock):
     """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1)."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config, config.v_dim)
+        super().__init__(config)
         heads, dtype, hidden = config.heads, config.dtype, config.hidden
         if config.q_rank:
             self.q_a_proj = nn.Linear(hidden, config.q_rank, bias=False, dtype=dtype)
@@ -166,6 +177,7 @@ class LatentAttention(AttentionBlock):
         self.kv_b_proj = nn.Linear(
             config.kv_rank, heads * (config.nope_dim + config.v_dim), bias=False, dtype=dtype
         )
+        self.mix_values(config.v_dim)
 
     def forward(self, x: Any, places: Any) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
@@ -205,8 +217,11 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
+        before, behind = _norm_names(config)
+        for name in before:
+            setattr(self, name, norm(config.hidden, config))
         self.self_attn = self.attention[bool(config.kv_rank)](config)
-        for name in _norm_names(config):
+        for name in behind:
             setattr(self, name, norm(config.hidden, config))
         self.mlp = type(self).feed_forward(config)
 
@@ -230,15 +245,15 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
         return nn.op.add(x, self.post_feedforward_layernorm(out))
 
 
-def _norm_names(config: DecoderConfig) -> tuple[str, ...]:
-    """Return the names of the norms of a layer."""
+def _norm_names(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the norms of a layer, before its attention and behind it."""
     if config.parallel:
-        return ("input_layernorm", "mlp_layernorm")[: config.parallel_norms]
+        return ("input_layernorm", "mlp_layernorm")[: config.parallel_norms], ()
     before = ("input_layernorm",) if config.pre_norms else ()
     if not config.post_norms:
-        return (*before, "post_attention_layernorm")
+        return before, ("post_attention_layernorm",)
     inner = ("pre_feedforward_layernorm",) if config.pre_norms else ()
-    return (*before, "post_attention_layernorm", *inner, "post_feedforward_layernorm")
+    return before, ("post_attention_layernorm", *inner, "post_feedforward_layernorm")
 
 
 def _dense(config: DecoderConfig) -> Any:
@@ -251,10 +266,14 @@ class DenseLayer(TransformerLayer):
     feed_forward = staticmethod(_dense)
 
 
+def _experts(config: DecoderConfig) -> Any:
+    return (OneHotMixture if config.dispatch == "one_hot" else Mixture)(config)
+
+
 class ExpertLayer(TransformerLayer):
     """Layer with experts."""
 
-    feed_forward = staticmethod(Mixture)
+    feed_forward = staticmethod(_experts)
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
@@ -310,11 +329,11 @@ class Decoder(nn.Module):  # type: ignore[misc]
         config, places = self.config, positions(self.config.seq)
         by_window, table = {}, None
         for windowed in sorted({config.has_window(number) for number in range(config.layers)}):
+            mask = windowed_mask(places, config.window) if windowed else causal_mask(places)
             if windowed and config.local_theta:
                 table = tables(local_rotary(config), places, config.local_theta)
             elif table is None:
                 table = tables(config, places, config.theta)
-            mask = windowed_mask(places, config.window) if windowed else causal_mask(places)
             by_window[windowed] = PositionTables(mask, *table)
         return by_window
 

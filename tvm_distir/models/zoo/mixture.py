@@ -33,16 +33,23 @@ def activation(kind: str, x: Any) -> Any:
     return nn.op.gelu(x, approximate="tanh" if kind == "gelu_tanh" else None)
 
 
-def gated(config: DecoderConfig, gate: Any, up: Any) -> Any:
-    """Return the gated activation of two products of the same shape."""
+def activated(config: DecoderConfig, gate: Any) -> Any:
+    """Return the activation of the gates of experts."""
     limit = config.swiglu_limit
     if not limit:
-        return nn.op.multiply(activation(config.activation, gate), up)
+        return activation(config.activation, gate)
     gate = nn.op.minimum(gate, Tensor.from_scalar(limit, gate.dtype))
-    up = emit(relax.op.clip(up._expr, -limit, limit), "bounded")
     slope = Tensor.from_scalar(_GPT_OSS_SLOPE, gate.dtype)
-    gate = nn.op.multiply(gate, nn.op.sigmoid(nn.op.multiply(gate, slope)))
-    return nn.op.multiply(nn.op.add(up, Tensor.from_scalar(1.0, up.dtype)), gate)
+    return nn.op.multiply(gate, nn.op.sigmoid(nn.op.multiply(gate, slope)))
+
+
+def bounded(config: DecoderConfig, up: Any) -> Any:
+    """Return the values that the gates of experts multiply."""
+    limit = config.swiglu_limit
+    if not limit:
+        return up
+    up = emit(relax.op.clip(up._expr, -limit, limit), "bounded")
+    return nn.op.add(up, Tensor.from_scalar(1.0, up.dtype))
 
 
 class GatedBlock(nn.Module):  # type: ignore[misc]
@@ -197,7 +204,7 @@ class Mixture(nn.Module):  # type: ignore[misc]
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config, dtype = config, config.dtype
-        experts, hidden, inner = config.experts, config.hidden, config.expert_ffn
+        experts, hidden, inner = config.experts, config.hidden, config.expert_width
         self.router = ExpertRouter(config)
         self.gate_proj = nn.Parameter((experts, hidden, inner), dtype)
         self.up_proj = nn.Parameter((experts, hidden, inner), dtype)
@@ -211,36 +218,39 @@ class Mixture(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         """Map (groups, seq, hidden) to the same shape."""
-        config = self.config
-        groups, seq, hidden = x.shape
-        experts, capacity, k = config.experts, config.capacity, config.top_k
         gates, indices = self.router(x)
-        permutation = Permutation(indices, config)
-        rows = rows_at(x, permutation.token_of_slot, "dispatched")
-        rows = nn.op.reshape(rows, (groups, experts, capacity, hidden))
-        rows = nn.op.reshape(
-            nn.op.permute_dims(rows, [1, 0, 2, 3]), (experts, groups * capacity, hidden)
-        )
-        outputs = nn.op.permute_dims(
-            nn.op.reshape(self._work(rows), (experts, groups, capacity, hidden)), [1, 0, 2, 3]
-        )
-        outputs = nn.op.reshape(outputs, (groups, experts * capacity, hidden))
-        mixed = rows_at(outputs, permutation.slot_of_choice, "returned")
-        mixed = in_float32(nn.op.reshape(mixed, (groups, seq, k, hidden)))
-        weights = nn.op.unsqueeze(nn.op.multiply(gates, permutation.taken), 3)
-        result = nn.op.sum(nn.op.multiply(mixed, weights), axis=2, name="combined")
-        if config.shared_ffn:
-            result = nn.op.add(result, in_float32(self.shared_experts(x)))
+        result = self.mixed(x, gates, indices)
+        if self.config.shared_ffn:
+            result = nn.op.add(in_float32(result), in_float32(self.shared_experts(x)))
         return back_to(result, x.dtype)
 
-    def _work(self, rows: Any) -> Any:
-        """Map (experts, rows, hidden) to the same shape, each slice by its expert."""
-        gate = self.product(rows, self.gate_proj, "gate")
-        up = self.product(rows, self.up_proj, "up")
-        if self.config.expert_bias:
-            gate, up = nn.op.add(gate, self.gate_bias), nn.op.add(up, self.up_bias)
-        outputs = self.product(gated(self.config, gate, up), self.down_proj, "outputs")
-        return nn.op.add(outputs, self.down_bias) if self.config.expert_bias else outputs
+    def mixed(self, x: Any, gates: Any, indices: Any) -> Any:
+        """Return the sums of the results of experts, weighted by the gates of their tokens."""
+        permutation = Permutation(indices, self.config)
+        outputs = self.by_expert(rows_at(x, permutation.token_of_slot, "dispatched"))
+        rows = rows_at(outputs, permutation.slot_of_choice, "returned")
+        rows = in_float32(nn.op.reshape(rows, (*indices.shape, x.shape[2])))
+        weights = nn.op.unsqueeze(nn.op.multiply(gates, permutation.taken), 3)
+        return nn.op.sum(nn.op.multiply(rows, weights), axis=2, name="combined")
+
+    def by_expert(self, rows: Any) -> Any:
+        """Map the rows in slots of experts, (groups, experts * capacity, hidden), to results."""
+        config = self.config
+        (groups, slots, hidden), experts = rows.shape, config.experts
+        rows = nn.op.reshape(rows, (groups, experts, config.capacity, hidden))
+        rows = nn.op.permute_dims(rows, [1, 0, 2, 3])
+        rows = nn.op.reshape(rows, (experts, groups * config.capacity, hidden))
+        gate = activated(config, self._biased(self.product(rows, self.gate_proj, "gate"), "gate"))
+        up = bounded(config, self._biased(self.product(rows, self.up_proj, "up"), "up"))
+        inner = nn.op.multiply(gate, up)
+        rows = self._biased(self.product(inner, self.down_proj, "outputs"), "down")
+        rows = nn.op.reshape(rows, (experts, groups, config.capacity, hidden))
+        rows = nn.op.permute_dims(rows, [1, 0, 2, 3])
+        return nn.op.reshape(rows, (groups, slots, hidden))
+
+    def _biased(self, x: Any, name: str) -> Any:
+        """Add the biases of the experts, where they have some."""
+        return nn.op.add(x, getattr(self, f"{name}_bias")) if self.config.expert_bias else x
 
     def product(self, rows: Any, weight: Any, name: str) -> Any:
         """Multiply (experts, rows, in) by the matrices of the experts, (experts, in, out)."""

@@ -99,8 +99,7 @@ def rotate(x: Any, cos: Any, sin: Any, config: DecoderConfig) -> Any:
         batch, heads, seq, _ = x.shape
         x = nn.op.reshape(x, (batch, heads, seq, half, 2))
         x = nn.op.reshape(nn.op.permute_dims(x, [0, 1, 2, 4, 3]), (batch, heads, seq, rotated))
-    swapped = nn.op.concat(
-        [part(x, half, rotated, "second"), part(x, 0, half, "first")], dim=3, name="swapped"
-    )
+    first, second = part(x, 0, half, "first"), part(x, half, rotated, "second")
+    swapped = nn.op.concat([second, first], dim=3, name="swapped")
     turned = back_to(nn.op.add(nn.op.multiply(x, cos), nn.op.multiply(swapped, sin)), dtype)
     return turned if rest is None else nn.op.concat([turned, rest], dim=3, name="joined")
