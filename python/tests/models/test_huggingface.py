@@ -164,10 +164,10 @@ def _run(mod: Any, values: list[Any]) -> Any:
 
 
 def test_a_permutation_routes_tokens_as_products_with_one_hot_tables() -> None:
-    """The models ``moe`` and ``mixtral`` drop the same tokens, and compute the same logits."""
+    """Both drop the same tokens, and compute the same logits."""
     keys = "size=tiny,layers=1,capacity_factor=0.3"
     one_hot = td.load_model(f"zoo:moe?{keys}").mod
-    permuted = td.load_model(f"zoo:mixtral?{keys},expert_ffn=96").mod
+    permuted = td.load_model(f"zoo:moe?{keys},dispatch=permutation").mod
     shapes = {str(p.name): [int(n) for n in p.ty.shape] for p in list(permuted["main"].params)[1:]}
     weights = drawn_weights(shapes)
     ids = np.random.default_rng(1).integers(0, 512, (4, 16)).astype("int32")

@@ -15,10 +15,8 @@ from tvm_distir.support import ModelError, nearest
 
 from . import (
     bert_model,
-    cached_gpt,
     cached_model,
     decoder_model,
-    gpt_model,
     mlp_model,
     resnet_model,
     t5_model,
@@ -28,15 +26,10 @@ from . import (
 )
 from .bert_model import BertConfig
 from .cached_config import ENTRY, CacheConfig, serving_config, split_serve_keys
-from .configs import (
-    GPT_DEFAULT_SIZE,
-    GPT_PRESETS,
-    Config,
-    GptConfig,
-    configure,
-)
+from .configs import Config, configure
 from .decoder_config import DecoderConfig
 from .decoder_families import FAMILIES, LlamaConfig, MoeConfig
+from .gpt_config import GPT_PRESETS, GptConfig
 from .mlp_model import MlpConfig
 from .resnet_model import ResnetConfig
 from .t5_model import T5Config
@@ -108,7 +101,7 @@ def gpt(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return _built("gpt", keys, gpt_model.build)
+    return _built("gpt", keys)
 
 
 def llama(**keys: Any) -> ir.IRModule:
@@ -132,7 +125,7 @@ def llama(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return _built("llama", keys, decoder_model.build)
+    return _built("llama", keys)
 
 
 def bert(**keys: Any) -> ir.IRModule:
@@ -239,7 +232,7 @@ def moe(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return _built("moe", keys, decoder_model.build)
+    return _built("moe", keys)
 
 
 def unet(**keys: Any) -> ir.IRModule:
@@ -304,7 +297,7 @@ def _family(name: str) -> Callable[..., ir.IRModule]:
     """Return the function that builds a decoder of a family."""
 
     def make(**keys: Any) -> ir.IRModule:
-        return _built(name, keys, decoder_model.build)
+        return _built(name, keys)
 
     make.__name__ = make.__qualname__ = name
     make.__doc__ = f"""Build a decoder of the family, ``main(input_ids, *weights) -> logits``.
@@ -347,29 +340,25 @@ _DECODERS = (
 
 
 class _Model(NamedTuple):
-    """Builder of a model, its configurations by size, and the default size."""
+    """Builder of a model, and its configurations by size, the default size first."""
 
     make: Callable[..., ir.IRModule]
     presets: Mapping[str, Any]
-    usual: str
 
 
 _MODELS = {
-    make.__name__: _Model(make, presets, usual)
-    for make, presets, usual in (
-        (gpt, GPT_PRESETS, GPT_DEFAULT_SIZE),
-        (bert, bert_model.PRESETS, bert_model.DEFAULT_SIZE),
-        (vit, vit_model.PRESETS, vit_model.DEFAULT_SIZE),
-        (t5, t5_model.PRESETS, t5_model.DEFAULT_SIZE),
-        (whisper, whisper_model.PRESETS, whisper_model.DEFAULT_SIZE),
-        (unet, unet_model.PRESETS, unet_model.DEFAULT_SIZE),
-        (resnet, resnet_model.PRESETS, resnet_model.DEFAULT_SIZE),
-        (mlp, mlp_model.PRESETS, mlp_model.DEFAULT_SIZE),
+    make.__name__: _Model(make, presets)
+    for make, presets in (
+        (gpt, GPT_PRESETS),
+        (bert, bert_model.PRESETS),
+        (vit, vit_model.PRESETS),
+        (t5, t5_model.PRESETS),
+        (whisper, whisper_model.PRESETS),
+        (unet, unet_model.PRESETS),
+        (resnet, resnet_model.PRESETS),
+        (mlp, mlp_model.PRESETS),
     )
-} | {
-    make.__name__: _Model(make, FAMILIES[make.__name__], next(iter(FAMILIES[make.__name__])))
-    for make in _DECODERS
-}
+} | {make.__name__: _Model(make, FAMILIES[make.__name__]) for make in _DECODERS}
 
 NAMES = tuple(_MODELS)
 _NO_TOKENS = "it does not generate tokens one after the other"
@@ -382,16 +371,17 @@ WITHOUT_SERVING: Mapping[str, str] = {
 
 
 @gc_paused()
-def _built(name: str, keys: Mapping[str, Any], make: Callable[[Any], ir.IRModule]) -> ir.IRModule:
-    """Build a model from keys: forward, or its serving step."""
+def _built(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
+    """Build a decoder from keys: forward, or its serving step."""
     rest, caches = split_serve_keys(f"zoo:{name}", keys)
-    if caches is None:
-        return make(config(name, rest))
-    known = served_config(name, rest)
-    sizes = serving_config(f"zoo:{name}", known, caches)
-    if isinstance(known, GptConfig):
-        return cached_gpt.build(known, caches)
-    return cached_model.build(sizes, caches)
+    if caches is not None:
+        known = serving_config(f"zoo:{name}", served_config(name, rest), caches)
+        return cached_model.build(known, caches)
+    return decoder_model.build(_decoder(config(name, rest)))
+
+
+def _decoder(known: DecoderConfig | GptConfig) -> DecoderConfig:
+    return known.decoder if isinstance(known, GptConfig) else known
 
 
 def config(name: str, keys: Mapping[str, Any]) -> Any:
@@ -403,20 +393,19 @@ def config(name: str, keys: Mapping[str, Any]) -> Any:
         DIST0330 unknown name; DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
     _check_name(name)
-    known = _MODELS[name]
-    return configure(name, known.presets, known.usual, keys)
+    return configure(name, _MODELS[name].presets, keys)
 
 
-def served_config(name: str, keys: Mapping[str, Any]) -> Any:
-    """Return the configuration of a model that serves; few tokens load experts unevenly.
+def served_config(name: str, keys: Mapping[str, Any]) -> DecoderConfig:
+    """Return the configuration of a decoder that serves; few tokens load experts unevenly.
 
     Raises
     ------
     ModelError
         As :func:`config`.
     """
-    known = config(name, keys)
-    if isinstance(known, DecoderConfig) and "capacity_factor" not in keys:
+    known = _decoder(config(name, keys))
+    if "capacity_factor" not in keys:
         return replace(known, capacity_factor=SERVED_CAPACITY)
     return known
 

@@ -14,8 +14,9 @@ from tvm.relax.frontend import nn
 from tvm_distir.support import nearest
 
 from .configs import Fault, FourfoldFfn, indivisible
+from .float_norms import LayerNorm
 from .layers import Attention, FeedForward
-from .transformer_blocks import LayerNorm, Tensor, emit, export_model, layer_class, positions
+from .transformer_blocks import Tensor, emit, export_model, layer_class, positions
 
 HEADS = ("mlm", "classify")
 
@@ -69,12 +70,12 @@ class BertConfig(FourfoldFfn):
             yield f'unknown head "{self.head}"', nearest(self.head, HEADS)
 
 
-DEFAULT_SIZE = "bert-base"
 PRESETS = {
-    "tiny": BertConfig(2, 64, 4, vocab=503, positions=64, batch=4, seq=16),
     "bert-base": BertConfig(),
+    "tiny": BertConfig(2, 64, 4, vocab=503, positions=64, batch=4, seq=16),
     "bert-large": BertConfig(24, 1024, 16),
 }
+"""Published sizes, the default size first."""
 
 
 class BertLayer(nn.Module):  # type: ignore[misc]

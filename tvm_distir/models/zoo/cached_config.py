@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm_distir.support import ModelError, nearest
 
-from .configs import Config, Fault, GptConfig, convert_key, indivisible
+from .configs import Config, Fault, convert_key, indivisible
 from .decoder_config import DecoderConfig
 
 ENTRY, SERVE = "entry", "serve"
@@ -98,40 +98,19 @@ def split_serve_keys(
     return rest, caches
 
 
-def serving_config(
-    place: str, config: DecoderConfig | GptConfig, caches: CacheConfig
-) -> DecoderConfig:
-    """Return the decoder of a configuration that a serving step is built of.
-
-    That of a GPT has its sizes; the weights are those of :mod:`.cached_gpt`.
+def serving_config(place: str, config: DecoderConfig, caches: CacheConfig) -> DecoderConfig:
+    """Return the configuration of a decoder whose requests and positions fit the caches.
 
     Raises
     ------
     ModelError
-        DIST0332 for pools that do not divide the requests, and for more tokens than a GPT has
-        positions.
+        DIST0332 for pools that do not divide the requests, and for more tokens than there are
+        learned positions.
     """
-    if isinstance(config, GptConfig):
-        _check_positions(place, config, caches)
-        config = _sizes_of_gpt(config)
+    tokens = caches.past + config.seq
+    if 0 < config.positions < tokens:
+        problem = f"past + seq = {tokens} exceeds positions={config.positions}"
+        raise ModelError("DIST0332", problem, place=place, remedy=f"Add positions={tokens}.")
     for problem, remedy in indivisible("batch", config.batch, "pools", caches.pools):
         raise ModelError("DIST0332", problem, place=place, remedy=remedy)
     return config
-
-
-def _check_positions(place: str, config: GptConfig, caches: CacheConfig) -> None:
-    """Refuse caches of more tokens than there are learned positions (DIST0332)."""
-    tokens = caches.past + config.seq
-    if tokens > config.positions:
-        problem = f"past + seq = {tokens} exceeds positions={config.positions}"
-        raise ModelError("DIST0332", problem, place=place, remedy=f"Add positions={tokens}.")
-
-
-def _sizes_of_gpt(config: GptConfig) -> DecoderConfig:
-    """Return a decoder of the sizes of a GPT, all heads of which have keys, and none is rotated."""
-    shared = ("layers", "hidden", "heads", "vocab", "batch", "seq", "dtype", "nested")
-    sizes = {name: getattr(config, name) for name in shared}
-    return DecoderConfig(
-        **sizes, kv_heads=config.heads, ffn=config.ffn_dim, tied=1, norm="layer", gated=0,
-        rotary_share=0.0,
-    )  # fmt: skip

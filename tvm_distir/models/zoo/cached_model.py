@@ -20,26 +20,27 @@ from tvm.relax.frontend import nn
 from tvm_distir.core import expert_matmul, kv_append, paged_attention
 
 from .cached_config import CacheConfig
+from .decoder_attention import AttentionBlock, GroupedAttention, LatentAttention
 from .decoder_config import DecoderConfig
 from .decoder_model import (
-    AttentionBlock,
     Decoder,
     DenseLayer,
     ExpertLayer,
-    GroupedAttention,
-    LatentAttention,
     TransformerLayer,
     local_rotary,
+    weight_words,
 )
 from .mixture import Mixture
-from .rotary import part, rotate, tables
+from .rotary import rotate, tables
 from .transformer_blocks import (
     Tensor,
     back_to,
+    by_head,
     emit,
     export_model,
     in_float32,
     layer_class,
+    part,
     positions,
 )
 
@@ -49,8 +50,8 @@ class CachedPositions:
 
     Attributes
     ----------
-    cos, sin : Tensor
-        Tables of the new positions, (batch, seq, 1, rotated).
+    cos, sin : Tensor or None
+        Tables of the new positions, (batch, seq, 1, rotated); None where positions are learned.
     caches : list of Tensor
         Of keys and values, or of both in latent attention; replaced by :meth:`append`.
     """
@@ -61,11 +62,9 @@ class CachedPositions:
         self.cos, self.sin, self.pages, self.lengths = cos, sin, pages, lengths
         self.caches, self.page = caches, page
 
-    @staticmethod
-    def split(x: Any, heads: int) -> Any:
-        """Split (batch, seq, heads * width) into (batch, seq, heads, width)."""
-        batch, seq, hidden = x.shape
-        return nn.op.reshape(x, (batch, seq, heads, hidden // heads))
+    def arrange(self, rows: Any) -> Any:
+        """Return (batch, seq, heads, width)."""
+        return rows
 
     def append(self, number: int, rows: Any) -> None:
         """Append rows (batch, seq, heads, width) to a cache."""
@@ -130,12 +129,12 @@ class CachedLatentAttention(LatentAttention):
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
         heads, nope, rank = config.heads, config.nope_dim, config.kv_rank
-        queries = places.split(self.queries(x), heads)
+        queries = by_head(self.queries(x), heads)
         batch, seq = queries.shape[:2]
         turned = rotate(part(queries, nope, config.width, "q_rope"), places.cos, places.sin, config)
         compressed, shared = self.latent(x)
-        shared = rotate(places.split(shared, 1), places.cos, places.sin, config)
-        row = nn.op.concat([places.split(compressed, 1), shared], dim=3, name="latent")
+        shared = rotate(by_head(shared, 1), places.cos, places.sin, config)
+        row = nn.op.concat([by_head(compressed, 1), shared], dim=3, name="latent")
         places.append(0, row)
         both = nn.op.reshape(self.kv_b_proj.weight, (heads, nope + config.v_dim, rank))
         keys, values = (
@@ -192,7 +191,10 @@ class _Cached(TransformerLayer):
     ) -> Any:
         """Map (batch, seq, hidden) to the same shape, and the caches to the new ones."""
         caches = [first] if second is None else [first, second]
-        places = CachedPositions(cos, sin, pages, lengths, caches, self.page)
+        return self.step(x, CachedPositions(cos, sin, pages, lengths, caches, self.page))
+
+    def step(self, x: Any, places: CachedPositions) -> Any:
+        """Map (batch, seq, hidden) to the same shape, with the new caches."""
         x = self.block(x, places)
         return relax.Tuple([x._expr, *(cache._expr for cache in places.caches)])
 
@@ -203,6 +205,17 @@ class CachedDenseLayer(_Cached, DenseLayer):
 
 class CachedExpertLayer(_Cached, ExpertLayer):
     """Layer with caches and experts."""
+
+
+class _Unrotated(_Cached):
+    """Layer with caches of keys that are not rotated."""
+
+    def forward(  # type: ignore[override]
+        self, x: Any, pages: Any, lengths: Any, first: Any, second: Any
+    ) -> Any:
+        """Map (batch, seq, hidden) to the same shape, and the caches to the new ones."""
+        caches = [first, second]
+        return self.step(x, CachedPositions(None, None, pages, lengths, caches, self.page))
 
 
 class CachedDecoder(Decoder):
@@ -224,7 +237,9 @@ class CachedDecoder(Decoder):
     def _class(self, experts: bool, windowed: bool) -> Any:
         """Return a class of layers; layers of a class share a private function."""
         config, caches = self.config, self.caches
-        base = CachedExpertLayer if experts else CachedDenseLayer
+        base: type = CachedExpertLayer if experts else CachedDenseLayer
+        if config.positions:
+            base = type("Unrotated", (_Unrotated, base), {})
         name = ("Windowed" if windowed else "") + ("" if experts or not config.experts else "Dense")
         layer = layer_class(base, config.nested, f"{name}Layer")
         layer.page = caches.page
@@ -237,18 +252,19 @@ class CachedDecoder(Decoder):
     def step(self, input_ids: Any, pages: Any, lengths: Any, *caches: Any) -> tuple[Any, ...]:
         """Map new tokens and caches to logits (batch, vocab) and the new caches."""
         config = self.config
-        x = self.embedded(input_ids)
+        lengths_of_rows = nn.op.unsqueeze(lengths, 1)
         new = nn.op.unsqueeze(positions(config.seq), 0)
-        places = nn.op.add(nn.op.unsqueeze(lengths, 1), new, name="places")
-        by_window = {False: self._tables(config, places, config.theta)}
+        places = nn.op.add(lengths_of_rows, new, name="places")
+        x = self.embedded(input_ids, places)
+        by_window = {False: self._rotation(config, places, config.theta)}
         if config.local_theta:
-            by_window[True] = self._tables(local_rotary(config), places, config.local_theta)
+            by_window[True] = self._rotation(local_rotary(config), places, config.local_theta)
         count = len(caches) // config.layers
         results: list[Any] = []
         for number, layer in enumerate(self.layers):
-            cos, sin = by_window.get(config.has_window(number), by_window[False])
+            rotation = by_window.get(config.has_window(number), by_window[False])
             layer_caches = caches[number * count : (number + 1) * count]
-            out = layer(x, cos, sin, pages, lengths, *layer_caches)
+            out = layer(x, *rotation, pages, lengths, *layer_caches)
             x, *new_caches = unpacked(out, 1 + count)
             results += new_caches
         x = part(x, config.seq - 1, config.seq, "last", axis=1)
@@ -256,7 +272,9 @@ class CachedDecoder(Decoder):
         return (logits, *results)
 
     @staticmethod
-    def _tables(config: DecoderConfig, places: Any, theta: float) -> tuple[Any, Any]:
+    def _rotation(config: DecoderConfig, places: Any, theta: float) -> tuple[Any, ...]:
+        if config.positions:
+            return ()
         cos, sin = tables(config, places, theta)
         return nn.op.unsqueeze(cos, 2), nn.op.unsqueeze(sin, 2)
 
@@ -286,23 +304,7 @@ def cache_specs(config: DecoderConfig, caches: CacheConfig) -> dict[str, tuple[l
 
 
 def build(config: DecoderConfig, caches: CacheConfig) -> ir.IRModule:
-    """Build the module of a serving step without allocating weights."""
-    return export_step(CachedDecoder, config, config, caches)
-
-
-def export_step(base: type, model: Any, config: DecoderConfig, caches: CacheConfig) -> ir.IRModule:
-    """Export the serving step of a class of models.
-
-    Parameters
-    ----------
-    base : type
-        The class, with a method ``step(input_ids, pages, lengths, *caches)``.
-    model : Config
-        What the class is made of, beside ``caches``.
-    config : DecoderConfig
-        The sizes of the step.
-    caches : CacheConfig
-    """
+    """Build the module of a serving step without allocating weights; nothing is dropped."""
     specs = cache_specs(config, caches)
     batch = config.batch
     data: dict[str, tuple[list[int], str]] = {
@@ -320,6 +322,6 @@ def export_step(base: type, model: Any, config: DecoderConfig, caches: CacheConf
     main.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, kind) for name in names]
     )
-    serving = type("Serving", (base,), {"main": main})(model, caches)
+    model = type("Serving", (CachedDecoder,), {"main": main})(replace(config, dropout=0.0), caches)
     dotted = dict(zip(plain, specs, strict=True))
-    return export_model(serving, dotted, **data, **plain)
+    return export_model(model, dotted, weight_words(config), **data, **plain)

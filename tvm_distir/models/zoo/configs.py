@@ -1,9 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Read and check the keys of the zoo's models, and define the configuration of a GPT.
-
-Architectures: GPT-2 (Radford et al. 2019, table 2) and GPT-3 (Brown et al. 2020, table 2.1).
-"""
+"""Read and check the keys of the zoo's models."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from tvm_distir.support import MAX_INT, ModelError, nearest, shortened
 
 DTYPES = ("float32", "float16", "bfloat16")
-ATTENTIONS = ("softmax", "flash")
 
 Fault = tuple[str, str]
 """The fault of a configuration, and its remedy."""
@@ -76,87 +72,10 @@ class FourfoldFfn(Config):
         return self.ffn or 4 * self.hidden
 
 
-@dataclass(frozen=True)
-class GptConfig(FourfoldFfn):
-    """Configuration of a GPT-2 style decoder.
-
-    Attributes
-    ----------
-    layers, hidden, heads, ffn, vocab : int
-        Sizes; ``ffn`` 0 means four times ``hidden``.
-    positions : int
-        Rows of the learned position table; ``seq`` cannot exceed it.
-    batch, seq : int
-        Samples and tokens per sample of the data input ``input_ids``.
-    dtype : str
-        The dtype of weights and activations: float32, float16 or bfloat16.
-    nested : int
-        1: a layer is a private function; 0: all layers are part of ``main``.
-    dropout : float
-        Share of elements that training drops: of embeddings, weights of attention, and results of
-        blocks.
-    fused_qkv : int
-        1: a joint projection to query, key and value, by head.
-    attention : str
-        ``softmax``: products and a softmax; ``flash``: a single op, with ``fused_qkv`` and without
-        dropout.
-    """
-
-    FLAGS = frozenset({"nested", "fused_qkv"})
-    MAY_BE_ZERO = frozenset({"ffn", "dropout"})
-
-    layers: int = 12
-    hidden: int = 768
-    heads: int = 12
-    ffn: int = 0
-    vocab: int = 50257
-    positions: int = 1024
-    batch: int = 16
-    seq: int = 128
-    dtype: str = "float32"
-    nested: int = 1
-    dropout: float = 0.0
-    fused_qkv: int = 0
-    attention: str = "softmax"
-
-    @property
-    def head_dim(self) -> int:
-        """Return the width of a head."""
-        return self.hidden // self.heads
-
-    def faults(self) -> Iterator[Fault]:
-        """Yield faults, including heads that do not divide, and too few positions."""
-        yield from super().faults()
-        if self.dropout >= 1:
-            yield f"dropout={self.dropout}", "Give a fraction below 1."
-        if self.attention not in ATTENTIONS:
-            known = nearest(self.attention, ATTENTIONS)
-            yield f'unknown attention "{self.attention}"', known
-        elif self.attention == "flash" and (not self.fused_qkv or self.dropout):
-            yield "attention=flash", "Add fused_qkv=1, and remove dropout."
-        yield from indivisible("hidden", self.hidden, "heads", self.heads)
-        if self.seq > self.positions:
-            yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
-
-
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
-GPT_DEFAULT_SIZE = "gpt2"
-GPT_PRESETS: dict[str, GptConfig] = {
-    "tiny": GptConfig(2, 64, 4, vocab=503, positions=64, seq=16),
-    "gpt2": GptConfig(),
-    "gpt2-medium": GptConfig(24, 1024, 16),
-    "gpt2-large": GptConfig(36, 1280, 20),
-    "gpt2-xl": GptConfig(48, 1600, 25),
-    "gpt3-6.7b": GptConfig(32, 4096, 32, positions=2048, seq=2048, dtype="float16"),
-    "gpt3-13b": GptConfig(40, 5120, 40, positions=2048, seq=2048, dtype="float16"),
-    "gpt3-175b": GptConfig(96, 12288, 96, positions=2048, seq=2048, dtype="float16"),
-}
 
-
-def configure(
-    name: str, presets: Mapping[str, AnyConfig], default_size: str, keys: Mapping[str, Any]
-) -> AnyConfig:
+def configure(name: str, presets: Mapping[str, AnyConfig], keys: Mapping[str, Any]) -> AnyConfig:
     """Return a preset with single keys overridden.
 
     Parameters
@@ -164,9 +83,7 @@ def configure(
     name : str
         The name of the model, for messages.
     presets : mapping of str to config
-        The sizes.
-    default_size : str
-        The size when ``keys`` names none.
+        The sizes, the first for ``keys`` that name none.
     keys : mapping
         ``size`` and any field; values may be texts (as in a ``zoo:`` string).
 
@@ -176,7 +93,7 @@ def configure(
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
     rest = dict(keys)
-    size = str(rest.pop("size", default_size)).lower()
+    size = str(rest.pop("size", next(iter(presets)))).lower()
     if size not in presets:
         raise ModelError(
             "DIST0331",

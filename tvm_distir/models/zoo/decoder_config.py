@@ -12,6 +12,7 @@ from tvm_distir.support import nearest
 
 from .configs import Config, Fault, indivisible
 
+ATTENTIONS = ("softmax", "flash")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 ROTARY_SCALINGS = ("none", "linear", "llama3", "yarn")
 NORMS = ("rms", "layer", "plain")
@@ -35,10 +36,21 @@ class DecoderConfig(Config):
         1: a layer is a private function; 0: all layers are part of ``main``.
     eps : float
         Epsilon of RMSNorm.
+    positions : int
+        Rows of a learned position table, which ``seq`` cannot exceed; the weights then have the
+        names of GPT-2. 0: positions are rotary.
+    dropout : float
+        Share of elements that training drops: of embeddings, weights of attention, and results of
+        blocks.
     activation : str
         The activation of the gate: ``silu``, ``gelu`` or ``gelu_tanh``.
-    qkv_bias, o_bias : int
-        1: the projections of attention have biases.
+    qkv_bias, o_bias, ffn_bias : int
+        1: the projections of attention, and of the feed-forward block, have biases.
+    fused_qkv : int
+        1: a joint projection to query, key and value, by head; with learned positions.
+    attention : str
+        ``softmax``: products and a softmax; ``flash``: a single op, with ``fused_qkv`` and without
+        dropout.
     qk_norm, joint_qk_norm : int
         1: queries and keys are normalized, per head or over all heads.
     tied : int
@@ -116,7 +128,7 @@ class DecoderConfig(Config):
         {
             *("nested", "qkv_bias", "o_bias", "qk_norm", "tied", "norm_offset", "post_norms"),
             *("embed_scale", "sinks", "rotary_interleaved", "rotary_rounded", "expert_bias"),
-            *("pre_norms", "joint_qk_norm", "gated", "parallel"),
+            *("pre_norms", "joint_qk_norm", "gated", "parallel", "ffn_bias", "fused_qkv"),
         }
     )
     MAY_BE_ZERO = frozenset(
@@ -124,7 +136,7 @@ class DecoderConfig(Config):
             *("head_dim", "window", "window_period", "score_cap", "logit_cap", "query_width"),
             *("local_theta", "rotary_mscale", "rotary_mscale_all", "q_rank", "kv_rank"),
             *("nope_dim", "rope_dim", "v_dim", "experts", "expert_ffn", "shared_ffn"),
-            *("dense_layers", "swiglu_limit", "capacity_factor"),
+            *("dense_layers", "swiglu_limit", "capacity_factor", "positions", "dropout"),
         }
     )
 
@@ -140,9 +152,14 @@ class DecoderConfig(Config):
     dtype: str = "bfloat16"
     nested: int = 1
     eps: float = 1e-5
+    positions: int = 0
+    dropout: float = 0.0
     activation: str = "silu"
     qkv_bias: int = 0
     o_bias: int = 0
+    ffn_bias: int = 0
+    fused_qkv: int = 0
+    attention: str = "softmax"
     qk_norm: int = 0
     tied: int = 0
     norm_offset: int = 0
@@ -244,6 +261,7 @@ class DecoderConfig(Config):
         """Yield faults, including sizes that do not divide and words that are unknown."""
         yield from super().faults()
         for name, words in (
+            ("attention", ATTENTIONS),
             ("activation", ACTIVATIONS),
             ("rotary_scaling", ROTARY_SCALINGS),
             ("routing", ROUTINGS),
@@ -257,7 +275,7 @@ class DecoderConfig(Config):
         yield from indivisible("heads", self.heads, "kv_heads", self.kv_heads)
         if self.kv_rank and not (self.nope_dim and self.rope_dim and self.v_dim):
             yield "kv_rank without widths of heads", "Give nope_dim, rope_dim and v_dim."
-        if self.rotated % 2:
+        if not self.positions and self.rotated % 2:
             yield (
                 f"the rotated width {self.rotated} is odd, which rotary embedding cannot use",
                 "Choose head_dim and rotary_share with an even product.",
@@ -266,8 +284,24 @@ class DecoderConfig(Config):
             yield "pre_norms=0 without post_norms", "Add post_norms=1."
         if self.parallel and (self.post_norms or self.parallel_norms > 2):
             yield "parallel blocks with norms of results", "Remove post_norms; give 1 or 2 norms."
+        yield from self._gpt_faults()
         if self.experts:
             yield from self._expert_faults()
+
+    def _gpt_faults(self) -> Iterator[Fault]:
+        if self.dropout >= 1:
+            yield f"dropout={self.dropout}", "Give a fraction below 1."
+        if self.attention == "flash":
+            if not self.fused_qkv or self.dropout:
+                yield "attention=flash", "Add fused_qkv=1, and remove dropout."
+            if self.window or self.sinks or self.score_cap:
+                yield "attention=flash with a window, sinks or a cap", "Give attention=softmax."
+        if self.fused_qkv and (not self.positions or self.heads != self.kv_heads):
+            yield "fused_qkv=1 with rotary or grouped attention", "Remove fused_qkv."
+        if self.positions and (self.kv_rank or self.qk_norm or self.joint_qk_norm):
+            yield "positions with latent attention or norms of queries", "Give positions=0."
+        if 0 < self.positions < self.seq:
+            yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
 
     def _expert_faults(self) -> Iterator[Fault]:
         if self.top_k > self.experts:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define attention and feed-forward blocks that GPT, BERT, ViT and the U-Net share."""
+"""Define attention and feed-forward blocks that models share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm.relax.frontend import nn
 
-from .transformer_blocks import attend, attend_at_once, dropped, merge_heads, split_heads
+from .transformer_blocks import attend, merge_heads, split_heads
 
 
 class Attention(nn.Module):  # type: ignore[misc]
@@ -23,8 +23,6 @@ class Attention(nn.Module):  # type: ignore[misc]
         Width of what keys and values come from; 0: the same as the queries'.
     bias : bool
         Whether query, key and value have biases; the output projection always has a bias.
-    dropout : float
-        The dropout rate of the weights of attention, and of the result.
     key_bias : bool
         Whether the key has one where query and value have.
     """
@@ -36,11 +34,10 @@ class Attention(nn.Module):  # type: ignore[misc]
         dtype: str,
         source: int = 0,
         bias: bool = True,
-        dropout: float = 0.0,
         key_bias: bool = True,
     ) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
         self.q_proj = nn.Linear(width, width, bias=bias, dtype=dtype)
         self.k_proj = nn.Linear(source or width, width, bias=bias and key_bias, dtype=dtype)
         self.v_proj = nn.Linear(source or width, width, bias=bias, dtype=dtype)
@@ -53,60 +50,20 @@ class Attention(nn.Module):  # type: ignore[misc]
             split_heads(proj(states), self.heads)
             for proj, states in ((self.q_proj, x), (self.k_proj, source), (self.v_proj, source))
         )
-        mixed = self.o_proj(merge_heads(attend(q, k, v, mask, self.dropout)))
-        return dropped(mixed, self.dropout)
+        return self.o_proj(merge_heads(attend(q, k, v, mask)))
 
 
-class FusedAttention(nn.Module):  # type: ignore[misc]
-    """Causal self-attention with a joint projection to query, key and value of each head in turn.
-
-    Rows of its weight are ordered as Megatron-LM has them, (heads, 3, head width), so that a
-    contiguous part of them is whole heads.
-
-    Parameters
-    ----------
-    width, heads : int
-    dtype : str
-    dropout : float
-        The dropout rate of the weights of attention, and of the result.
-    flash : bool
-        Whether attention is a single op, which stores no scores.
-    """
-
-    def __init__(
-        self, width: int, heads: int, dtype: str, dropout: float = 0.0, flash: bool = False
-    ) -> None:
-        super().__init__()
-        self.heads, self.dropout, self.flash = heads, dropout, flash
-        self.qkv_by_head = nn.Linear(width, 3 * width, dtype=dtype)
-        self.o_proj = nn.Linear(width, width, dtype=dtype)
-
-    def forward(self, x: Any, mask: Any) -> Any:
-        """Map (batch, seq, width) to the same shape."""
-        batch, seq, width = x.shape
-        projected = nn.op.reshape(
-            self.qkv_by_head(x), (batch, seq, self.heads, 3 * width // self.heads)
-        )
-        parts = nn.op.split(projected, 3, axis=3)
-        if self.flash:
-            mixed = nn.op.reshape(attend_at_once(*parts), (batch, seq, width))
-        else:
-            q, k, v = (nn.op.permute_dims(part, [0, 2, 1, 3]) for part in parts)
-            mixed = merge_heads(attend(q, k, v, mask, self.dropout))
-        return dropped(self.o_proj(mixed), self.dropout)
+def activation(kind: str, x: Any) -> Any:
+    """Apply ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``."""
+    if kind == "gelu_tanh":
+        return nn.op.gelu(x, approximate="tanh")
+    return getattr(nn.op, kind)(x)
 
 
 class FeedForward(nn.Module):  # type: ignore[misc]
-    """Two linear layers with gelu between.
+    """Linear layers with an activation between: down(activation(up(x))).
 
-    Parameters
-    ----------
-    width, inner : int
-    dtype : str
-    approximate : str, optional
-        "tanh" for the tanh form of gelu; else it is exact.
-    dropout : float
-        The dropout rate of the result.
+    With a gate: down(activation(gate(x)) * up(x)).
     """
 
     def __init__(
@@ -114,16 +71,20 @@ class FeedForward(nn.Module):  # type: ignore[misc]
         width: int,
         inner: int,
         dtype: str,
-        approximate: str | None = None,
-        dropout: float = 0.0,
+        kind: str = "gelu",
+        bias: bool = True,
+        gated: bool = False,
     ) -> None:
         super().__init__()
-        self.dropout = dropout
-        self.up_proj = nn.Linear(width, inner, dtype=dtype)
-        self.down_proj = nn.Linear(inner, width, dtype=dtype)
-        self.approximate = approximate
+        self.kind, self.gated = kind, gated
+        if gated:
+            self.gate_proj = nn.Linear(width, inner, bias=bias, dtype=dtype)
+        self.up_proj = nn.Linear(width, inner, bias=bias, dtype=dtype)
+        self.down_proj = nn.Linear(inner, width, bias=bias, dtype=dtype)
 
     def forward(self, x: Any) -> Any:
         """Map (batch, seq, width) to the same shape."""
-        out = self.down_proj(nn.op.gelu(self.up_proj(x), approximate=self.approximate))
-        return dropped(out, self.dropout)
+        if not self.gated:
+            return self.down_proj(activation(self.kind, self.up_proj(x)))
+        gate = activation(self.kind, self.gate_proj(x))
+        return self.down_proj(nn.op.multiply(gate, self.up_proj(x)))

@@ -19,18 +19,11 @@ from tvm import relax
 from tvm.relax.frontend import nn
 
 from .decoder_config import DecoderConfig
-from .rotary import part
-from .transformer_blocks import Tensor, back_to, emit, in_float32
+from .layers import FeedForward, activation
+from .transformer_blocks import Tensor, back_to, emit, in_float32, part
 
 _GPT_OSS_SLOPE = 1.702
 """Slope of the sigmoid in GPT-OSS's gated activation, as its published code has it."""
-
-
-def activation(kind: str, x: Any) -> Any:
-    """Apply ``silu``, ``gelu`` or ``gelu_tanh``."""
-    if kind == "silu":
-        return nn.op.silu(x)
-    return nn.op.gelu(x, approximate="tanh" if kind == "gelu_tanh" else None)
 
 
 def activated(config: DecoderConfig, gate: Any) -> Any:
@@ -52,34 +45,10 @@ def bounded(config: DecoderConfig, up: Any) -> Any:
     return nn.op.add(up, Tensor.from_scalar(1.0, up.dtype))
 
 
-class GatedBlock(nn.Module):  # type: ignore[misc]
-    """Gated feed-forward block: down(activation(gate(x)) * up(x))."""
-
-    def __init__(self, config: DecoderConfig, inner: int) -> None:
-        super().__init__()
-        self.config = config
-        self.gate_proj = nn.Linear(config.hidden, inner, bias=False, dtype=config.dtype)
-        self.up_proj = nn.Linear(config.hidden, inner, bias=False, dtype=config.dtype)
-        self.down_proj = nn.Linear(inner, config.hidden, bias=False, dtype=config.dtype)
-
-    def forward(self, x: Any) -> Any:
-        """Map (batch, seq, hidden) to the same shape."""
-        hidden = activation(self.config.activation, self.gate_proj(x))
-        return self.down_proj(nn.op.multiply(hidden, self.up_proj(x)))
-
-
-class PlainBlock(nn.Module):  # type: ignore[misc]
-    """Feed-forward block without a gate: down(activation(up(x)))."""
-
-    def __init__(self, config: DecoderConfig, inner: int) -> None:
-        super().__init__()
-        self.config = config
-        self.up_proj = nn.Linear(config.hidden, inner, bias=False, dtype=config.dtype)
-        self.down_proj = nn.Linear(inner, config.hidden, bias=False, dtype=config.dtype)
-
-    def forward(self, x: Any) -> Any:
-        """Map (batch, seq, hidden) to the same shape."""
-        return self.down_proj(activation(self.config.activation, self.up_proj(x)))
+def feed_forward(config: DecoderConfig, inner: int) -> FeedForward:
+    """Return the feed-forward block of a configuration, ``inner`` elements wide."""
+    flags = (bool(config.ffn_bias), bool(config.gated))
+    return FeedForward(config.hidden, inner, config.dtype, config.activation, *flags)
 
 
 class ExpertRouter(nn.Module):  # type: ignore[misc]
@@ -214,7 +183,7 @@ class Mixture(nn.Module):  # type: ignore[misc]
             self.up_bias = nn.Parameter((experts, 1, inner), dtype)
             self.down_bias = nn.Parameter((experts, 1, hidden), dtype)
         if config.shared_ffn:
-            self.shared_experts = GatedBlock(config, config.shared_ffn)
+            self.shared_experts = feed_forward(config, config.shared_ffn)
 
     def forward(self, x: Any) -> Any:
         """Map (groups, seq, hidden) to the same shape."""

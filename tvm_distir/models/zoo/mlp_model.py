@@ -42,8 +42,8 @@ class MlpConfig(Config):
     nested: int = 1
 
 
-DEFAULT_SIZE = "base"
-PRESETS = {"tiny": MlpConfig(3, 32, batch=8), "base": MlpConfig()}
+PRESETS = {"base": MlpConfig(), "tiny": MlpConfig(3, 32, batch=8)}
+"""Sizes, the default size first."""
 
 
 class MlpLayer(nn.Module):  # type: ignore[misc]

@@ -12,7 +12,8 @@ from tvm import ir, relax
 from tvm.relax.frontend import nn
 
 from .configs import Config, Fault
-from .transformer_blocks import BatchNorm, emit, export_model, layer_class
+from .float_norms import BatchNorm
+from .transformer_blocks import emit, export_model, layer_class
 
 BASIC, BOTTLENECK = 1, 4
 """Channels out of a block, relative to its width."""
@@ -72,11 +73,12 @@ class ResnetConfig(Config):
             yield f"depth={self.depth}", f"Give one of {', '.join(map(str, DEPTHS))}."
 
 
-DEFAULT_SIZE = "resnet50"
 PRESETS = {
-    "tiny": ResnetConfig(14, 8, image=32, classes=10, batch=4),
+    "resnet50": ResnetConfig(),
     **{f"resnet{depth}": ResnetConfig(depth) for depth in DEPTHS if depth >= 18},
+    "tiny": ResnetConfig(14, 8, image=32, classes=10, batch=4),
 }
+"""Published sizes, the default size first."""
 
 
 class ConvNorm(nn.Module):  # type: ignore[misc]

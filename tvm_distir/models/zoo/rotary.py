@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 
 from .decoder_config import DecoderConfig, yarn_scale
-from .transformer_blocks import Tensor, back_to, emit, in_float32
+from .transformer_blocks import Tensor, back_to, emit, in_float32, part
 
 Floats = npt.NDArray[np.float64]
 
@@ -81,16 +81,13 @@ def tables(config: DecoderConfig, places: Any, theta: float) -> tuple[Any, Any]:
     return cos, nn.op.multiply(sin, Tensor.from_const(signed), name="signed_sin")
 
 
-def part(x: Any, begin: int, end: int, name: str, axis: int = 3) -> Any:
-    """Return ``x[begin:end]`` along an axis."""
-    return emit(relax.op.strided_slice(x._expr, [axis], [begin], [end]), name)
-
-
 def rotate(x: Any, cos: Any, sin: Any, config: DecoderConfig) -> Any:
     """Apply the rotary embedding to (batch, heads, seq, width), computed in float32.
 
-    Of a wider head the first part is rotated.
+    Of a wider head the first part is rotated. Nothing is where positions are learned.
     """
+    if config.positions:
+        return x
     dtype, width, rotated = x.dtype, x.shape[3], config.rotated
     rest = part(x, rotated, width, "unrotated") if width > rotated else None
     x = in_float32(part(x, 0, rotated, "rotated") if rest is not None else x)

@@ -17,9 +17,10 @@ from tvm.relax.frontend import nn
 from tvm_distir.support import nearest
 
 from .configs import Config, Fault
+from .float_norms import RmsNorm
+from .layers import FeedForward
 from .transformer_blocks import (
     MASKED_SCORE,
-    RmsNorm,
     Tensor,
     back_to,
     export_model,
@@ -93,11 +94,10 @@ class T5Config(Config):
             yield f"distance={self.distance}", "Give more than the number of buckets."
 
 
-DEFAULT_SIZE = "base"
 PRESETS = {
+    "base": T5Config(),
     "tiny": T5Config(2, 2, 64, 4, 16, 128, 512, batch=4, seq=16, decoder_seq=8),
     "small": T5Config(6, 6, 512, 8, 64, 2048),
-    "base": T5Config(),
     "large": T5Config(24, 24, 1024, 16, 64, 4096),
     "3b": T5Config(24, 24, 1024, 32, 128, 16384),
     "11b": T5Config(24, 24, 1024, 128, 128, 65536),
@@ -106,6 +106,7 @@ PRESETS = {
     "flan-xl": T5Config(24, 24, 2048, 32, 64, 5120, feed_forward="gated-gelu", tied=0, scaled=0),
     "flan-xxl": T5Config(24, 24, 4096, 64, 64, 10240, feed_forward="gated-gelu", tied=0, scaled=0),
 }
+"""Published sizes, the default size first."""
 
 
 def relative_buckets(config: T5Config, count: int, causal: bool) -> npt.NDArray[np.int32]:
@@ -153,24 +154,10 @@ class T5Attention(nn.Module):  # type: ignore[misc]
         return self.o_proj(merge_heads(nn.op.matmul(weights, v, name="mixed")))
 
 
-class T5FeedForward(nn.Module):  # type: ignore[misc]
-    """Feed-forward block with ReLU, or with a gate of gelu."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        sizes, dtype = (config.hidden, config.ffn), config.dtype
-        self.is_gated = config.feed_forward == "gated-gelu"
-        if self.is_gated:
-            self.gate_proj = nn.Linear(*sizes, bias=False, dtype=dtype)
-        self.up_proj = nn.Linear(*sizes, bias=False, dtype=dtype)
-        self.down_proj = nn.Linear(*reversed(sizes), bias=False, dtype=dtype)
-
-    def forward(self, x: Any) -> Any:
-        """Map (batch, seq, hidden) to the same shape."""
-        if not self.is_gated:
-            return self.down_proj(nn.op.relu(self.up_proj(x)))
-        gate = nn.op.gelu(self.gate_proj(x), approximate="tanh")
-        return self.down_proj(nn.op.multiply(gate, self.up_proj(x)))
+def _feed_forward(config: T5Config) -> FeedForward:
+    gated = config.feed_forward == "gated-gelu"
+    kind = "gelu_tanh" if gated else "relu"
+    return FeedForward(config.hidden, config.ffn, config.dtype, kind, bias=False, gated=gated)
 
 
 class T5EncoderLayer(nn.Module):  # type: ignore[misc]
@@ -181,7 +168,7 @@ class T5EncoderLayer(nn.Module):  # type: ignore[misc]
         self.ln_1 = RmsNorm(config.hidden, config.dtype, config.eps)
         self.self_attn = T5Attention(config)
         self.ln_2 = RmsNorm(config.hidden, config.dtype, config.eps)
-        self.mlp = T5FeedForward(config)
+        self.mlp = _feed_forward(config)
 
     def forward(self, x: Any, bias: Any) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
@@ -200,7 +187,7 @@ class T5DecoderLayer(nn.Module):  # type: ignore[misc]
         self.ln_2 = RmsNorm(config.hidden, config.dtype, config.eps)
         self.cross_attn = T5Attention(config)
         self.ln_3 = RmsNorm(config.hidden, config.dtype, config.eps)
-        self.mlp = T5FeedForward(config)
+        self.mlp = _feed_forward(config)
 
     def forward(self, x: Any, encoded: Any, bias: Any) -> Any:
         """Map (batch, decoder_seq, hidden) to the same shape."""

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Share attention, float32 norms and the export to an IRModule between the zoo's models."""
+"""Share attention and the export to an IRModule between the zoo's models."""
 
 from __future__ import annotations
 
@@ -49,11 +49,15 @@ def back_to(x: Any, dtype: str) -> Any:
     return x if x.dtype == dtype else nn.op.astype(x, dtype)
 
 
+def by_head(x: Any, heads: int) -> Any:
+    """Split (batch, seq, heads * width) into (batch, seq, heads, width)."""
+    batch, seq, hidden = x.shape
+    return nn.op.reshape(x, (batch, seq, heads, hidden // heads))
+
+
 def split_heads(x: Any, heads: int) -> Any:
     """Split (batch, seq, heads * width) into (batch, heads, seq, width)."""
-    batch, seq, hidden = x.shape
-    x = nn.op.reshape(x, (batch, seq, heads, hidden // heads))
-    return nn.op.permute_dims(x, [0, 2, 1, 3])
+    return nn.op.permute_dims(by_head(x, heads), [0, 2, 1, 3])
 
 
 def merge_heads(x: Any) -> Any:
@@ -61,6 +65,19 @@ def merge_heads(x: Any) -> Any:
     batch, heads, seq, width = x.shape
     x = nn.op.permute_dims(x, [0, 2, 1, 3])
     return nn.op.reshape(x, (batch, seq, heads * width))
+
+
+def part(x: Any, begin: int, end: int, name: str, axis: int = 3) -> Any:
+    """Return ``x[begin:end]`` along an axis."""
+    return emit(relax.op.strided_slice(x._expr, [axis], [begin], [end]), name)
+
+
+def capped(x: Any, cap: float) -> Any:
+    """Return ``cap tanh(x / cap)``, or ``x`` where the cap is 0."""
+    if not cap:
+        return x
+    ratio = nn.op.multiply(x, Tensor.from_scalar(1.0 / cap, x.dtype))
+    return nn.op.multiply(nn.op.tanh(ratio), Tensor.from_scalar(cap, x.dtype), name="capped")
 
 
 def dropped(x: Any, rate: float) -> Any:
@@ -78,7 +95,14 @@ def attend_at_once(q: Any, k: Any, v: Any) -> Any:
 
 
 def attend(
-    q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0, scale: float = 0.0
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any = None,
+    dropout: float = 0.0,
+    scale: float = 0.0,
+    cap: float = 0.0,
+    sinks: Any = None,
 ) -> Any:
     """Compute scaled dot product attention, with softmax in float32.
 
@@ -93,6 +117,10 @@ def attend(
         The dropout rate of the weights.
     scale : float
         The factor of the scores; 0: the inverse square root of the width.
+    cap : float
+        The cap of the scores; 0: none.
+    sinks : Tensor, optional
+        (heads,), a logit per head that takes part in the softmax and has no value.
 
     Returns
     -------
@@ -110,106 +138,21 @@ def attend(
     axes = [*range(last - 1), last, last - 1]
     scores = nn.op.matmul(q, nn.op.permute_dims(k, axes), name="scores")
     factor = Tensor.from_scalar(scale or 1.0 / math.sqrt(width), dtype)
-    scores = in_float32(nn.op.multiply(scores, factor, name="scaled"))
+    scores = capped(in_float32(nn.op.multiply(scores, factor, name="scaled")), cap)
     if mask is not None:
         floor = Tensor.from_scalar(MASKED_SCORE, "float32")
         scores = nn.op.where(mask, scores, floor, name="masked")
+    if sinks is not None:
+        by_score = nn.op.reshape(in_float32(sinks), (1, *q.shape[1:-2], 1, 1))
+        by_score = nn.op.broadcast_to(by_score, (*q.shape[:-1], 1))
+        scores = nn.op.concat([scores, by_score], dim=last, name="scores_and_sink")
     weights = dropped(back_to(nn.op.softmax(scores, axis=-1, name="probs"), dtype), dropout)
+    if sinks is not None:
+        weights = part(weights, 0, k.shape[-2], "weights", last)
     mixed = nn.op.matmul(weights, v, name="mixed")
     if kv_heads == heads:
         return mixed
     return nn.op.reshape(mixed, (batch, heads, seq, v.shape[-1]))
-
-
-class LayerNorm(nn.Module):  # type: ignore[misc]
-    """Layer norm over the last dim, computed in float32; optionally without weight and bias."""
-
-    def __init__(self, width: int, dtype: str, eps: float = 1e-5, weighted: bool = True) -> None:
-        super().__init__()
-        if weighted:
-            self.weight: Any = nn.Parameter((width,), dtype)
-            self.bias: Any = nn.Parameter((width,), dtype)
-        else:
-            self.weight = Tensor.from_const(np.ones(width, "float32"))
-            self.bias = Tensor.from_const(np.zeros(width, "float32"))
-        self.eps = eps
-
-    def forward(self, x: Any) -> Any:
-        """Normalise (..., width)."""
-        out = relax.op.nn.layer_norm(
-            in_float32(x)._expr,
-            in_float32(self.weight)._expr,
-            in_float32(self.bias)._expr,
-            axes=-1,
-            epsilon=self.eps,
-        )
-        return back_to(emit(out, "layer_norm"), x.dtype)
-
-
-class RmsNorm(nn.Module):  # type: ignore[misc]
-    """Root-mean-square norm over the last dim, computed in float32.
-
-    With ``offset`` it multiplies by ``1 + weight``.
-    """
-
-    def __init__(self, width: int, dtype: str, eps: float, offset: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter((width,), dtype)
-        self.eps, self.offset = eps, offset
-
-    def forward(self, x: Any) -> Any:
-        """Normalise (..., width)."""
-        source, weight = in_float32(x), in_float32(self.weight)
-        if self.offset:
-            weight = nn.op.add(weight, Tensor.from_scalar(1.0, "float32"))
-        out = relax.op.nn.rms_norm(source._expr, weight._expr, axes=-1, epsilon=self.eps)
-        return back_to(emit(out, "rms_norm"), x.dtype)
-
-
-class GroupNorm(nn.Module):  # type: ignore[misc]
-    """Group norm of channels and all later dims, computed in float32."""
-
-    def __init__(self, width: int, groups: int, dtype: str, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = nn.Parameter((width,), dtype)
-        self.bias = nn.Parameter((width,), dtype)
-        self.groups, self.eps = groups, eps
-
-    def forward(self, x: Any) -> Any:
-        """Normalise (batch, width, rows, columns)."""
-        out = relax.op.nn.group_norm(
-            in_float32(x)._expr,
-            in_float32(self.weight)._expr,
-            in_float32(self.bias)._expr,
-            num_groups=self.groups,
-            channel_axis=1,
-            axes=[2, 3],
-            epsilon=self.eps,
-        )
-        return back_to(emit(out, "group_norm"), x.dtype)
-
-
-class BatchNorm(nn.Module):  # type: ignore[misc]
-    """Batch norm of (batch, width, ...) by given statistics, computed in float32."""
-
-    def __init__(self, width: int, dtype: str, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.weight = nn.Parameter((width,), dtype)
-        self.bias = nn.Parameter((width,), dtype)
-        self.mean = nn.Parameter((width,), dtype)
-        self.variance = nn.Parameter((width,), dtype)
-        self.eps = eps
-
-    def forward(self, x: Any) -> Any:
-        """Normalise (batch, width, rows, columns)."""
-        tensors = (x, self.weight, self.bias, self.mean, self.variance)
-        out = relax.op.nn.batch_norm(
-            *(in_float32(tensor)._expr for tensor in tensors),
-            axis=1,
-            epsilon=self.eps,
-            training=False,
-        )
-        return back_to(emit(out, "batch_norm")[0], x.dtype)
 
 
 def layer_class(base: type, nested: int, name: str = "Layer") -> Any:
@@ -222,7 +165,11 @@ def layer_class(base: type, nested: int, name: str = "Layer") -> Any:
 
 
 def export_model(
-    model: Any, names: Mapping[str, str] | None = None, /, **data: tuple[Sequence[int], str]
+    model: Any,
+    names: Mapping[str, str] | None = None,
+    words: Mapping[str, str] | None = None,
+    /,
+    **data: tuple[Sequence[int], str],
 ) -> ir.IRModule:
     """Export a relax.nn model with a method ``main`` as ``main(*data, *weights)``.
 
@@ -235,9 +182,12 @@ def export_model(
         The model, whose method ``main`` takes the data.
     names : mapping of str to str, optional
         Names of data inputs that are no words of Python, by the words of ``main``.
+    words : mapping of str to str, optional
+        Other words for parts of the names of weights.
     **data
         Shape and dtype of each data input, named and ordered as ``main`` has them.
     """
+    names, words = names or {}, words or {}
     inputs = {name: nn.spec.Tensor(list(shape), dtype) for name, (shape, dtype) in data.items()}
     spec = ModuleSpec.from_raw(
         {"main": {**inputs, "$": {"param_mode": "plain", "effect_mode": "none"}}}, model
@@ -246,17 +196,14 @@ def export_model(
     functions = {}
     for gv, fn in mod.functions.items():
         if gv.name_hint == "main":
-            parameter_names = [str(p.name) for p in fn.params[:]]
-            titles = [(names or {}).get(name, name) for name in parameter_names]
+            known = [str(p.name) for p in fn.params[:]]
+            renamed = [name if name in data else _in_words(name, words) for name in known]
+            fn = _Renamer().rename(fn, renamed) if words else fn
+            titles = [names.get(name, name) for name in renamed]
             functions[gv] = fn.with_attr(PARAM_NAMES_ATTR, titles)
         else:
-            functions[gv] = _short_names(fn)
+            functions[gv] = _short_names(fn, words)
     return ir.IRModule(functions)
-
-
-def export_tokens(model: Any, batch: int, seq: int) -> ir.IRModule:
-    """Export a model of token ids, ``main(input_ids, *weights)``."""
-    return export_model(model, input_ids=((batch, seq), "int32"))
 
 
 @relax.expr_functor.mutator
@@ -272,9 +219,13 @@ class _Renamer(relax.PyExprMutator):  # type: ignore[misc]
         return relax.Function(params, body, fn.ret_ty, fn.is_pure, fn.attrs)
 
 
-def _short_names(fn: relax.Function) -> relax.Function:
+def _in_words(name: str, words: Mapping[str, str]) -> str:
+    return ".".join(words.get(word, word) for word in name.split("."))
+
+
+def _short_names(fn: relax.Function, words: Mapping[str, str]) -> relax.Function:
     names = [str(p.name) for p in fn.params[:]]
     places = [name.split(".")[:-1] for name in names if "." in name]
     shared = takewhile(lambda words: len(set(words)) == 1, zip(*places))
     prefix = "".join(f"{words[0]}." for words in shared)
-    return _Renamer().rename(fn, [name.removeprefix(prefix) for name in names])
+    return _Renamer().rename(fn, [_in_words(name.removeprefix(prefix), words) for name in names])

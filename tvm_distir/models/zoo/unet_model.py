@@ -15,16 +15,9 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 
+from .float_norms import GroupNorm, LayerNorm
 from .layers import Attention
-from .transformer_blocks import (
-    GroupNorm,
-    LayerNorm,
-    Tensor,
-    back_to,
-    emit,
-    export_model,
-    layer_class,
-)
+from .transformer_blocks import Tensor, back_to, emit, export_model, layer_class
 from .unet_config import UnetConfig
 
 LONGEST_PERIOD = 10000.0
@@ -32,11 +25,11 @@ TIME_WIDTHS = 4
 """Width of the time embedding, in units of ``channels``."""
 TRANSFORMER_EPS = 1e-6
 
-DEFAULT_SIZE = "sd-unet"
 PRESETS = {
-    "tiny": UnetConfig(16, "1-2", 1, 0, 4, 4, 24, 6, 16, batch=4),
     "sd-unet": UnetConfig(),
+    "tiny": UnetConfig(16, "1-2", 1, 0, 4, 4, 24, 6, 16, batch=4),
 }
+"""Published sizes, the default size first."""
 
 
 class ResBlock(nn.Module):  # type: ignore[misc]

@@ -12,8 +12,9 @@ from tvm import ir, relax
 from tvm.relax.frontend import nn
 
 from .configs import Fault, FourfoldFfn, indivisible
+from .float_norms import LayerNorm
 from .layers import Attention, FeedForward
-from .transformer_blocks import LayerNorm, emit, export_model, layer_class
+from .transformer_blocks import emit, export_model, layer_class
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ class VitConfig(FourfoldFfn):
         yield from indivisible("image", self.image, "patch", self.patch)
 
 
-DEFAULT_SIZE = "vit-b16"
 PRESETS = {
-    "tiny": VitConfig(2, 64, 4, image=32, patch=8, classes=10, batch=4),
     "vit-b16": VitConfig(),
+    "tiny": VitConfig(2, 64, 4, image=32, patch=8, classes=10, batch=4),
     "vit-l16": VitConfig(24, 1024, 16),
     "vit-h14": VitConfig(32, 1280, 16, patch=14),
 }
+"""Published sizes, the default size first."""
 
 
 class VitLayer(nn.Module):  # type: ignore[misc]

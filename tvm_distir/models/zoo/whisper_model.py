@@ -12,8 +12,9 @@ from tvm import ir
 from tvm.relax.frontend import nn
 
 from .configs import Config, Fault, indivisible
+from .float_norms import LayerNorm
 from .layers import Attention, FeedForward
-from .transformer_blocks import LayerNorm, causal_mask, export_model, layer_class, positions
+from .transformer_blocks import causal_mask, export_model, layer_class, positions
 
 
 @dataclass(frozen=True)
@@ -70,18 +71,18 @@ def _size(layers: int, hidden: int, heads: int, decoder_layers: int = 0) -> Whis
     return WhisperConfig(layers, decoder_layers or layers, hidden, heads, heads, wide, wide)
 
 
-DEFAULT_SIZE = "small"
 PRESETS = {
+    "small": WhisperConfig(),
     "tiny": WhisperConfig(
         2, 2, 64, 4, 4, 128, 128, vocab=512, mels=8, frames=16, positions=16, batch=4, seq=8
     ),
     "tiny-39m": _size(4, 384, 6),
     "base": _size(6, 512, 8),
-    "small": WhisperConfig(),
     "medium": _size(24, 1024, 16),
     "large-v2": _size(32, 1280, 20),
     "large-v3": WhisperConfig(32, 32, 1280, 20, 20, 5120, 5120, vocab=51866, mels=128),
 }
+"""Published sizes, the default size first."""
 
 
 class AudioLayer(nn.Module):  # type: ignore[misc]

@@ -132,7 +132,7 @@ class ProgramPipeline:
             usual = zoo.config(name, dims)
             if seq is not None:
                 dims["seq"] = seq
-            if parse_int(str(seq), 1) is not None and int(str(seq)) > usual.positions:
+            if parse_int(str(seq), 1) is not None and 0 < usual.positions < int(str(seq)):
                 dims["positions"] = str(seq)
         return zoo.config(name, {**dims, "batch": str(row.micro_batch * row.dp)})
 

@@ -15,7 +15,7 @@ from tvm.relax.frontend import nn
 
 import tvm_distir as td
 from tests.performance.native.kernels import KERNELS, using
-from tvm_distir.models.zoo import layers
+from tvm_distir.models.zoo.layers import FeedForward
 from tvm_distir.performance.program.size_formulas import FormulaFit, evaluate
 from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
@@ -123,12 +123,12 @@ def test_a_program_is_used_that_cannot_be_kept(tmp_path: Path) -> None:
 
 def test_follows_the_zoo(swept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another op in the model's layer is another prediction, that of the whole pipeline."""
-    plain = layers.FeedForward.forward
+    plain = FeedForward.forward
 
     def changed(self: Any, x: Any) -> Any:
         return plain(self, nn.op.relu(x))
 
-    monkeypatch.setattr(layers.FeedForward, "forward", changed)
+    monkeypatch.setattr(FeedForward, "forward", changed)
     result = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=tmp_path)
     before = {tuple(row[: result.header.index("time_s")]): row for row in swept.rows}
     at = result.header.index("time_s")

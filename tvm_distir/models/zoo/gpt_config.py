@@ -1,0 +1,85 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define the configuration of a GPT, and its published sizes.
+
+Architectures: GPT-2 (Radford et al. 2019, table 2) and GPT-3 (Brown et al. 2020, table 2.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .configs import Fault, FourfoldFfn
+from .decoder_config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class GptConfig(FourfoldFfn):
+    """Configuration of a GPT-2 style decoder.
+
+    Attributes
+    ----------
+    layers, hidden, heads, ffn, vocab : int
+        Sizes; ``ffn`` 0 means four times ``hidden``.
+    positions : int
+        Rows of the learned position table; ``seq`` cannot exceed it.
+    batch, seq : int
+        Samples and tokens per sample of the data input ``input_ids``.
+    dtype : str
+        The dtype of weights and activations: float32, float16 or bfloat16.
+    nested : int
+        1: a layer is a private function; 0: all layers are part of ``main``.
+    dropout : float
+        Share of elements that training drops: of embeddings, weights of attention, and results of
+        blocks.
+    fused_qkv : int
+        1: a joint projection to query, key and value, by head.
+    attention : str
+        ``softmax``: products and a softmax; ``flash``: a single op, with ``fused_qkv`` and without
+        dropout.
+    """
+
+    FLAGS = frozenset({"nested", "fused_qkv"})
+    MAY_BE_ZERO = frozenset({"ffn", "dropout"})
+
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    ffn: int = 0
+    vocab: int = 50257
+    positions: int = 1024
+    batch: int = 16
+    seq: int = 128
+    dtype: str = "float32"
+    nested: int = 1
+    dropout: float = 0.0
+    fused_qkv: int = 0
+    attention: str = "softmax"
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        """Return the same model as a configuration of decoders."""
+        sizes = {**vars(self), "kv_heads": self.heads, "ffn": self.ffn_dim}
+        return DecoderConfig(
+            **sizes, tied=1, norm="layer", gated=0, activation="gelu_tanh", qkv_bias=1, o_bias=1,
+            ffn_bias=1,
+        )  # fmt: skip
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield faults, including those of the decoder."""
+        yield from super().faults()
+        yield from self.decoder.faults()
+
+
+GPT_PRESETS: dict[str, GptConfig] = {
+    "gpt2": GptConfig(),
+    "tiny": GptConfig(2, 64, 4, vocab=503, positions=64, seq=16),
+    "gpt2-medium": GptConfig(24, 1024, 16),
+    "gpt2-large": GptConfig(36, 1280, 20),
+    "gpt2-xl": GptConfig(48, 1600, 25),
+    "gpt3-6.7b": GptConfig(32, 4096, 32, positions=2048, seq=2048, dtype="float16"),
+    "gpt3-13b": GptConfig(40, 5120, 40, positions=2048, seq=2048, dtype="float16"),
+    "gpt3-175b": GptConfig(96, 12288, 96, positions=2048, seq=2048, dtype="float16"),
+}
+"""Published sizes, the default size first."""
