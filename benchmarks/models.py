@@ -181,7 +181,7 @@ def stack(layers: int, nested: bool = False, sizes: Sizes = SIZES) -> ir.IRModul
 def gpt(layers: int, nested: bool = False, sizes: Sizes = SIZES) -> ir.IRModule:
     """The zoo's whole GPT, ``main(input_ids, *weights)`` to logits."""
     config = sizes.config(layers, nested)
-    return td.zoo.gpt(**{key: getattr(config, key) for key in config.__dataclass_fields__})
+    return td.zoo.gpt(**vars(config))
 
 
 def plan_for(mod: ir.IRModule, strategy: str = STRATEGY) -> Plan:
