@@ -160,39 +160,25 @@ def _feed_forward(config: T5Config) -> FeedForward:
     return FeedForward(config.hidden, config.ffn, config.dtype, kind, bias=False, gated=gated)
 
 
-class T5EncoderLayer(nn.Module):  # type: ignore[misc]
-    """Layer of the encoder."""
+class T5Layer(nn.Module):  # type: ignore[misc]
+    """Layer of the encoder; or of the decoder, which also attends to the encoder's result."""
 
-    def __init__(self, config: T5Config) -> None:
+    def __init__(self, config: T5Config, crosses: bool) -> None:
         super().__init__()
         self.ln_1 = RmsNorm(config.hidden, config.dtype, config.eps)
         self.self_attn = T5Attention(config)
         self.ln_2 = RmsNorm(config.hidden, config.dtype, config.eps)
+        if crosses:
+            self.cross_attn = T5Attention(config)
+            self.ln_3 = RmsNorm(config.hidden, config.dtype, config.eps)
         self.mlp = _feed_forward(config)
 
-    def forward(self, x: Any, bias: Any) -> Any:
+    def forward(self, x: Any, bias: Any, encoded: Any = None) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
         y = self.ln_1(x)
         x = nn.op.add(x, self.self_attn(y, y, bias))
-        return nn.op.add(x, self.mlp(self.ln_2(x)))
-
-
-class T5DecoderLayer(nn.Module):  # type: ignore[misc]
-    """Layer of the decoder, which also attends to the encoder's result."""
-
-    def __init__(self, config: T5Config) -> None:
-        super().__init__()
-        self.ln_1 = RmsNorm(config.hidden, config.dtype, config.eps)
-        self.self_attn = T5Attention(config)
-        self.ln_2 = RmsNorm(config.hidden, config.dtype, config.eps)
-        self.cross_attn = T5Attention(config)
-        self.ln_3 = RmsNorm(config.hidden, config.dtype, config.eps)
-        self.mlp = _feed_forward(config)
-
-    def forward(self, x: Any, encoded: Any, bias: Any) -> Any:
-        """Map (batch, decoder_seq, hidden) to the same shape."""
-        y = self.ln_1(x)
-        x = nn.op.add(x, self.self_attn(y, y, bias))
+        if encoded is None:
+            return nn.op.add(x, self.mlp(self.ln_2(x)))
         x = nn.op.add(x, self.cross_attn(self.ln_2(x), encoded))
         return nn.op.add(x, self.mlp(self.ln_3(x)))
 
@@ -200,18 +186,19 @@ class T5DecoderLayer(nn.Module):  # type: ignore[misc]
 class T5Stack(nn.Module):  # type: ignore[misc]
     """Layers of the encoder or of the decoder, with the biases that they share."""
 
-    def __init__(self, config: T5Config, layer: Any, layers: int, causal: bool) -> None:
+    def __init__(self, config: T5Config, name: str, layers: int, causal: bool) -> None:
         super().__init__()
         self.config, self.causal = config, causal
+        layer = layer_class(T5Layer, config.nested, name)
         self.relative = nn.Embedding(config.buckets, config.heads, config.dtype)
-        self.layers = nn.ModuleList([layer(config) for _ in range(layers)])
+        self.layers = nn.ModuleList([layer(config, crosses=causal) for _ in range(layers)])
         self.norm = RmsNorm(config.hidden, config.dtype, config.eps)
 
     def forward(self, x: Any, *encoded: Any) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
         bias = self._bias(x.shape[1])
         for layer in self.layers:
-            x = layer(x, *encoded, bias)
+            x = layer(x, bias, *encoded)
         return self.norm(x)
 
     def _bias(self, count: int) -> Any:
@@ -230,12 +217,10 @@ class T5(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: T5Config) -> None:
         super().__init__()
-        encoder = layer_class(T5EncoderLayer, config.nested, "EncoderLayer")
-        decoder = layer_class(T5DecoderLayer, config.nested, "DecoderLayer")
         self.config = config
         self.shared = nn.Embedding(config.vocab, config.hidden, config.dtype)
-        self.encoder = T5Stack(config, encoder, config.layers, causal=False)
-        self.decoder = T5Stack(config, decoder, config.decoder_layers, causal=True)
+        self.encoder = T5Stack(config, "EncoderLayer", config.layers, causal=False)
+        self.decoder = T5Stack(config, "DecoderLayer", config.decoder_layers, causal=True)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
 

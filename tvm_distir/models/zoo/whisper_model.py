@@ -85,41 +85,26 @@ PRESETS = {
 """Published sizes, the default size first."""
 
 
-class AudioLayer(nn.Module):  # type: ignore[misc]
-    """Layer of the encoder."""
+class WhisperLayer(nn.Module):  # type: ignore[misc]
+    """Layer of the encoder; or of the decoder, which also attends to the encoder's result."""
 
-    def __init__(self, config: WhisperConfig) -> None:
+    def __init__(self, config: WhisperConfig, heads: int, ffn: int, crosses: bool = False) -> None:
         super().__init__()
         hidden, dtype = config.hidden, config.dtype
-        self.self_attn = Attention(hidden, config.heads, dtype, key_bias=False)
-        self.self_attn_layer_norm = LayerNorm(hidden, dtype)
-        self.mlp = FeedForward(hidden, config.ffn, dtype)
-        self.final_layer_norm = LayerNorm(hidden, dtype)
-
-    def forward(self, x: Any) -> Any:
-        """Map (batch, frames, hidden) to the same shape."""
-        x = nn.op.add(x, self.self_attn(self.self_attn_layer_norm(x)))
-        return nn.op.add(x, self.mlp(self.final_layer_norm(x)))
-
-
-class TextLayer(nn.Module):  # type: ignore[misc]
-    """Layer of the decoder, which also attends to the encoder's result."""
-
-    def __init__(self, config: WhisperConfig) -> None:
-        super().__init__()
-        hidden, heads, dtype = config.hidden, config.decoder_heads, config.dtype
         self.self_attn = Attention(hidden, heads, dtype, key_bias=False)
         self.self_attn_layer_norm = LayerNorm(hidden, dtype)
-        self.encoder_attn = Attention(hidden, heads, dtype, key_bias=False)
-        self.encoder_attn_layer_norm = LayerNorm(hidden, dtype)
-        self.mlp = FeedForward(hidden, config.decoder_ffn, dtype)
+        if crosses:
+            self.encoder_attn = Attention(hidden, heads, dtype, key_bias=False)
+            self.encoder_attn_layer_norm = LayerNorm(hidden, dtype)
+        self.mlp = FeedForward(hidden, ffn, dtype)
         self.final_layer_norm = LayerNorm(hidden, dtype)
 
-    def forward(self, x: Any, encoded: Any, mask: Any) -> Any:
+    def forward(self, x: Any, encoded: Any = None, mask: Any = None) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
         x = nn.op.add(x, self.self_attn(self.self_attn_layer_norm(x), mask))
-        y = self.encoder_attn(self.encoder_attn_layer_norm(x), None, encoded)
-        x = nn.op.add(x, y)
+        if encoded is not None:
+            y = self.encoder_attn(self.encoder_attn_layer_norm(x), None, encoded)
+            x = nn.op.add(x, y)
         return nn.op.add(x, self.mlp(self.final_layer_norm(x)))
 
 
@@ -129,11 +114,13 @@ class AudioEncoder(nn.Module):  # type: ignore[misc]
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
         hidden, dtype = config.hidden, config.dtype
-        layer = layer_class(AudioLayer, config.nested, "EncoderLayer")
+        layer = layer_class(WhisperLayer, config.nested, "EncoderLayer")
         self.conv1 = nn.Conv1D(config.mels, hidden, 3, padding=1, bias=True, dtype=dtype)
         self.conv2 = nn.Conv1D(hidden, hidden, 3, stride=2, padding=1, bias=True, dtype=dtype)
         self.embed_positions = nn.Embedding(config.frames, hidden, dtype)
-        self.layers = nn.ModuleList([layer(config) for _ in range(config.layers)])
+        self.layers = nn.ModuleList(
+            [layer(config, config.heads, config.ffn) for _ in range(config.layers)]
+        )
         self.layer_norm = LayerNorm(hidden, dtype)
 
     def forward(self, features: Any) -> Any:
@@ -151,10 +138,13 @@ class TextDecoder(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
-        layer = layer_class(TextLayer, config.nested, "DecoderLayer")
+        layer = layer_class(WhisperLayer, config.nested, "DecoderLayer")
+        sizes = (config.decoder_heads, config.decoder_ffn)
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden, config.dtype)
         self.embed_positions = nn.Embedding(config.positions, config.hidden, config.dtype)
-        self.layers = nn.ModuleList([layer(config) for _ in range(config.decoder_layers)])
+        self.layers = nn.ModuleList(
+            [layer(config, *sizes, crosses=True) for _ in range(config.decoder_layers)]
+        )
         self.layer_norm = LayerNorm(config.hidden, config.dtype)
 
     def forward(self, ids: Any, encoded: Any) -> Any:
