@@ -22,7 +22,7 @@ import tvm_distir as td
 from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import DEFAULT_MESH, MeshSpec, PlanRule, parse_open_placement
-from tvm_distir.models.zoo.decoder_model import DenseLayer
+from tvm_distir.models.zoo.decoder_model import TransformerLayer
 from tvm_distir.models.zoo.gpt_config import GptConfig
 from tvm_distir.models.zoo.transformer_blocks import causal_mask, layer_class, positions
 from tvm_distir.planning.strategies.composition import make_plan
@@ -112,7 +112,7 @@ class _Stack(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        layer = layer_class(DenseLayer, config.nested)
+        layer = layer_class(TransformerLayer, config.nested)
         self.seq = config.seq
         self.h = nn.ModuleList([layer(config.decoder) for _ in range(config.layers)])
 

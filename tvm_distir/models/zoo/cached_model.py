@@ -24,8 +24,6 @@ from .decoder_attention import AttentionBlock, GroupedAttention, LatentAttention
 from .decoder_config import DecoderConfig
 from .decoder_model import (
     Decoder,
-    DenseLayer,
-    ExpertLayer,
     TransformerLayer,
     local_rotary,
     weight_words,
@@ -163,7 +161,9 @@ class PooledMixture(Mixture):
     Those that no token selects are not read.
     """
 
-    pools = 1
+    def __init__(self, config: DecoderConfig, pools: int) -> None:
+        super().__init__(replace(config, seq=config.batch // pools * config.seq))
+        self.pools = pools
 
     def forward(self, x: Any) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
@@ -181,10 +181,10 @@ class PooledMixture(Mixture):
 
 
 class _Cached(TransformerLayer):
-    """Layer with caches."""
+    """Layer with caches, of pages of ``page`` positions; ``pools`` have experts of their own."""
 
     attention = (GroupedAttention, CachedLatentAttention)
-    page = 0
+    page, pools = 0, 1
 
     def forward(  # type: ignore[override]
         self, x: Any, cos: Any, sin: Any, pages: Any, lengths: Any, first: Any, second: Any = None
@@ -193,18 +193,14 @@ class _Cached(TransformerLayer):
         caches = [first] if second is None else [first, second]
         return self.step(x, CachedPositions(cos, sin, pages, lengths, caches, self.page))
 
+    def mixture(self) -> Mixture:
+        """Return the experts of the tokens of a pool."""
+        return PooledMixture(self.config, self.pools)
+
     def step(self, x: Any, places: CachedPositions) -> Any:
         """Map (batch, seq, hidden) to the same shape, with the new caches."""
         x = self.block(x, places)
         return relax.Tuple([x._expr, *(cache._expr for cache in places.caches)])
-
-
-class CachedDenseLayer(_Cached, DenseLayer):
-    """Layer with caches and one feed-forward block."""
-
-
-class CachedExpertLayer(_Cached, ExpertLayer):
-    """Layer with caches and experts."""
 
 
 class _Unrotated(_Cached):
@@ -231,22 +227,17 @@ class CachedDecoder(Decoder):
             if (experts, windowed) not in classes:
                 classes[experts, windowed] = self._class(experts, windowed)
             window = config.window if windowed else 0
-            layers.append(classes[experts, windowed](replace(config, window=window)))
+            layers.append(classes[experts, windowed](replace(config, window=window), experts))
         self.layers = nn.ModuleList(layers)
 
     def _class(self, experts: bool, windowed: bool) -> Any:
         """Return a class of layers; layers of a class share a private function."""
         config, caches = self.config, self.caches
-        base: type = CachedExpertLayer if experts else CachedDenseLayer
-        if config.positions:
-            base = type("Unrotated", (_Unrotated, base), {})
         name = ("Windowed" if windowed else "") + ("" if experts or not config.experts else "Dense")
-        layer = layer_class(base, config.nested, f"{name}Layer")
-        layer.page = caches.page
-        if experts:
-            pooled = type("PooledMixture", (PooledMixture,), {"pools": caches.pools})
-            tokens = config.batch // caches.pools * config.seq
-            layer.feed_forward = staticmethod(lambda known: pooled(replace(known, seq=tokens)))
+        layer = layer_class(
+            _Unrotated if config.positions else _Cached, config.nested, f"{name}Layer"
+        )
+        layer.page, layer.pools = caches.page, caches.pools
         return layer
 
     def step(self, input_ids: Any, pages: Any, lengths: Any, *caches: Any) -> tuple[Any, ...]:

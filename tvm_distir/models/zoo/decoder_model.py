@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,12 +38,11 @@ def windowed_mask(places: Any, window: int) -> Any:
 
 
 class TransformerLayer(nn.Module):  # type: ignore[misc]
-    """Layer of the transformer, with the attention and feed-forward blocks of a subclass."""
+    """Layer of the transformer, with a feed-forward block or with experts."""
 
     attention: tuple[type, type] = (GroupedAttention, LatentAttention)
-    feed_forward: Callable[[DecoderConfig], Any]
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, experts: bool = False) -> None:
         super().__init__()
         self.config = config
         before, behind = _norm_names(config)
@@ -53,7 +51,11 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
         self.self_attn = self.attention[bool(config.kv_rank)](config)
         for name in behind:
             setattr(self, name, norm(config.hidden, config))
-        self.mlp = type(self).feed_forward(config)
+        self.mlp = self.mixture() if experts else feed_forward(config, config.ffn)
+
+    def mixture(self) -> Mixture:
+        """Return the experts."""
+        return (OneHotMixture if self.config.dispatch == "one_hot" else Mixture)(self.config)
 
     def forward(self, x: Any, mask: Any, cos: Any = None, sin: Any = None) -> Any:
         """Map (batch, seq, hidden) to the same shape."""
@@ -90,35 +92,21 @@ def _norm_names(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[str, ...]
     return before, ("post_attention_layernorm", *inner, "post_feedforward_layernorm")
 
 
-class DenseLayer(TransformerLayer):
-    """Layer with one feed-forward block."""
-
-    feed_forward = staticmethod(lambda config: feed_forward(config, config.ffn))
-
-
-class ExpertLayer(TransformerLayer):
-    """Layer with experts."""
-
-    feed_forward = staticmethod(
-        lambda config: (OneHotMixture if config.dispatch == "one_hot" else Mixture)(config)
-    )
-
-
 class Decoder(nn.Module):  # type: ignore[misc]
     """Model from token ids to logits."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        dense = layer_class(DenseLayer, config.nested, "DenseLayer" if config.experts else "Layer")
-        experts = layer_class(ExpertLayer, config.nested, "Layer")
+        dense = "DenseLayer" if config.experts else "Layer"
+        classes = [layer_class(TransformerLayer, config.nested, name) for name in (dense, "Layer")]
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden, config.dtype)
         if config.positions:
             self.embed_positions = nn.Embedding(config.positions, config.hidden, config.dtype)
         self.layers = nn.ModuleList(
             [
-                (experts if config.has_experts(number) else dense)(config)
-                for number in range(config.layers)
+                classes[experts](config, experts)
+                for experts in map(config.has_experts, range(config.layers))
             ]
         )
         self.norm = norm(config.hidden, config)
