@@ -280,10 +280,8 @@ class Study(StepOptions):
         def measure_peak(step: ir.IRModule, plan: Plan) -> int:
             attempt = attempts[id(step)] = self._attempt_of(step, plan)
             program = attempt.program if self.exporter is export else export(attempt.local)
-            return simulate(
-                program, self.known_system or REFERENCE_SYSTEM,
-                kernels=self.kernels, allocator=self.allocator,
-            ).peak_memory_bytes  # fmt: skip
+            system = self.known_system or REFERENCE_SYSTEM
+            return simulate(program, system, **self.passed_to(SIMULATE)).peak_memory_bytes
 
         step, plan = fitted(
             self._train_step, self._make_plan, recompute, self.known_system,

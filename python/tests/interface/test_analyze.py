@@ -17,6 +17,7 @@ import tvm_distir as td
 from tests.interface.command.cli_inputs import write_inputs
 from tests.plain_systems import PLAIN_A100
 from tvm_distir.interface.command import main
+from tvm_distir.planning import study as study_module
 from tvm_distir.planning.study import Study
 from tvm_distir.support.errors.tree import DistIRError, ModelError, PlanError, UsageError
 from tvm_distir.support.stopwatch import Stopwatch
@@ -192,6 +193,25 @@ def test_a_step_that_is_fitted_to_a_memory_is_distributed_once_per_attempt() -> 
     assert stages.count("train") >= stages.count("lower") == stages.count("export") >= 1
     local = td.distribute(study.step, study.step_plan, system=SYSTEM)
     assert td.export(local).to_json() == study.program.to_json()
+
+
+def test_a_fit_measures_the_step_that_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def recorded(program: Any, system: Any, **options: Any) -> Any:
+        given.append(options)
+        return td.simulate(program, system, **options)
+
+    monkeypatch.setattr(study_module, "simulate", recorded)
+    result = Study(
+        "zoo:gpt?size=tiny,layers=2,batch=4,seq=64", strategy="zero:stage=1", mesh={"dp": 2},
+        train={"optimizer": "adam"}, system=SYSTEM, recompute="auto:memory_gib=1",
+        overlap_optimizer=True, allocator="pytorch",
+    ).result  # fmt: skip
+    assert result.peak_memory_bytes > 0
+    assert len(given) >= 2, "the fit, and the step"
+    assert all(options == given[-1] for options in given)
+    assert given[-1]["overlap_optimizer"] is True
 
 
 def test_the_example_of_the_docstring() -> None:
