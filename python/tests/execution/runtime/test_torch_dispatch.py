@@ -148,7 +148,6 @@ def test_kernels_of_unknown_libraries_are_refused() -> None:
 
 
 def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch_kernels.register_torch_kernels.cache_clear()
     monkeypatch.setattr(torch_kernels.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DependencyError, match=r"DIST0111 .*PyTorch") as info:
         torch_kernels.register_torch_kernels()
