@@ -123,7 +123,7 @@ class System(Displayed):
         return None if system is None else System.required(system)
 
     @staticmethod
-    def required(system: System | str | Path) -> System:
+    def required(system: System | str | Path | None) -> System:
         """Return the system that is given, by name or path too.
 
         Raises
