@@ -49,6 +49,11 @@ def test_every_collective_gives_the_bits_of_the_reference(reduce, check):
     assert message.count(" right") == 4, message
 
 
+def test_no_thread_is_in_the_library_when_a_process_ends():
+    """It would return while the interpreter ends, and abort the process."""
+    assert start(2, "left_open").count("left: []") == 2
+
+
 def test_programs_of_all_processes_give_the_bits_of_virtual():
     names = ["two_meshes", "moe", "train_step", "pipeline"]
     message = start(4, "modules", *names)

@@ -7,8 +7,10 @@ Every process runs the same program, as users' programs do.
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,19 @@ def collectives(reduce: str, check: str) -> None:
             assert right, f"rank {rank}: {call} of {dtype}{shape} is wrong"
             count += 1
     print(f"rank {rank}: {count} right", flush=True)
+
+
+def left_open() -> None:
+    """Begin a run and end the process; print the threads that are left behind the job's end."""
+
+    def print_threads() -> None:
+        names = [thread.name for thread in threading.enumerate() if thread.name == "job failures"]
+        print(f"left: {names}", flush=True)
+
+    atexit.register(print_threads)  # it runs behind what is registered later
+    job = current_job(TIMEOUT_S, "cpu")
+    job.begin(range(job.size), "left open")
+    job.begin(range(job.size), "left open again")
 
 
 def train_step() -> Any:
@@ -149,5 +164,5 @@ def other_module() -> None:
 
 
 if __name__ == "__main__":
-    PROGRAMS = (collectives, modules, recovers, other_module)
+    PROGRAMS = (collectives, left_open, modules, recovers, other_module)
     {p.__name__: p for p in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

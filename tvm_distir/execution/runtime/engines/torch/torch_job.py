@@ -174,12 +174,18 @@ class TorchJob:
         return self.torch.device("cuda", self.local_rank % self.torch.cuda.device_count())
 
     def begin(self, ranks: Sequence[int], place: str) -> FailureStore:
-        """Begin a run: make the record of its failures."""
+        """Begin a run: make the record of its failures, in place of that of the run before."""
+        self.stop_answering()
         store = self.dist.distributed_c10d._get_default_store()
         run = f"{self._prefix}/{next(self._runs)}"
         prefixed = self.dist.PrefixStore(run, store.clone())
         self.failures = FailureStore(prefixed, self.process, ranks, place, self.timeout_s, run)
         return self.failures
+
+    def stop_answering(self) -> None:
+        """End the thread that tells other processes the state of this one."""
+        if self.failures is not None:
+            self.failures.close()
 
     # Groups ---------------------------------------------------------------------------------
 
@@ -328,6 +334,7 @@ class TorchJob:
 
     def close(self) -> None:
         """Abandon the groups after a failure: their connections may hold parts of messages."""
+        self.stop_answering()
         if self.device == "cuda":
             for group in self._groups.values():
                 group.data._get_backend(self.torch_device).abort()
@@ -444,6 +451,12 @@ def join_job(timeout_s: float) -> JobPlace:
 
 
 def _leave() -> None:
+    """Leave the job at the end of the process.
+
+    A thread that returns from the library while the interpreter ends would abort the process.
+    """
+    for job in _current:
+        job.stop_answering()
     dist = load_torch().distributed
     if dist.is_initialized():
         dist.destroy_process_group()
