@@ -1,10 +1,12 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``check_well_formed`` reports the rule of Relax that a module breaks."""
+"""Report the rule of Relax that a module breaks."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import tvm
 from tvm import ir, relax
@@ -33,7 +35,7 @@ def broken_rule(mod: ir.IRModule) -> tuple[str, str] | None:
 
 
 def check_well_formed(mod: ir.IRModule) -> None:
-    """Refuse a module that is not well-formed, before a pass meets what it cannot read.
+    """Refuse a module that is not well-formed, its types included.
 
     Raises
     ------
@@ -49,3 +51,24 @@ def check_well_formed(mod: ir.IRModule) -> None:
             remedy="Run relax.transform.Normalize first where a type is missing; otherwise correct "
             "the pass or the script that built it, which relax.analysis.well_formed checks.",
         )
+
+
+@contextmanager
+def well_formed_first(mod: ir.IRModule) -> Iterator[None]:
+    """Refuse a module that is not well-formed rather than what follows from it in the block.
+
+    The time of TVM's check of types grows with the square of the bindings of a function. Types are
+    therefore checked where the block fails, and all other rules before it.
+
+    Raises
+    ------
+    LevelError
+        DIST0453 with the function and the rule that it breaks.
+    """
+    if not relax.analysis.check_well_formed(mod, check_ty=False):
+        check_well_formed(mod)
+    try:
+        yield
+    except Exception:
+        check_well_formed(mod)
+        raise

@@ -31,7 +31,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.analysis.well_formed import check_well_formed
+from tvm_distir.core.analysis.well_formed import well_formed_first
 from tvm_distir.core.ir.attributes import (
     LABELS_ATTR,
     open_axes_of,
@@ -109,7 +109,11 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
 
 def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     """Apply the pass to a module, which is not modified."""
-    check_well_formed(mod)
+    with well_formed_first(mod):
+        return _annotate(mod, plan)
+
+
+def _annotate(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     _refuse_dtensors(mod)
     mod = open_tuples(fold_shapes(inner_made_private(mod)))
     check_policies(plan.recompute, mod)

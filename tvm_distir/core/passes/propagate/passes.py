@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
-from tvm_distir.core.analysis.well_formed import check_well_formed
+from tvm_distir.core.analysis.well_formed import well_formed_first
 from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.attributes import LABELS_ATTR, OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR
 from tvm_distir.core.ir.branches import lift_branches
@@ -87,7 +87,10 @@ def PropagateSharding(
     def run(mod: ir.IRModule) -> ir.IRModule:
         if decision is not None:
             return sink_conversions(ModuleRewriter(mod, decision).run())
-        check_well_formed(mod)
+        with well_formed_first(mod):
+            return decided(mod)
+
+    def decided(mod: ir.IRModule) -> ir.IRModule:
         mod = lift_branches(inner_made_private(mod))
         if mod.attrs and LABELS_ATTR in mod.attrs:
             placements = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
