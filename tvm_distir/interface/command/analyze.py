@@ -132,7 +132,7 @@ def command_line(arguments: argparse.Namespace, step: AnalysisOptions) -> str:
     words = ["tvm-distir", "analyze", str(step.model)]
     for options in (AnalysisOptions, TrainingOptions):
         for name, declared in option_fields(options).items():
-            if name != "seq":  # stands in MODEL
+            if name != "seq":  # it is part of MODEL
                 words += declared.words(getattr(arguments, declared.key))
     return shlex.join(words)
 

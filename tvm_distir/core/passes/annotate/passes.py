@@ -102,7 +102,7 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
     Pass
         A module pass. It raises, besides what :func:`tvm_distir.core.plan.matching.resolve` raises,
         LevelError DIST0451 on a module that holds DTensors, DIST0453 on one that is not
-        well-formed.
+        well-formed; its types are checked where the pass fails.
     """
     return lambda mod: annotate_module(mod, plan)
 

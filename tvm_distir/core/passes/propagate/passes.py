@@ -78,7 +78,7 @@ def PropagateSharding(
     PropagationError
         DIST04xx, naming the binding.
     LevelError
-        DIST0453 for a module that is not well-formed.
+        DIST0453 for a module that is not well-formed; its types are checked where the pass fails.
     PlanError
         DIST0237 where labels by a system's times are asked for of a function on several meshes.
     """
