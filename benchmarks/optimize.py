@@ -19,7 +19,6 @@ from measure import parser, print_setting, table
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
@@ -28,6 +27,7 @@ from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import with_body
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.planning.strategies.model_info import (
     as_mesh_spec,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from measure import parser, print_setting, table
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.surface import Surface
 

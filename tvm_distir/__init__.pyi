@@ -8,7 +8,6 @@ from . import performance as performance
 from . import planning as planning
 from . import support as support
 from . import transforms as transforms
-from .core.cost_model.system import System as System
 from .core.ir.mesh import device_mesh as device_mesh
 from .core.plan.partition_spec import P as P
 from .core.plan.plan import Plan as Plan
@@ -24,6 +23,7 @@ from .execution.runtime.program.planning import plan_storage as plan_storage
 from .execution.runtime.program.sharded import ShardedArray as ShardedArray
 from .execution.runtime.program.timing import measure as measure
 from .execution.verification.verifying import verify as verify
+from .hardware.systems.system import System as System
 from .interface.analysis import analyze as analyze
 from .interface.explain.explainer import explain as explain
 from .interface.explain.shard_map import visualize as visualize

@@ -43,7 +43,7 @@ PATHS = {
     "strategy": "planning.strategies",
     "strategy.facts": "planning.strategies.model_info",
     "strategy.training": "planning.strategies.training_parts",
-    "system": "core.cost_model",
+    "system": "hardware.systems",
     "transform": "transforms",
     "transform.gradient": "transforms.training",
     "transform.gradient.optimizers": "transforms.training.optimizers",

@@ -29,7 +29,7 @@ OPTIMIZED = ("docs",)
 #: workers.
 QUICK = (
     "support",
-    "core/cost_model",
+    "hardware/systems",
     "core/ir",
     "core/plan",
     "core/passes/test_annotate.py",

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import tvm_distir as td
-from tvm_distir.core import system_names
+from tvm_distir.hardware import system_names
 from tvm_distir.performance.fusion.profile import Profile, Quantization
 from tvm_distir.planning.calibration.calibrate import Calibration, calibrate
 from tvm_distir.planning.calibration.measured_rows import StepTimeModel

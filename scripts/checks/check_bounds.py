@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 import tvm_distir as td
-from tvm_distir.core.cost_model.clock import PICOSECONDS
-from tvm_distir.core.propagation.auto_sharding.mesh_costs import MeshPrices
+from tvm_distir.hardware.auto_sharding.mesh_costs import MeshPrices
+from tvm_distir.hardware.systems.clock import PICOSECONDS
 from tvm_distir.planning.search.candidates import Candidate, Constraints, Enumeration
 from tvm_distir.planning.search.estimates import ZERO, Estimator
 from tvm_distir.planning.search.layers import Layers

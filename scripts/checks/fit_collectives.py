@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from tvm_distir.core.cost_model.collective_algorithms import RINGED
-from tvm_distir.core.cost_model.hardware import Curve, IntraNode
-from tvm_distir.core.cost_model.network_reader import NETWORKS as FOLDER
-from tvm_distir.core.cost_model.tiers import curve_time_s
+from tvm_distir.hardware.systems.collective_algorithms import RINGED
+from tvm_distir.hardware.systems.hardware import Curve, IntraNode
+from tvm_distir.hardware.systems.network_reader import NETWORKS as FOLDER
+from tvm_distir.hardware.systems.tiers import curve_time_s
 
 ROWS = Path(__file__).parents[2] / "benchmarks" / "measured" / "collectives_one_node.csv"
 LINE_GBPS = {"a100_sxm": 300.0, "h100_sxm": 450.0, "h200_sxm": 450.0, "b200_sxm": 900.0}

@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from tvm_distir.core.cost_model.device_reader import DEVICES, load_device
-from tvm_distir.core.cost_model.hardware import Device, PowerForm, of_dtype
-from tvm_distir.core.cost_model.rates import Rate
+from tvm_distir.hardware.systems.device_reader import DEVICES, load_device
+from tvm_distir.hardware.systems.hardware import Device, PowerForm, of_dtype
+from tvm_distir.hardware.systems.rates import Rate
 
 Floats = npt.NDArray[np.float64]
 

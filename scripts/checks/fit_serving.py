@@ -6,7 +6,7 @@
 ``python scripts/checks/fit_serving.py FOLDER`` reads ``serving_gemm_fit.csv``,
 ``serving_attention_fit.csv`` and ``serving_moe_fit.csv``, whose rows are those of
 ai-dynamo/aiconfigurator, fits the form of each table, and writes
-``tvm_distir/core/cost_model/data/kernels``. ``accuracy.py serving`` prints the errors.
+``tvm_distir/hardware/systems/data/kernels``. ``accuracy.py serving`` prints the errors.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 from fit_kernels import DEVICE_NAMES, rate
 from scipy.optimize import least_squares
 
-from tvm_distir.core.cost_model.device_reader import load_device
-from tvm_distir.core.cost_model.expert_kernels import EXPERTS, work_rows
-from tvm_distir.core.cost_model.hardware import PowerForm, of_dtype
-from tvm_distir.core.cost_model.kernel_tables import TABLES, work_of
+from tvm_distir.hardware.systems.device_reader import load_device
+from tvm_distir.hardware.systems.expert_kernels import EXPERTS, work_rows
+from tvm_distir.hardware.systems.hardware import PowerForm, of_dtype
+from tvm_distir.hardware.systems.kernel_tables import TABLES, work_of
 
 SOURCE = "ai-dynamo/aiconfigurator 095f58a (Apache-2.0)"
 ENGINES = {"vllm": "vLLM", "trtllm": "TensorRT-LLM"}

@@ -78,7 +78,7 @@ def check_surfaces(part: slice) -> str:
     """Compare steps of plans with the pipeline."""
     from tests.planning.serving.test_serving_surface import SYSTEM, differing_sizes
 
-    from tvm_distir.core import System
+    from tvm_distir.hardware import System
     from tvm_distir.planning.serving.served_model import ServedModel
 
     for model, strategy, mesh in PLANS[part]:

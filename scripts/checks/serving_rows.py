@@ -23,7 +23,7 @@ from functools import cache
 
 import numpy as np
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.planning.serving.batching import SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel

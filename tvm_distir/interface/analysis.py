@@ -12,17 +12,10 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import (
-    Pipeline,
-    Plan,
-    System,
-    data_positions,
-    entry_of,
-    gc_paused,
-    known_shape,
-)
+from tvm_distir.core import Pipeline, Plan, data_positions, entry_of, gc_paused, known_shape
 from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
+from tvm_distir.hardware import System
 from tvm_distir.performance import Program, Result, export, step_flops
 from tvm_distir.planning import AnalysisOptions, Study
 from tvm_distir.support import (

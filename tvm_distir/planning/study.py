@@ -17,7 +17,6 @@ from tvm_distir.core import (
     ATTENTION_OP,
     Plan,
     Schedule,
-    System,
     as_plan,
     calls_op,
     data_positions,
@@ -25,6 +24,7 @@ from tvm_distir.core import (
     keep_entry,
     mesh_text,
 )
+from tvm_distir.hardware import System
 from tvm_distir.models import Model, load_model
 from tvm_distir.performance import Profile, Program, Result, export, simulate
 from tvm_distir.support import Stopwatch, UsageError

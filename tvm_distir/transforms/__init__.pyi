@@ -15,6 +15,15 @@ from .distribute import distribute as distribute
 from .distribute import is_training_step as is_training_step
 from .distribute import pipeline as pipeline
 from .inline.passes import InlinePrivateFunctions as InlinePrivateFunctions
+from .kernels.accumulation import is_narrow as is_narrow
+from .kernels.append_in_place import appended as appended
+from .kernels.division import divisor_parameters as divisor_parameters
+from .kernels.gpu_reducers import register_gpu_reducers as register_gpu_reducers
+from .kernels.grouped_kernels import GROUPED_KERNELS as GROUPED_KERNELS
+from .kernels.legalizing import kernel_passes as kernel_passes
+from .kernels.repair import repair_kernels as repair_kernels
+from .kernels.written_attention import WRITTEN_ATTENTION as WRITTEN_ATTENTION
+from .kernels.written_paged_attention import WRITTEN_OPS as WRITTEN_OPS
 from .optimize.bucket import BucketGathers as BucketGathers
 from .optimize.bucket import BucketReductions as BucketReductions
 from .optimize.call_sites import CallSites as CallSites

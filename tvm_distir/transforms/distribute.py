@@ -15,13 +15,13 @@ from tvm_distir.core import (
     Decision,
     Plan,
     PlanLike,
-    System,
     as_plan,
     check_module,
     gc_paused,
     relax_functions,
     training_notes,
 )
+from tvm_distir.hardware import System
 
 from .registry import passes_for
 from .spec import PassSpec

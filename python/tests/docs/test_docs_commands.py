@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_distir.core.cost_model.system import System
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.interface.command.app import build_parser
 from tvm_distir.planning import strategies as strategy
 

@@ -8,7 +8,7 @@ import pytest
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.planning.search.modules import Source
 from tvm_distir.planning.study import Study
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.core.cost_model.hardware import KERNEL_CLASSES
+from tvm_distir.core.ops.kernel_classes import KERNEL_CLASSES
 from tvm_distir.support import PropagationError
 
 from .dims import Shape, elements, same, size_bytes

@@ -85,7 +85,7 @@ class Work:
         Bytes really read of each flattened operand and written of each result: a table look-up
         reads the rows it takes, a view nothing.
     kernel_class : str
-        The class, from :data:`tvm_distir.core.cost_model.hardware.KERNEL_CLASSES`.
+        The class, from :data:`tvm_distir.core.ops.kernel_classes.KERNEL_CLASSES`.
     """
 
     flops: int

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 from tvm import ir
 
-from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.mesh import meshes
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.collector import gc_paused
+from tvm_distir.hardware import System, costs_for
 from tvm_distir.support import PropagationError
 
-from .cost_weights import costs_for
 from .decision import Decision, Instance, Signature
 from .driver import Propagator
 from .memory import within

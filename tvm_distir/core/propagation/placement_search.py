@@ -24,7 +24,7 @@ from tvm_distir.core.propagation.solve.strategies import factor_fits, fits
 
 from .decision import Decision
 from .footprint import CostMeter, DeviceCost
-from .search import WeightLabels, WeightSearch
+from .weight_search import WeightLabels, WeightSearch
 
 SETTLING = Costs()
 """The costs that propagation counts unless it is given others."""

@@ -16,7 +16,7 @@ from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.functions import inner_made_private
 
 from .module import PlacedModule
-from .search import WeightSearch
+from .weight_search import WeightSearch
 
 
 @dataclass(frozen=True)

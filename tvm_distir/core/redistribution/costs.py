@@ -8,10 +8,9 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from tvm_distir.core.cost_model.clock import PICOSECONDS, Clock
-from tvm_distir.core.cost_model.network import GroupLayout, wire_bytes
-from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.collectives.volume import wire_bytes
 from tvm_distir.core.ir.names import LOCAL_STEPS
+from tvm_distir.hardware import PICOSECONDS, Clock, GroupLayout, System
 
 LAUNCH_BYTES = 64
 """Cost of starting a collective, in bytes on the wire."""

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_distir.core.cost_model.system import System
+from tvm_distir.hardware import System
 from tvm_distir.support import UsageError
 
 from .costs import RingCosts, StepCosts, SystemCosts

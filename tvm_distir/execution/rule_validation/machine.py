@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax
 
-from tvm_distir.core import kernel_passes, repair_kernels
+from tvm_distir.transforms import kernel_passes, repair_kernels
 
 #: Unoptimised: compiling is what takes the time here.
 TARGET = {"kind": "llvm", "opt-level": 0}

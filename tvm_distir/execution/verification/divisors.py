@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from tvm_distir.core import divisor_parameters
+from tvm_distir.transforms import divisor_parameters
 
 _DIVISIONS = ("relax.divide", "relax.floor_divide", "relax.floor_mod", "relax.mod")
 _KERNEL_CALLS = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_tir_with_grad")

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Fit, write the system, print the errors."""
     outputs = Outputs({"ROWS": arguments.rows, "SYSTEM": arguments.system})
     target = outputs.promise(arguments.output, "-o")
-    from tvm_distir.core import System, to_data
+    from tvm_distir.hardware import System, to_data
     from tvm_distir.planning import calibrate
 
     with asked_by("SYSTEM", "DIST0701"):

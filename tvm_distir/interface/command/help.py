@@ -120,7 +120,7 @@ def expanded(text: str) -> str:
 
 def system_help() -> str:
     """Return the help on the values of ``--system``."""
-    from tvm_distir.core import system_names
+    from tvm_distir.hardware import system_names
 
     return f"A system: {', '.join(system_names())}, or a .json file."
 

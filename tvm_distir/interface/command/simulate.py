@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     trace = promise_trace(arguments.trace, arguments.trace_format, outputs)
     watch = stopwatch()
     with watch.stage("load"):
-        from tvm_distir.core import System
+        from tvm_distir.hardware import System
         from tvm_distir.interface.report.collect import analysis_of
         from tvm_distir.interface.report.document import to_dict, to_json
         from tvm_distir.interface.report.text import to_text

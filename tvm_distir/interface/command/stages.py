@@ -26,7 +26,7 @@ def load_system(name: Any, watch: Stopwatch, price: float | None = None) -> Any:
     if name is None:
         return None
     with watch.stage("load"):
-        from tvm_distir.core import System
+        from tvm_distir.hardware import System
 
         with asked_by("--system", "DIST0701"), named_by_options("price"):
             system = System.load(name)

@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table of all systems, or the numbers of those that are named."""
-    from tvm_distir.core import System
+    from tvm_distir.hardware import System
 
     if arguments.systems:
         put("\n".join(System.load(name).to_text() for name in arguments.systems))
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _aliases() -> list[str]:
     """Return lines of further names of systems."""
-    from tvm_distir.core import system_aliases
+    from tvm_distir.hardware import system_aliases
 
     names: dict[str, list[str]] = {}
     for alias, name in system_aliases().items():
@@ -53,7 +53,7 @@ def _overview() -> Any:
     The peak is that of dense matrix products of bfloat16; rates of links are per device and
     direction, as data sheets state them.
     """
-    from tvm_distir.core import System, sourced_numbers, system_names
+    from tvm_distir.hardware import System, sourced_numbers, system_names
     from tvm_distir.support import Column, DataTable
 
     columns = (

@@ -14,11 +14,9 @@ from tvm_distir.core import (
     AnnotateSharding,
     Costs,
     PlanLike,
-    System,
     as_plan,
     check_level,
     check_module,
-    costs_for,
     inner_made_private,
     lift_branches,
     local_shape,
@@ -30,6 +28,7 @@ from tvm_distir.core import (
     placement_text,
     propagate,
 )
+from tvm_distir.hardware import System, costs_for
 from tvm_distir.support import UsageError, shortened
 
 from .explanation import Explanation

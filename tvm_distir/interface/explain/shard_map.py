@@ -17,7 +17,6 @@ from tvm_distir.core import (
     MeshSpec,
     P,
     Plan,
-    System,
     all_bindings,
     labels_of,
     mesh_index,
@@ -29,6 +28,7 @@ from tvm_distir.core import (
     static_shape,
 )
 from tvm_distir.execution import ShardedArray
+from tvm_distir.hardware import System
 from tvm_distir.interface.ir_display import partial_states
 from tvm_distir.support import PropagationError, UsageError, nearest
 from tvm_distir.support.display import units

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm_distir.core import StepUse, System
+from tvm_distir.hardware import StepUse, System
 from tvm_distir.performance import (
     HOSTS,
     DeviceGroupResult,

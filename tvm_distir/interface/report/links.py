@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tvm_distir.core import FETCH, STORE, GroupTopology, System, pair_up, wire_bytes
+from tvm_distir.core import FETCH, STORE, wire_bytes
+from tvm_distir.hardware import GroupTopology, System, pair_up
 from tvm_distir.performance import CollectiveTotal, Program
 from tvm_distir.support import align
 from tvm_distir.support.display import units

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tvm_distir.core import SourcedNumber
+from tvm_distir.hardware import SourcedNumber
 from tvm_distir.performance import (
     Branch,
     CollectiveTotal,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core import is_narrow
+from tvm_distir.transforms import is_narrow
 
 from .text import Unwritable, array_text, integers, is_float, tensor_text
 

@@ -11,7 +11,6 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core import (
-    WRITTEN_OPS,
     all_bindings,
     flat_types,
     labels_of,
@@ -20,6 +19,7 @@ from tvm_distir.core import (
     tensor_type,
 )
 from tvm_distir.support import ModelError
+from tvm_distir.transforms import WRITTEN_OPS
 
 from .body_writer import Body, Ssa
 from .composites import Composites

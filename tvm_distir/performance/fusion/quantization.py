@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import HardwareError, UsageError

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS, VIEW, GroupLayout, KernelSizes, System
+from tvm_distir.core import VIEW
+from tvm_distir.hardware import PICOSECONDS, GroupLayout, KernelSizes, System
 from tvm_distir.performance.program.numbers import EDGE_NUMBERS, Numbers, edges_of
 from tvm_distir.performance.program.parts import Mesh, Op
 from tvm_distir.performance.program.pipeline_program import Edge
@@ -157,7 +158,7 @@ class BatchPrices:
     def _kernel(
         self, flops: Ints, moved: Ints, op: Op, sizes: KernelSizes | None
     ) -> tuple[Ints, Codes]:
-        """Compute :meth:`tvm_distir.core.cost_model.system.System.roofline` for many rows."""
+        """Compute :meth:`tvm_distir.hardware.systems.system.System.roofline` for many rows."""
         if op.kernel_class == VIEW:
             return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
         duration, rate = self.system.spent_s(
@@ -219,7 +220,7 @@ class BatchPrices:
         return total
 
     def _picoseconds(self, time_s: npt.NDArray[np.float64], rows: Ints | None = None) -> Ints:
-        """Apply :func:`tvm_distir.core.cost_model.clock.picoseconds` to some rows or all."""
+        """Apply :func:`tvm_distir.hardware.systems.clock.picoseconds` to some rows or all."""
         time = np.rint(time_s * PICOSECONDS)
         bad = ~(time < _LATEST)
         self.fits[slice(None) if rows is None else rows] &= ~bad

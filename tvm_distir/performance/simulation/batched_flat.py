@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import functools
 
-from tvm_distir.core import System, gc_paused
+from tvm_distir.core import gc_paused
+from tvm_distir.hardware import System
 from tvm_distir.performance.engine.schedule import schedule
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.entries import EntryMemory, entry_memory

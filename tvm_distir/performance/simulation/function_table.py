@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tvm_distir.core import PICOSECONDS
+from tvm_distir.hardware import PICOSECONDS
 
 from .device_results import FunctionTime
 from .lowering import Lowering

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_distir.core import Clock, GroupLayout, System, picoseconds, wire_bytes
+from tvm_distir.core import wire_bytes
+from tvm_distir.hardware import Clock, GroupLayout, System, picoseconds
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program

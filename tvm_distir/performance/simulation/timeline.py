@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core import PICOSECONDS
+from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance.engine.function_summaries import (
     NEVER,
     STREAM_PORTS,

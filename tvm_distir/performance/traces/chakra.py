@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from tvm_distir.core import pair_up
+from tvm_distir.hardware import pair_up
 from tvm_distir.performance.program.parts import Mesh
 
 from .protobuf import block, integer, varint

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import LINKS, MEANINGS, System
+from tvm_distir.hardware import LINKS, MEANINGS, System
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import SimulationError
 

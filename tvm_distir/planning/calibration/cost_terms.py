@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tvm_distir.core import GroupTopology, System
+from tvm_distir.hardware import GroupTopology, System
 from tvm_distir.performance import (
     HOST,
     HOSTS,

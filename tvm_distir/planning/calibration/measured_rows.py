@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.performance import PipelineProgram, grouped
 from tvm_distir.planning.workers import Lookahead, Workers
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import LINKS, Constant, System
+from tvm_distir.hardware import LINKS, Constant, System
 from tvm_distir.performance import HOST, host_time_s
 
 from .cost_terms import CollectiveTerm, CostTerms, KernelBatch, KernelTerm

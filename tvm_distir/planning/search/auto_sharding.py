@@ -11,20 +11,22 @@ from tvm import ir
 
 from tvm_distir.core import (
     DEFAULT_MESH,
-    PICOSECONDS,
     AnnotateSharding,
     Decision,
-    Labeller,
-    MeshPriceCache,
     MeshSpec,
     PlacedModule,
     Plan,
-    System,
     check_module,
     gc_paused,
     labels_of_decision,
     lift_branches,
     meshes,
+)
+from tvm_distir.hardware import (
+    PICOSECONDS,
+    Labeller,
+    MeshPriceCache,
+    System,
     on_stages,
     plan_of,
 )

@@ -13,11 +13,11 @@ from tvm_distir.core import (
     data_positions,
     param_names,
     relax_functions,
-    shard_bytes,
     size_bytes,
     static_shape,
     training_notes,
 )
+from tvm_distir.hardware import shard_bytes
 
 
 def parts_text(module: ir.IRModule, plan: Plan) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tvm_distir.core import PICOSECONDS, MeshPrices, System
+from tvm_distir.hardware import PICOSECONDS, MeshPrices, System
 
 from .candidates import BATCH, Candidate
 from .layers import Layers

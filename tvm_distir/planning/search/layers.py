@@ -17,13 +17,12 @@ from tvm_distir.core import (
     MeshSpec,
     Pipeline,
     Schedule,
-    System,
     all_bindings,
     param_names,
     phase_of,
-    shard_bytes,
     training_notes,
 )
+from tvm_distir.hardware import System, shard_bytes
 from tvm_distir.performance import Profile
 from tvm_distir.support import DistIRError, InternalError
 

@@ -12,12 +12,8 @@ import numpy as np
 
 from tvm_distir.core import (
     INFINITE,
-    PICOSECONDS,
-    WIDTH,
     Graph,
-    Labeller,
     Problem,
-    ShardingProblem,
     WarmStarts,
     data_positions,
     minimise,
@@ -25,6 +21,7 @@ from tvm_distir.core import (
     placement_text,
     training_notes,
 )
+from tvm_distir.hardware import PICOSECONDS, WIDTH, Labeller, ShardingProblem
 
 
 class MinMarginal(NamedTuple):

@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import FULL, Schedule, System, check_module, data_positions
+from tvm_distir.core import FULL, Schedule, check_module, data_positions
+from tvm_distir.hardware import System
 from tvm_distir.performance import Profile
 from tvm_distir.planning.study import Study
 from tvm_distir.support import InfeasibleError, UsageError

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tvm_distir.core import PICOSECONDS
+from tvm_distir.hardware import PICOSECONDS
 
 from .candidates import BATCH, STAGES, Axes, Candidate, Enumeration, factorisations
 from .estimates import ZERO, Estimate, Estimator

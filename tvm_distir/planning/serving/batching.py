@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS, System
+from tvm_distir.hardware import PICOSECONDS, System
 from tvm_distir.support import SimulationError, load_library, nearest, reference
 
 from .served_model import ServedModel

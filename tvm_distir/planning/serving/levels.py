@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS
+from tvm_distir.hardware import PICOSECONDS
 
 from .batching import ServedRequests, seconds
 from .steady_window import Floats, whole_cycles

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 
 from .batching import SchedulerOptions, ServedRequests, Speculation
 from .levels import ServiceLevels, ServiceSummary

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tvm_distir.core import PICOSECONDS
+from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.support import SimulationError
 
 from .batching import (

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core import PICOSECONDS, System
+from tvm_distir.hardware import PICOSECONDS, System
 from tvm_distir.models import serving_step
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 

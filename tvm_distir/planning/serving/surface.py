@@ -21,7 +21,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import EXPERT_MATMUL_OP, PICOSECONDS, active_experts, gc_paused
+from tvm_distir.core import EXPERT_MATMUL_OP, active_experts, gc_paused
+from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.models import serving_step
 from tvm_distir.performance import (
     FlatBatch,

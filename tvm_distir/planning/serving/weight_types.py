@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.performance import profile_names
 from tvm_distir.support import UsageError, nearest
 

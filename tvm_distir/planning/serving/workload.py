@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS
+from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.support import MAX_INT, SimulationError
 
 Ints = npt.NDArray[np.int64]

@@ -16,7 +16,6 @@ from tvm_distir.core import (
     OpenLabels,
     Plan,
     PlanRule,
-    System,
     check_module,
     faults_of_plan,
     fold_shapes,
@@ -27,6 +26,7 @@ from tvm_distir.core import (
     policies_of,
     relax_functions,
 )
+from tvm_distir.hardware import System
 from tvm_distir.support import PlanError
 
 from .conflicts import placed, resolve_conflicts, sharing_batches, target_of

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core import FULL, NONE, SELECTIVE, Plan, System
+from tvm_distir.core import FULL, NONE, SELECTIVE, Plan
+from tvm_distir.hardware import System
 from tvm_distir.performance import export, simulate
 from tvm_distir.support import InfeasibleError
 from tvm_distir.transforms import AUTO, Auto, distribute, read_recompute

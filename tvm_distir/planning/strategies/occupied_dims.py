@@ -13,7 +13,14 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from tvm_distir.core import CandidatePlacement, PlacementSearch, Plan, PlanRule, R, WeightLabels
+from tvm_distir.core import (
+    CandidatePlacement,
+    PlacementSearch,
+    Plan,
+    PlanRule,
+    R,
+    WeightLabels,
+)
 
 from .model_info import Parameter
 

@@ -27,16 +27,15 @@ from tvm_distir.core import (
     Plan,
     PlanRule,
     R,
-    System,
     WeightLabels,
     all_bindings,
     axis_groups,
     data_positions,
     inner_made_private,
     lift_branches,
-    main_dtype,
     relax_functions,
 )
+from tvm_distir.hardware import System, main_dtype
 from tvm_distir.support import PlanError
 
 from .cache_placement import cache_positions, warn_of_full_caches

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.performance import Batch, Mesh, Peaks, Profile, Program, ProgramTemplate
 
 from .configuration_table import Table

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS
+from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance import Profile, Program, grouped
 from tvm_distir.planning.workers import Lookahead, Workers
 from tvm_distir.support import DistIRError, InternalError, SimulationError

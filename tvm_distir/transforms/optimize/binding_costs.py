@@ -12,11 +12,8 @@ from tvm import ir, relax
 from tvm_distir.core import (
     COLLECTIVES,
     TRANSFERS,
-    Clock,
     FunctionView,
-    GroupLayout,
     LikeKernels,
-    System,
     axis_groups,
     branches_of,
     call_axes,
@@ -30,6 +27,7 @@ from tvm_distir.core import (
     read_functions,
     size_bytes,
 )
+from tvm_distir.hardware import Clock, GroupLayout, System
 
 
 class BindingCosts:

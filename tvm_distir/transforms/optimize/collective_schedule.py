@@ -17,13 +17,13 @@ from tvm_distir.core import (
     IO_ATTR,
     TRANSFERS,
     Rewrite,
-    System,
     collective_done,
     module_pass,
     start,
     start_name,
     with_body,
 )
+from tvm_distir.hardware import System
 
 from .binding_costs import BindingCosts
 from .dependence import BlockNode, block_nodes, peak_bytes

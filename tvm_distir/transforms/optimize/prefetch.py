@@ -14,7 +14,6 @@ from tvm_distir.core import (
     IN_FLIGHT_ATTR,
     BlockWriter,
     Rewrite,
-    System,
     flat_types,
     is_private,
     local_bytes,
@@ -25,6 +24,7 @@ from tvm_distir.core import (
     variables,
     with_body,
 )
+from tvm_distir.hardware import System
 
 from .binding_costs import BindingCosts, BodyCosts
 from .call_sites import CallSites, callee_of, type_of

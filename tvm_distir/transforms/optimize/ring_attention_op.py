@@ -10,16 +10,12 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    ATTENTION_BACKWARD_OP,
-    ATTENTION_OP,
+from tvm_distir.core import ATTENTION_BACKWARD_OP, ATTENTION_OP, call_axes, op_name, scalar
+from tvm_distir.core.ir import ops
+from tvm_distir.transforms.kernels.written_attention import (
     WRITTEN_ATTENTION,
-    call_axes,
-    op_name,
-    scalar,
     written_attention,
 )
-from tvm_distir.core.ir import ops
 
 from .editing import Editor
 from .ring_fused import FusedRing, is_by_blocks, owner_reductions

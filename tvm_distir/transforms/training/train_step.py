@@ -13,7 +13,6 @@ from tvm import ir, relax
 
 from tvm_distir.core import (
     Schedule,
-    System,
     all_bindings,
     check_module,
     data_positions,
@@ -27,6 +26,7 @@ from tvm_distir.core import (
     tensor_type,
     training_notes,
 )
+from tvm_distir.hardware import System
 from tvm_distir.transforms.attention.passes import with_log_sum_exp
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_statistics

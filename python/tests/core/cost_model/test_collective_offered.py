@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tvm_distir.core.cost_model import tiers
-from tvm_distir.core.cost_model.collective_algorithms import ALGORITHMS, algorithm_named
-from tvm_distir.core.cost_model.network_reader import NETWORKS
-from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.cost_model.system_reader import DATA
+from tvm_distir.hardware.systems import tiers
+from tvm_distir.hardware.systems.collective_algorithms import ALGORITHMS, algorithm_named
+from tvm_distir.hardware.systems.network_reader import NETWORKS
+from tvm_distir.hardware.systems.system import System
+from tvm_distir.hardware.systems.system_reader import DATA
 from tvm_distir.support import DependencyError, HardwareError
 
 Install = Callable[[str, str, str], Path]

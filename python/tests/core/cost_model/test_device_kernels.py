@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_distir.core.cost_model.device_reader import device_names, load_device, parse_device
-from tvm_distir.core.cost_model.hardware import KERNEL_CLASSES, TENSOR_CLASSES, VIEW, Device
-from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.ops.kernel_classes import KERNEL_CLASSES, TENSOR_CLASSES, VIEW
+from tvm_distir.hardware.systems.device_reader import (
+    device_names,
+    load_device,
+    parse_device,
+)
+from tvm_distir.hardware.systems.hardware import Device
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.support.errors.tree import HardwareError
 
 NAMES = device_names()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_distir.core.cost_model.device_reader import load_device
+from tvm_distir.hardware.systems.device_reader import load_device
 
 SCRIPT = Path(__file__).parents[4] / "scripts" / "checks" / "fit_kernels.py"
 TRUE = (4.0, 0.7, 0.6, 2.0)

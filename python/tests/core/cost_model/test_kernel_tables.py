@@ -10,16 +10,16 @@ import json
 import numpy as np
 import pytest
 
-from tvm_distir.core.cost_model import kernel_tables
-from tvm_distir.core.cost_model.device_reader import load_device
-from tvm_distir.core.cost_model.expert_kernels import (
+from tvm_distir.hardware.systems import kernel_tables
+from tvm_distir.hardware.systems.device_reader import load_device
+from tvm_distir.hardware.systems.expert_kernels import (
     EXPERTS,
     expert_work,
     tokens_of,
     work_rows,
 )
-from tvm_distir.core.cost_model.hardware import PowerForm
-from tvm_distir.core.cost_model.kernel_tables import (
+from tvm_distir.hardware.systems.hardware import PowerForm
+from tvm_distir.hardware.systems.kernel_tables import (
     COLUMNS,
     KernelSizes,
     KernelTable,
@@ -28,8 +28,8 @@ from tvm_distir.core.cost_model.kernel_tables import (
     table_names,
     work_of,
 )
-from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.cost_model.system_writer import to_data
+from tvm_distir.hardware.systems.system import System
+from tvm_distir.hardware.systems.system_writer import to_data
 from tvm_distir.support.errors.tree import HardwareError
 
 FORM = PowerForm(4.0, 0.7, 0.8, 2.0, "made up")

@@ -15,11 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_distir.core.cost_model.collective_algorithms import TIMED, algorithm_named
-from tvm_distir.core.cost_model.network_reader import load_network, network_names, read_links
-from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.cost_model.system_writer import to_data
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.hardware.systems.collective_algorithms import TIMED, algorithm_named
+from tvm_distir.hardware.systems.network_reader import (
+    load_network,
+    network_names,
+    read_links,
+)
+from tvm_distir.hardware.systems.system import System
+from tvm_distir.hardware.systems.system_writer import to_data
 from tvm_distir.support import HardwareError
 
 NAMES = network_names()

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tvm_distir.core.cost_model.network import layout_of, nic_sharing, spread, wire_bytes
-from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.collectives.volume import wire_bytes
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.hardware.systems.network import layout_of, nic_sharing, spread
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.support.errors.tree import SimulationError
 
 # 100 TFLOP/s in float16, 10 elsewhere, 1 TB/s; 4 devices per node, 100 GB/s inside;

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import tvm_distir as td
-from tvm_distir.core import sourced_numbers, system_names, to_data
+from tvm_distir.hardware import sourced_numbers, system_names, to_data
 from tvm_distir.support import HardwareError
 
 DATA = Path(td.__file__).parent / "core" / "cost_model" / "data"

@@ -9,10 +9,10 @@ import random
 import numpy as np
 import pytest
 
-from tvm_distir.core.cost_model.hardware import KERNEL_CLASSES, VIEW
-from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.cost_model.system_reader import system_names
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.core.ops.kernel_classes import KERNEL_CLASSES, VIEW
+from tvm_distir.hardware.systems.system import System
+from tvm_distir.hardware.systems.system_reader import system_names
 
 NAMES = system_names()
 SYSTEMS = [System.load(name) for name in NAMES]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.plain_systems import PLAIN_A100
-from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.cost_model.system_reader import system_names
+from tvm_distir.hardware.systems.system import System
+from tvm_distir.hardware.systems.system_reader import system_names
 from tvm_distir.support.errors.tree import DependencyError, HardwareError
 
 Install = Callable[[str, str, str], Path]

@@ -14,10 +14,10 @@ import pytest
 from tests.core.passes import redistribute_harness as h
 from tests.core.passes.redistribute_search import FREE, Search
 from tests.plain_systems import PLAIN_A100
-from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.placement import P, R, local_shape
 from tvm_distir.core.redistribution import planner
 from tvm_distir.core.redistribution.planner import Planner, plan_steps
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.support.errors.tree import LoweringError, UsageError
 
 

@@ -8,11 +8,11 @@ import itertools
 
 import pytest
 
-from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.solve.conversions import ReshardPath
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.solver.problem import INFINITE
+from tvm_distir.hardware.systems.system import System
 
 BYTES, RANKS = 1 << 20, 4
 FREE = Costs(launch=0, slice=0, partial=0)

@@ -10,7 +10,6 @@ from tvm.relax import op as R_
 
 import tvm_distir as td
 from tests.core.propagation.modules_made import build, tensor
-from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR
@@ -19,6 +18,7 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.propagation.decide import propagate
 from tvm_distir.core.propagation.memory import MemoryMeter
 from tvm_distir.execution.verification.verifying import verify
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.support.errors.tree import InfeasibleError
 

@@ -13,8 +13,8 @@ import tvm_distir as td
 from tvm_distir.core.plan.roles import data_positions
 from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.graph.graph import Axis
-from tvm_distir.core.propagation.search import WeightSearch
 from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.core.propagation.weight_search import WeightSearch
 
 MODELS = {
     "gpt": {"size": "tiny", "layers": 3},

@@ -17,12 +17,12 @@ import tvm_ffi
 from tvm import relax, te
 
 import tvm_distir as td
-from tvm_distir.core.ops.lowering.lookup_gradient import te_take_backward
 from tvm_distir.execution.runtime.program.cuda_backend import load_cuda_backend
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.targets import as_target, host_target
 from tvm_distir.interface.command.app import main
 from tvm_distir.support.errors.tree import EngineError
+from tvm_distir.transforms.kernels.lookup_gradient import te_take_backward
 
 needs_cuda_codegen = pytest.mark.skipif(
     tvm_ffi.get_global_func("target.build.cuda", allow_missing=True) is None,

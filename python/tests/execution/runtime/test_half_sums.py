@@ -16,8 +16,8 @@ from tvm import ir, relax, tirx
 
 import tvm_distir as td
 from tests.execution.runtime.half_sum_cases import CASES
-from tvm_distir.core import kernel_passes
-from tvm_distir.core.ops.lowering.accumulation import is_narrow
+from tvm_distir.transforms import kernel_passes
+from tvm_distir.transforms.kernels.accumulation import is_narrow
 
 KINDS = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 STEP = {"bfloat16": 2.0**-8, "float16": 2.0**-11}

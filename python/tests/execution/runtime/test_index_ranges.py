@@ -10,9 +10,9 @@ import tvm
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.core import kernel_passes, repair_kernels
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.support.errors.tree import EngineError
+from tvm_distir.transforms import kernel_passes, repair_kernels
 
 TABLE = np.arange(1, 33, dtype="float32").reshape(8, 4)
 IDS = np.array([[0, 7, 3], [1, 2, 6]])

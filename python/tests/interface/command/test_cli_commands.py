@@ -18,7 +18,7 @@ import tvm_ffi
 
 from tests.interface.command.cli_inputs import write_inputs
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.cost_model.network import wire_bytes
+from tvm_distir.core.collectives.volume import wire_bytes
 from tvm_distir.interface.command import main
 from tvm_distir.interface.command.terminal import wants_colour
 from tvm_distir.models.tvmscript import from_tvmscript

@@ -15,7 +15,7 @@ import pytest
 
 import tvm_distir as td
 from tests.plain_systems import PLAIN_H100
-from tvm_distir.core.cost_model.system_reader import DATA
+from tvm_distir.hardware.systems.system_reader import DATA
 from tvm_distir.interface.command import main
 
 MODEL = "zoo:gpt?size=tiny,dtype=bfloat16"

@@ -11,7 +11,7 @@ import pytest
 import tvm
 from tvm import ir
 
-from tvm_distir.core.cost_model.network import wire_bytes
+from tvm_distir.core.collectives.volume import wire_bytes
 from tvm_distir.core.ir.mesh import mesh_axes, mesh_shape
 from tvm_distir.core.ir.names import COLLECTIVES
 from tvm_distir.core.ir.types import static_shape, tensor_type

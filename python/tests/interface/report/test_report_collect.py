@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.plain_systems import PLAIN_A100
-from tvm_distir.core.cost_model.system import System
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.interface.report.collect import analysis_of, batch_of, main_dtype, parameters_of
 from tvm_distir.interface.report.html import to_html
 from tvm_distir.interface.report.model import Analysis

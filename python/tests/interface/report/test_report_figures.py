@@ -16,13 +16,13 @@ import tvm_distir as td
 from tests.interface.report.report_samples import GIB, sample
 from tests.performance.simulation.hand_programs import SYSTEM, Build, program, random_program
 from tests.performance.simulation.hand_stages import Sizes, stages
-from tvm_distir.core.cost_model.constants import Constant
-from tvm_distir.core.cost_model.hardware import OuterTier
-from tvm_distir.core.cost_model.network_reader import load_network, network_names
-from tvm_distir.core.cost_model.provenance import sourced_numbers
-from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.cost_model.system_reader import system_names
 from tvm_distir.core.plan.schedules.schedule import Schedule
+from tvm_distir.hardware.systems.constants import Constant
+from tvm_distir.hardware.systems.hardware import OuterTier
+from tvm_distir.hardware.systems.network_reader import load_network, network_names
+from tvm_distir.hardware.systems.provenance import sourced_numbers
+from tvm_distir.hardware.systems.system import System
+from tvm_distir.hardware.systems.system_reader import system_names
 from tvm_distir.interface.report.advice import advice, advice_lines
 from tvm_distir.interface.report.collect import analysis_of
 from tvm_distir.interface.report.document import to_dict

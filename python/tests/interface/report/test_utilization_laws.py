@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 import tvm_distir as td
-from tvm_distir.core import system_names
+from tvm_distir.hardware import system_names
 from tvm_distir.interface.report.collect import analysis_of
 from tvm_distir.interface.report.figures import figures
 from tvm_distir.performance import step_flops

@@ -14,7 +14,6 @@ from tvm import ir, relax
 import tvm_distir as td
 from tests.core.ops.rule_cases.all_cases import TABLE
 from tvm_distir import transforms as transform
-from tvm_distir.core import WRITTEN_OPS
 from tvm_distir.core.rewriting.calls import leaves_of
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.xla.process import XlaProcess
@@ -22,6 +21,7 @@ from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.models.export.op_writers import WRITERS
 from tvm_distir.models.stablehlo.composites import OPS, attributes_type
 from tvm_distir.support.errors.tree import ModelError
+from tvm_distir.transforms import WRITTEN_OPS
 
 MESH = {"dp": 2, "tp": 2}
 

@@ -9,7 +9,7 @@ import dataclasses
 import pytest
 
 import tvm_distir as td
-from tvm_distir.core.cost_model.constants import Constant
+from tvm_distir.hardware.systems.constants import Constant
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import FusionRule, Profile, profile_names
 from tvm_distir.performance.program.parts import Entry, Function, Mesh, Op, Value

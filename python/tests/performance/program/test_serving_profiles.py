@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from tvm_distir.core.cost_model.system import System
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.joined_kernels import joined
 from tvm_distir.performance.fusion.profile import Profile

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from tvm_distir.core.cost_model.system import System
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.performance.program.parts import Entry, Function, Mesh, Op, Value
 from tvm_distir.performance.program.program import Program
 

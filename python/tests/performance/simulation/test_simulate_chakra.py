@@ -15,8 +15,8 @@ import tvm_distir as td
 from tests.performance.simulation.chakra_reader import play, read_rank
 from tests.performance.simulation.hand_programs import SYSTEM, Build, program, random_program
 from tests.performance.simulation.hand_stages import Sizes, stages
-from tvm_distir.core.cost_model.hardware import HostLink
 from tvm_distir.core.plan.schedules.schedule import Schedule
+from tvm_distir.hardware.systems.hardware import HostLink
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.planning.strategies.composition import make_plan
 

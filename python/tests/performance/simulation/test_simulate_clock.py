@@ -7,11 +7,11 @@ from __future__ import annotations
 import pytest
 from tvm import ir, relax
 
-from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.types import relax_functions, value_types
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.rewriting.native import function_index as native
 from tvm_distir.core.rewriting.scopes import bindings_in
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.models.model import load_model
 from tvm_distir.models.tvmscript import from_tvmscript
 from tvm_distir.performance.program.exporter import export

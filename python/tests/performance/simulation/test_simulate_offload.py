@@ -16,12 +16,12 @@ import tvm_distir as td
 from tests.performance.native.kernels import using
 from tests.performance.simulation.hand_programs import MICRO, SYSTEM
 from tests.performance.simulation.hand_stages import Sizes, stages
-from tvm_distir.core.cost_model.hardware import HostLink
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.offloading import absences
 from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schema import MeshSpec
+from tvm_distir.hardware.systems.hardware import HostLink
 from tvm_distir.interface.report.collect import analysis_of
 from tvm_distir.interface.report.text import to_text
 from tvm_distir.performance.simulation.result import Result

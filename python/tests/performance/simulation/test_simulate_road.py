@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from tvm_distir.core.cost_model.system import System
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.models.model import load_model
 from tvm_distir.performance.program.exporter import export
 from tvm_distir.performance.simulation.simulator import simulate

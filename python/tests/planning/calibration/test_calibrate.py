@@ -11,9 +11,9 @@ import pytest
 
 import tvm_distir as td
 from tests.plain_systems import PLAIN_A100
-from tvm_distir.core.cost_model.constants import MEANINGS, MOST
-from tvm_distir.core.cost_model.system_reader import system_names
-from tvm_distir.core.cost_model.system_writer import to_data
+from tvm_distir.hardware.systems.constants import MEANINGS, MOST
+from tvm_distir.hardware.systems.system_reader import system_names
+from tvm_distir.hardware.systems.system_writer import to_data
 from tvm_distir.planning.calibration.calibrate import calibrate
 from tvm_distir.planning.calibration.least_squares import fit
 from tvm_distir.planning.calibration.measured_rows import StepTimeModel

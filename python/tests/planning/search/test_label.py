@@ -19,11 +19,11 @@ from tests.plain_systems import PLAIN_A100, PLAIN_H100
 from tests.planning.search.systems import A100, QUICK
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import MeshSpec
-from tvm_distir.core.propagation.auto_sharding.memory_bound import TooLargeError
-from tvm_distir.core.propagation.auto_sharding.solver import Labeller
 from tvm_distir.core.propagation.solve.ilp import integer_optimum
 from tvm_distir.core.redistribution import Planner, price_matrix
 from tvm_distir.core.solver.problem import INFINITE, Problem
+from tvm_distir.hardware.auto_sharding.memory_bound import TooLargeError
+from tvm_distir.hardware.auto_sharding.solver import Labeller
 from tvm_distir.planning.search.auto_sharding import auto_shard, labeller_of
 from tvm_distir.planning.search.min_marginals import min_marginals
 from tvm_distir.support.errors.tree import InfeasibleError, PlanError

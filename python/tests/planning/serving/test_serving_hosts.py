@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes, serve_requests
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel

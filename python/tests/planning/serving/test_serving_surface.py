@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.interface.command.__main__ import main
 from tvm_distir.planning.serving import surface as surface_module
 from tvm_distir.planning.serving.batching import Speculation

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.planning.serving.test_serving_events import MS, PAGE, steps_of
-from tvm_distir.core import System, system_names
+from tvm_distir.hardware import System, system_names
 from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions, serve_requests
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
 from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment

@@ -11,7 +11,6 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.ops.class_memo import class_facts, class_memo
@@ -21,6 +20,7 @@ from tvm_distir.core.rewriting.calls import is_redistribute, op_name, place_of
 from tvm_distir.core.rewriting.functions import callers_closure, has_dtensor, retyped
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member, read_module
 from tvm_distir.core.rewriting.templates import Templates
+from tvm_distir.hardware import System
 from tvm_distir.support import LevelError
 
 from .local_view import is_local_view, legalize_local_view

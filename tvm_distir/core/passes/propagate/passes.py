@@ -11,19 +11,18 @@ import tvm
 from tvm import ir, relax
 
 from tvm_distir.core.analysis.well_formed import well_formed_first
-from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.attributes import LABELS_ATTR, OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR
 from tvm_distir.core.ir.branches import lift_branches
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.passes.branches.sink import sink_conversions
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
-from tvm_distir.core.propagation.auto_sharding.solver import Labeller
 from tvm_distir.core.propagation.decide import propagate
 from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.serialization import decision_of_labels
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.core.rewriting.functions import inner_made_private
+from tvm_distir.hardware import Labeller, System
 from tvm_distir.support import InfeasibleError, Steps, unrolled
 
 from .rewriter import FunctionRewriter

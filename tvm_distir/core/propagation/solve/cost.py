@@ -8,11 +8,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm_distir.core.cost_model.network import wire_share
-from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.collectives.volume import wire_share
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.ops.factor import Factor
 from tvm_distir.core.solver.problem import INFINITE
+from tvm_distir.hardware import System
 
 HEADROOM_BITS = 46
 """Bits to which the cost of an op is scaled, so that sums over a model stay finite."""
@@ -245,7 +245,7 @@ class Conversions:
 
         Notes
         -----
-        Ring formulae: :func:`tvm_distir.core.cost_model.network.wire_share`.
+        Ring formulae: :func:`tvm_distir.core.collectives.volume.wire_share`.
         """
         if have == want:
             return 0

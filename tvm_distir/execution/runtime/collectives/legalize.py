@@ -13,16 +13,14 @@ from tvm.relax.transform.legalize_ops.common import register_legalize
 from tvm_distir.core import (
     COLLECTIVES,
     DONE,
-    GROUPED_KERNELS,
     KV_APPEND_OP,
     PREFIX,
     REDUCE_OPS,
-    WRITTEN_OPS,
-    appended,
     decode_collective,
     decode_transfer,
     start_name,
 )
+from tvm_distir.transforms import GROUPED_KERNELS, WRITTEN_OPS, appended
 
 from .ccl import ARGS
 from .ccl import PREFIX as CCL_PREFIX

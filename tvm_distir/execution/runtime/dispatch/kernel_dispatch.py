@@ -15,7 +15,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_distir.core import WRITTEN_ATTENTION
+from tvm_distir.transforms import WRITTEN_ATTENTION
 
 from .packed_names import CAUSAL, TORCH_PREFIX, check_dispatch
 

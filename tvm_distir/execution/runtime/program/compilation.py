@@ -19,8 +19,9 @@ import tvm
 from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir.schedule.schedule import ScheduleError
 
-from tvm_distir.core import kernel_passes, outline_branches, repair_kernels
+from tvm_distir.core import outline_branches
 from tvm_distir.support import DistIRError, EngineError, ForkSafeLock
+from tvm_distir.transforms import kernel_passes, repair_kernels
 
 from .gpu_passes import check_threads, gpu_passes
 from .targets import target_in_scope

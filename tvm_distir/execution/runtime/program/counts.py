@@ -27,7 +27,7 @@ class CollectiveCount:
     bytes_per_device : int
         The sum over the executions of the bytes of a device's result.
     wire_bytes_per_device : int
-        Sum of :func:`tvm_distir.core.cost_model.network.wire_bytes`; for a transfer, the bytes that
+        Sum of :func:`tvm_distir.core.collectives.volume.wire_bytes`; for a transfer, the bytes that
         leave a device, summed over devices and divided by the destination ranks, rounded up.
     """
 

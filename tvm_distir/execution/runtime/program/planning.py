@@ -14,7 +14,6 @@ from tvm import ir, relax
 from tvm_distir.core import (
     all_bindings,
     check_module,
-    kernel_passes,
     known_shape,
     outline_branches,
     size_bytes,
@@ -30,7 +29,7 @@ from tvm_distir.performance import (
     StorageStep,
 )
 from tvm_distir.support import EngineError, Steps, unrolled
-from tvm_distir.transforms import ExpandSchedule
+from tvm_distir.transforms import ExpandSchedule, kernel_passes
 
 from .async_calls import split_starts
 from .dist_io import entries

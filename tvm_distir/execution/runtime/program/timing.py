@@ -17,9 +17,11 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
-from tvm_distir.core import PICOSECONDS, check_module, known_shape, repair_kernels
+from tvm_distir.core import check_module, known_shape
+from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance import Program, export
 from tvm_distir.support import CACHE, CacheFile, EngineError, shortened
+from tvm_distir.transforms import repair_kernels
 
 from .compilation import order_loops
 from .cores import one_thread

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import PICOSECONDS, System, pair_up
+from tvm_distir.hardware import PICOSECONDS, System, pair_up
 from tvm_distir.performance.engine.activities import ENDLESS, Loads
 from tvm_distir.performance.engine.function_summaries import NEVER, STREAM_PORTS, Ints
 from tvm_distir.performance.program.pipeline_program import Edge

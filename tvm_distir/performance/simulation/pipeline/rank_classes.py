@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
-from tvm_distir.core import System
+from tvm_distir.hardware import System
 from tvm_distir.performance.engine.function_summaries import (
     AT_HAND,
     FREE,

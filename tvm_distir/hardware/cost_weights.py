@@ -6,11 +6,18 @@ from __future__ import annotations
 
 from tvm import ir
 
-from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.ir.mesh import axis_groups, mesh_shape, meshes
-from tvm_distir.core.ir.types import known_shape, relax_functions, tensor_type, value_types
-from tvm_distir.core.ops.dims import size_bytes
-from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.core import (
+    Costs,
+    axis_groups,
+    known_shape,
+    mesh_shape,
+    meshes,
+    relax_functions,
+    size_bytes,
+    tensor_type,
+    value_types,
+)
+from tvm_distir.hardware.systems.system import System
 
 
 def costs_for(mod: ir.IRModule, system: System | str | None) -> Costs:

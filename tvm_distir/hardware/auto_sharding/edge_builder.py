@@ -8,11 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.core.ir.placement import Labels, P, R
-from tvm_distir.core.propagation.graph.graph import Uses
-from tvm_distir.core.propagation.solve.tables import Interned
-from tvm_distir.core.redistribution.matrix import PriceMatrix
-from tvm_distir.core.solver.problem import INFINITE
+from tvm_distir.core import INFINITE, Interned, Labels, P, PriceMatrix, R, Uses
 
 from .liveness import Liveness
 from .sharding_problem import Assembly, Bytes, Side

@@ -12,16 +12,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core.ir.placement import Labels, P, R
-from tvm_distir.core.ops.dims import nominal
-from tvm_distir.core.propagation.graph.graph import Graph
-from tvm_distir.core.propagation.module import PlacedModule
-from tvm_distir.core.propagation.reach import ReachableAxes
-from tvm_distir.core.propagation.solve.problem import End, LabellingProblem
-from tvm_distir.core.propagation.solve.strategies import OpStrategy, Strategies, StrategyTable
-from tvm_distir.core.propagation.solve.tables import Interned, TableStore
-from tvm_distir.core.redistribution.matrix import PriceMatrix
-from tvm_distir.core.solver.cost_tables import Tables
+from tvm_distir.core import (
+    End,
+    Graph,
+    Interned,
+    LabellingProblem,
+    Labels,
+    OpStrategy,
+    P,
+    PlacedModule,
+    PriceMatrix,
+    R,
+    ReachableAxes,
+    Strategies,
+    StrategyTable,
+    Tables,
+    TableStore,
+    nominal,
+)
 
 from .in_flight import InFlightActivations
 from .mesh_costs import MeshPrices

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm_distir.core.ops.dims import nominal
-from tvm_distir.core.propagation.graph.graph import Node
-from tvm_distir.core.propagation.solve.problem import End
-from tvm_distir.core.propagation.solve.strategies import OpStrategy
+from tvm_distir.core import End, Node, OpStrategy, nominal
 
 from .kernel_costs import arithmetic_type, in_place
 from .sharding_problem import NO_STATES, Assembly, ShardingProblem

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tvm_distir.hardware.systems import system_family
 from tvm_distir.support import (
     Positive,
     Text,
@@ -18,7 +19,6 @@ from tvm_distir.support import (
     read_json,
 )
 
-from . import system_family
 from .constants import FORMS, AllConstants, value_of
 from .faults import no_json, unknown_name, wrong
 from .hardware import Device, Efficiency, HostLink, Peaks

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from tvm_distir.core import KERNEL_CLASSES, VIEW
 from tvm_distir.support import (
     Keys,
     Positive,
@@ -20,7 +21,7 @@ from tvm_distir.support import (
 
 from .constants import Constant, DeviceConstants
 from .faults import known_file, no_json, wrong
-from .hardware import ASSUMED, KERNEL_CLASSES, LIKE, VIEW, Device, Forms, Peaks, PowerForm
+from .hardware import ASSUMED, LIKE, Device, Forms, Peaks, PowerForm
 
 SCHEMA_VERSION = 1
 DEVICES = Path(__file__).parent / "data" / "devices"

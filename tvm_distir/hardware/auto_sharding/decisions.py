@@ -9,18 +9,25 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import relax
 
-from tvm_distir.core.ir.placement import Labels, P, R
-from tvm_distir.core.ir.types import value_types
-from tvm_distir.core.plan.plan import Plan
-from tvm_distir.core.plan.schema import MeshSpec, PlanRule
-from tvm_distir.core.propagation.decision import Decision, Instance
-from tvm_distir.core.propagation.graph.graph import Graph
-from tvm_distir.core.propagation.instances import Instances
-from tvm_distir.core.propagation.module import PlacedModule
-from tvm_distir.core.propagation.reach import ReachableAxes
-from tvm_distir.core.propagation.serialization import called
-from tvm_distir.core.propagation.solve.cost import Conversions, Costs
-from tvm_distir.core.propagation.solve.strategies import OpStrategy
+from tvm_distir.core import (
+    Conversions,
+    Costs,
+    Decision,
+    Graph,
+    Instance,
+    Instances,
+    Labels,
+    MeshSpec,
+    OpStrategy,
+    P,
+    PlacedModule,
+    Plan,
+    PlanRule,
+    R,
+    ReachableAxes,
+    called,
+    value_types,
+)
 from tvm_distir.support import PlanError, Steps, unrolled
 
 from .sharding_problem import ShardingProblem

@@ -11,12 +11,8 @@ from typing import NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core.cost_model.clock import PICOSECONDS, Clock
-from tvm_distir.core.ir.attributes import training_notes
-from tvm_distir.core.ops.kernels import VIEWS
-from tvm_distir.core.plan.roles import data_positions
-from tvm_distir.core.propagation.graph.graph import Graph, Node
-from tvm_distir.core.propagation.module import PlacedModule
+from tvm_distir.core import VIEWS, Graph, Node, PlacedModule, data_positions, training_notes
+from tvm_distir.hardware.systems.clock import PICOSECONDS, Clock
 from tvm_distir.support import Steps, unrolled
 
 

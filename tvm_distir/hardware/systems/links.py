@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core.ir.names import TRANSFERS
+from tvm_distir.core import TRANSFERS, wire_bytes
 
 from .hardware import InterNode, IntraNode
-from .network import GroupTopology, ring_steps, wire_bytes
+from .network import GroupTopology, ring_steps
 
 PERMUTE = "collective_permute"
 STRAIGHT = (PERMUTE, "exchange", *TRANSFERS)

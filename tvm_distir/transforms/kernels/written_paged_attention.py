@@ -11,15 +11,16 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax import op
 
-from tvm_distir.core.ir.attention_ops import UNSEEN, accumulated
-from tvm_distir.core.ir.grouped_ops import EXPERT_MATMUL_OP
-from tvm_distir.core.ir.paged_attention_ops import (
+from tvm_distir.core import (
+    EXPERT_MATMUL_OP,
     KV_APPEND_OP,
     PAGED_ATTENTION_OP,
+    UNSEEN,
     PagedAttentionForm,
+    accumulated,
+    scalar,
     start_operand,
 )
-from tvm_distir.core.rewriting.nodes import scalar
 
 from .written_attention import WRITTEN_ATTENTION
 

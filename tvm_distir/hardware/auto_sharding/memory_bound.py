@@ -12,10 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core.analysis.liveness import live_bytes
-from tvm_distir.core.propagation.solve.exact import Solution
-from tvm_distir.core.solver.cost_tables import Tables
-from tvm_distir.core.solver.problem import INFINITE, Factors, Problem
+from tvm_distir.core import INFINITE, Factors, Problem, Solution, Tables, live_bytes
 from tvm_distir.support import InfeasibleError
 
 from .sharding_problem import LiveRange, ShardingProblem

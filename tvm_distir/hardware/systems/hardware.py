@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 
 from annotated_types import Ge, Interval
 
+from tvm_distir.core import KERNEL_CLASSES, VIEW
 from tvm_distir.support import (
     Check,
     Fraction,
@@ -25,24 +26,12 @@ from tvm_distir.support import (
 from .collective_algorithms import ALGORITHMS, TIMED
 from .constants import Constant
 
-KERNEL_CLASSES = (
-    "matmul", "conv", "attention", "memory", "gather", "view", "batched", "vocabulary", "scores",
-    "logits", "unaligned", "attention_backward", "attention_decode", "flash_attention_2",
-)  # fmt: skip
-"""Kernel classes, which differ in the fractions of the peaks that they reach."""
 LIKE = {
     "batched": "matmul", "vocabulary": "matmul", "unaligned": "matmul", "scores": "memory",
     "logits": "memory", "attention_backward": "attention", "attention_decode": "attention",
     "flash_attention_2": "attention",
 }  # fmt: skip
 """Kernel classes that default to another class where a system does not list them."""
-VIEW = "view"
-"""The kernel class that costs nothing: the result is the operand's memory."""
-TENSOR_CLASSES = (
-    "matmul", "conv", "attention", "batched", "vocabulary", "unaligned", "attention_backward",
-    "attention_decode", "flash_attention_2",
-)  # fmt: skip
-"""Kernel classes that run at the peak of the matrix units."""
 ASSUMED = "assumed"
 """The word with which the source of a number begins that was not measured."""
 

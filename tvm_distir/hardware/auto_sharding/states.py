@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core.ir.placement import Labels, P
-from tvm_distir.core.ops.factor import Factor, Rule
-from tvm_distir.core.ops.kernels import VIEWS
-from tvm_distir.core.propagation.solve.cost import sent_inside
-from tvm_distir.core.propagation.solve.strategies import (
+from tvm_distir.core import (
+    VIEWS,
+    Factor,
+    Labels,
     NodeStrategy,
+    P,
+    Rule,
     Strategies,
     StrategyTable,
+    sent_inside,
     strategies_along,
 )
 

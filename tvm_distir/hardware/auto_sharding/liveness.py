@@ -8,10 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.core.ir.placement import Labels
-from tvm_distir.core.ops.kernels import VIEWS
-from tvm_distir.core.redistribution.matrix import PriceMatrix
-from tvm_distir.core.solver.problem import INFINITE
+from tvm_distir.core import INFINITE, VIEWS, Labels, PriceMatrix
 
 from .in_flight import NO_FLIGHT, LiveRanges
 from .kernel_costs import in_place

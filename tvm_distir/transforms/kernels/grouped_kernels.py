@@ -12,8 +12,7 @@ from typing import Any
 
 from tvm import ir, relax, te, tirx
 
-from tvm_distir.core.ir.attention_ops import accumulated
-from tvm_distir.core.ir.grouped_ops import GROUPED_MATMUL_OP, GROUPED_OUTER_OP
+from tvm_distir.core import GROUPED_MATMUL_OP, GROUPED_OUTER_OP, accumulated
 
 
 def _te_matmul(x: Any, w: Any, ids: Any) -> Any:

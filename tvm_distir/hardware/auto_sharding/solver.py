@@ -9,17 +9,22 @@ from typing import NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.ir.attributes import param_names, training_notes
-from tvm_distir.core.ir.mesh import meshes
-from tvm_distir.core.propagation.decision import Decision
-from tvm_distir.core.propagation.graph.graph import Graph
-from tvm_distir.core.propagation.module import PlacedModule
-from tvm_distir.core.propagation.reach import ReachabilityWalk
-from tvm_distir.core.propagation.solve.exact import Solution, WarmStarts, minimise
-from tvm_distir.core.propagation.unify import DimUnifier
-from tvm_distir.core.solver.cost_tables import Tables
-from tvm_distir.core.solver.problem import Problem
+from tvm_distir.core import (
+    Decision,
+    DimUnifier,
+    Graph,
+    PlacedModule,
+    Problem,
+    ReachabilityWalk,
+    Solution,
+    Tables,
+    WarmStarts,
+    meshes,
+    minimise,
+    param_names,
+    training_notes,
+)
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.support import InfeasibleError, Steps, UsageError, unrolled
 
 from .decisions import axes_of, decision_of, mesh_of

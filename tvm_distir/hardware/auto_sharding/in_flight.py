@@ -9,23 +9,22 @@ from dataclasses import dataclass, field, replace
 
 from tvm import ir
 
-from tvm_distir.core.ir.attributes import (
+from tvm_distir.core import (
     ACCUMULATE_PHASE,
+    ACTIVATION,
+    BACKWARD,
     BACKWARD_PHASE,
+    FORWARD,
     FORWARD_PHASE,
+    WEIGHT,
     WEIGHT_PHASE,
+    Graph,
+    Pipeline,
+    PipelineAction,
+    Plan,
+    PlanRule,
     phase_of,
 )
-from tvm_distir.core.plan.plan import Plan
-from tvm_distir.core.plan.schedules.notes import ACTIVATION, Pipeline
-from tvm_distir.core.plan.schedules.pipeline_actions import (
-    BACKWARD,
-    FORWARD,
-    WEIGHT,
-    PipelineAction,
-)
-from tvm_distir.core.plan.schema import PlanRule
-from tvm_distir.core.propagation.graph.graph import Graph
 from tvm_distir.support import PlanError
 
 _BEHIND = (BACKWARD_PHASE, WEIGHT_PHASE)

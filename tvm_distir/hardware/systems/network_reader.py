@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the network of a system from JSON: nodes, tiers between them, and links to hosts.
 
-A network is a file ``core/cost_model/data/networks/NAME.json`` of the form ::
+A network is a file ``hardware/systems/data/networks/NAME.json`` of the form ::
 
     {"schema_version": 1, "name": "hgx-h100", "description": "...",
      "intra_node": {"name": "NVLink 4", "devices_per_node": 8, "bandwidth_GBps": 450,

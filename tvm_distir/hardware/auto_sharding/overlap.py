@@ -6,10 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tvm_distir.core.cost_model.hardware import TENSOR_CLASSES
-from tvm_distir.core.plan.roles import data_positions
-from tvm_distir.core.propagation.graph.graph import CONST, Graph
-from tvm_distir.core.propagation.module import PlacedModule
+from tvm_distir.core import CONST, TENSOR_CLASSES, Graph, PlacedModule, data_positions
 
 Flags = Sequence[bool]
 """A flag per operand or result of a call, or per node."""

@@ -15,23 +15,14 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.core import TENSOR_CLASSES, VIEW, check_kind
 from tvm_distir.support import DataTable, Displayed, HardwareError, UsageError
 
 from .constants import Constant, value_of
-from .hardware import (
-    LIKE,
-    TENSOR_CLASSES,
-    VIEW,
-    Device,
-    HostLink,
-    InterNode,
-    IntraNode,
-    OuterTier,
-    of_dtype,
-)
+from .hardware import LIKE, Device, HostLink, InterNode, IntraNode, OuterTier, of_dtype
 from .kernel_tables import KernelSizes, KernelTable, KernelTables, load_tables
 from .links import far_time_s, near_time_s
-from .network import GroupLayout, GroupTopology, check_kind, layout_of, nic_sharing, spread
+from .network import GroupLayout, GroupTopology, layout_of, nic_sharing, spread
 from .rates import Rate, RooflineTime, form_rate, rate
 from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse
@@ -103,7 +94,7 @@ class System(Displayed):
     def load(name_or_path: str | Path) -> System:
         """Read a system by its name, or from a JSON file.
 
-        Names are those of the files in ``core/cost_model/data``, their aliases in
+        Names are those of the files in ``hardware/systems/data``, their aliases in
         ``data/aliases/systems.json``, which the system has as its name then, and those that other
         packages offer by the entry point group ``tvm_distir.systems``.
 

@@ -9,14 +9,21 @@ from collections.abc import Callable, Sequence
 
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.cost_model.clock import Clock
-from tvm_distir.core.cost_model.network import GroupLayout
-from tvm_distir.core.cost_model.system import System
-from tvm_distir.core.ir.mesh import axis_groups, mesh_devices, mesh_shape
-from tvm_distir.core.ir.names import LOCAL_STEPS
-from tvm_distir.core.ir.placement import Labels, P, R
-from tvm_distir.core.propagation.solve.strategies import fits
-from tvm_distir.core.redistribution.matrix import PriceMatrix, price_matrix
+from tvm_distir.core import (
+    LOCAL_STEPS,
+    Labels,
+    P,
+    PriceMatrix,
+    R,
+    axis_groups,
+    fits,
+    mesh_devices,
+    mesh_shape,
+    price_matrix,
+)
+from tvm_distir.hardware.systems.clock import Clock
+from tvm_distir.hardware.systems.network import GroupLayout
+from tvm_distir.hardware.systems.system import System
 
 Groups = Sequence[Sequence[int]]
 
