@@ -199,6 +199,7 @@ from .passes.branches.restore import choices as choices
 from .passes.branches.results import branch_results as branch_results
 from .passes.branches.results import is_choice as is_choice
 from .passes.branches.sink import sink_collectives as sink_collectives
+from .passes.cost_model import CostModel as CostModel
 from .passes.declaration import PassInfo as PassInfo
 from .passes.declaration import Rewrite as Rewrite
 from .passes.declaration import info_of as info_of
@@ -308,6 +309,8 @@ from .propagation.tied_dims import TiedDims as TiedDims
 from .propagation.tied_dims import tied_dims as tied_dims
 from .propagation.unify import DimUnifier as DimUnifier
 from .propagation.weight_search import WeightLabels as WeightLabels
+from .redistribution.costs import EXCHANGE_EXTRA as EXCHANGE_EXTRA
+from .redistribution.costs import StepCosts as StepCosts
 from .redistribution.matrix import PriceMatrix as PriceMatrix
 from .redistribution.matrix import price_matrix as price_matrix
 from .redistribution.shards import bounds_of as bounds_of

@@ -12,7 +12,9 @@ from .auto_sharding.mesh_costs import shard_bytes as shard_bytes
 from .auto_sharding.sharding_problem import ShardingProblem as ShardingProblem
 from .auto_sharding.solver import WIDTH as WIDTH
 from .auto_sharding.solver import Labeller as Labeller
+from .cost_model import SystemCostModel as SystemCostModel
 from .cost_weights import costs_for as costs_for
+from .cost_weights import costs_of_axes as costs_of_axes
 from .cost_weights import main_dtype as main_dtype
 from .systems.clock import PICOSECONDS as PICOSECONDS
 from .systems.clock import Clock as Clock

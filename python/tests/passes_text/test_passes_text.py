@@ -10,58 +10,18 @@ are not. Examples at level 5 leave the attribute ``dist.io`` out where no pass r
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import tvm
 import tvm_ffi
 
+from tests.passes_text.texts import FILES, HERE, constants, read
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.support.errors.tree import LevelError
 from tvm_distir.transforms.registry import pass_names
-from tvm_distir.transforms.spec import PassSpec, parse_passes
-
-HERE = Path(__file__).parent
-FILES = sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith(("_", "test_")))
-
-
-@dataclass
-class Example:
-    """What a file holds."""
-
-    doc: str
-    spec: PassSpec
-    plan: dict[str, Any] | None
-    before: tvm.IRModule
-    after: tvm.IRModule
-
-
-def constants(tree: ast.Module) -> dict[str, Any]:
-    """Return the values of the assignments of a file."""
-    return {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-    }
-
-
-def example(file: str) -> Example:
-    """Read a file; TVMScript with meshes can be parsed but not imported."""
-    source = (HERE / f"{file}.py").read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    names = constants(tree)
-    modules = {
-        node.name: tvm.script.from_source("@I.ir_module\n" + ast.get_source_segment(source, node))
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-    }
-    (spec,) = parse_passes(names["PASS"])
-    doc = ast.get_docstring(tree) or ""
-    return Example(doc, spec, names.get("PLAN"), modules["Before"], modules["After"])
+from tvm_distir.transforms.spec import parse_passes
 
 
 def is_at(mod: tvm.IRModule, level: str) -> bool:
@@ -81,15 +41,16 @@ def test_every_pass_has_an_example() -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_pass_gives_the_module_that_is_written(file: str) -> None:
-    single = example(file)
+    single = read(file)
+    (spec,) = parse_passes(single.options)
     inputs = {} if single.plan is None else {"plan": Plan.from_dict(single.plan)}
-    created = single.spec.make(**inputs)(single.before)
+    created = spec.make(**inputs)(single.before)
     tvm.ir.assert_structural_equal(created, single.after)
     assert not tvm_ffi.structural_equal(single.before, single.after)
-    if IO_ATTR in str(single.after.script()) or single.spec.info.takes != ("local",):
-        levels = [level for level in single.spec.info.takes if is_at(single.before, level)]
-        assert levels, f"Before is at none of the levels {single.spec.info.takes}"
-        check_level(single.after, single.spec.info.gives or levels[0])
+    if IO_ATTR in str(single.after.script()) or spec.info.takes != ("local",):
+        levels = [level for level in spec.info.takes if is_at(single.before, level)]
+        assert levels, f"Before is at none of the levels {spec.info.takes}"
+        check_level(single.after, spec.info.gives or levels[0])
     assert single.doc.endswith(".") and "\n\n" not in single.doc, (
         "one sentence says what to look at"
     )

@@ -173,7 +173,7 @@ def crossing_elements(call: Collective) -> int:
 
 
 def counted_bytes(call: Collective, result: Array) -> int:
-    """Return the bytes from which :func:`~.network.wire_bytes` computes the traffic."""
+    """Return the bytes from which :func:`~.volume.wire_bytes` computes the traffic."""
     if call.name == "exchange":
         return crossing_elements(call) * result.itemsize
     return result.nbytes

@@ -9,7 +9,6 @@ from tvm import ir
 from tvm_distir.core.ir.mesh import meshes
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.collector import gc_paused
-from tvm_distir.hardware import System, costs_for
 from tvm_distir.support import PropagationError
 
 from .decision import Decision, Instance, Signature
@@ -21,7 +20,6 @@ def propagate(
     mod: ir.IRModule,
     costs: Costs | None = None,
     memory_bytes: int | None = None,
-    system: System | str | None = None,
     complete: bool = False,
 ) -> Decision:
     """Decide the placement of every value of an annotated module.
@@ -38,8 +36,6 @@ def propagate(
         keeps more, memory gets a cost and parameters without an annotation may be sharded over
         any axis.
 
-    system : System or str, optional
-        A system whose times give the costs in proportion, where no costs are given.
     complete : bool
         Whether any axis may shard any dim of what annotations leave open, not only dims that
         follow from theirs.
@@ -59,7 +55,7 @@ def propagate(
             remedy="Run AnnotateSharding(plan), or set global_infos (mesh).",
         )
     with gc_paused():
-        propagator = Propagator(mod, costs or costs_for(mod, system), complete)
+        propagator = Propagator(mod, costs or Costs(), complete)
         decision = _shared(propagator, propagator.run())
         if memory_bytes is not None:
             decision = within(propagator, decision, memory_bytes)

@@ -16,10 +16,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_distir.hardware import System
 from tvm_distir.support import UsageError
 
-from .costs import RingCosts, StepCosts, SystemCosts
+from .costs import RingCosts, StepCosts
 from .path_search import PathSearch
 from .steps import KINDS, Step
 from .transition import PlannerOptions, Redistribution, Transition
@@ -33,9 +32,9 @@ class Planner:
 
     Parameters
     ----------
-    system : System, optional
-        A system whose bandwidths and latencies give the costs of steps. Without it, the bytes on
-        the wire are the cost (:class:`.costs.RingCosts`).
+    costs : StepCosts, optional
+        The costs of steps. Without them, the bytes that a device sends are the cost
+        (:class:`.costs.RingCosts`).
     memory_bound : float, optional
         No shard on the way may be larger than this times the larger end (at least 1), but for
         padding that is less than an eighth of it; None for no bound.
@@ -52,7 +51,7 @@ class Planner:
 
     def __init__(
         self,
-        system: System | None = None,
+        costs: StepCosts | None = None,
         memory_bound: float | None = 1.0,
         memory_bytes: int | None = None,
         kinds: Sequence[str] = KINDS,
@@ -65,8 +64,7 @@ class Planner:
                 place="LegalizeRedistribute",
                 remedy="Give 1.0 or more, or None for no bound.",
             )
-        costs: StepCosts = RingCosts() if system is None else SystemCosts(system)
-        self.means = PlannerOptions(costs, memory_bound, memory_bytes, tuple(kinds))
+        self.means = PlannerOptions(costs or RingCosts(), memory_bound, memory_bytes, tuple(kinds))
         self._cache: OrderedDict[Transition, Redistribution] = OrderedDict()
         self._narrower: dict[str, Planner] = {}
 

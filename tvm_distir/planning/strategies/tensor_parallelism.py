@@ -35,7 +35,7 @@ from tvm_distir.core import (
     lift_branches,
     relax_functions,
 )
-from tvm_distir.hardware import System, main_dtype
+from tvm_distir.hardware import System, costs_of_axes, main_dtype
 from tvm_distir.support import PlanError
 
 from .cache_placement import cache_positions, warn_of_full_caches
@@ -161,7 +161,7 @@ def _costs(mod: ir.IRModule, mesh: MeshSpec, axis: str, system: System | None) -
     if system is None:
         return Costs()
     groups = axis_groups(mesh.device_mesh(), (mesh.axis_number(axis),))
-    return Costs.for_axes(system, main_dtype(mod), [groups])
+    return costs_of_axes(system, main_dtype(mod), [groups])
 
 
 def _standing(

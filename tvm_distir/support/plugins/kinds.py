@@ -213,7 +213,7 @@ def _sequence(item: Any) -> OptionType | None:
 
 
 def _loaded(cls: Any) -> OptionType:
-    word = cls.__name__.lower()
+    word = getattr(cls, "option_word", cls.__name__.lower())
     expects = f"the name or file of a {word}"
 
     def read(term: Term) -> str:

@@ -50,7 +50,7 @@ class Traffic:
     ----------
     counts, result_bytes, wire_bytes : Counter
         Counts by :class:`TrafficKind`: how many, bytes of results, bytes that a device sends by the
-        ring formulae (:func:`~.network.wire_bytes`). Transfers between meshes count at the
+        ring formulae (:func:`~.volume.wire_bytes`). Transfers between meshes count at the
         ``send``, as the size of a device's tensor.
     """
 

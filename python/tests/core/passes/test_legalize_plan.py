@@ -17,6 +17,7 @@ from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.ir.placement import P, R, local_shape
 from tvm_distir.core.redistribution import planner
 from tvm_distir.core.redistribution.planner import Planner, plan_steps
+from tvm_distir.hardware.redistribution_times import RedistributionTimes
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.support.errors.tree import LoweringError, UsageError
 
@@ -76,7 +77,9 @@ def test_no_sequence_of_collectives_is_cheaper(mesh, shape, bound):
 def test_keys_are_gathered_along_the_axis_that_cuts_them():
     """No exchange over the axis of the batch too is estimated faster than this gather."""
     for system in (PLAIN_A100, "h100", "b200"):
-        keys = Planner(System.load(system)).plan((4, 4096, 8, 128), (0, 1), (0, R), (4, 2))
+        keys = Planner(RedistributionTimes(System.load(system))).plan(
+            (4, 4096, 8, 128), (0, 1), (0, R), (4, 2)
+        )
         assert [(step.kind, step.axes) for step in keys.steps] == [("all_gather", (1,))]
 
 
@@ -87,7 +90,7 @@ def test_no_sequence_is_faster_on_a_system():
     far = replace(system.inter_node, bandwidth_per_nic_GBps=0.005)
     system = replace(system, intra_node=near, inter_node=far)
     shape, mesh = (40, 30), (2, 2)
-    search, plans = Search(shape, mesh), Planner(system)
+    search, plans = Search(shape, mesh), Planner(RedistributionTimes(system))
     ids = {(0,): [[0, 2], [1, 3]], (1,): [[0, 1], [2, 3]], (0, 1): [[0, 1, 2, 3]]}
 
     def price(move, state):
@@ -213,7 +216,7 @@ def test_a_slow_network_between_nodes_changes_the_plan():
     shape, mesh, ends = (4096, 4096), (2, 8), ((0, 0), (R, R))
     (single,) = Planner().plan(shape, *ends, mesh).steps
     assert single.axes == (0, 1)
-    steps = Planner(slow).plan(shape, *ends, mesh).steps
+    steps = Planner(RedistributionTimes(slow)).plan(shape, *ends, mesh).steps
     assert len(steps) > 1 or steps[0].axes != (0, 1)
 
 

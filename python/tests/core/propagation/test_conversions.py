@@ -12,6 +12,7 @@ from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.solve.conversions import ReshardPath
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.solver.problem import INFINITE
+from tvm_distir.hardware.cost_weights import costs_of_axes, costs_of_system
 from tvm_distir.hardware.systems.system import System
 
 BYTES, RANKS = 1 << 20, 4
@@ -108,7 +109,7 @@ def test_two_axes_share_the_first_step():
 def test_costs_of_a_system_are_in_proportion_to_its_times(name):
     """A matmul, a copy and a gather cost as they last, up to the rounding of the weights."""
     system, dtype = System.load(name), "float32" if name == "laptop-cpu" else "float16"
-    costs = Costs.from_system(system, dtype)
+    costs = costs_of_system(system, dtype)
     size, flops = 1 << 32, 1 << 46
     gather_s = system.collective_time_s("all_gather", size, [0, 1])
     copy_s = system.roofline(0, size, "memory", dtype).time_s
@@ -142,9 +143,9 @@ def test_of_two_ways_memory_takes_the_one_that_keeps_less():
 def test_a_single_device_has_weights_too():
     """It sends nothing: what a wire byte would weigh is measured between two."""
     system = System.load("dgx-a100")
-    assert Costs.from_system(system, ranks=1) == Costs.from_system(system, ranks=2)
-    alone = Costs.for_axes(system, "float16", [[[0]], [[0]]])
-    assert alone == Costs.from_system(system)
+    assert costs_of_system(system, ranks=1) == costs_of_system(system, ranks=2)
+    alone = costs_of_axes(system, "float16", [[[0]], [[0]]])
+    assert alone == costs_of_system(system)
 
 
 def test_axes_are_weighed_by_their_own_links():
@@ -152,7 +153,7 @@ def test_axes_are_weighed_by_their_own_links():
     system, size = System.load("dgx-a100"), 1 << 30
     near = [[8 * i + j for j in range(8)] for i in range(8)]
     far = [[8 * i + j for i in range(8)] for j in range(8)]
-    costs = Costs.for_axes(system, "float16", [far, near])
+    costs = costs_of_axes(system, "float16", [far, near])
     sharing = system.nic_sharing(far)
     spent_s = [
         system.collective_time_s("all_gather", size, far[0], sharing),
@@ -161,5 +162,5 @@ def test_axes_are_weighed_by_their_own_links():
     weighed = [Conversions(costs).along(a).cost(0, R, size, 8) for a in (0, 1)]
     assert weighed[1] / weighed[0] == pytest.approx(spent_s[1] / spent_s[0], rel=0.02)
     assert costs.wire == costs.along(0).wire > 2 * costs.along(1).wire
-    same = Costs.for_axes(system, "float16", [near, near])
+    same = costs_of_axes(system, "float16", [near, near])
     assert same.links == () and same.along(1) is same

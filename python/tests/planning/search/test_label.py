@@ -24,6 +24,7 @@ from tvm_distir.core.redistribution import Planner, price_matrix
 from tvm_distir.core.solver.problem import INFINITE, Problem
 from tvm_distir.hardware.auto_sharding.memory_bound import TooLargeError
 from tvm_distir.hardware.auto_sharding.solver import Labeller
+from tvm_distir.hardware.redistribution_times import RedistributionTimes
 from tvm_distir.planning.search.auto_sharding import auto_shard, labeller_of
 from tvm_distir.planning.search.min_marginals import min_marginals
 from tvm_distir.support.errors.tree import InfeasibleError, PlanError
@@ -409,7 +410,7 @@ class TestWhatIsKept:
 
 def test_changes_of_form_cost_what_the_planner_charges():
     """All pairs at once against one after the other."""
-    planner = Planner(A100)
+    planner = Planner(RedistributionTimes(A100))
     mesh, shape = (2, 2), (8, 12)
     forms = [x for x in itertools.product([0, 1, -1, -2], repeat=2)]
     result = price_matrix(planner.means.costs, shape, "float32", mesh, range(4), forms)

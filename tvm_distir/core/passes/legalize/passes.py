@@ -14,13 +14,13 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.ops.class_memo import class_facts, class_memo
+from tvm_distir.core.passes.cost_model import CostModel
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.redistribution.planner import Planner
 from tvm_distir.core.rewriting.calls import is_redistribute, op_name, place_of
 from tvm_distir.core.rewriting.functions import callers_closure, has_dtensor, retyped
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member, read_module
 from tvm_distir.core.rewriting.templates import Templates
-from tvm_distir.hardware import System
 from tvm_distir.support import LevelError
 
 from .local_view import is_local_view, legalize_local_view
@@ -31,7 +31,7 @@ from .rewrite import FunctionLegalizer
 
 @module_pass("distributed", "legalized")
 def LegalizeRedistribute(
-    system: System | str | None = None,
+    system: CostModel | str | None = None,
     *,
     memory_bound: float | None = 1.0,
     memory_bytes: int | None = None,
@@ -47,7 +47,7 @@ def LegalizeRedistribute(
 
     Parameters
     ----------
-    system : System or str, optional
+    system : System, CostModel or str, optional
         System whose bandwidths and latencies determine the cost of collectives; if none is given,
         the number of bytes does.
     memory_bound : float, optional
@@ -69,7 +69,9 @@ def LegalizeRedistribute(
     UsageError
         DIST0150 for a memory bound below 1.
     """
-    planner = Planner(System.resolve(system), memory_bound, memory_bytes)
+    model = CostModel.resolve(system)
+    costs = None if model is None else model.redistribution_costs()
+    planner = Planner(costs, memory_bound, memory_bytes)
 
     return lambda mod: legalize(mod, planner)
 

@@ -15,6 +15,7 @@ from tvm_distir.core.ir.attributes import LABELS_ATTR, OPEN_AXES_ATTR, PARTIAL_A
 from tvm_distir.core.ir.branches import lift_branches
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.passes.branches.sink import sink_conversions
+from tvm_distir.core.passes.cost_model import CostModel
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.propagation.decide import propagate
 from tvm_distir.core.propagation.decision import Decision, Instance
@@ -22,7 +23,6 @@ from tvm_distir.core.propagation.serialization import decision_of_labels
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.core.rewriting.functions import inner_made_private
-from tvm_distir.hardware import Labeller, System
 from tvm_distir.support import InfeasibleError, Steps, unrolled
 
 from .rewriter import FunctionRewriter
@@ -35,7 +35,7 @@ COMPLETED = 0.01
 def PropagateSharding(
     costs: Costs | None = None,
     memory_bytes: int | None = None,
-    system: System | str | None = None,
+    system: CostModel | str | None = None,
     decision: Decision | None = None,
     complete: bool = False,
 ) -> Rewrite:
@@ -59,7 +59,7 @@ def PropagateSharding(
     memory_bytes : int, optional
         Maximum memory of each device in bytes, see :func:`~.decide.propagate`.
 
-    system : System or str, optional
+    system : System, CostModel or str, optional
         System whose times determine the costs if none are given.
     decision : Decision, optional
         An earlier decision on this module, whose branches must be lifted already; it is applied
@@ -67,8 +67,8 @@ def PropagateSharding(
     complete : bool
         Whether any axis may shard any dim of tensors that annotations leave open, and not only
         dims that follow from the annotations. With a system, and no
-        costs, the labels are then those of :class:`~.solver.Labeller`: by its
-        times, at most 1 % above the least.
+        costs, the placements are then those of least time
+        (:meth:`.CostModel.cheapest_placements`), at most 1 % above it.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def PropagateSharding(
     PlanError
         DIST0237 where labels by a system's times are asked for of a function on several meshes.
     """
-    resolved = System.resolve(system)
+    model = CostModel.resolve(system)
 
     def run(mod: ir.IRModule) -> ir.IRModule:
         if decision is not None:
@@ -93,27 +93,28 @@ def PropagateSharding(
         mod = lift_branches(inner_made_private(mod))
         if mod.attrs and LABELS_ATTR in mod.attrs:
             placements = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
-        elif complete and resolved is not None and costs is None:
-            placements = _completed(mod, resolved, memory_bytes)
+        elif complete and model is not None and costs is None:
+            placements = _completed(mod, model, memory_bytes)
         else:
-            placements = propagate(mod, costs, memory_bytes, resolved, complete)
+            weights = costs if costs or model is None else model.placement_costs(mod)
+            placements = propagate(mod, weights, memory_bytes, complete)
         return sink_conversions(ModuleRewriter(mod, placements).run())
 
     return run
 
 
-def _completed(mod: ir.IRModule, system: System, memory_bytes: int | None) -> Decision:
+def _completed(mod: ir.IRModule, model: CostModel, memory_bytes: int | None) -> Decision:
     """Return the cheapest labels of values that annotations leave open, by a system's times.
 
     Where annotations allow nothing propagation by weights says which, and why.
     """
     try:
         with gc_paused():
-            return Labeller(mod, system).run(COMPLETED, memory_bytes).decision
+            return model.cheapest_placements(mod, COMPLETED, memory_bytes)
     except InfeasibleError as error:
         if error.code != "DIST0802":
             raise
-        return propagate(mod, None, memory_bytes, system, True)
+        return propagate(mod, model.placement_costs(mod), memory_bytes, True)
 
 
 class ModuleRewriter:

@@ -5,14 +5,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm_distir.core.collectives.volume import wire_share
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.ops.factor import Factor
 from tvm_distir.core.solver.problem import INFINITE
-from tvm_distir.hardware import System
 
 HEADROOM_BITS = 46
 """Bits to which the cost of an op is scaled, so that sums over a model stay finite."""
@@ -66,79 +64,6 @@ class Costs:
     shift: int = 0
 
     links: tuple[tuple[int, int], ...] = ()
-
-    @classmethod
-    def from_system(cls, system: System, dtype: str = "float16", ranks: int = 2) -> Costs:
-        """Return weights in the proportions of a system's times.
-
-        Parameters
-        ----------
-        system : System
-        dtype : str
-            The dtype of the matmuls.
-        ranks : int
-            The wire is measured among so many devices, the first devices; of a single device, which
-            sends nothing, as of two.
-        """
-        return cls.for_axes(system, dtype, [[list(range(max(ranks, 2)))]])
-
-    @classmethod
-    def for_axes(cls, system: System, dtype: str, axes: Sequence[Sequence[Sequence[int]]]) -> Costs:
-        """Return weights in the proportions of a system's times, with wire costs per mesh axis.
-
-        Slopes of the system's formulae at large sizes: seconds per wire byte of an all-gather
-        along an axis, per byte of a memory-bound op, per FLOP of a matmul, and the time of an
-        empty collective. ``wire`` and ``launch`` are those of the slowest axis.
-
-        Parameters
-        ----------
-        system : System
-        dtype : str
-            The dtype of the matmuls.
-        axes : sequence of sequence of sequence of int
-            The device ids of the groups of each axis, which run at once.
-        """
-        large = 1 << 30
-        work = 1 << 44
-
-        def kernel_s(flops: int, moved_bytes: int, kernel_class: str) -> float:
-            return system.roofline(flops, moved_bytes, kernel_class, dtype).time_s
-
-        memory_s = (kernel_s(0, 2 * large, "memory") - kernel_s(0, large, "memory")) / large
-        flop_s = (kernel_s(2 * work, 0, "matmul") - kernel_s(work, 0, "matmul")) / work
-        wires_s, launches_s = [], []
-        for groups in axes:
-            layout, ranks = system.layout(groups), len(groups[0])
-            empty_s, once_s, twice_s = (
-                max(
-                    system.spread_time_s("all_gather", size_bytes, where, layout.sharing)
-                    for where in layout.kinds
-                )
-                for size_bytes in (0, large, 2 * large)
-            )
-            wires_s.append((twice_s - once_s) / wire_share("all_gather", large, max(ranks, 2)))
-            launches_s.append(empty_s)
-        slowest_s = max(wires_s, default=0.0)
-        if not slowest_s:  # nothing is ever sent
-            return cls.from_system(system, dtype)
-        wire = 1024
-        while wire * flop_s < 4 * slowest_s and wire < 1 << 20:
-            wire *= 2
-
-        def weight(seconds: float) -> int:
-            return max(1, round(wire * seconds / slowest_s))
-
-        links = tuple(
-            (weight(wire_s or slowest_s), weight(launch_s))
-            for wire_s, launch_s in zip(wires_s, launches_s)
-        )
-        return cls(
-            wire=wire,
-            memory=weight(memory_s),
-            flop=weight(flop_s),
-            launch=max(launch for _, launch in links),
-            links=links if len(set(links)) > 1 else (),
-        )
 
     def along(self, axis: int) -> Costs:
         """Return the weights along the axis of a number."""

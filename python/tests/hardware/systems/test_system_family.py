@@ -15,7 +15,7 @@ import tvm_distir as td
 from tvm_distir.hardware import sourced_numbers, system_names, to_data
 from tvm_distir.support import HardwareError
 
-DATA = Path(td.__file__).parent / "core" / "cost_model" / "data"
+DATA = Path(td.__file__).parent / "hardware" / "systems" / "data"
 FAMILY = [
     name
     for name in system_names()
