@@ -278,8 +278,8 @@ from .propagation.graph.graph import Node as Node
 from .propagation.graph.graph import Uses as Uses
 from .propagation.graph.graph import divisible as divisible
 from .propagation.instances import Instances as Instances
-from .propagation.memory import MemoryMeter as MemoryMeter
-from .propagation.module import PlacedModule as PlacedModule
+from .propagation.memory_bound import MemoryMeter as MemoryMeter
+from .propagation.placed_module import PlacedModule as PlacedModule
 from .propagation.placement_search import CandidatePlacement as CandidatePlacement
 from .propagation.placement_search import PlacementConstraint as PlacementConstraint
 from .propagation.placement_search import PlacementSearch as PlacementSearch

@@ -5,13 +5,13 @@ from .auto_sharding.decisions import plan_of as plan_of
 from .auto_sharding.in_flight import on_stages as on_stages
 from .auto_sharding.kernel_costs import StepKernels as StepKernels
 from .auto_sharding.kernel_costs import work_of_step as work_of_step
+from .auto_sharding.labeller import WIDTH as WIDTH
+from .auto_sharding.labeller import Labeller as Labeller
 from .auto_sharding.memory_bound import TooLargeError as TooLargeError
 from .auto_sharding.mesh_costs import MeshPriceCache as MeshPriceCache
 from .auto_sharding.mesh_costs import MeshPrices as MeshPrices
 from .auto_sharding.mesh_costs import shard_bytes as shard_bytes
 from .auto_sharding.sharding_problem import ShardingProblem as ShardingProblem
-from .auto_sharding.solver import WIDTH as WIDTH
-from .auto_sharding.solver import Labeller as Labeller
 from .cost_model import SystemCostModel as SystemCostModel
 from .cost_weights import costs_for as costs_for
 from .cost_weights import costs_of_axes as costs_of_axes

@@ -9,8 +9,8 @@ from pathlib import Path
 from tvm import ir
 
 from tvm_distir.core import CostModel, Costs, Decision, StepCosts
+from tvm_distir.hardware.auto_sharding.labeller import Labeller
 
-from .auto_sharding.solver import Labeller
 from .cost_weights import costs_for
 from .redistribution_times import RedistributionTimes
 from .systems.system import System

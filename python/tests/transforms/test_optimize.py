@@ -20,7 +20,7 @@ from tests.transforms.optimize_harness import (
 )
 from tvm_distir.transforms.optimize.fuse import FuseCollectives
 from tvm_distir.transforms.optimize.merge import MergeReductions
-from tvm_distir.transforms.optimize.move import MoveGathers, MoveSlices
+from tvm_distir.transforms.optimize.moved_collectives import MoveGathers, MoveSlices
 from tvm_distir.transforms.optimize.passes import OptimizeCollectives
 from tvm_distir.transforms.optimize.share import CancelCollectives, ShareCollectives
 from tvm_distir.transforms.optimize.unused import RemoveUnused

@@ -23,7 +23,7 @@ from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.transforms.optimize.bucket import BucketReductions
 from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
-from tvm_distir.transforms.optimize.move import MoveGathers, MoveSlices
+from tvm_distir.transforms.optimize.moved_collectives import MoveGathers, MoveSlices
 from tvm_distir.transforms.optimize.passes import OptimizeCollectives
 from tvm_distir.transforms.optimize.traffic import traffic
 

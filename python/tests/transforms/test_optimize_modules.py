@@ -34,7 +34,7 @@ from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import UsageError
 from tvm_distir.transforms.optimize.fuse import FuseCollectives
 from tvm_distir.transforms.optimize.merge import MergeReductions
-from tvm_distir.transforms.optimize.move import MoveSlices
+from tvm_distir.transforms.optimize.moved_collectives import MoveSlices
 from tvm_distir.transforms.optimize.passes import OptimizeCollectives
 from tvm_distir.transforms.optimize.share import CancelCollectives, ShareCollectives
 from tvm_distir.transforms.optimize.traffic import TrafficInstrument, traffic

@@ -26,7 +26,7 @@ from tvm_distir.transforms.optimize.binding_costs import BindingCosts
 from tvm_distir.transforms.optimize.bucket import BucketReductions
 from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.dependence import block_nodes, peak_bytes
-from tvm_distir.transforms.optimize.scan import Scan
+from tvm_distir.transforms.optimize.function_facts import Scan
 from tvm_distir.transforms.optimize.traffic import traffic
 
 SYSTEM = System.load("laptop-cpu")

@@ -11,9 +11,9 @@ from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.support import PropagationError
 
+from .assignment import Propagator
 from .decision import Decision, Instance, Signature
-from .driver import Propagator
-from .memory import within
+from .memory_bound import within
 
 
 def propagate(
@@ -32,7 +32,7 @@ def propagate(
         The weights of wire bytes, memory traffic and FLOPs.
     memory_bytes : int, optional
         Limit of what a device keeps, as
-        :class:`~tvm_distir.core.propagation.memory.MemoryMeter` counts it. Where the plain decision
+        :class:`~.memory_bound.MemoryMeter` counts it. Where the plain decision
         keeps more, memory gets a cost and parameters without an annotation may be sharded over
         any axis.
 

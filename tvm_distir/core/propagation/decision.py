@@ -61,7 +61,7 @@ class Decision:
     cost : int
         Sum of the minima in 1/1024 wire bytes: of the axes of each mesh at once; where they were
         solved in turn each axis counts the work, with the sizes it was solved with. Compare
-        decisions by :class:`~tvm_distir.core.propagation.price.Evaluator`.
+        decisions by :class:`~tvm_distir.core.propagation.decision_cost.Evaluator`.
     bound : int
         A proven lower bound of it; of axes solved in sequence, the bounds of each.
     conversions : Conversions

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from tvm_distir.core.propagation.graph.graph import Graph
 from tvm_distir.support import PropagationError
 
-from .module import PlacedModule
+from .placed_module import PlacedModule
 from .reach import ReachableAxes
 
 

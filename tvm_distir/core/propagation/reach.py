@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, PinLabels
 
-from .module import PlacedModule
+from .placed_module import PlacedModule
 from .unify import DimClasses
 
 Given = Mapping[str, Mapping[int, tuple[int | None, bool]]]

@@ -27,7 +27,7 @@ from tvm_distir.support import LARGEST, Count, PlanError, Text, nearest, read_mo
 
 from .decision import Decision, Instance
 from .instances import Instances
-from .module import PlacedModule
+from .placed_module import PlacedModule
 
 PLACE = "plan/labels"
 

@@ -15,7 +15,7 @@ from tvm_distir.core.propagation.graph.graph import Axis, Graph
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.functions import inner_made_private
 
-from .module import PlacedModule
+from .placed_module import PlacedModule
 from .weight_search import WeightSearch
 
 

@@ -15,7 +15,7 @@ from tvm_distir.core.propagation.graph.graph import Graph, Node, PinLabels, has_
 from tvm_distir.core.rewriting.native.union_find import union_find
 
 from .decision import Signature
-from .module import PlacedModule
+from .placed_module import PlacedModule
 
 Tie = Sequence[tuple[int, int]]
 """(Slot, dim) pairs of a class."""

@@ -15,16 +15,19 @@ from tvm import ir
 
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible, has_size
+from tvm_distir.core.propagation.solve.axes_solver import Problems
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
-from tvm_distir.core.propagation.solve.solver import Problems
+from tvm_distir.core.propagation.solve.problem_template import (
+    ProblemTemplate,
+    SketchedProblems,
+)
 from tvm_distir.core.propagation.solve.strategies import StrategyTable
 from tvm_distir.core.propagation.solve.tables import PriceTables
-from tvm_distir.core.propagation.solve.template import ProblemTemplate, SketchedProblems
 
+from .assignment import ShardingAssignment
 from .decision import Decision
-from .driver import ShardingAssignment
-from .module import PlacedModule
+from .placed_module import PlacedModule
 from .reach import Given, ReachabilityWalk, ReachableAxes
 from .unify import DimClasses, DimUnifier
 

@@ -28,10 +28,10 @@ from tvm_distir.core import (
 )
 from tvm_distir.transforms.stage_body import StageBody
 
+from .binding_rewriter import Editor, FunctionStep, stepped
 from .call_sites import CallSites, axes_of, laid_out
-from .editing import Editor, FunctionStep, stepped
+from .function_facts import Scan
 from .packing import one_for_all
-from .scan import Scan
 
 BUCKET_BYTES = 25 * 2**20
 """The bytes of a bucket, as in PyTorch's DistributedDataParallel."""

@@ -26,10 +26,10 @@ from tvm_distir.core import (
 from tvm_distir.hardware import System
 
 from .binding_costs import BindingCosts
+from .binding_rewriter import Editor, FunctionStep, rewrite_of, stepped
 from .dependence import BlockNode, block_nodes, peak_bytes
-from .editing import Editor, FunctionStep, rewrite_of, stepped
+from .function_facts import Scan
 from .overlap_choice import OverlapChoice
-from .scan import Scan
 
 
 @module_pass("local")

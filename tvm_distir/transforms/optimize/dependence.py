@@ -27,7 +27,7 @@ from tvm_distir.core import (
 )
 
 from .binding_costs import BodyCosts
-from .scan import Scan
+from .function_facts import Scan
 
 _STARTS = frozenset(start_name(kind) for kind in COLLECTIVES)
 

@@ -27,7 +27,7 @@ from tvm_distir.core import (
 )
 from tvm_distir.core.ir import ops
 
-from .editing import Editor, FunctionStep, axes_dim, rewrite_of
+from .binding_rewriter import Editor, FunctionStep, axes_dim, rewrite_of
 
 
 @module_pass("legalized")

@@ -31,7 +31,7 @@ from tvm_distir.core import (
 from .binding_costs import BindingCosts
 from .call_sites import all_known, laid_out
 from .dependence import block_nodes, peak_bytes
-from .scan import Scan
+from .function_facts import Scan
 
 GATHERED = "gathered"
 """The parameter by which a function gets what is gathered for it."""

@@ -30,8 +30,8 @@ from tvm_distir.core import (
 from tvm_distir.core.ir import ops
 from tvm_distir.support import MeshError, PropagationError
 
-from .editing import Editor, FunctionStep, is_plain_op, operands_of, rewrite_of
-from .scan import Scan
+from .binding_rewriter import Editor, FunctionStep, is_plain_op, operands_of, rewrite_of
+from .function_facts import Scan
 
 
 @module_pass("legalized")

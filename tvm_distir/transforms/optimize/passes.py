@@ -11,10 +11,10 @@ from tvm import ir
 from tvm_distir.core import Readings, Rewrite, module_pass
 from tvm_distir.support import UsageError, nearest
 
-from .editing import FunctionStep, stepped
+from .binding_rewriter import FunctionStep, stepped
 from .fuse import FUSE
 from .merge import merge_step
-from .move import SLICES, gathers_step
+from .moved_collectives import SLICES, gathers_step
 from .share import CANCEL, SHARE
 from .unused import removed
 

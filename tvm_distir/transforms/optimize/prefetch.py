@@ -29,8 +29,8 @@ from tvm_distir.hardware import System
 from .binding_costs import BindingCosts, BodyCosts
 from .call_sites import CallSites, callee_of, type_of
 from .dependence import block_nodes, peak_bytes
+from .function_facts import Scan
 from .lifting import GatherPrologue, HoistedGathers
-from .scan import Scan
 
 
 @module_pass("local")

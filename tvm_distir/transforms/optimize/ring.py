@@ -25,7 +25,8 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import LoweringError
 
-from .editing import Editor, FunctionStep, stepped
+from .binding_rewriter import Editor, FunctionStep, stepped
+from .function_facts import Row, Scan
 from .named_axes import numbers_of_axes
 from .ring_attention_op import RingAttentionOps
 from .ring_block import Stats
@@ -33,7 +34,6 @@ from .ring_nodes import Region
 from .ring_phase import RingPhase
 from .ring_regions import RegionFinder
 from .ring_sources import REMEDY
-from .scan import Row, Scan
 
 
 @module_pass("local")

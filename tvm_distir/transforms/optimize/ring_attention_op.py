@@ -17,10 +17,10 @@ from tvm_distir.transforms.kernels.written_attention import (
     written_attention,
 )
 
-from .editing import Editor
+from .binding_rewriter import Editor
+from .function_facts import Scan
 from .ring_fused import FusedRing, is_by_blocks, owner_reductions
 from .ring_sources import ATTENTION, GatheredTensor, match_ring_gather
-from .scan import Scan
 
 
 def _is_fused(value: Any) -> bool:

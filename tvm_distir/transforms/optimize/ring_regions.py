@@ -19,10 +19,10 @@ from tvm import ir, relax
 from tvm_distir.core import call_axes, dist_op_name, op_name, rule_of, variables
 from tvm_distir.support import LoweringError, PropagationError
 
+from .function_facts import Row
 from .ring_nodes import Region, RegionNode, handed_on, path_between, weights_of
 from .ring_softmax import SOFTMAX, Softmax, written_softmaxes
 from .ring_sources import ATTENTION, PRODUCTS, REMEDY, gathered_values, travelling
-from .scan import Row
 
 
 class RegionFinder:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm_distir.core import op_name
 
-from .scan import Row
+from .function_facts import Row
 
 SOFTMAX = "nn.softmax"
 

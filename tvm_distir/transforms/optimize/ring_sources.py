@@ -13,7 +13,7 @@ from tvm import ir
 
 from tvm_distir.core import call_axes, dist_op_name, known_shape, op_name
 
-from .scan import Row
+from .function_facts import Row
 
 ATTENTION = ("nn.attention", "nn.attention_bias")
 PRODUCTS = ("matmul", "einsum", *ATTENTION)

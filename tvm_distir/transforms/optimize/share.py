@@ -11,8 +11,8 @@ from tvm import ir, relax
 from tvm_distir.core import IMPURE, Rewrite, call_axes, dist_op_name, module_pass
 from tvm_distir.core.ir import ops
 
-from .editing import Editor, FunctionStep, axes_dim, rewrite_of, signature
-from .scan import Scan
+from .binding_rewriter import Editor, FunctionStep, axes_dim, rewrite_of, signature
+from .function_facts import Scan
 
 #: Pairs of collectives along the same axis and dim of which the second undoes the first.
 INVERSES = {"local_slice": "all_gather", "all_gather": "local_slice"}

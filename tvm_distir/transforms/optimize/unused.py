@@ -29,7 +29,7 @@ from tvm_distir.core import (
     with_body,
 )
 
-from .narrow import ChangedCalls, KeptParts, narrowed, result_value
+from .narrowed_functions import ChangedCalls, KeptParts, narrowed, result_value
 
 
 @module_pass("legalized")

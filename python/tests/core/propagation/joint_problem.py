@@ -19,8 +19,8 @@ from typing import Any
 
 from tests.core.propagation.joint_work import work
 from tvm_distir.core.ir.placement import R
+from tvm_distir.core.propagation.assignment import Propagator
 from tvm_distir.core.propagation.decision import Decision, Instance
-from tvm_distir.core.propagation.driver import Propagator
 from tvm_distir.core.propagation.reach import hold_on
 from tvm_distir.core.propagation.solve.strategies import fits
 from tvm_distir.core.solver.problem import INFINITE

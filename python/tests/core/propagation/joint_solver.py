@@ -16,7 +16,7 @@ from tests.core.propagation.joint_problem import Joint, TooLarge, Value
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.plan.plan import Plan
-from tvm_distir.core.propagation.driver import Propagator
+from tvm_distir.core.propagation.assignment import Propagator
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.solver.problem import INFINITE
 from tvm_distir.support.errors.tree import DistIRError

@@ -16,8 +16,8 @@ from tvm_distir.core.ir.attributes import training_notes
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.core.plan.plan import Plan
+from tvm_distir.core.propagation.assignment import Propagator
 from tvm_distir.core.propagation.decide import propagate
-from tvm_distir.core.propagation.driver import Propagator
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.execution.verification.verifying import verify
 from tvm_distir.support.errors.tree import InfeasibleError, PlanError, PropagationError

@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.propagation import joint_solver
 from tests.core.propagation.joint_problem import Joint, TooLarge
-from tvm_distir.core.propagation.driver import Propagator
+from tvm_distir.core.propagation.assignment import Propagator
 from tvm_distir.core.propagation.solve import strategies
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.solver.problem import INFINITE

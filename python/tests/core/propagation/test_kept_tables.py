@@ -11,7 +11,7 @@ import pytest
 
 from tvm_distir import transforms as transform
 from tvm_distir.core.passes.propagate.placed_values import PlacedValues
-from tvm_distir.core.propagation.driver import Propagator
+from tvm_distir.core.propagation.assignment import Propagator
 from tvm_distir.core.propagation.graph.graph import Axis
 from tvm_distir.core.propagation.solve import kept
 from tvm_distir.core.propagation.solve.cost import Costs

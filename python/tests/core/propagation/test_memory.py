@@ -16,7 +16,7 @@ from tvm_distir.core.passes.lower.passes import LowerDistIR
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.propagation.decide import propagate
-from tvm_distir.core.propagation.memory import MemoryMeter
+from tvm_distir.core.propagation.memory_bound import MemoryMeter
 from tvm_distir.execution.verification.verifying import verify
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.performance.simulation.simulator import simulate

@@ -16,7 +16,8 @@ from tvm.relax import op as R_
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.propagation.decide import propagate
-from tvm_distir.core.propagation.solve import exact, solver
+from tvm_distir.core.propagation.solve import axes_solver
+from tvm_distir.core.propagation.solve import exact
 from tvm_distir.core.propagation.solve.exact import minimise
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Problem
@@ -238,7 +239,7 @@ def test_propagation_through_the_integer_program_costs_the_same(monkeypatch):
     plain = propagate(annotated())
     calls = []
     real = exact.integer_optimum
-    monkeypatch.setattr(solver, "TABLE_LIMIT", 4)
+    monkeypatch.setattr(axes_solver, "TABLE_LIMIT", 4)
     monkeypatch.setattr(exact, "ROUNDS", 1)
     monkeypatch.setattr(exact, "integer_optimum", lambda *a: calls.append(1) or real(*a))
     result = propagate(annotated())

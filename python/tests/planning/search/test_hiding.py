@@ -11,7 +11,7 @@ from tvm.script import relax as R
 import tvm_distir as td
 from tests.planning.search.systems import QUICK
 from tvm_distir.core.plan.plan import Plan
-from tvm_distir.core.propagation.module import PlacedModule
+from tvm_distir.core.propagation.placed_module import PlacedModule
 from tvm_distir.hardware.auto_sharding.overlap import OverlapDiscount
 from tvm_distir.planning.search.auto_sharding import auto_shard
 from tvm_distir.support.errors.tree import UsageError

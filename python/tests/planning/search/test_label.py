@@ -22,8 +22,8 @@ from tvm_distir.core.plan.schema import MeshSpec
 from tvm_distir.core.propagation.solve.ilp import integer_optimum
 from tvm_distir.core.redistribution import Planner, price_matrix
 from tvm_distir.core.solver.problem import INFINITE, Problem
+from tvm_distir.hardware.auto_sharding.labeller import Labeller
 from tvm_distir.hardware.auto_sharding.memory_bound import TooLargeError
-from tvm_distir.hardware.auto_sharding.solver import Labeller
 from tvm_distir.hardware.redistribution_times import RedistributionTimes
 from tvm_distir.planning.search.auto_sharding import auto_shard, labeller_of
 from tvm_distir.planning.search.min_marginals import min_marginals

@@ -15,8 +15,8 @@ from tvm_distir.core.ir.placement import R
 from tvm_distir.core.ir.types import as_dtensor, flat_types
 from tvm_distir.core.ops.terms import Terms, axes_of, sums, without
 from tvm_distir.core.rewriting.calls import leaves_of, place_of, typed
+from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues
 from tvm_distir.core.rewriting.substitute import VARIABLES
-from tvm_distir.core.rewriting.templates import RewrittenValues
 from tvm_distir.core.rewriting.writer import BlockWriter
 from tvm_distir.support import LoweringError
 

@@ -20,7 +20,7 @@ from tvm_distir.core.redistribution.planner import Planner
 from tvm_distir.core.rewriting.calls import is_redistribute, op_name, place_of
 from tvm_distir.core.rewriting.functions import callers_closure, has_dtensor, retyped
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member, read_module
-from tvm_distir.core.rewriting.templates import Templates
+from tvm_distir.core.rewriting.repeated_bindings import Templates
 from tvm_distir.support import LevelError
 
 from .local_view import is_local_view, legalize_local_view

@@ -21,8 +21,8 @@ from tvm_distir.core.ops.terms import attribute_axes, sums
 from tvm_distir.core.rewriting.calls import is_redistribute, is_tensors, leaves_of, tensor_args
 from tvm_distir.core.rewriting.native.function_index import ITEM as FIELD
 from tvm_distir.core.rewriting.native.function_index import FunctionView
+from tvm_distir.core.rewriting.repeated_bindings import RepeatedBindings, Templates
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
-from tvm_distir.core.rewriting.templates import RepeatedBindings, Templates
 from tvm_distir.core.rewriting.writer import with_body
 
 from .call_legalizer import CallLegalizer

@@ -17,7 +17,7 @@ from tvm_distir.core.rewriting.calls import bindings_of, is_tensors, leaves_of, 
 from tvm_distir.core.rewriting.native.function_index import FunctionView
 from tvm_distir.core.rewriting.native.making import make_variables
 from tvm_distir.core.rewriting.native.pruning import pruned_bindings
-from tvm_distir.core.rewriting.templates import RepeatedBindings
+from tvm_distir.core.rewriting.repeated_bindings import RepeatedBindings
 from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.support import LevelError, LoweringError
 

@@ -23,8 +23,8 @@ from tvm_distir.core.ops.local.shard import Shard, shard
 from tvm_distir.core.ops.registry import registration_of
 from tvm_distir.core.ops.terms import Terms
 from tvm_distir.core.rewriting.calls import place_of, typed
+from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues, Templates
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
-from tvm_distir.core.rewriting.templates import RewrittenValues, Templates
 from tvm_distir.core.rewriting.writer import BlockWriter
 from tvm_distir.support import LevelError, LoweringError
 

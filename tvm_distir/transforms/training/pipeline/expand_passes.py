@@ -23,10 +23,10 @@ from tvm_distir.core import (
     programs,
 )
 
+from .exchange_placements import MessageEndpoints
 from .in_turn import run_in_turn
 from .rank_program import RankProgram
-from .renamed import RelocatedFunctions
-from .wires import MessageEndpoints
+from .relocation import RelocatedFunctions
 
 
 @module_pass("global")

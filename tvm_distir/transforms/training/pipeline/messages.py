@@ -10,9 +10,9 @@ from typing import Any
 from tvm_distir.core import ACTIVATION, FORWARD, GRADIENT, PART, SEND, TOTAL, RankStep, plain_name
 from tvm_distir.core.ir import ops
 
-from .places import IoPlacement
+from .exchange_placements import NEXT_STAGE, MessageEndpoints
+from .stage_placements import IoPlacement
 from .unit_writer import UnitWriter
-from .wires import NEXT_STAGE, MessageEndpoints
 
 
 class RankMessages:

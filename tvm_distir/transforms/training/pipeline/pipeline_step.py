@@ -22,10 +22,10 @@ from tvm_distir.transforms.training.step.parameters import Parameters
 from tvm_distir.transforms.training.step.recipe import Recipe
 
 from .cutting import Flat
-from .role_params import StageInputs
-from .role_tools import Tools
-from .roles import LOSS, StageWriter
 from .split_loss import BatchSum, LossSplitter
+from .stage_function_params import StageInputs
+from .stage_function_tools import Tools
+from .stage_functions import LOSS, StageWriter
 from .staged_notes import Notes
 from .stages import ModelStage, cut_model
 

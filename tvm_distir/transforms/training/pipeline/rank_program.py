@@ -25,10 +25,10 @@ from tvm_distir.core import (
 )
 from tvm_distir.transforms.stage_body import StageBody
 
+from .exchange_placements import NEXT_STAGE, MessageEndpoints, unfit
 from .messages import RankMessages
-from .renamed import RelocatedFunctions
+from .relocation import RelocatedFunctions
 from .unit_writer import UnitWriter
-from .wires import NEXT_STAGE, MessageEndpoints, unfit
 
 
 class RankProgram:

@@ -16,8 +16,8 @@ from tvm_distir.transforms.training.step.parameters import Parameters, check_nam
 from tvm_distir.transforms.training.step.recipe import Recipe
 from tvm_distir.transforms.training.step.scaling import Scaling
 
-from .role_params import SQUARES, StageInputs
-from .roles import LOSS, StageWriter
+from .stage_function_params import SQUARES, StageInputs
+from .stage_functions import LOSS, StageWriter
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from tvm_distir.core.propagation.instances import LocalSizes
 from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.solver.problem import INFINITE
 
+from .axes_solver import Problems, SizesOf
 from .builder import ProblemBuilder
 from .byte_costs import ByteCosts, Held, Kept, OpTable, Reader
 from .problem import LabellingProblem, Summary
-from .solver import Problems, SizesOf
 from .strategies import Others, Strategies
 from .tables import Interned, PriceTables
 

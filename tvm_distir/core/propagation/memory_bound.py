@@ -21,8 +21,8 @@ from tvm_distir.core.ir.placement import ceil_div
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.support import InfeasibleError
 
+from .assignment import Propagator
 from .decision import Decision, Instance
-from .driver import Propagator
 
 FIRST_WEIGHT = 1
 LAST_WEIGHT = 1 << 24

@@ -35,7 +35,7 @@ from tvm_distir.core import (
     with_branches,
 )
 
-from .scan import Scan
+from .function_facts import Scan
 
 
 class FunctionStep:

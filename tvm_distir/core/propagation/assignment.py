@@ -9,24 +9,24 @@ from collections.abc import Mapping, Sequence
 
 from tvm import ir
 
-from tvm_distir.core.propagation.solve.cost import Costs
-from tvm_distir.core.propagation.solve.exact import WarmStarts
-from tvm_distir.core.propagation.solve.kept import give_back, take
-from tvm_distir.core.propagation.solve.solver import (
+from tvm_distir.core.propagation.solve.axes_solver import (
     AXIS_LIMITS,
     MESH_LIMITS,
     AxesSolver,
     Problems,
     SolverLimits,
 )
+from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.core.propagation.solve.exact import WarmStarts
+from tvm_distir.core.propagation.solve.kept import give_back, take
 from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.support import PropagationError
 
 from .decision import Decision, Instance, Signature
+from .decision_cost import Evaluator, Price
 from .infeasible import infeasible
 from .instances import Instances
-from .module import PlacedModule
-from .price import Evaluator, Price
+from .placed_module import PlacedModule
 from .reach import ReachabilityWalk, ReachableAxes
 from .unify import DimUnifier
 

@@ -16,9 +16,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from .native.function_index import ALIAS, FunctionView
+from tvm_distir.core.rewriting.native.function_index import ALIAS, FunctionView
+
+from .binding_template import Key, PartMatcher, Template
 from .nodes import make_binding, make_var
-from .template import Key, PartMatcher, Template
 from .writer import BlockWriter
 
 _REPEATABLE = (ir.Call, relax.TupleGetItem, relax.Tuple)

@@ -29,7 +29,7 @@ from tvm_distir.core import (
 from tvm_distir.core.ir import ops
 from tvm_distir.support import PropagationError
 
-from .editing import Editor, operands_of
+from .binding_rewriter import Editor, operands_of
 
 
 @dataclass(frozen=True)

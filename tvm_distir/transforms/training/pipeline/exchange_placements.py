@@ -11,7 +11,7 @@ from tvm import ir
 from tvm_distir.core import IO_ATTR, Pipeline, mesh_names, meshes
 from tvm_distir.support import LoweringError
 
-from .places import IoPlacement, rank_meshes, read_ports
+from .stage_placements import IoPlacement, rank_meshes, read_ports
 
 NEXT_STAGE = "the next stage of the same mesh"
 

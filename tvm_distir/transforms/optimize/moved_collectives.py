@@ -21,9 +21,16 @@ from tvm_distir.core import (
 )
 from tvm_distir.core.ir import ops
 
-from .cut import ShardedCall, cut_at, fits, on_shards
-from .editing import Editor, FunctionStep, axes_dim, is_plain_op, operands_of, rewrite_of
-from .scan import Scan
+from .binding_rewriter import (
+    Editor,
+    FunctionStep,
+    axes_dim,
+    is_plain_op,
+    operands_of,
+    rewrite_of,
+)
+from .function_facts import Scan
+from .sharded_calls import ShardedCall, cut_at, fits, on_shards
 
 
 @module_pass("legalized")

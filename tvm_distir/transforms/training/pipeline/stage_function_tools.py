@@ -22,7 +22,7 @@ from tvm_distir.transforms.training.recompute.pairs import Differentiator
 from tvm_distir.transforms.training.step.recipe import Recipe
 from tvm_distir.transforms.training.step.updates import Updates
 
-from .role_params import summed
+from .stage_function_params import summed
 
 
 class Tools:

@@ -37,10 +37,15 @@ from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 from tvm_distir.transforms.training.optimizers.protocol import cast
 from tvm_distir.transforms.training.step.dropouts import DROPOUT
 from tvm_distir.transforms.training.step.scaling import Scaling
-from tvm_distir.transforms.training.step.updates import UPDATED_SUFFIX, Groups, Owner, Updates
+from tvm_distir.transforms.training.step.updates import (
+    UPDATED_SUFFIX,
+    Groups,
+    Owner,
+    Updates,
+)
 
-from .role_params import SQUARES, RoleParams, StageInputs, StageSignature, summed
-from .role_tools import Tools
+from .stage_function_params import SQUARES, RoleParams, StageInputs, StageSignature, summed
+from .stage_function_tools import Tools
 
 LOSS = "loss"
 """Name of the output that is the loss of the whole batch."""
