@@ -19,7 +19,7 @@ from models import binding_count
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR
+from tvm_distir.core.ir.attributes.keys import PARAM_NAMES_ATTR
 from tvm_distir.support.errors.tree import DistIRError
 
 LAYERS = 4

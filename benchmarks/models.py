@@ -19,7 +19,7 @@ from tvm.relax.op.distributed import annotate_sharding
 from tvm.relax.op.nn import relu
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR
+from tvm_distir.core.ir.attributes.keys import PARAM_NAMES_ATTR
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import DEFAULT_MESH, MeshSpec, PlanRule, parse_open_placement
 from tvm_distir.models.zoo.decoder_model import TransformerLayer

@@ -19,7 +19,7 @@ from measure import parser, print_setting, table
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from tvm_distir.core import parse_placement
+from tvm_distir.core.ir import parse_placement
 from tvm_distir.execution import ServeOptions
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
 from tvm_distir.execution.serving.checkpoint_files import complete_steps, read_checkpoint

@@ -39,7 +39,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 import tvm_distir as td
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.execution.runtime.collectives.ccl import PREFIX
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine
 from tvm_distir.support.errors.tree import DistIRError

@@ -34,7 +34,7 @@ from onnx import TensorProto, helper
 from torch.nn import functional as F
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes.readers import param_names
 
 BOUND = 2.0
 """Most that an error of ours may be, as a multiple of the framework's."""

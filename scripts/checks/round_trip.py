@@ -35,7 +35,7 @@ import tvm_distir as td
 from tvm_distir import transforms as transform
 from tvm_distir.core.analysis.levels import level_of
 from tvm_distir.core.analysis.names import LEVELS
-from tvm_distir.core.ir.attributes import (
+from tvm_distir.core.ir.attributes.keys import (
     FRONTEND_ATTR,
     OPEN_AXES_ATTR,
     PARTIAL_ATTR,

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 import tvm_distir as td
-from tvm_distir.core import plain_name
+from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.step_state import StepState, state_of
 from tvm_distir.execution.runtime import Reference
 from tvm_distir.execution.runtime.program.inputs import input_ports

@@ -30,7 +30,7 @@ from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes.readers import param_names
 
 BOUND = 2e-3
 """Most that may differ of how far a weight moved, in float32."""

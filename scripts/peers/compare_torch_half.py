@@ -34,7 +34,7 @@ from tvm import ir, relax
 from tvm.relax.frontend.torch import from_exported_program
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.ir.types import flat_types, tensor_type
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.execution.runtime.engines.reference import Reference

@@ -24,7 +24,7 @@ from mlc_families import DEVICES, import_mlc
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.core import keep_entry
+from tvm_distir.core.rewriting import keep_entry
 
 PRESETS = ("llama3_1_8b", "mistral_7b", "qwen2_7b")
 ENTRIES = {"batch_decode": {"batch_size": 16}, "prefill": {"seq_len": 2048}}

@@ -36,7 +36,9 @@ from tvm.relax.frontend.nn.llm.kv_cache import RopeMode, TIRPagedKVCache
 from tvm.script import relax as R
 
 import tvm_distir as td
-from tvm_distir.core import all_bindings, creates_cache, keep_entry, static_shape
+from tvm_distir.core.ir import static_shape
+from tvm_distir.core.ops import creates_cache
+from tvm_distir.core.rewriting import all_bindings, keep_entry
 from tvm_distir.support.errors import DistIRError
 
 FAMILIES = (

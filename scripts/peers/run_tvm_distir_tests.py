@@ -35,13 +35,13 @@ class DropIn:
         from tvm.relax.distributed import transform as stock
         from tvm.relax.distributed.transform import _ffi_api
 
-        from tvm_distir import core  # the package, or the compiler alone
+        from tvm_distir.core import passes  # of the package, or of the compiler alone
 
         def refuse(*_: Any) -> None:
             raise AssertionError("a stock pass was called")
 
         for name in REPLACED:
-            setattr(stock, name, self.counted(name, getattr(core, name)))
+            setattr(stock, name, self.counted(name, getattr(passes, name)))
             if not hasattr(_ffi_api, name):
                 raise RuntimeError(f"TVM has no native {name}: nothing would be replaced")
             setattr(_ffi_api, name, refuse)

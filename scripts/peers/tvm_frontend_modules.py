@@ -46,14 +46,9 @@ from case_workers import run_cases
 from tests.models.node_cases import BAD, Outcome, failed
 
 import tvm_distir as td
-from tvm_distir.core import (
-    flat_types,
-    keep_entry,
-    known_shape,
-    named_leaves,
-    param_names,
-    static_shape,
-)
+from tvm_distir.core.ir import flat_types, known_shape, named_leaves, static_shape
+from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.rewriting import keep_entry
 from tvm_distir.support.errors import DistIRError
 
 IMPORTERS = {

@@ -26,7 +26,9 @@ INIT = """\
 from tvm_distir.support import register_with_ffi
 
 register_with_ffi()
-from tvm_distir.core import register_inference, register_ops, separate_scopes
+from tvm_distir.core.ir.operators import register_ops
+from tvm_distir.core.ops import register_inference
+from tvm_distir.core.rewriting import separate_scopes
 
 separate_scopes()
 register_ops()
@@ -39,17 +41,23 @@ import tvm
 
 import tvm_distir
 from tests.passes_text import texts
-from tvm_distir import core
+from tvm_distir.core.passes import (
+    AnnotateSharding,
+    LegalizeRedistribute,
+    LowerDistIR,
+    PropagateSharding,
+)
+from tvm_distir.core.plan import Plan
 
 passes = {
-    "annotate": core.AnnotateSharding,
-    "propagate": core.PropagateSharding,
-    "legalize": core.LegalizeRedistribute,
-    "lower": core.LowerDistIR,
+    "annotate": AnnotateSharding,
+    "propagate": PropagateSharding,
+    "legalize": LegalizeRedistribute,
+    "lower": LowerDistIR,
 }
 for name, factory in passes.items():
     text = texts.read(name)
-    options = [core.Plan.from_dict(text.plan)] if text.plan is not None else []
+    options = [Plan.from_dict(text.plan)] if text.plan is not None else []
     tvm.ir.assert_structural_equal(factory(*options)(text.before), text.after)
 beside = {name.split(".")[1] for name in sys.modules if name.startswith("tvm_distir.")}
 print(f"{len(passes)} texts are equal; loaded: {', '.join(sorted(beside))}")

@@ -1,9 +1,3 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 """Shard a module by a plan, and lower it to a local program per device."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from tvm import ir
 
-from tvm_distir.core import CostModel, Costs, Decision, StepCosts
+from tvm_distir.core.passes import CostModel
+from tvm_distir.core.propagation import Costs, Decision
+from tvm_distir.core.redistribution import StepCosts
 from tvm_distir.hardware.auto_sharding.labeller import Labeller
 
 from .cost_weights import costs_for

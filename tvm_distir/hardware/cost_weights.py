@@ -8,18 +8,18 @@ from collections.abc import Sequence
 
 from tvm import ir
 
-from tvm_distir.core import (
-    Costs,
+from tvm_distir.core.collectives import wire_share
+from tvm_distir.core.ir import (
     axis_groups,
     known_shape,
     mesh_shape,
     meshes,
     relax_functions,
-    size_bytes,
     tensor_type,
     value_types,
-    wire_share,
 )
+from tvm_distir.core.ops import size_bytes
+from tvm_distir.core.propagation import Costs
 
 from .systems.system import System
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tvm_distir.core import EXCHANGE_EXTRA, LOCAL_STEPS
+from tvm_distir.core.ir.operators import LOCAL_STEPS
+from tvm_distir.core.redistribution import EXCHANGE_EXTRA
 
 from .systems.clock import PICOSECONDS, Clock
 from .systems.network import GroupLayout

@@ -116,7 +116,7 @@ def _priced(analysis: Any, study: Any) -> Iterator[Any]:
 
 def _appends_to_caches(program: Any) -> bool:
     """Return whether a step is one of a serving engine, which has caches of keys and values."""
-    from tvm_distir.core import KV_APPEND_OP
+    from tvm_distir.core.ir.operators import KV_APPEND_OP
 
     return any(op.op == KV_APPEND_OP for fn in program.functions.values() for op in fn.ops)
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Pipeline, Plan, data_positions, entry_of, gc_paused, known_shape
+from tvm_distir.core.ir import known_shape
+from tvm_distir.core.plan import Pipeline, Plan, data_positions
+from tvm_distir.core.rewriting import entry_of, gc_paused
 from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.hardware import System

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_distir.core import COLLECTIVES, HOST_PREFIX, LOCAL_OPS, TRANSFERS
+from tvm_distir.core.ir.operators import COLLECTIVES, HOST_PREFIX, LOCAL_OPS, TRANSFERS
 from tvm_distir.support import repair_disco
 
 CCL_PREFIX = "tvm_distir.ccl."

@@ -12,13 +12,10 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core import (
-    LEVELS,
+from tvm_distir.core.analysis import LEVELS, PartialState, level_of
+from tvm_distir.core.ir import (
     P,
-    PartialState,
-    all_bindings,
     check_module,
-    level_of,
     mesh_axes,
     mesh_names,
     parse_placement,
@@ -26,6 +23,7 @@ from tvm_distir.core import (
     relax_functions,
     value_types,
 )
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.support import LevelError
 
 _Leaves = list[frozenset[int] | None]

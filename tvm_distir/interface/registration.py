@@ -20,7 +20,7 @@ def is_awaited() -> bool:
 @functools.cache
 def register() -> None:
     """Register errors and ops, once. TVM's runtime-only library knows no ops."""
-    from tvm_distir.core import gc_paused
+    from tvm_distir.core.rewriting import gc_paused
 
     awaited = is_awaited()
     if awaited:
@@ -34,7 +34,9 @@ def register() -> None:
         register_with_ffi()
         if _RUNTIME_ONLY:
             return
-        from tvm_distir.core import register_inference, register_ops, separate_scopes
+        from tvm_distir.core.ir.operators import register_ops
+        from tvm_distir.core.ops import register_inference
+        from tvm_distir.core.rewriting import separate_scopes
         from tvm_distir.execution import register_legalization
 
         separate_scopes()

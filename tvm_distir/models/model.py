@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from tvm_distir.core import FRONTEND_ATTR, gc_paused
+from tvm_distir.core.ir.attributes import FRONTEND_ATTR
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.models.common.import_cache import cached_import
 from tvm_distir.models.common.published import HUB, published_names, zoo_spec
 from tvm_distir.models.common.spec import (

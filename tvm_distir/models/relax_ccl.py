@@ -13,26 +13,21 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import (
     AXES_ATTR,
-    IO_ATTR,
     MESH_INFO,
     R,
     Segments,
-    bind_dims,
     device_mesh,
-    dim_text,
     flat_types,
     is_object,
     is_private,
-    num_input,
-    open_tuples,
-    open_variables,
-    param_names,
     placement_text,
     static_shape,
-    with_mesh_collectives,
 )
+from tvm_distir.core.ir.attributes import IO_ATTR, num_input, param_names
+from tvm_distir.core.passes import dim_text
+from tvm_distir.core.rewriting import bind_dims, open_tuples, open_variables, with_mesh_collectives
 
 from .relax_nn import with_names
 

@@ -14,7 +14,7 @@ import tvm
 from tvm import ir
 from tvm_ffi import core
 
-from tvm_distir.core import bind_dims
+from tvm_distir.core.rewriting import bind_dims
 from tvm_distir.models.common.spec import check_file
 from tvm_distir.support import ModelError, read_text
 

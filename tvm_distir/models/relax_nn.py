@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import FIELDS_ATTR, PARAM_NAMES_ATTR, bind_dims, open_tuples
+from tvm_distir.core.ir.attributes import FIELDS_ATTR, PARAM_NAMES_ATTR
+from tvm_distir.core.rewriting import bind_dims, open_tuples
 from tvm_distir.support import ModelError
 
 _PACKED = "packed_params"

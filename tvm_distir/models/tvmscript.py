@@ -19,7 +19,8 @@ import tvm
 from tvm import ir
 from tvm.script.parser.core.error import ParserError
 
-from tvm_distir.core import bind_dims, broken_rule
+from tvm_distir.core.analysis import broken_rule
+from tvm_distir.core.rewriting import bind_dims
 from tvm_distir.models.common.quiet import TURN, drop_half_built
 from tvm_distir.models.common.spec import check_file
 from tvm_distir.support import ModelError, nearest

@@ -25,7 +25,7 @@ from tvm_distir.support import (
 if TYPE_CHECKING:
     from tvm import ir
 
-    from tvm_distir.core import PlanLike, Schedule
+    from tvm_distir.core.plan import PlanLike, Schedule
     from tvm_distir.hardware import System
     from tvm_distir.models import Model
     from tvm_distir.performance import Profile

@@ -13,17 +13,9 @@ from typing import Any, NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core import (
-    ATTENTION_OP,
-    Plan,
-    Schedule,
-    as_plan,
-    calls_op,
-    data_positions,
-    entry_of,
-    keep_entry,
-    mesh_text,
-)
+from tvm_distir.core.ir.operators import ATTENTION_OP
+from tvm_distir.core.plan import Plan, Schedule, as_plan, data_positions, mesh_text
+from tvm_distir.core.rewriting import calls_op, entry_of, keep_entry
 from tvm_distir.hardware import System
 from tvm_distir.models import Model, load_model
 from tvm_distir.performance import Profile, Program, Result, export, simulate

@@ -18,7 +18,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from tvm_distir.core import gc_paused
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.support import SimulationError, UsageError, shortened
 
 Task = TypeVar("Task", bound=Hashable)

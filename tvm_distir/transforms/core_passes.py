@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tvm_distir.core import (
+from tvm_distir.core.passes import (
     AnnotateSharding,
     LegalizeRedistribute,
     LowerDistIR,

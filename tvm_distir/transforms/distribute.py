@@ -10,17 +10,11 @@ from typing import Any
 import tvm
 from tvm import ir
 
-from tvm_distir.core import (
-    PIPELINE_ATTR,
-    Decision,
-    Plan,
-    PlanLike,
-    as_plan,
-    check_module,
-    gc_paused,
-    relax_functions,
-    training_notes,
-)
+from tvm_distir.core.ir import check_module, relax_functions
+from tvm_distir.core.ir.attributes import PIPELINE_ATTR, training_notes
+from tvm_distir.core.plan import Plan, PlanLike, as_plan
+from tvm_distir.core.propagation import Decision
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
 
 from .registry import passes_for

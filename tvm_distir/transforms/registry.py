@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from tvm_distir.support import Registry, UsageError, nearest
 
 if TYPE_CHECKING:
-    from tvm_distir.core import PassInfo, Plan
+    from tvm_distir.core.passes import PassInfo
+    from tvm_distir.core.plan import Plan
 
 FUSE_ATTENTION = "fuse-attention"
 """The pass before all others of a plan that is for fused attention."""
@@ -89,7 +90,7 @@ def find_pass(name: str) -> PassInfo:
     DependencyError
         DIST0114 if another package offers it and it cannot be loaded, or is no pass.
     """
-    from tvm_distir.core import info_of
+    from tvm_distir.core.passes import info_of
 
     check_name(name)
     factory = PASSES.load(name)

@@ -22,7 +22,7 @@ from tvm_distir.support import (
 from .registry import check_name, find_pass
 
 if TYPE_CHECKING:
-    from tvm_distir.core import PassInfo
+    from tvm_distir.core.passes import PassInfo
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str |
     UsageError
         DIST0151 if a pass cannot take what those before it give.
     """
-    from tvm_distir.core import LEVELS
+    from tvm_distir.core.analysis import LEVELS
 
     possible = set(LEVELS.values())
     result: list[str | None] = []

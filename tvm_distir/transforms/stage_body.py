@@ -11,27 +11,27 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import handle, unpack
+from tvm_distir.core.ir.attributes import (
     ACCUMULATE_PHASE,
-    ACTIVATION,
-    BACKWARD,
     BACKWARD_PHASE,
     COUNT_PHASE,
     EACH_PHASE,
-    FORWARD,
     FORWARD_PHASE,
+    WEIGHT_PHASE,
+    phase_of,
+)
+from tvm_distir.core.plan import (
+    ACTIVATION,
+    BACKWARD,
+    FORWARD,
     GRADIENT,
     STREAM,
     TOTAL,
     WEIGHT,
-    WEIGHT_PHASE,
     StageNote,
-    all_bindings,
-    handle,
-    phase_of,
-    unpack,
-    variables,
 )
+from tvm_distir.core.rewriting import all_bindings, variables
 
 
 class When(enum.IntEnum):

@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax import op
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR
+from tvm_distir.core.ir.attributes.keys import PARAM_NAMES_ATTR
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.rewriting.forward_pass import forward_bindings
 from tvm_distir.core.rewriting.scopes import all_bindings

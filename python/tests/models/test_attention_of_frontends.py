@@ -16,7 +16,7 @@ from tvm import ir, relax
 from tvm.relax.frontend import nn
 
 import tvm_distir as td
-from tvm_distir.core import op_name
+from tvm_distir.core.rewriting import op_name
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs

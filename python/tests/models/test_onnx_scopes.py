@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.models.model import load_weights
 
 LAYERS, HIDDEN, WIDE = 3, 8, 12

@@ -17,7 +17,7 @@ import tvm_ffi
 
 from tests.passes_text.texts import FILES, HERE, constants, read
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.attributes.keys import IO_ATTR
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.support.errors.tree import LevelError
 from tvm_distir.transforms.registry import pass_names

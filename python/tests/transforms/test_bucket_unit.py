@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 import tvm_distir as td
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.transforms.distribute import communication_passes
 from tvm_distir.transforms.optimize.bucket import BucketGathers
 

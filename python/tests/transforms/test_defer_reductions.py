@@ -13,7 +13,7 @@ from tvm import ir, relax
 import tvm_distir as td
 from tests.transforms.training.pipeline_models import tower
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR
+from tvm_distir.core.ir.attributes.keys import IN_FLIGHT_ATTR
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan

@@ -12,7 +12,7 @@ import tvm
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.rewriting.scopes import all_bindings
 

@@ -12,8 +12,8 @@ import tvm
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.core import kv_append
-from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.attributes.keys import IO_ATTR
+from tvm_distir.core.ir.operators import kv_append
 from tvm_distir.execution.deployment.loading import load
 from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.support.errors.tree import UsageError

@@ -13,7 +13,7 @@ from tvm import ir
 
 import tvm_distir as td
 from tests.transforms.training.pipeline_models import schedule_of, tower
-from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.attributes.keys import IO_ATTR
 from tvm_distir.planning.strategies.composition import make_plan
 
 PIPELINE = "pipeline:micro_batches=2+data_parallel+zero:stage=1"

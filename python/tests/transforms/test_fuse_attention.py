@@ -14,12 +14,8 @@ from tvm import relax
 
 import tvm_distir as td
 from tests.plain_systems import PLAIN_A100
-from tvm_distir.core import (
-    attention,
-    attention_backward,
-    attention_bias_gradient,
-    op_name,
-)
+from tvm_distir.core.ir.operators import attention, attention_backward, attention_bias_gradient
+from tvm_distir.core.rewriting import op_name
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.planning.study import Study
 from tvm_distir.support.errors.tree import MeshError

@@ -16,7 +16,7 @@ import tvm_distir as td
 from tests.core.passes import lower_harness as h
 from tests.core.passes.local_harness import held, module, ops_of, reduce
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir import async_ops
+from tvm_distir.core.ir.operators import async_ops
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.entries import entry_memory

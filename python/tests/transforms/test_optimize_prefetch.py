@@ -16,7 +16,7 @@ import tvm_distir as td
 from tests.core.passes import lower_harness as h
 from tests.transforms.training.pipeline_models import tower
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR
+from tvm_distir.core.ir.attributes.keys import IN_FLIGHT_ATTR
 from tvm_distir.core.ir.types import flat_types
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.rewriting.substitute import variables

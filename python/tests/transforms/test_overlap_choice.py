@@ -13,8 +13,8 @@ from tvm import ir, relax
 
 import tvm_distir as td
 from tests.transforms.training.pipeline_models import tower
-from tvm_distir.core.ir.async_ops import is_done, started_op
-from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ir.operators.async_ops import is_done, started_op
+from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.transforms.optimize.overlap_choice import OverlapChoice

@@ -14,8 +14,8 @@ from tvm.relax.op import matmul, multiply, permute_dims
 
 import tvm_distir as td
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir.attributes import INPUTS_ATTR
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import MeshSpec, PlanRule
 from tvm_distir.core.rewriting.scopes import all_bindings

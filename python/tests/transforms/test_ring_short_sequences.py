@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 import tvm_distir as td
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.planning.study import Study
 

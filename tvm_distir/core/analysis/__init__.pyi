@@ -3,5 +3,9 @@
 
 from .levels import check_level as check_level
 from .levels import level_of as level_of
+from .liveness import last_reads as last_reads
+from .liveness import live_bytes as live_bytes
 from .names import LEVELS as LEVELS
 from .partial import PartialState as PartialState
+from .well_formed import broken_rule as broken_rule
+from .well_formed import check_well_formed as check_well_formed

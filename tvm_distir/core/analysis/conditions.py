@@ -15,10 +15,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.async_ops import collective_op, is_done
-from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.attributes.keys import IO_ATTR
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
-from tvm_distir.core.ir.ops import call_axes, dist_op_name
+from tvm_distir.core.ir.operators.async_ops import collective_op, is_done
+from tvm_distir.core.ir.operators.ops import call_axes, dist_op_name
 from tvm_distir.core.ir.placement import parse_placement
 from tvm_distir.support import Steps, unrolled
 

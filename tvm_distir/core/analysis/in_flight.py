@@ -9,8 +9,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.async_ops import is_done, started_op
-from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR
+from tvm_distir.core.ir.attributes.keys import IN_FLIGHT_ATTR
+from tvm_distir.core.ir.operators.async_ops import is_done, started_op
 from tvm_distir.core.rewriting.calls import op_name
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import variables

@@ -10,12 +10,12 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir.async_ops import DONE, start_name
-from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.attributes.keys import IO_ATTR
 from tvm_distir.core.ir.branches import holds_branch
-from tvm_distir.core.ir.compute_ops import COMPUTE_OPS
 from tvm_distir.core.ir.mesh import mesh_index, mesh_shape, meshes
-from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.core.ir.operators.async_ops import DONE, start_name
+from tvm_distir.core.ir.operators.compute_ops import COMPUTE_OPS
+from tvm_distir.core.ir.operators.names import COLLECTIVES, TRANSFERS
 from tvm_distir.core.ir.placement import check_placement, labels_of
 from tvm_distir.core.ir.types import flat_types, is_private, relax_functions, tensor_type
 from tvm_distir.core.rewriting.calls import op_name

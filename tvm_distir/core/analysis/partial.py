@@ -13,9 +13,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir.attributes import PARTIAL_ATTR
-from tvm_distir.core.ir.compute_ops import COMPUTE_OPS
-from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ir.attributes.keys import PARTIAL_ATTR
+from tvm_distir.core.ir.operators.compute_ops import COMPUTE_OPS
+from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.core.ir.placement import P, R, labels_of
 from tvm_distir.core.ir.types import FieldLeaves, is_private, value_types
 from tvm_distir.core.ops.lookup import rule_of

@@ -3,3 +3,7 @@
 """Decode collective calls and compute their results and data movement in NumPy."""
 
 from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

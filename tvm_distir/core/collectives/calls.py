@@ -10,9 +10,9 @@ from typing import Any
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir.async_ops import collective_op
 from tvm_distir.core.ir.mesh import axis_groups, mesh_devices, mesh_shape
-from tvm_distir.core.ir.ops import call_axes, dist_op_name
+from tvm_distir.core.ir.operators.async_ops import collective_op
+from tvm_distir.core.ir.operators.ops import call_axes, dist_op_name
 from tvm_distir.core.ir.placement import parse_placement
 
 from .meaning import Collective

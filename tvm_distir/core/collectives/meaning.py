@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core.ir.names import LOCAL_OPS, REDUCE_OPS
+from tvm_distir.core.ir.operators.names import LOCAL_OPS, REDUCE_OPS
 from tvm_distir.core.ir.placement import local_shape, shard_slices
 from tvm_distir.support import EngineError
 
@@ -81,7 +81,7 @@ def all_reduce(terms: Sequence[Array], op: str) -> Array:
     terms : sequence of arrays, each of shape (...)
         The arrays, an array per rank of the group, in group order.
     op : str
-        The reduction, from :data:`tvm_distir.core.ir.names.REDUCE_OPS`.
+        The reduction, from :data:`tvm_distir.core.ir.operators.names.REDUCE_OPS`.
     """
     check_op(op)
     dtype = terms[0].dtype
@@ -263,7 +263,7 @@ def apply_groups(call: Collective, xs: Mapping[int, Array]) -> dict[int, Array]:
 
 
 def apply_local(call: Collective, x: Array | None, position: int, count: int) -> Array:
-    """Return the result of an op of :data:`tvm_distir.core.ir.names.LOCAL_OPS` at a position."""
+    """Return the result of an op of :data:`~.names.LOCAL_OPS` at a position."""
     args: dict[str, Any] = dict(call.args)
     if call.name == "axis_index":
         return axis_index(position)

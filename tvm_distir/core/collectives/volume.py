@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.core.ir.operators.names import COLLECTIVES, TRANSFERS
 from tvm_distir.support import SimulationError, nearest
 
 RING_PASSES: Mapping[str, int] = {

@@ -34,9 +34,9 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
+from tvm_distir.core.ir.attributes.keys import BRANCH_ATTR, OPEN_AXES_ATTR, STATIONARY_ATTR
 from tvm_distir.support import PropagationError, Steps, unrolled
 
-from .attributes import BRANCH_ATTR, OPEN_AXES_ATTR, STATIONARY_ATTR
 from .types import flat_types, relax_functions
 
 SIDES = ("then", "else")

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, FunctionView
 
 from .class_memo import class_facts

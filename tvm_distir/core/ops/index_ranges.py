@@ -18,7 +18,7 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.branches import branch_of
-from tvm_distir.core.ir.paged_attention_ops import CACHE_OPS, KV_APPEND_OP
+from tvm_distir.core.ir.operators.paged_attention_ops import CACHE_OPS, KV_APPEND_OP
 from tvm_distir.core.ir.types import flat_types, known_shape, named_leaves, tensor_type
 from tvm_distir.support import Steps, unrolled
 

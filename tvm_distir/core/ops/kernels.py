@@ -15,8 +15,8 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.s_tir import SBlockRealize
 
-from tvm_distir.core.ir.names import LOCAL_STEPS
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.names import LOCAL_STEPS
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.types import static_shape, tensor_type, value_types
 from tvm_distir.core.ops.kernel_classes import VIEW
 from tvm_distir.support import PropagationError

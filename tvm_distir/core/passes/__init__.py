@@ -3,3 +3,7 @@
 """Define the passes that take a module from level 1 to level 5."""
 
 from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

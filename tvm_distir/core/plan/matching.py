@@ -10,7 +10,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.attributes import FIELDS_ATTR, param_names
+from tvm_distir.core.ir.attributes.keys import FIELDS_ATTR
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.ir.placement import R, check_placement
 from tvm_distir.core.ir.types import is_object, is_private, static_shape, tensor_type
 from tvm_distir.core.ops.packed import CACHE_HEADS, creates_cache

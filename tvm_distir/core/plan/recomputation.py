@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tvm import ir
 
-from tvm_distir.core.ir.attributes import training_notes
+from tvm_distir.core.ir.attributes.readers import training_notes
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import DistIRError, PlanError, nearest, parse_int, shortened
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core.ir.attributes import INPUTS_ATTR, NUM_INPUT_ATTR, param_names
+from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR, NUM_INPUT_ATTR
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.ir.types import tensor_type
 from tvm_distir.support import PlanError
 

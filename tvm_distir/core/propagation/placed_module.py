@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.attributes import REPEAT_ATTR
+from tvm_distir.core.ir.attributes.keys import REPEAT_ATTR
 from tvm_distir.core.ir.mesh import mesh_axes, mesh_shape, meshes
 from tvm_distir.core.ir.types import is_private, relax_functions
 from tvm_distir.core.propagation.graph.graph import Axis, Graph

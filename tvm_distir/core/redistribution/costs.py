@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tvm_distir.core.collectives.volume import wire_bytes
-from tvm_distir.core.ir.names import LOCAL_STEPS
+from tvm_distir.core.ir.operators.names import LOCAL_STEPS
 
 LAUNCH_BYTES = 64
 """Cost of starting a collective, in bytes on the wire."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core.ir.names import LOCAL_STEPS
+from tvm_distir.core.ir.operators.names import LOCAL_STEPS
 from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.ops.dims import size_bytes
 from tvm_distir.core.solver.problem import INFINITE

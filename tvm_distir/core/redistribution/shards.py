@@ -15,9 +15,9 @@ import numpy.typing as npt
 from tvm import ir
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir.async_ops import collective_op
 from tvm_distir.core.ir.mesh import mesh_shape
-from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ir.operators.async_ops import collective_op
+from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.core.ir.placement import Labels, R, blocks_fault, labels_of
 from tvm_distir.core.ir.types import static_shape
 

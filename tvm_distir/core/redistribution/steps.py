@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tvm_distir.core.ir.names import COLLECTIVES, LOCAL_STEPS
+from tvm_distir.core.ir.operators.names import COLLECTIVES, LOCAL_STEPS
 from tvm_distir.core.ir.placement import Labels, P, R, blocks_fault
 
 KINDS = (*(kind for kind in COLLECTIVES if kind != "collective_permute"), *LOCAL_STEPS)

@@ -3,3 +3,7 @@
 """Provide tools to read and edit Relax nodes, blocks and functions."""
 
 from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import ir, relax
 from tvm.ir import Op
 
-from tvm_distir.core.ir.ops import PREFIX, dist_op_name
+from tvm_distir.core.ir.operators.ops import PREFIX, dist_op_name
 from tvm_distir.core.ir.types import flat_types, tensor_type
 
 from .calls import typed

@@ -31,11 +31,11 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.attributes.keys import IO_ATTR
 from tvm_distir.core.ir.extents import extent_value
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.module_argument import check_module
-from tvm_distir.core.ir.names import free_name
+from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.types import is_private, relax_functions
 from tvm_distir.support import MAX_INT, ModelError, nearest
 

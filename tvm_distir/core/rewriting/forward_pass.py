@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core.ir.attributes import training_notes
+from tvm_distir.core.ir.attributes.readers import training_notes
 from tvm_distir.core.ir.types import static_shape, tensor_type
 
 from .scopes import all_bindings

@@ -25,15 +25,15 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.attributes import (
+from tvm_distir.core.ir.attributes.keys import (
     FIELDS_ATTR,
     INPUTS_ATTR,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
     ROLE_ATTR,
     TRAINING_ATTR,
-    param_names,
 )
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.ir.types import is_private, relax_functions
 
 from .calls import typed

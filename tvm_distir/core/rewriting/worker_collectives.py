@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.mesh import mesh_shape
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.support import ModelError
 
 _CCL = "relax.ccl."

@@ -3,3 +3,7 @@
 """Minimize sums of integer cost tables by elimination and dual bounds, natively."""
 
 from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

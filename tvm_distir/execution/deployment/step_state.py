@@ -44,7 +44,8 @@ def state_of(mod: Any, entries: Sequence[EntryFunction]) -> StepState:
     """
     from tvm import relax  # TVM's runtime alone loads folders
 
-    from tvm_distir.core import TRAINING_ATTR, plain_name, training_notes
+    from tvm_distir.core.ir.attributes import TRAINING_ATTR, training_notes
+    from tvm_distir.core.plan import plain_name
 
     functions = [fn for fn in mod.functions.values() if isinstance(fn, relax.Function)]
     steps = [fn for fn in functions if fn.attrs and TRAINING_ATTR in fn.attrs]

@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import static_shape
+from tvm_distir.core.ops import (
     Rule,
-    leaves_of,
     load_entry_points,
     own_ops,
     registered_ops,
     registration_of,
     rule_of,
-    static_shape,
-    tensor_args,
 )
+from tvm_distir.core.rewriting import leaves_of, tensor_args
 
 from .draws import Draw, small
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from tvm_distir.core import Factor, describe_factor, static_shape
+from tvm_distir.core.ir import static_shape
+from tvm_distir.core.ops import Factor, describe_factor
 
 from .cases import Case
 from .collective_results import reduced

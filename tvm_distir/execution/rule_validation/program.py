@@ -15,26 +15,25 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import R, device_mesh, flat_types, static_shape
+from tvm_distir.core.ir.operators import dist_op_name
+from tvm_distir.core.ops import (
     BlockMemo,
-    BlockWriter,
     CallForm,
     Factor,
     LocalCall,
     Operand,
-    R,
-    device_mesh,
-    dist_op_name,
     expected_mismatch,
-    flat_types,
-    leaves_of,
     local_form,
-    rebuild,
     registration_of,
     result_type,
     shard,
     size_bytes,
-    static_shape,
+)
+from tvm_distir.core.rewriting import (
+    BlockWriter,
+    leaves_of,
+    rebuild,
     substitute,
     tensor_args,
     variables,

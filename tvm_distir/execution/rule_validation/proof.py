@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core import Factor, Rule
+from tvm_distir.core.ops import Factor, Rule
 
 from .cases import Case
 from .collective_results import reduced

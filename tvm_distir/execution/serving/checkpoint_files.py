@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import plain_name
+from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment import safetensors
 from tvm_distir.execution.deployment.boxes import FileArray, sha256_of, unreadable
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, np_dtype

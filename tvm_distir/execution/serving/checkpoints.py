@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tvm_distir.core import plain_name
+from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.boxes import unreadable
 from tvm_distir.execution.runtime.engines.job_member import JobRun
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import plain_name
+from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.checkpoint import open_weights
 from tvm_distir.execution.runtime.program.io_layout import Bounds
 from tvm_distir.support import EngineError, OutputError

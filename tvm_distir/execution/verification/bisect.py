@@ -19,14 +19,13 @@ from typing import Any
 import numpy.typing as npt
 from tvm import ir
 
-from tvm_distir.core import (
+from tvm_distir.core.passes import (
     AnnotateSharding,
     LegalizeRedistribute,
     LowerDistIR,
     PropagateSharding,
-    op_name,
-    variables,
 )
+from tvm_distir.core.rewriting import op_name, variables
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.sharded import ShardedArray, read_part

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir, relax
 
-from tvm_distir.core import called_name
+from tvm_distir.core.rewriting import called_name
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.transforms import InlinePrivateFunctions
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir, relax
 
-from tvm_distir.core import flat_types, tensor_type
+from tvm_distir.core.ir import flat_types, tensor_type
 from tvm_distir.execution.runtime.program.joining import same_bits
 
 Array = npt.NDArray[Any]

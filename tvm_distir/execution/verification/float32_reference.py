@@ -23,7 +23,7 @@ import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_distir.core import called_name
+from tvm_distir.core.rewriting import called_name
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 

@@ -13,15 +13,9 @@ import numpy.typing as npt
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from tvm_distir.core import (
-    FRONTEND_ATTR,
-    all_bindings,
-    called_name,
-    entry_of,
-    flat_types,
-    place_of,
-    relax_functions,
-)
+from tvm_distir.core.ir import flat_types, relax_functions
+from tvm_distir.core.ir.attributes import FRONTEND_ATTR
+from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, place_of
 from tvm_distir.support import EngineError
 
 from .compare import not_finite

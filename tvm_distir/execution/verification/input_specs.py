@@ -13,16 +13,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    entry_of,
-    is_object,
-    known_shape,
-    named_leaves,
-    num_input,
-    param_names,
-    tensor_type,
-    training_notes,
-)
+from tvm_distir.core.ir import is_object, known_shape, named_leaves, tensor_type
+from tvm_distir.core.ir.attributes import num_input, param_names, training_notes
+from tvm_distir.core.rewriting import entry_of
 from tvm_distir.support import ModelError
 
 from .input_uses import InputUse, UseWalker

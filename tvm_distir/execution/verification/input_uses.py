@@ -12,7 +12,8 @@ from typing import Any
 
 from tvm import DataType, ir, relax
 
-from tvm_distir.core import flat_types, index_range, known_shape
+from tvm_distir.core.ir import flat_types, known_shape
+from tvm_distir.core.ops import index_range
 from tvm_distir.support import Steps, unrolled
 
 from .divisors import divisor_leaves

@@ -10,7 +10,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import entry_of, flat_types, substitute
+from tvm_distir.core.ir import flat_types
+from tvm_distir.core.rewriting import entry_of, substitute
 
 
 @dataclass(frozen=True)

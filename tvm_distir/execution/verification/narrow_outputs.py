@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import entry_of, flat_types, tensor_type
+from tvm_distir.core.ir import flat_types, tensor_type
+from tvm_distir.core.rewriting import entry_of
 
 from .compare import OutputReport
 from .float32_reference import Float32Reference

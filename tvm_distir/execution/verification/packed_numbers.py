@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import tvm_ffi
 from tvm import DataType, ir, tirx
 
-from tvm_distir.core import known_shape, tensor_type
+from tvm_distir.core.ir import known_shape, tensor_type
 
 _BITS_OF = (tirx.RShift, tirx.BitwiseAnd)
 

@@ -11,7 +11,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core import PartialState, dist_op_name, flat_types
+from tvm_distir.core.analysis import PartialState
+from tvm_distir.core.ir import flat_types
+from tvm_distir.core.ir.operators import dist_op_name
 
 from .instrumented import TracedProgram, leaf_paths, type_key
 

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import tvm_ffi
 from tvm import ir
 
-from tvm_distir.core import all_bindings, entry_of, flat_types, is_object, place_of, relax_functions
+from tvm_distir.core.ir import flat_types, is_object, relax_functions
+from tvm_distir.core.rewriting import all_bindings, entry_of, place_of
 from tvm_distir.execution.runtime.program.device_objects import DeviceObjects
 from tvm_distir.execution.runtime.program.dist_io import entries
 from tvm_distir.support import ModelError

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from tvm_distir.core import entry_of
+from tvm_distir.core.rewriting import entry_of
 from tvm_distir.support import ModelError
 from tvm_distir.transforms import RunInTurn
 

@@ -37,7 +37,9 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from tvm_distir.core import all_bindings, flat_types, known_shape, relax_functions, work_of
+from tvm_distir.core.ir import flat_types, known_shape, relax_functions
+from tvm_distir.core.ops import work_of
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.support import PropagationError
 

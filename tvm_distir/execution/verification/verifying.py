@@ -15,17 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from tvm_distir.core import (
-    Pipeline,
-    PlanLike,
-    as_plan,
-    bind_dims,
-    check_module,
-    check_well_formed,
-    entry_of,
-    keep_entry,
-    named_leaves,
-)
+from tvm_distir.core.analysis import check_well_formed
+from tvm_distir.core.ir import check_module, named_leaves
+from tvm_distir.core.plan import Pipeline, PlanLike, as_plan
+from tvm_distir.core.rewriting import bind_dims, entry_of, keep_entry
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.reference import Reference, strip_annotations
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine

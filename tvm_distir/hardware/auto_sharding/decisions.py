@@ -9,24 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import Labels, P, R, value_types
+from tvm_distir.core.plan import MeshSpec, Plan, PlanRule
+from tvm_distir.core.propagation import (
     Conversions,
     Costs,
     Decision,
     Graph,
     Instance,
     Instances,
-    Labels,
-    MeshSpec,
     OpStrategy,
-    P,
     PlacedModule,
-    Plan,
-    PlanRule,
-    R,
     ReachableAxes,
     called,
-    value_types,
 )
 from tvm_distir.support import PlanError, Steps, unrolled
 

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.core import INFINITE, Interned, Labels, P, PriceMatrix, R, Uses
+from tvm_distir.core.ir import Labels, P, R
+from tvm_distir.core.propagation import Interned, Uses
+from tvm_distir.core.redistribution import PriceMatrix
+from tvm_distir.core.solver import INFINITE
 
 from .liveness import Liveness
 from .sharding_problem import Assembly, Bytes, Side

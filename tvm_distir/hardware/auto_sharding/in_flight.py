@@ -9,22 +9,24 @@ from dataclasses import dataclass, field, replace
 
 from tvm import ir
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.attributes import (
     ACCUMULATE_PHASE,
+    BACKWARD_PHASE,
+    FORWARD_PHASE,
+    WEIGHT_PHASE,
+    phase_of,
+)
+from tvm_distir.core.plan import (
     ACTIVATION,
     BACKWARD,
-    BACKWARD_PHASE,
     FORWARD,
-    FORWARD_PHASE,
     WEIGHT,
-    WEIGHT_PHASE,
-    Graph,
     Pipeline,
     PipelineAction,
     Plan,
     PlanRule,
-    phase_of,
 )
+from tvm_distir.core.propagation import Graph
 from tvm_distir.support import PlanError
 
 _BEHIND = (BACKWARD_PHASE, WEIGHT_PHASE)

@@ -11,7 +11,10 @@ from typing import NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core import VIEWS, Graph, Node, PlacedModule, data_positions, training_notes
+from tvm_distir.core.ir.attributes import training_notes
+from tvm_distir.core.ops import VIEWS
+from tvm_distir.core.plan import data_positions
+from tvm_distir.core.propagation import Graph, Node, PlacedModule
 from tvm_distir.hardware.systems.clock import PICOSECONDS, Clock
 from tvm_distir.support import Steps, unrolled
 

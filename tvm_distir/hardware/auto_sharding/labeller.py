@@ -9,21 +9,19 @@ from typing import NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import meshes
+from tvm_distir.core.ir.attributes import param_names, training_notes
+from tvm_distir.core.propagation import (
     Decision,
     DimUnifier,
     Graph,
     PlacedModule,
-    Problem,
     ReachabilityWalk,
     Solution,
-    Tables,
     WarmStarts,
-    meshes,
     minimise,
-    param_names,
-    training_notes,
 )
+from tvm_distir.core.solver import Problem, Tables
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.support import InfeasibleError, Steps, UsageError, unrolled
 

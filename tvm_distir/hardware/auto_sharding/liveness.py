@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.core import INFINITE, VIEWS, Labels, PriceMatrix
+from tvm_distir.core.ir import Labels
+from tvm_distir.core.ops import VIEWS
+from tvm_distir.core.redistribution import PriceMatrix
+from tvm_distir.core.solver import INFINITE
 
 from .in_flight import NO_FLIGHT, LiveRanges
 from .kernel_costs import in_place

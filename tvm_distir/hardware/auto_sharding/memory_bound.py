@@ -12,7 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import INFINITE, Factors, Problem, Solution, Tables, live_bytes
+from tvm_distir.core.analysis import live_bytes
+from tvm_distir.core.propagation import Solution
+from tvm_distir.core.solver import INFINITE, Factors, Problem, Tables
 from tvm_distir.support import InfeasibleError
 
 from .sharding_problem import LiveRange, ShardingProblem

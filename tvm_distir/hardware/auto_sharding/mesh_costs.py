@@ -9,18 +9,10 @@ from collections.abc import Callable, Sequence
 
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core import (
-    LOCAL_STEPS,
-    Labels,
-    P,
-    PriceMatrix,
-    R,
-    axis_groups,
-    fits,
-    mesh_devices,
-    mesh_shape,
-    price_matrix,
-)
+from tvm_distir.core.ir import Labels, P, R, axis_groups, mesh_devices, mesh_shape
+from tvm_distir.core.ir.operators import LOCAL_STEPS
+from tvm_distir.core.propagation import fits
+from tvm_distir.core.redistribution import PriceMatrix, price_matrix
 from tvm_distir.hardware.systems.clock import Clock
 from tvm_distir.hardware.systems.network import GroupLayout
 from tvm_distir.hardware.systems.system import System

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm_distir.core import End, Node, OpStrategy, nominal
+from tvm_distir.core.ops import nominal
+from tvm_distir.core.propagation import End, Node, OpStrategy
 
 from .kernel_costs import arithmetic_type, in_place
 from .sharding_problem import NO_STATES, Assembly, ShardingProblem

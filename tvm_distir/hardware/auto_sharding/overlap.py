@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tvm_distir.core import CONST, TENSOR_CLASSES, Graph, PlacedModule, data_positions
+from tvm_distir.core.ops import TENSOR_CLASSES
+from tvm_distir.core.plan import data_positions
+from tvm_distir.core.propagation import CONST, Graph, PlacedModule
 
 Flags = Sequence[bool]
 """A flag per operand or result of a call, or per node."""

@@ -12,24 +12,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import Labels, P, R
+from tvm_distir.core.ops import nominal
+from tvm_distir.core.propagation import (
     End,
     Graph,
     Interned,
     LabellingProblem,
-    Labels,
     OpStrategy,
-    P,
     PlacedModule,
-    PriceMatrix,
-    R,
     ReachableAxes,
     Strategies,
     StrategyTable,
-    Tables,
     TableStore,
-    nominal,
 )
+from tvm_distir.core.redistribution import PriceMatrix
+from tvm_distir.core.solver import Tables
 
 from .in_flight import InFlightActivations
 from .mesh_costs import MeshPrices

@@ -12,13 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import (
-    VIEWS,
-    Factor,
-    Labels,
+from tvm_distir.core.ir import Labels, P
+from tvm_distir.core.ops import VIEWS, Factor, Rule
+from tvm_distir.core.propagation import (
     NodeStrategy,
-    P,
-    Rule,
     Strategies,
     StrategyTable,
     sent_inside,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from tvm_distir.core import KERNEL_CLASSES, VIEW
+from tvm_distir.core.ops import KERNEL_CLASSES, VIEW
 from tvm_distir.support import (
     Keys,
     Positive,

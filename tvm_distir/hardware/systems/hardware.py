@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 from annotated_types import Ge, Interval
 
-from tvm_distir.core import KERNEL_CLASSES, VIEW
+from tvm_distir.core.ops import KERNEL_CLASSES, VIEW
 from tvm_distir.support import (
     Check,
     Fraction,

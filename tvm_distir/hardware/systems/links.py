@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core import TRANSFERS, wire_bytes
+from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.ir.operators import TRANSFERS
 
 from .hardware import InterNode, IntraNode
 from .network import GroupTopology, ring_steps

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import RING_PASSES, TRANSFERS, check_kind
+from tvm_distir.core.collectives import RING_PASSES, check_kind
+from tvm_distir.core.ir.operators import TRANSFERS
 
 
 def ring_steps(kind: str, ranks: int) -> int:

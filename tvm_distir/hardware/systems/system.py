@@ -15,7 +15,8 @@ from typing import Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import TENSOR_CLASSES, VIEW, check_kind
+from tvm_distir.core.collectives import check_kind
+from tvm_distir.core.ops import TENSOR_CLASSES, VIEW
 from tvm_distir.support import DataTable, Displayed, HardwareError, UsageError
 
 from .constants import Constant, value_of

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_advice(arguments.advice, "--advice")
     step = read_planned_step(arguments, AnalysisOptions)
     outputs = Outputs(model_inputs(step), force=arguments.force)
-    from tvm_distir.core import gc_paused
+    from tvm_distir.core.rewriting import gc_paused
 
     with gc_paused(permanent=is_awaited()):
         return _run(arguments, step, outputs)

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise _fault(
             "--system needs plans or strategies", "Add --plan or --strategy, or omit --system."
         )
-    from tvm_distir.core import gc_paused
+    from tvm_distir.core.rewriting import gc_paused
     from tvm_distir.interface.report.comparison import compare
     from tvm_distir.interface.report.document import to_json
 

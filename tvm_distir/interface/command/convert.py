@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tvm_distir.core import LEVELS
+from tvm_distir.core.analysis import LEVELS
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError
 
@@ -83,7 +83,8 @@ def _level(text: str | None) -> str | None:
 
 def _converted(study: Any, level: str | None) -> Any:
     """Return the module at a level, or unchanged without a level."""
-    from tvm_distir.core import level_of, plan_of_meshes
+    from tvm_distir.core.analysis import level_of
+    from tvm_distir.core.plan import plan_of_meshes
     from tvm_distir.planning import Study
 
     mod = study.step

@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, annotate, explain, print."""
     study = study_of(read_planned_step(arguments, StepOptions))
-    from tvm_distir.core import AnnotateSharding
+    from tvm_distir.core.passes import AnnotateSharding
     from tvm_distir.interface.explain.explainer import explain
 
     annotated = AnnotateSharding(study.step_plan.by_rules())(study.step)

@@ -86,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     target = outputs.promise(arguments.output, "-o")
     watch = stopwatch()
     with watch.stage("read"):
-        from tvm_distir.core import Plan, check_level
+        from tvm_distir.core.analysis import check_level
+        from tvm_distir.core.plan import Plan
         from tvm_distir.models import load_model
 
         options = {} if arguments.plan is None else {"plan": Plan.load(arguments.plan)}

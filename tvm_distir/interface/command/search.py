@@ -151,7 +151,7 @@ class SearchOptions(JobOptions):
 
     def constraints(self) -> Any:
         """Return the constraints that the options set to the search."""
-        from tvm_distir.core import Plan
+        from tvm_distir.core.plan import Plan
         from tvm_distir.planning import Constraints
 
         return Constraints(
@@ -300,7 +300,8 @@ def run(arguments: argparse.Namespace, default_of: Callable[[str], Any]) -> int:
 
 def _model(step: StepOptions) -> tuple[Any, int | None]:
     """Return a builder of modules by batch and the batch, or a module with a fixed batch."""
-    from tvm_distir.core import data_positions, entry_of
+    from tvm_distir.core.plan import data_positions
+    from tvm_distir.core.rewriting import entry_of
     from tvm_distir.planning import Study
 
     study = Study(step.model, **step.passed_to("load"))
@@ -336,7 +337,7 @@ class _Maker:
 
 def _comparison(text: str | None, is_plan: bool, counts: tuple[int, ...]) -> Any:
     """Return the plan to compare with, or a builder of a strategy's plan."""
-    from tvm_distir.core import Plan
+    from tvm_distir.core.plan import Plan
     from tvm_distir.planning import StrategyMaker
 
     if text is None:

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from tvm_distir.core import Instance, Node, describe_factor
+from tvm_distir.core.ops import describe_factor
+from tvm_distir.core.propagation import Instance, Node
 
 from .findings import ChainStep
 from .instances import InstanceIndex

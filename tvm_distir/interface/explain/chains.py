@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm_distir.core import Instance, P
+from tvm_distir.core.ir import P
+from tvm_distir.core.propagation import Instance
 
 from .chain_steps import ChainStepWriter
 from .findings import ChainStep

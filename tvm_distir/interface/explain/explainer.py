@@ -10,24 +10,21 @@ from collections.abc import Iterator
 
 from tvm import ir
 
-from tvm_distir.core import (
-    AnnotateSharding,
-    Costs,
-    PlanLike,
-    as_plan,
-    check_level,
+from tvm_distir.core.analysis import check_level
+from tvm_distir.core.ir import (
     check_module,
-    inner_made_private,
     lift_branches,
     local_shape,
     mesh_names,
     mesh_shape,
     meshes,
-    nominal,
-    open_dims,
     placement_text,
-    propagate,
 )
+from tvm_distir.core.ops import nominal
+from tvm_distir.core.passes import AnnotateSharding
+from tvm_distir.core.plan import PlanLike, as_plan
+from tvm_distir.core.propagation import Costs, propagate
+from tvm_distir.core.rewriting import inner_made_private, open_dims
 from tvm_distir.hardware import System, costs_for
 from tvm_distir.support import UsageError, shortened
 

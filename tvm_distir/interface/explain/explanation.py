@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvm_distir.core import dims_remedy
+from tvm_distir.core.rewriting import dims_remedy
 from tvm_distir.support import Column, DataTable, Displayed
 
 from .findings import AxisReason, ChainStep, Dim, ExplainedCollective, OtherPlacement, Resharding

@@ -12,16 +12,11 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    Decision,
-    Instance,
-    ModuleRewriter,
-    handle,
-    is_private,
-    param_names,
-    plain_name,
-    relax_functions,
-)
+from tvm_distir.core.ir import handle, is_private, relax_functions
+from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.passes import ModuleRewriter
+from tvm_distir.core.plan import plain_name
+from tvm_distir.core.propagation import Decision, Instance
 from tvm_distir.support import PropagationError
 
 Caller = tuple[Instance, int]

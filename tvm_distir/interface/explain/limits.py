@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from tvm_distir.core import ceil_div, divisible, fits
+from tvm_distir.core.ir import ceil_div
+from tvm_distir.core.propagation import divisible, fits
 
 from .findings import Dim
 from .subject import Subject

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import (
     P,
     check_placement,
     mesh_devices,

@@ -9,19 +9,11 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    OPEN_AXES_ATTR,
-    OpenLabels,
-    P,
-    R,
-    free_name,
-    is_annotation,
-    labels_of,
-    meshes,
-    open_axes_of,
-    opened_labels,
-    placement_of,
-)
+from tvm_distir.core.ir import P, R, labels_of, meshes, placement_of
+from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, open_axes_of, opened_labels
+from tvm_distir.core.ir.operators import free_name
+from tvm_distir.core.plan import OpenLabels
+from tvm_distir.core.propagation import is_annotation
 
 NAME = "explained"
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Costs, Decision, OpenLabels, R, fits, handle, placement_text, propagate
+from tvm_distir.core.ir import R, handle, placement_text
+from tvm_distir.core.plan import OpenLabels
+from tvm_distir.core.propagation import Costs, Decision, fits, propagate
 from tvm_distir.support import DistIRError
 
 from .findings import AxisReason, ExplainedCollective, OtherPlacement

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tvm_distir.core import P, placement_text
+from tvm_distir.core.ir import P, placement_text
 
 from .chains import AnnotationChain, Chains
 from .findings import AxisReason

@@ -12,21 +12,17 @@ from typing import Any
 from tvm import ir
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core import (
-    MAIN,
-    MeshSpec,
+from tvm_distir.core.ir import (
     P,
-    Plan,
-    all_bindings,
     labels_of,
     mesh_index,
     placement_text,
-    plain_name,
-    plan_of_meshes,
     relax_functions,
     shard_counts,
     static_shape,
 )
+from tvm_distir.core.plan import MAIN, MeshSpec, Plan, plain_name, plan_of_meshes
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.execution import ShardedArray
 from tvm_distir.hardware import System
 from tvm_distir.interface.ir_display import partial_states

@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tvm_distir.core import Instance, meshes
+from tvm_distir.core.ir import meshes
+from tvm_distir.core.propagation import Instance
 
 from .instances import InstanceIndex, Target
 

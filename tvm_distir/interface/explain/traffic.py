@@ -9,16 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tvm_distir.core import (
-    COLLECTIVES,
-    Decision,
-    Form,
-    Instance,
-    ceil_div,
-    conversion_kind,
-    sent_inside,
-    wire_share,
-)
+from tvm_distir.core.collectives import wire_share
+from tvm_distir.core.ir import ceil_div
+from tvm_distir.core.ir.operators import COLLECTIVES
+from tvm_distir.core.propagation import Decision, Form, Instance, conversion_kind, sent_inside
 from tvm_distir.support import Steps, unrolled
 
 Kind = tuple[str, str]

@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tvm_distir.core import FETCH, STORE, wire_bytes
+from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.plan import FETCH, STORE
 from tvm_distir.hardware import GroupTopology, System, pair_up
 from tvm_distir.performance import CollectiveTotal, Program
 from tvm_distir.support import align

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.core import mesh_text
+from tvm_distir.core.plan import mesh_text
 from tvm_distir.support import Column, SimulationError, read_json, read_text
 from tvm_distir.support.display import units
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tvm_distir.core import mesh_text
+from tvm_distir.core.plan import mesh_text
 from tvm_distir.support import (
     OTHER_KEYS,
     STRICT,

@@ -9,16 +9,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    VARIABLES,
-    all_bindings,
-    called_name,
-    flat_types,
-    leaves_of,
-    static_shape,
-    tensor_type,
-    variables,
-)
+from tvm_distir.core.ir import flat_types, static_shape, tensor_type
+from tvm_distir.core.rewriting import VARIABLES, all_bindings, called_name, leaves_of, variables
 
 _ELEMENTWISE = frozenset(
     f"relax.{name}"

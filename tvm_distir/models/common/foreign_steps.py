@@ -10,18 +10,17 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import static_shape, tensor_type
+from tvm_distir.core.ir.attributes import (
     IO_ATTR,
-    MAIN,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
     TRAINING_ATTR,
-    VARIABLES,
     num_input,
     param_names,
-    static_shape,
-    tensor_type,
 )
+from tvm_distir.core.plan import MAIN
+from tvm_distir.core.rewriting import VARIABLES
 
 from .flows import Flow, Flows, bits, is_number
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core import (
-    call_axes,
+from tvm_distir.core.ir import (
     device_coordinates,
     labels_of,
     mesh_devices,
@@ -18,6 +17,7 @@ from tvm_distir.core import (
     parse_placement,
     shard_slices,
 )
+from tvm_distir.core.ir.operators import call_axes
 
 from .body_writer import Ssa
 from .grid import linear_index

@@ -10,14 +10,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core import (
-    all_bindings,
-    flat_types,
-    labels_of,
-    op_name,
-    param_names,
-    tensor_type,
-)
+from tvm_distir.core.ir import flat_types, labels_of, tensor_type
+from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.rewriting import all_bindings, op_name
 from tvm_distir.support import ModelError
 from tvm_distir.transforms import WRITTEN_OPS
 

@@ -11,14 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.core import (
-    call_axes,
-    labels_of,
-    mesh_devices,
-    mesh_shape,
-    shard_counts,
-    shard_offsets,
-)
+from tvm_distir.core.ir import labels_of, mesh_devices, mesh_shape, shard_counts, shard_offsets
+from tvm_distir.core.ir.operators import call_axes
 
 from .body_writer import Body, Ssa
 from .step import DeviceInterface, ExportStep

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from tvm_distir.core import axis_groups, call_axes, mesh_shape
+from tvm_distir.core.ir import axis_groups, mesh_shape
+from tvm_distir.core.ir.operators import call_axes
 
 from . import collectives
 from .body_writer import Ssa

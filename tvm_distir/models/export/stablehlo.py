@@ -9,12 +9,10 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import (
-    IO_ATTR,
+from tvm_distir.core.ir import (
     Labels,
     axis_groups,
     check_module,
-    gc_paused,
     is_private,
     mesh_axes,
     mesh_devices,
@@ -22,11 +20,12 @@ from tvm_distir.core import (
     mesh_names,
     mesh_shape,
     meshes,
-    num_input,
     parse_placement,
     relax_functions,
     segments_of,
 )
+from tvm_distir.core.ir.attributes import IO_ATTR, num_input
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.support import UsageError, nearest
 
 from .body_writer import Ssa

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tvm import ir
 
-from tvm_distir.core import known_shape, tensor_type
+from tvm_distir.core.ir import known_shape, tensor_type
 
 from .body_writer import Body, Ssa
 from .text import Unwritable, integers, table

@@ -14,7 +14,8 @@ import tvm
 from tvm import ir, relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
-from tvm_distir.core import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR, check_sizes
+from tvm_distir.core.ir.attributes import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from tvm_distir.core.rewriting import check_sizes
 from tvm_distir.models.common.foreign_steps import noted_step
 from tvm_distir.models.common.quiet import (
     IMPORT_ERRORS,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from tvm_distir.core import dims_remedy, unknown_dim
+from tvm_distir.core.rewriting import dims_remedy, unknown_dim
 from tvm_distir.models.common.quiet import TURN
 from tvm_distir.support import MAX_INT, ModelError
 

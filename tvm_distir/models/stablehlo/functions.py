@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
 from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.attributes import read_name

@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import mesh_shape
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir import mesh_shape
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.models.mlir.tree import Operation
 
 from .emitter import Emitter

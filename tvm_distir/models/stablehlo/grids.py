@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import placement_of, shard_offsets
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir import placement_of, shard_offsets
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.tree import Operation, Symbol
 

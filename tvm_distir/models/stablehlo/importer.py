@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, relax, transform
 
-from tvm_distir.core import FRONTEND_ATTR
+from tvm_distir.core.ir.attributes import FRONTEND_ATTR
 from tvm_distir.models.common.foreign_steps import noted_step
 from tvm_distir.models.common.quiet import drop_half_built
 from tvm_distir.models.mlir.parser import parse_module

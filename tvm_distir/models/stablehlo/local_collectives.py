@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_distir.core import axis_groups, mesh_devices, mesh_shape
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir import axis_groups, mesh_devices, mesh_shape
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.models.mlir.tree import Dense
 
 from .operation_call import HloCall

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_distir.core import placement_text
+from tvm_distir.core.ir import placement_text
 from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Argument, Opaque, Operation, RegionBlock, Symbol

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import check_placement, flat_types, local_shape, parse_placement
+from tvm_distir.core.ir import check_placement, flat_types, local_shape, parse_placement
 from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.tree import Operation, Symbol
 from tvm_distir.support import MeshError

@@ -12,7 +12,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import (
     AXES_ATTR,
     DEVICE_NUM_ATTR,
     MESH_INFO,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir, relax
 
-from tvm_distir.core import known_shape
+from tvm_distir.core.ir import known_shape
 from tvm_distir.models.mlir.tree import OtherType, TensorType
 
 _DTYPES = {

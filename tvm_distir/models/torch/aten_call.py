@@ -14,7 +14,7 @@ import numpy as np
 from torch import fx
 from tvm import relax
 
-from tvm_distir.core import known_shape
+from tvm_distir.core.ir import known_shape
 
 HALVES = ("bfloat16", "float16")
 """Types whose norms and sums torch computes in float32."""

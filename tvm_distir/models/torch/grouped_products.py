@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_distir.core import grouped_matmul, grouped_outer
+from tvm_distir.core.ir.operators import grouped_matmul, grouped_outer
 
 from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, shape_of
 

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from tvm import ir, relax, transform
 
-from tvm_distir.core import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from tvm_distir.core.ir.attributes import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from tvm_distir.models.common.foreign_steps import noted_step
 from tvm_distir.models.common.quiet import drop_half_built, reason, warnings_ignored
 from tvm_distir.support import ModelError

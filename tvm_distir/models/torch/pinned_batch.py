@@ -20,7 +20,7 @@ import torch
 from torch import fx
 from tvm import ir, relax
 
-from tvm_distir.core import known_shape
+from tvm_distir.core.ir import known_shape
 from tvm_distir.models.common.batch_position import batch_position
 from tvm_distir.support import ModelError
 

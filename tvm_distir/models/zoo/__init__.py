@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core import gc_paused
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import SERVED_CAPACITY
 from tvm_distir.support import ModelError, nearest
 

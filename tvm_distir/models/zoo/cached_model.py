@@ -17,7 +17,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 
-from tvm_distir.core import expert_matmul, kv_append, paged_attention
+from tvm_distir.core.ir.operators import expert_matmul, kv_append, paged_attention
 
 from .cached_config import CacheConfig
 from .decoder_attention import AttentionBlock, GroupedAttention, LatentAttention

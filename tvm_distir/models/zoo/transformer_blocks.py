@@ -15,7 +15,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn.exporter import Exporter
 from tvm.relax.frontend.nn.spec import ModuleSpec
 
-from tvm_distir.core import PARAM_NAMES_ATTR
+from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR
 
 MASKED_SCORE = float(np.finfo("float32").min)
 

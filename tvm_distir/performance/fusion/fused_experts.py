@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tvm_distir.core import EXPERT_MATMUL_OP, VIEW
+from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
+from tvm_distir.core.ops import VIEW
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 

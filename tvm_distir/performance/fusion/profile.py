@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Le
 
-from tvm_distir.core import KERNEL_CLASSES
+from tvm_distir.core.ops import KERNEL_CLASSES
 from tvm_distir.hardware import PROFILES, offered, offered_names
 from tvm_distir.support import (
     Count,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from tvm_distir.core import VIEW
+from tvm_distir.core.ops import VIEW
 from tvm_distir.performance.program.parts import Function, Op, Value
 from tvm_distir.performance.program.pipeline_program import PipelineProgram, Stage
 from tvm_distir.performance.program.program import Program

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm_distir.core import KV_APPEND_OP, last_reads
+from tvm_distir.core.analysis import last_reads
+from tvm_distir.core.ir.operators import KV_APPEND_OP
 from tvm_distir.performance.fusion.accumulation import reduced_in_place
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tvm.ir import Op as TvmOp
 
-from tvm_distir.core import plain_name
+from tvm_distir.core.plan import plain_name
 from tvm_distir.performance.fusion.quantization import QUANTIZE
 from tvm_distir.performance.program.parts import Function, Op, Value
 from tvm_distir.performance.program.pipeline_program import StageKind

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import RankStep, programs
+from tvm_distir.core.plan import RankStep, programs
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Value
 from tvm_distir.performance.program.pipeline_program import PipelineProgram

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import BACKWARD, FETCH, FORWARD, RUN, SEND, STORE, WEIGHT, RankStep
+from tvm_distir.core.plan import BACKWARD, FETCH, FORWARD, RUN, SEND, STORE, WEIGHT, RankStep
 from tvm_distir.performance.program.pipeline_program import BEGIN, END, Edge, PipelineProgram
 from tvm_distir.performance.program.unit_phases import UPDATE, once_slots
 

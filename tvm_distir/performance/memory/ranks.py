@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, RankStep, absences, live_bytes
+from tvm_distir.core.analysis import live_bytes
+from tvm_distir.core.plan import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, RankStep, absences
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 

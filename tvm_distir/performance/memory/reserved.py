@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from tvm_distir.core import FETCH, RECV, programs
+from tvm_distir.core.plan import FETCH, RECV, programs
 from tvm_distir.performance.program.parts import reached
 from tvm_distir.performance.program.program import Program
 

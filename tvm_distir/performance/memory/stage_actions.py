@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tvm_distir.core import last_reads
+from tvm_distir.core.analysis import last_reads
 from tvm_distir.performance.program.pipeline_program import Phase
 
 from .account import Label, LiveBuffer

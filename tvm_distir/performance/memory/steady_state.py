@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import RankStep, Schedule
+from tvm_distir.core.plan import RankStep, Schedule
 
 Ints = npt.NDArray[np.int64]
 

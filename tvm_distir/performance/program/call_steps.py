@@ -10,16 +10,11 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    Kernel,
-    call_axes,
-    decode_transfer,
-    is_packed_call,
-    mesh_index,
-    mesh_shape,
-    payload_bytes,
-    size_bytes,
-)
+from tvm_distir.core.collectives import decode_transfer
+from tvm_distir.core.ir import mesh_index, mesh_shape
+from tvm_distir.core.ir.operators import call_axes
+from tvm_distir.core.ops import Kernel, is_packed_call, size_bytes
+from tvm_distir.core.redistribution import payload_bytes
 
 from .parts import Op, Value
 

@@ -10,23 +10,18 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    IO_ATTR,
-    NUM_INPUT_ATTR,
-    Pipeline,
+from tvm_distir.core.ir import (
     check_module,
-    dims_remedy,
-    entry_family,
-    gc_paused,
     mesh_axes,
     mesh_devices,
     mesh_key,
     mesh_names,
     mesh_shape,
     meshes,
-    no_single_entry,
-    plain_name,
 )
+from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
+from tvm_distir.core.plan import Pipeline, plain_name
+from tvm_distir.core.rewriting import dims_remedy, entry_family, gc_paused, no_single_entry
 from tvm_distir.support import SimulationError
 
 from .callees import with_callees

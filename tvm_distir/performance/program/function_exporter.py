@@ -11,24 +11,23 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    ALIAS,
+from tvm_distir.core.ir import TENSOR_TYPES, handle
+from tvm_distir.core.ir.operators import (
     COLLECTIVES,
     EXPERT_MATMUL_OP,
+    TRANSFERS,
+    collective_op,
+    is_done,
+)
+from tvm_distir.core.ops import LikeKernels, StaticTensor, static_tensor
+from tvm_distir.core.rewriting import VARIABLES
+from tvm_distir.core.rewriting.native import (
+    ALIAS,
     FUNCTION_CALL,
     ITEM,
     OP_CALL,
-    TENSOR_TYPES,
-    TRANSFERS,
     TUPLE,
-    VARIABLES,
-    LikeKernels,
-    StaticTensor,
-    collective_op,
-    handle,
-    is_done,
     read_functions,
-    static_tensor,
 )
 from tvm_distir.support import SimulationError
 

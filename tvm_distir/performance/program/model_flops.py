@@ -10,20 +10,11 @@ from typing import Any, NamedTuple
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    REPEAT_ATTR,
-    TENSOR_CLASSES,
-    Pipeline,
-    all_bindings,
-    flat_types,
-    handle,
-    is_packed_call,
-    is_private,
-    param_names,
-    relax_functions,
-    training_notes,
-    work_of,
-)
+from tvm_distir.core.ir import flat_types, handle, is_private, relax_functions
+from tvm_distir.core.ir.attributes import REPEAT_ATTR, param_names, training_notes
+from tvm_distir.core.ops import TENSOR_CLASSES, is_packed_call, work_of
+from tvm_distir.core.plan import Pipeline
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.support import Steps, unrolled
 
 

@@ -12,7 +12,8 @@ from typing import Annotated, NamedTuple, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import COLLECTIVES, KERNEL_CLASSES, TRANSFERS
+from tvm_distir.core.ir.operators import COLLECTIVES, TRANSFERS
+from tvm_distir.core.ops import KERNEL_CLASSES
 from tvm_distir.support import (
     LARGEST,
     Check,

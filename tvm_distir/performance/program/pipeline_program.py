@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from tvm_distir.core import Schedule
+from tvm_distir.core.plan import Schedule
 from tvm_distir.support import Count, Text, one_of
 
 from .parts import ReadValue, Value

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.core import gc_paused, mesh_text
+from tvm_distir.core.plan import mesh_text
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.support import align
 
 from .checks import check_program

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from tvm_distir.core import Schedule
+from tvm_distir.core.plan import Schedule
 from tvm_distir.support import (
     Check,
     InvalidValue,

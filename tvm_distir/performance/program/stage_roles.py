@@ -11,19 +11,10 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import add, reshape, strided_slice
 
-from tvm_distir.core import (
-    PART,
-    STREAM,
-    TENSOR_TYPES,
-    TOTAL,
-    Pipeline,
-    first_stream,
-    plain_name,
-    static_tensor,
-    substitute,
-    typed,
-    variables,
-)
+from tvm_distir.core.ir import TENSOR_TYPES
+from tvm_distir.core.ops import static_tensor
+from tvm_distir.core.plan import PART, STREAM, TOTAL, Pipeline, first_stream, plain_name
+from tvm_distir.core.rewriting import substitute, typed, variables
 from tvm_distir.support import SimulationError
 from tvm_distir.transforms import StageBody, StageInterface, UnitWriter, When
 

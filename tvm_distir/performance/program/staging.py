@@ -10,20 +10,10 @@ import math
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core import (
-    ACTIVATION,
-    GRADIENT,
-    PART,
-    TOTAL,
-    Pipeline,
-    Transfer,
-    mesh_axes,
-    mesh_devices,
-    mesh_shape,
-    parse_placement,
-    plain_name,
-    size_bytes,
-)
+from tvm_distir.core.collectives import Transfer
+from tvm_distir.core.ir import mesh_axes, mesh_devices, mesh_shape, parse_placement
+from tvm_distir.core.ops import size_bytes
+from tvm_distir.core.plan import ACTIVATION, GRADIENT, PART, TOTAL, Pipeline, plain_name
 from tvm_distir.transforms import NEXT_STAGE, IoPlacement, MessageEndpoints
 
 from .callees import with_callees

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import typed
+from tvm_distir.core.rewriting import typed
 from tvm_distir.transforms import ContinuedAccumulation
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import IO_ATTR, plain_name, training_notes
+from tvm_distir.core.ir.attributes import IO_ATTR, training_notes
+from tvm_distir.core.plan import plain_name
 
 from .parts import Function
 

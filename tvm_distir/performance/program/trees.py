@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import tensor_type
+from tvm_distir.core.ir import tensor_type
 
 Tree = Any
 """A number, a tuple of trees, or None for what is no tensor."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tvm_distir.core import BACKWARD, FORWARD, WEIGHT, Schedule
+from tvm_distir.core.plan import BACKWARD, FORWARD, WEIGHT, Schedule
 
 from .pipeline_program import BEGIN, COUNT, COUNT_NEXT, END, GATHER, REDUCE, StageKind
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import TENSOR_CLASSES
+from tvm_distir.core.ops import TENSOR_CLASSES
 from tvm_distir.hardware import System
 from tvm_distir.performance.memory.entries import EntryMemory
 from tvm_distir.performance.memory.memory_timeline import curve

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import VIEW
+from tvm_distir.core.ops import VIEW
 from tvm_distir.hardware import PICOSECONDS, GroupLayout, KernelSizes, System
 from tvm_distir.performance.program.numbers import EDGE_NUMBERS, Numbers, edges_of
 from tvm_distir.performance.program.parts import Mesh, Op

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 
-from tvm_distir.core import gc_paused
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
 from tvm_distir.performance.engine.schedule import schedule
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator

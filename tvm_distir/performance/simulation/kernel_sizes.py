@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_distir.core import EXPERT_MATMUL_OP
+from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
 from tvm_distir.hardware import EXPERTS, KernelSizes
 from tvm_distir.performance.program.parts import Op
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_distir.core import wire_bytes
+from tvm_distir.core.collectives import wire_bytes
 from tvm_distir.hardware import Clock, GroupLayout, System, picoseconds
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.pipeline_program import Edge

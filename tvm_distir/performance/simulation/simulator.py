@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tvm import ir
 
-from tvm_distir.core import gc_paused
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile

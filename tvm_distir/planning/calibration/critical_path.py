@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tvm_distir.core import BACKWARD, FORWARD, RUN, SEND, PipelineAction, RankStep, programs
+from tvm_distir.core.plan import BACKWARD, FORWARD, RUN, SEND, PipelineAction, RankStep, programs
 from tvm_distir.performance import Edge
 
 from .cost_terms import CostTerms, StepCostTerms

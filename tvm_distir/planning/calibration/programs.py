@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import CHECKPOINT, Plan, PlanRule, R
+from tvm_distir.core.ir import R
+from tvm_distir.core.plan import CHECKPOINT, Plan, PlanRule
 from tvm_distir.models import load_model, zoo
 from tvm_distir.performance import Program
 from tvm_distir.planning.study import Study

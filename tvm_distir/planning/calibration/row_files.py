@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tvm_distir.core import CHECKPOINT, CORE, FULL, NONE, SELECTIVE
+from tvm_distir.core.plan import CHECKPOINT, CORE, FULL, NONE, SELECTIVE
 from tvm_distir.planning.option_names import is_misplaced
 from tvm_distir.support import SimulationError, nearest, shortened
 

@@ -12,23 +12,11 @@ from dataclasses import dataclass, replace
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    AnnotateSharding,
-    MeshSpec,
-    Plan,
-    PlanRule,
-    PropagateSharding,
-    all_bindings,
-    data_positions,
-    entry_of,
-    is_private,
-    known_shape,
-    labels_of,
-    match_name,
-    op_name,
-    param_names,
-    relax_functions,
-)
+from tvm_distir.core.ir import is_private, known_shape, labels_of, relax_functions
+from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.passes import AnnotateSharding, PropagateSharding
+from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions, match_name
+from tvm_distir.core.rewriting import all_bindings, entry_of, op_name
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.planning.strategies.consumers import Consumers
 from tvm_distir.planning.strategies.expert_parallelism import expert_dim

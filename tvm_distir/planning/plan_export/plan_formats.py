@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from tvm import ir
 
-from tvm_distir.core import PlanLike, as_plan
+from tvm_distir.core.plan import PlanLike, as_plan
 from tvm_distir.support import UsageError, nearest
 
 from .axis_roles import ExportedPlan, describe, placed

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tvm import ir
 
-from tvm_distir.core import NONE, PartitionSpec
+from tvm_distir.core.plan import NONE, PartitionSpec
 
 from .axis_roles import (
     CONTEXT,

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import FULL, MEGATRON, NONE, SELECTIVE
+from tvm_distir.core.plan import FULL, MEGATRON, NONE, SELECTIVE
 
 from .axis_roles import (
     CONTEXT,

@@ -9,19 +9,11 @@ from dataclasses import dataclass
 
 from tvm import ir
 
-from tvm_distir.core import (
-    DEFAULT_MESH,
-    AnnotateSharding,
-    Decision,
-    MeshSpec,
-    PlacedModule,
-    Plan,
-    check_module,
-    gc_paused,
-    labels_of_decision,
-    lift_branches,
-    meshes,
-)
+from tvm_distir.core.ir import check_module, lift_branches, meshes
+from tvm_distir.core.passes import AnnotateSharding
+from tvm_distir.core.plan import DEFAULT_MESH, MeshSpec, Plan
+from tvm_distir.core.propagation import Decision, PlacedModule, labels_of_decision
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import (
     PICOSECONDS,
     Labeller,

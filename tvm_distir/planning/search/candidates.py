@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from tvm_distir.core import DEFAULT_MESH, MeshSpec, Plan, PlanRule, Schedule
+from tvm_distir.core.plan import DEFAULT_MESH, MeshSpec, Plan, PlanRule, Schedule
 from tvm_distir.hardware import System
 from tvm_distir.support import UsageError, nearest, shortened
 

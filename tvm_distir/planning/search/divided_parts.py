@@ -8,15 +8,10 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import (
-    Plan,
-    data_positions,
-    param_names,
-    relax_functions,
-    size_bytes,
-    static_shape,
-    training_notes,
-)
+from tvm_distir.core.ir import relax_functions, static_shape
+from tvm_distir.core.ir.attributes import param_names, training_notes
+from tvm_distir.core.ops import size_bytes
+from tvm_distir.core.plan import Plan, data_positions
 from tvm_distir.hardware import shard_bytes
 
 

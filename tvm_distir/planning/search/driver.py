@@ -15,7 +15,8 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Plan, gc_paused
+from tvm_distir.core.plan import Plan
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
 from tvm_distir.models import load_model
 from tvm_distir.performance import Profile, check_products

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from tvm_distir.core import MemoryMeter, lift_branches, propagate
+from tvm_distir.core.ir import lift_branches
+from tvm_distir.core.propagation import MemoryMeter, propagate
 from tvm_distir.support import DistIRError, InternalError
 from tvm_distir.transforms import is_training_step
 

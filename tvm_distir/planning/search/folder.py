@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.core import Plan
+from tvm_distir.core.plan import Plan
 from tvm_distir.support import OutputRecord, UsageError, write_whole
 
 from .candidates import Candidate

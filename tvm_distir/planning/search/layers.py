@@ -9,19 +9,17 @@ from typing import NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.attributes import (
     BACKWARD_PHASE,
     FORWARD_PHASE,
     WEIGHT_PHASE,
-    Instance,
-    MeshSpec,
-    Pipeline,
-    Schedule,
-    all_bindings,
     param_names,
     phase_of,
     training_notes,
 )
+from tvm_distir.core.plan import MeshSpec, Pipeline, Schedule
+from tvm_distir.core.propagation import Instance
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.hardware import System, shard_bytes
 from tvm_distir.performance import Profile
 from tvm_distir.support import DistIRError, InternalError

@@ -10,17 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_distir.core import (
-    INFINITE,
-    Graph,
-    Problem,
-    WarmStarts,
-    data_positions,
-    minimise,
-    param_names,
-    placement_text,
-    training_notes,
-)
+from tvm_distir.core.ir import placement_text
+from tvm_distir.core.ir.attributes import param_names, training_notes
+from tvm_distir.core.plan import data_positions
+from tvm_distir.core.propagation import Graph, WarmStarts, minimise
+from tvm_distir.core.solver import INFINITE, Problem
 from tvm_distir.hardware import PICOSECONDS, WIDTH, Labeller, ShardingProblem
 
 

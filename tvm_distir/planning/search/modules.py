@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import FULL, Schedule, check_module, data_positions
+from tvm_distir.core.ir import check_module
+from tvm_distir.core.plan import FULL, Schedule, data_positions
 from tvm_distir.hardware import System
 from tvm_distir.performance import Profile
 from tvm_distir.planning.study import Study

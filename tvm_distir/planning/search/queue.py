@@ -9,7 +9,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from tvm_distir.core import TENSOR_CLASSES, Schedule
+from tvm_distir.core.ops import TENSOR_CLASSES
+from tvm_distir.core.plan import Schedule
 from tvm_distir.hardware import Clock, StepKernels, System, work_of_step
 from tvm_distir.performance import Profile
 from tvm_distir.support import InfeasibleError

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tvm_distir.core import Plan
+from tvm_distir.core.plan import Plan
 from tvm_distir.performance import Result
 from tvm_distir.support import DataTable, Displayed
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tvm import ir
 
-from tvm_distir.core import DEFAULT_MESH, MeshSpec, Plan, Schedule
+from tvm_distir.core.plan import DEFAULT_MESH, MeshSpec, Plan, Schedule
 from tvm_distir.hardware import MeshPriceCache, System, TooLargeError
 from tvm_distir.performance import Profile, Result
 from tvm_distir.planning.strategies.composition import compose

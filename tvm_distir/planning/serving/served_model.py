@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tvm_distir.core import mesh_text
+from tvm_distir.core.plan import mesh_text
 from tvm_distir.hardware import System
 from tvm_distir.models import CacheConfig, DecoderConfig, serving_step
 from tvm_distir.planning.strategies.forward_stages import even_layers

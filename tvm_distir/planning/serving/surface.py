@@ -21,7 +21,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import EXPERT_MATMUL_OP, active_experts, gc_paused
+from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
+from tvm_distir.core.ops import active_experts
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.models import serving_step
 from tvm_distir.performance import (

@@ -14,23 +14,12 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import (
-    AnnotateSharding,
-    MeshSpec,
-    Plan,
-    PropagateSharding,
-    R,
-    TiedDims,
-    all_bindings,
-    call_axes,
-    dist_op_name,
-    is_redistribute,
-    labels_of,
-    mesh_key,
-    relax_functions,
-    tied_dims,
-    variables,
-)
+from tvm_distir.core.ir import R, labels_of, mesh_key, relax_functions
+from tvm_distir.core.ir.operators import call_axes, dist_op_name
+from tvm_distir.core.passes import AnnotateSharding, PropagateSharding
+from tvm_distir.core.plan import MeshSpec, Plan
+from tvm_distir.core.propagation import TiedDims, tied_dims
+from tvm_distir.core.rewriting import all_bindings, is_redistribute, variables
 from tvm_distir.support import PlanError
 
 from .model_info import MeshLike, as_mesh_spec, entries

@@ -14,18 +14,10 @@ from collections.abc import Iterator, Sequence
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    CACHE_OPS,
-    HEADS_DIM,
-    POOLS_DIM,
-    POSITIONS_DIM,
-    MeshSpec,
-    OpenLabels,
-    PlanRule,
-    all_bindings,
-    calls_op,
-    creates_cache,
-)
+from tvm_distir.core.ir.operators import CACHE_OPS, HEADS_DIM, POOLS_DIM, POSITIONS_DIM
+from tvm_distir.core.ops import creates_cache
+from tvm_distir.core.plan import MeshSpec, OpenLabels, PlanRule
+from tvm_distir.core.rewriting import all_bindings, calls_op
 from tvm_distir.support import PlanError
 
 from .consumers import Consumers

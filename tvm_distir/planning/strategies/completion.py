@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm import ir
 
-from tvm_distir.core import Plan
+from tvm_distir.core.plan import Plan
 
 from .model_info import MeshLike, as_mesh_spec
 from .registry import plan_maker

@@ -10,22 +10,18 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import check_module, is_private, relax_functions
+from tvm_distir.core.plan import (
     DEFAULT_MESH,
     MeshSpec,
     OpenLabels,
     Plan,
     PlanRule,
-    check_module,
     faults_of_plan,
-    fold_shapes,
-    gc_paused,
-    is_private,
     labels_text,
-    open_tuples,
     policies_of,
-    relax_functions,
 )
+from tvm_distir.core.rewriting import fold_shapes, gc_paused, open_tuples
 from tvm_distir.hardware import System
 from tvm_distir.support import PlanError
 

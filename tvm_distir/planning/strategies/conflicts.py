@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tvm_distir.core import OpenLabels, Plan, PlanRule, R
+from tvm_distir.core.ir import R
+from tvm_distir.core.plan import OpenLabels, Plan, PlanRule
 
 
 def sharing_batches(plans: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]:

@@ -17,16 +17,11 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    DROPOUT_KERNEL,
-    EXPERT_MATMUL_OP,
-    VARIABLES,
-    all_bindings,
-    forward_bindings,
-    rule_of,
-    static_shape,
-    tensor_type,
-)
+from tvm_distir.core.ir import static_shape, tensor_type
+from tvm_distir.core.ir.attributes import DROPOUT_KERNEL
+from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
+from tvm_distir.core.ops import rule_of
+from tvm_distir.core.rewriting import VARIABLES, all_bindings, forward_bindings
 from tvm_distir.support import PropagationError
 
 _SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")

@@ -16,19 +16,10 @@ from typing import Literal
 
 from tvm import ir
 
-from tvm_distir.core import (
-    ATTENTION,
-    ATTENTION_OP,
-    NONE,
-    POSITIONS_DIM,
-    MeshSpec,
-    Plan,
-    R,
-    TiedDims,
-    data_positions,
-    faults_of_plan,
-    tied_dims,
-)
+from tvm_distir.core.ir import R
+from tvm_distir.core.ir.operators import ATTENTION_OP, POSITIONS_DIM
+from tvm_distir.core.plan import ATTENTION, NONE, MeshSpec, Plan, data_positions, faults_of_plan
+from tvm_distir.core.propagation import TiedDims, tied_dims
 from tvm_distir.support import Faults, PlanError
 
 from .cache_placement import cache_positions, check_positions, has_caches

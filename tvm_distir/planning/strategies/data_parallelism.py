@@ -8,7 +8,9 @@ from collections.abc import Collection
 
 from tvm import ir
 
-from tvm_distir.core import POOLS_DIM, MeshSpec, Plan, R, data_positions, faults_of_plan
+from tvm_distir.core.ir import R
+from tvm_distir.core.ir.operators import POOLS_DIM
+from tvm_distir.core.plan import MeshSpec, Plan, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
 
 from .cache_placement import cache_positions, check_pools

@@ -16,16 +16,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    Factor,
-    MeshSpec,
-    Plan,
-    R,
-    data_positions,
-    faults_of_plan,
-    rule_of,
-    value_types,
-)
+from tvm_distir.core.ir import R, value_types
+from tvm_distir.core.ops import Factor, rule_of
+from tvm_distir.core.plan import MeshSpec, Plan, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
 
 from .cache_placement import cache_positions

@@ -18,20 +18,10 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    MeshSpec,
-    OpenLabels,
-    Plan,
-    PlanRule,
-    R,
-    data_positions,
-    is_private,
-    mesh_devices,
-    size_bytes,
-    static_shape,
-    tensor_type,
-    variables,
-)
+from tvm_distir.core.ir import R, is_private, mesh_devices, static_shape, tensor_type
+from tvm_distir.core.ops import size_bytes
+from tvm_distir.core.plan import MeshSpec, OpenLabels, Plan, PlanRule, data_positions
+from tvm_distir.core.rewriting import variables
 from tvm_distir.support import PlanError, shortened
 
 from .model_info import Parameter, entries, same_size, tensor_parameters

@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import static_shape, tensor_type
+from tvm_distir.core.ir import static_shape, tensor_type
 
 from .consumers import Consumers, is_bias_add
 from .transformer_weights import KnownWeight

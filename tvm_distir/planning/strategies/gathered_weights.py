@@ -11,18 +11,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    MeshSpec,
-    OpenLabels,
-    PlanRule,
-    R,
-    callees_first,
-    is_private,
-    known_shape,
-    op_name,
-    unpack,
-    variables,
-)
+from tvm_distir.core.ir import R, is_private, known_shape, unpack
+from tvm_distir.core.plan import MeshSpec, OpenLabels, PlanRule
+from tvm_distir.core.rewriting import callees_first, op_name, variables
 from tvm_distir.transforms import CallSites, callee_of
 
 from .data_parallelism import BATCH_DIM

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from tvm import ir
 
-from tvm_distir.core import MeshSpec, data_positions
+from tvm_distir.core.plan import MeshSpec, data_positions
 
 from .consumers import Consumers
 from .model_info import entries, tensor_parameters

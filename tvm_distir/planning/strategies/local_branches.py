@@ -12,22 +12,10 @@ from dataclasses import replace
 import numpy as np
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    Axis,
-    Graph,
-    MeshSpec,
-    PlacedModule,
-    Plan,
-    PlanRule,
-    R,
-    data_positions,
-    handle,
-    loss_place,
-    mesh_devices,
-    op_name,
-    tensor_type,
-    variables,
-)
+from tvm_distir.core.ir import R, handle, mesh_devices, tensor_type
+from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions
+from tvm_distir.core.propagation import Axis, Graph, PlacedModule
+from tvm_distir.core.rewriting import loss_place, op_name, variables
 from tvm_distir.support import PlanError
 
 from .gathered_weights import VIEWS

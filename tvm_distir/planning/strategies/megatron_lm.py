@@ -17,17 +17,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    CACHE_HEADS,
-    ROLE_ATTR,
-    TRAINING_ATTR,
-    MeshSpec,
-    Plan,
-    PlanRule,
-    R,
-    data_positions,
-    faults_of_plan,
-)
+from tvm_distir.core.ir import R
+from tvm_distir.core.ir.attributes import ROLE_ATTR, TRAINING_ATTR
+from tvm_distir.core.ops import CACHE_HEADS
+from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
 
 from .cache_placement import (

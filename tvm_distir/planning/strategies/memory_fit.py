@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core import FULL, NONE, SELECTIVE, Plan
+from tvm_distir.core.plan import FULL, NONE, SELECTIVE, Plan
 from tvm_distir.hardware import System
 from tvm_distir.performance import export, simulate
 from tvm_distir.support import InfeasibleError

@@ -12,20 +12,17 @@ from typing import Any, TypeAlias
 from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core import (
-    DEFAULT_MESH,
-    MAIN,
-    MeshSpec,
-    PlanRule,
-    inner_made_private,
+from tvm_distir.core.ir import (
     is_private,
     mesh_devices,
     mesh_shape,
-    param_names,
     static_shape,
     tensor_type,
     value_types,
 )
+from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.plan import DEFAULT_MESH, MAIN, MeshSpec, PlanRule
+from tvm_distir.core.rewriting import inner_made_private
 from tvm_distir.support import MeshError, PlanError
 
 from .training_parts import state_names

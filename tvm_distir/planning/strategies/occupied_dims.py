@@ -13,14 +13,9 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from tvm_distir.core import (
-    CandidatePlacement,
-    PlacementSearch,
-    Plan,
-    PlanRule,
-    R,
-    WeightLabels,
-)
+from tvm_distir.core.ir import R
+from tvm_distir.core.plan import Plan, PlanRule
+from tvm_distir.core.propagation import CandidatePlacement, PlacementSearch, WeightLabels
 
 from .model_info import Parameter
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tvm_distir.core import Graph, PlacedModule
+from tvm_distir.core.propagation import Graph, PlacedModule
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,9 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
-from tvm_distir.core import (
-    MeshSpec,
-    Pipeline,
-    Plan,
-    Schedule,
-    mesh_devices,
-    relax_functions,
-    training_notes,
-)
+from tvm_distir.core.ir import mesh_devices, relax_functions
+from tvm_distir.core.ir.attributes import training_notes
+from tvm_distir.core.plan import MeshSpec, Pipeline, Plan, Schedule
 from tvm_distir.support import PlanError, UsageError, shortened
 
 from .forward_stages import forward_stages

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tvm import ir
 
-from tvm_distir.core import Plan
+from tvm_distir.core.plan import Plan
 
 from .composition import merge
 from .data_parallelism import data_parallel

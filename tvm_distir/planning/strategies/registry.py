@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec
 
-from tvm_distir.core import Plan, check_module, fold_shapes, gc_paused, open_tuples
+from tvm_distir.core.ir import check_module
+from tvm_distir.core.plan import Plan
+from tvm_distir.core.rewriting import fold_shapes, gc_paused, open_tuples
 from tvm_distir.support import (
     Option,
     PlanError,

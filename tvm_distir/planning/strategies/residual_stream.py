@@ -10,7 +10,8 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import MeshSpec, PlanRule, is_private, static_shape
+from tvm_distir.core.ir import is_private, static_shape
+from tvm_distir.core.plan import MeshSpec, PlanRule
 from tvm_distir.support import PlanError
 
 from .consumers import Consumers

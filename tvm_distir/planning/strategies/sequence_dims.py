@@ -15,15 +15,10 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import (
-    ATTENTION_OP,
-    MeshSpec,
-    PlanRule,
-    R,
-    TiedDims,
-    data_positions,
-    faults_of_plan,
-)
+from tvm_distir.core.ir import R
+from tvm_distir.core.ir.operators import ATTENTION_OP
+from tvm_distir.core.plan import MeshSpec, PlanRule, data_positions, faults_of_plan
+from tvm_distir.core.propagation import TiedDims
 from tvm_distir.support import PlanError
 
 from .model_info import (

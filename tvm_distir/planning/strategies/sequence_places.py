@@ -10,16 +10,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    ATTENTION_BACKWARD_OP,
-    ATTENTION_OP,
-    Graph,
-    MeshSpec,
-    PlanRule,
-    TiedDims,
-    handle,
-    tensor_type,
-)
+from tvm_distir.core.ir import handle, tensor_type
+from tvm_distir.core.ir.operators import ATTENTION_BACKWARD_OP, ATTENTION_OP
+from tvm_distir.core.plan import MeshSpec, PlanRule
+from tvm_distir.core.propagation import Graph, TiedDims
 
 from .model_info import entries, one_axis
 from .sequence_dims import Product, products

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from tvm import ir
 
-from tvm_distir.core import Plan, R, data_positions
+from tvm_distir.core.ir import R
+from tvm_distir.core.plan import Plan, data_positions
 from tvm_distir.support import PlanError
 
 from .model_info import (

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from tvm import ir
 
-from tvm_distir.core import MeshSpec, Plan, R, data_positions
+from tvm_distir.core.ir import R
+from tvm_distir.core.plan import MeshSpec, Plan, data_positions
 from tvm_distir.support import PlanError
 from tvm_distir.transforms import is_training_step
 

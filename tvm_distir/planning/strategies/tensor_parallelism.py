@@ -18,23 +18,16 @@ from collections.abc import Mapping, Sequence
 
 from tvm import ir
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import R, axis_groups, lift_branches, relax_functions
+from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions
+from tvm_distir.core.propagation import (
     CandidatePlacement,
     Costs,
-    MeshSpec,
     PlacementConstraint,
     PlacementSearch,
-    Plan,
-    PlanRule,
-    R,
     WeightLabels,
-    all_bindings,
-    axis_groups,
-    data_positions,
-    inner_made_private,
-    lift_branches,
-    relax_functions,
 )
+from tvm_distir.core.rewriting import all_bindings, inner_made_private
 from tvm_distir.hardware import System, costs_of_axes, main_dtype
 from tvm_distir.support import PlanError
 

@@ -16,20 +16,17 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import relax_functions, unpack
+from tvm_distir.core.ir.attributes import ROLE_ATTR, param_names, training_notes
+from tvm_distir.core.plan import (
     ACTIVATION,
     GRADIENT,
-    ROLE_ATTR,
     Pipeline,
     Plan,
     PlanRule,
     match_name,
-    param_names,
     plain_name,
     policies_of,
-    relax_functions,
-    training_notes,
-    unpack,
 )
 
 

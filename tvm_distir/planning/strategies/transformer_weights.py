@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from tvm_distir.core import plain_name
+from tvm_distir.core.plan import plain_name
 from tvm_distir.support import PlanError
 
 from .consumers import Consumers, WeightConsumer

@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tvm_distir.core import (
+from tvm_distir.core.propagation import (
     CandidatePlacement,
     DeviceCost,
     PlacementSearch,
     WeightLabels,
-    gc_paused,
 )
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.support import PlanError
 
 from .model_info import Parameter

@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import P, R
+from tvm_distir.core.plan import (
     MeshSpec,
     OpenLabels,
-    P,
     Plan,
     PlanRule,
-    R,
     data_positions,
     faults_of_plan,
 )

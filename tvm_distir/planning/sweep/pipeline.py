@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import all_bindings
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.hardware import System
 from tvm_distir.models import check_zoo_dims, model_file, model_keys, zoo
 from tvm_distir.performance import Profile, Program

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import gc_paused
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
 from tvm_distir.performance import Profile, check_products
 from tvm_distir.planning.strategies.memory_fit import is_auto

@@ -23,7 +23,8 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from tvm_distir.core import known_shape, op_name
+from tvm_distir.core.ir import known_shape
+from tvm_distir.core.rewriting import op_name
 
 _RANK = 5
 _SWAP = [0, 1, 3, 2]

@@ -13,15 +13,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    all_bindings,
-    free_name,
-    is_private,
-    op_name,
-    retyped,
-    substitute,
-    with_body,
-)
+from tvm_distir.core.ir import is_private
+from tvm_distir.core.ir.operators import free_name
+from tvm_distir.core.rewriting import all_bindings, op_name, retyped, substitute, with_body
 
 from .masks import Fact, MaskReader
 

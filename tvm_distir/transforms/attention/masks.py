@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
-from tvm_distir.core import known_shape, op_name
+from tvm_distir.core.ir import known_shape
+from tvm_distir.core.rewriting import op_name
 
 LOW = -1e4
 """A score that is lower, or a mask's addend, means that a key is not seen."""

@@ -23,15 +23,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import op
 
-from tvm_distir.core import (
-    BlockWriter,
-    known_shape,
-    let_out,
-    op_name,
-    pruned,
-    substitute,
-    with_body,
-)
+from tvm_distir.core.ir import known_shape
+from tvm_distir.core.rewriting import BlockWriter, let_out, op_name, substitute, with_body
+from tvm_distir.core.rewriting.native import pruned
 
 from .grouped_heads import GroupedHeads
 from .masks import LOW, is_scalar

@@ -28,26 +28,25 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import is_private, known_shape, relax_functions
+from tvm_distir.core.ir.operators import (
     UNSEEN,
     AttentionForm,
-    BlockWriter,
-    Readings,
-    Rewrite,
-    all_bindings,
     attention,
     free_name,
-    is_private,
-    known_shape,
-    let_out,
-    module_pass,
     nn_attention_form,
+)
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting import (
+    BlockWriter,
+    all_bindings,
+    let_out,
     op_name,
-    relax_functions,
     scalar,
     variables,
     with_body,
 )
+from tvm_distir.core.rewriting.native import Readings
 from tvm_distir.transforms.optimize.unused import removed
 
 from .mask_variants import divided_by_masks

@@ -10,12 +10,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from tvm_distir.core import (
-    OPEN_AXES_ATTR,
-    STATIONARY_ATTR,
-    all_bindings,
-    with_annotated,
-)
+from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, with_annotated
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.transforms.outline.name_allocator import NameAllocator
 
 

@@ -32,7 +32,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core import Rewrite, all_bindings, branch_of, is_private, module_pass
+from tvm_distir.core.ir import branch_of, is_private
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.support import LevelError, PlanError, PropagationError, nearest
 
 from .inliner import Inliner

@@ -11,7 +11,7 @@ from tvm import ir, relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_distir.core import IN_PLACE
+from tvm_distir.core.ir.operators import IN_PLACE
 
 from .parallel_loops import parallel
 from .written_paged_attention import append_operands, written_append

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import ir, relax, te, tirx
 
-from tvm_distir.core import GROUPED_MATMUL_OP, GROUPED_OUTER_OP, accumulated
+from tvm_distir.core.ir.operators import GROUPED_MATMUL_OP, GROUPED_OUTER_OP, accumulated
 
 
 def _te_matmul(x: Any, w: Any, ids: Any) -> Any:

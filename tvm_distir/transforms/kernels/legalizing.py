@@ -33,7 +33,7 @@ from typing import Any
 
 from tvm import ir, relax, te, tirx, topi
 
-from tvm_distir.core import tensor_type
+from tvm_distir.core.ir import tensor_type
 
 from .accumulation import accumulate_in_float32
 from .float32_kernels import kernel_in_float32, scan_in_float32, scatter_in_float32

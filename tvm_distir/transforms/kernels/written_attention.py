@@ -14,7 +14,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import op
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.operators import (
     ATTENTION_BACKWARD_OP,
     ATTENTION_BIAS_OP,
     ATTENTION_OP,
@@ -23,8 +23,8 @@ from tvm_distir.core import (
     accumulated,
     attention_operands,
     attention_sinks,
-    scalar,
 )
+from tvm_distir.core.rewriting import scalar
 
 _LEAST_SUM = 1e-37
 """A sum of exponentials that is smaller is that of a query that sees no key."""

@@ -11,16 +11,16 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax import op
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.operators import (
     EXPERT_MATMUL_OP,
     KV_APPEND_OP,
     PAGED_ATTENTION_OP,
     UNSEEN,
     PagedAttentionForm,
     accumulated,
-    scalar,
     start_operand,
 )
+from tvm_distir.core.rewriting import scalar
 
 from .written_attention import WRITTEN_ATTENTION
 

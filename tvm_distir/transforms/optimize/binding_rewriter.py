@@ -12,28 +12,22 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core import (
-    PREFIX,
+from tvm_distir.core.analysis import PartialState
+from tvm_distir.core.ir import mesh_key, relax_functions
+from tvm_distir.core.ir.operators import PREFIX, call_axes
+from tvm_distir.core.passes import Rewrite, branch_results, sink_collectives
+from tvm_distir.core.rewriting import (
     BlockWriter,
-    PartialState,
-    Readings,
-    Rewrite,
-    branch_results,
-    call_axes,
     has_dtensor,
-    is_pure,
     leaves_of,
     let_out,
-    mesh_key,
-    pruned,
-    relax_functions,
-    sink_collectives,
     substitute,
     tensor_args,
     variables,
     with_body,
     with_branches,
 )
+from tvm_distir.core.rewriting.native import Readings, is_pure, pruned
 
 from .function_facts import Scan
 

@@ -10,22 +10,13 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    REDUCTIONS,
-    BlockWriter,
-    Pipeline,
-    Rewrite,
-    all_bindings,
-    call_axes,
-    is_private,
-    is_pure,
-    known_shape,
-    local_bytes,
-    mesh_key,
-    module_pass,
-    variables,
-    with_body,
-)
+from tvm_distir.core.ir import is_private, known_shape, mesh_key
+from tvm_distir.core.ir.operators import REDUCTIONS, call_axes
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.plan import Pipeline
+from tvm_distir.core.redistribution import local_bytes
+from tvm_distir.core.rewriting import BlockWriter, all_bindings, variables, with_body
+from tvm_distir.core.rewriting.native import is_pure
 from tvm_distir.transforms.stage_body import StageBody
 
 from .binding_rewriter import Editor, FunctionStep, stepped

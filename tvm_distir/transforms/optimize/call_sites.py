@@ -10,18 +10,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    COLLECTIVES,
-    IO_ATTR,
-    all_bindings,
-    call_axes,
-    collective_op,
-    is_private,
-    mesh_key,
-    relax_functions,
-    unpack,
-    variables,
-)
+from tvm_distir.core.ir import is_private, mesh_key, relax_functions, unpack
+from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.operators import COLLECTIVES, call_axes, collective_op
+from tvm_distir.core.rewriting import all_bindings, variables
 from tvm_distir.support import Steps, unrolled
 
 _LAYOUT = (

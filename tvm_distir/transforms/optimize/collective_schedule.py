@@ -11,18 +11,17 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.operators import (
     COLLECTIVES,
     DONE,
-    IO_ATTR,
     TRANSFERS,
-    Rewrite,
     collective_done,
-    module_pass,
     start,
     start_name,
-    with_body,
 )
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting import with_body
 from tvm_distir.hardware import System
 
 from .binding_costs import BindingCosts

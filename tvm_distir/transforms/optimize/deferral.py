@@ -10,27 +10,22 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    IN_FLIGHT_ATTR,
-    PHASE_ATTR,
-    REDUCTIONS,
-    Rewrite,
+from tvm_distir.core.ir import is_private
+from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR, PHASE_ATTR
+from tvm_distir.core.ir.operators import REDUCTIONS, collective_done, is_done, started_op
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting import (
     callees_first,
-    collective_done,
-    is_done,
-    is_private,
     make_binding,
     make_call,
     make_var,
-    module_pass,
-    pruned,
     retyped,
-    started_op,
     substitute,
     typed,
     variables,
     with_body,
 )
+from tvm_distir.core.rewriting.native import pruned
 
 from .call_sites import CallSites, all_known, axes_of, callee_of, laid_out, type_of
 from .lifting import in_flight

@@ -10,20 +10,17 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    COLLECTIVES,
-    DONE,
+from tvm_distir.core.analysis import last_reads, live_bytes
+from tvm_distir.core.ir import flat_types
+from tvm_distir.core.ir.operators import COLLECTIVES, DONE, start_name
+from tvm_distir.core.redistribution import local_bytes
+from tvm_distir.core.rewriting.native import (
     FUNCTION_CALL,
     IF,
     OP_CALL,
     OTHER_CALL,
     FunctionView,
-    flat_types,
     is_pure,
-    last_reads,
-    live_bytes,
-    local_bytes,
-    start_name,
 )
 
 from .binding_costs import BodyCosts

@@ -10,20 +10,17 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    IO_ATTR,
+from tvm_distir.core.ir import is_private, relax_functions
+from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.operators import kv_append
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.plan import is_pattern, match_name
+from tvm_distir.core.rewriting import (
     BlockWriter,
-    Rewrite,
     all_bindings,
     callees_first,
-    is_pattern,
-    is_private,
-    kv_append,
     let_out,
-    match_name,
-    module_pass,
     op_name,
-    relax_functions,
     variables,
     with_body,
 )

@@ -9,31 +9,22 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    IO_ATTR,
+from tvm_distir.core.ir import R, is_private, parse_placement, placement_text, relax_functions
+from tvm_distir.core.ir.attributes import IO_ATTR, training_notes
+from tvm_distir.core.ir.operators import call_axes, collective_op, dist_op_name
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.plan import Pipeline, plain_name
+from tvm_distir.core.rewriting import (
     BlockWriter,
-    Pipeline,
-    R,
-    Rewrite,
-    call_axes,
-    collective_op,
-    dist_op_name,
-    is_private,
     let_out,
     make_var,
-    module_pass,
-    parse_placement,
-    placement_text,
-    plain_name,
-    pruned,
     rebuild,
-    relax_functions,
     substitute,
-    training_notes,
     typed,
     variables,
     with_body,
 )
+from tvm_distir.core.rewriting.native import pruned
 
 
 @module_pass("local")

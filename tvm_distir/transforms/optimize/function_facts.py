@@ -9,7 +9,9 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import CAST, FUNCTION, IF, FunctionView, dist_ops, read_functions, variables
+from tvm_distir.core.ops import dist_ops
+from tvm_distir.core.rewriting import variables
+from tvm_distir.core.rewriting.native import CAST, FUNCTION, IF, FunctionView, read_functions
 
 Row = tuple[Any, Any, Any, "str | None"]
 """A binding, its variable, its value, and the name of the ``R.dist`` op that this is, if it is."""

@@ -10,22 +10,12 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import (
-    Labels,
-    Rewrite,
-    blocks_fault,
-    bounds_of,
-    call_axes,
-    dist_op_name,
-    element_type,
-    local_shape,
-    mesh_key,
-    module_pass,
-    parse_placement,
-    size_bytes,
-    wire_bytes,
-)
-from tvm_distir.core.ir import ops
+from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.ir import Labels, blocks_fault, local_shape, mesh_key, parse_placement
+from tvm_distir.core.ir.operators import call_axes, dist_op_name, ops
+from tvm_distir.core.ops import size_bytes
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.redistribution import bounds_of, element_type
 
 from .binding_rewriter import Editor, FunctionStep, axes_dim, rewrite_of
 

@@ -16,25 +16,11 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    ALIAS,
-    FORWARD_PHASE,
-    FUNCTION_CALL,
-    ITEM,
-    PHASE_ATTR,
-    ROLE_ATTR,
-    TUPLE,
-    FieldLeaves,
-    Member,
-    branch_of,
-    call_axes,
-    dist_op_name,
-    flat_types,
-    forward_bindings,
-    is_private,
-    union_find,
-    variables,
-)
+from tvm_distir.core.ir import FieldLeaves, branch_of, flat_types, is_private
+from tvm_distir.core.ir.attributes import FORWARD_PHASE, PHASE_ATTR, ROLE_ATTR
+from tvm_distir.core.ir.operators import call_axes, dist_op_name
+from tvm_distir.core.rewriting import forward_bindings, variables
+from tvm_distir.core.rewriting.native import ALIAS, FUNCTION_CALL, ITEM, TUPLE, Member, union_find
 
 
 @dataclass(frozen=True)

@@ -10,23 +10,18 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import (
-    COLLECTIVES,
-    IN_FLIGHT_ATTR,
-    PHASE_ATTR,
-    REDUCTIONS,
-    REPEAT_ATTR,
-    is_done,
-    local_bytes,
+from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR, PHASE_ATTR, REPEAT_ATTR
+from tvm_distir.core.ir.operators import COLLECTIVES, REDUCTIONS, is_done, started_op
+from tvm_distir.core.redistribution import local_bytes
+from tvm_distir.core.rewriting import (
     make_binding,
     make_var,
-    pruned,
-    started_op,
     substitute,
     typed,
     variables,
     with_body,
 )
+from tvm_distir.core.rewriting.native import pruned
 
 from .binding_costs import BindingCosts
 from .call_sites import all_known, laid_out

@@ -10,24 +10,12 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    R,
-    Rewrite,
-    as_dtensor,
-    call_axes,
-    call_form,
-    carried,
-    dist_op_name,
-    labels_of,
-    local_bytes,
-    mesh_key,
-    module_pass,
-    rebuild,
-    rule_of,
-    substitute,
-    sums,
-)
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir import R, as_dtensor, labels_of, mesh_key
+from tvm_distir.core.ir.operators import call_axes, dist_op_name, ops
+from tvm_distir.core.ops import call_form, carried, rule_of, sums
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.redistribution import local_bytes
+from tvm_distir.core.rewriting import rebuild, substitute
 from tvm_distir.support import MeshError, PropagationError
 
 from .binding_rewriter import Editor, FunctionStep, is_plain_op, operands_of, rewrite_of

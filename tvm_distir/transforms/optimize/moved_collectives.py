@@ -8,18 +8,12 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    Rewrite,
-    dist_op_name,
-    is_choice,
-    labels_of,
-    local_bytes,
-    module_pass,
-    rebuild,
-    rule_of,
-    substitute,
-)
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir import labels_of
+from tvm_distir.core.ir.operators import dist_op_name, ops
+from tvm_distir.core.ops import rule_of
+from tvm_distir.core.passes import Rewrite, is_choice, module_pass
+from tvm_distir.core.redistribution import local_bytes
+from tvm_distir.core.rewriting import rebuild, substitute
 
 from .binding_rewriter import (
     Editor,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tvm import ir
 
-from tvm_distir.core import mesh_axes, meshes
+from tvm_distir.core.ir import mesh_axes, meshes
 from tvm_distir.support import MeshError, nearest
 
 

@@ -10,20 +10,18 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    PARAM_NAMES_ATTR,
-    PARTIAL_ATTR,
-    flat_types,
-    handle,
+from tvm_distir.core.ir import flat_types, handle
+from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR, PARTIAL_ATTR
+from tvm_distir.core.rewriting import (
     let_out,
     make_binding,
-    pruned,
     rebuild,
     substitute,
     typed,
     variables,
     with_body,
 )
+from tvm_distir.core.rewriting.native import pruned
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    ACTIVATION,
-    GRADIENT,
-    IO_ATTR,
-    ROLE_ATTR,
-    call_axes,
-    data_positions,
-    is_private,
-    started_op,
-)
+from tvm_distir.core.ir import is_private
+from tvm_distir.core.ir.attributes import IO_ATTR, ROLE_ATTR
+from tvm_distir.core.ir.operators import call_axes, started_op
+from tvm_distir.core.plan import ACTIVATION, GRADIENT, data_positions
 
 from .call_sites import CallSites, laid_out
 

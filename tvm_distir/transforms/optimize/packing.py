@@ -14,8 +14,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import BlockWriter, call_axes, dist_op_name, known_shape, mesh_shape
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir import known_shape, mesh_shape
+from tvm_distir.core.ir.operators import call_axes, dist_op_name, ops
+from tvm_distir.core.rewriting import BlockWriter
 
 
 def one_for_all(

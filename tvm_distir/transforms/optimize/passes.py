@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from tvm import ir
 
-from tvm_distir.core import Readings, Rewrite, module_pass
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting.native import Readings
 from tvm_distir.support import UsageError, nearest
 
 from .binding_rewriter import FunctionStep, stepped

@@ -10,20 +10,12 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    IN_FLIGHT_ATTR,
-    BlockWriter,
-    Rewrite,
-    flat_types,
-    is_private,
-    local_bytes,
-    make_call,
-    module_pass,
-    retyped,
-    started_op,
-    variables,
-    with_body,
-)
+from tvm_distir.core.ir import flat_types, is_private
+from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR
+from tvm_distir.core.ir.operators import started_op
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.redistribution import local_bytes
+from tvm_distir.core.rewriting import BlockWriter, make_call, retyped, variables, with_body
 from tvm_distir.hardware import System
 
 from .binding_costs import BindingCosts, BodyCosts

@@ -14,14 +14,11 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting import (
     BlockWriter,
-    Rewrite,
     let_out,
     make_var,
-    module_pass,
-    pruned,
-    read_module,
     rebuild,
     retyped,
     substitute,
@@ -29,6 +26,7 @@ from tvm_distir.core import (
     variables,
     with_body,
 )
+from tvm_distir.core.rewriting.native import pruned, read_module
 
 from .kept_gathers import GatheredValue, KeptGathers
 from .named_axes import numbers_of_axes

@@ -11,25 +11,20 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    IO_ATTR,
-    NUM_INPUT_ATTR,
-    Rewrite,
+from tvm_distir.core.ir import mesh_shape, meshes, parse_placement, placement_text
+from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
+from tvm_distir.core.ir.operators import dist_op_name
+from tvm_distir.core.ops import shard
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting import (
     all_bindings,
-    dist_op_name,
-    mesh_shape,
-    meshes,
-    module_pass,
     op_name,
-    parse_placement,
-    placement_text,
-    pruned,
     rebuild,
-    shard,
     substitute,
     variables,
     with_body,
 )
+from tvm_distir.core.rewriting.native import pruned
 
 
 @module_pass("local")

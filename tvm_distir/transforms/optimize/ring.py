@@ -13,16 +13,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    BlockWriter,
-    Rewrite,
-    let_out,
-    module_pass,
-    pruned,
-    relax_functions,
-    variables,
-    with_body,
-)
+from tvm_distir.core.ir import relax_functions
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting import BlockWriter, let_out, variables, with_body
+from tvm_distir.core.rewriting.native import pruned
 from tvm_distir.support import LoweringError
 
 from .binding_rewriter import Editor, FunctionStep, stepped

@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import ATTENTION_BACKWARD_OP, ATTENTION_OP, call_axes, op_name, scalar
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ATTENTION_BACKWARD_OP, ATTENTION_OP, call_axes, ops
+from tvm_distir.core.rewriting import op_name, scalar
 from tvm_distir.transforms.kernels.written_attention import (
     WRITTEN_ATTENTION,
     written_attention,

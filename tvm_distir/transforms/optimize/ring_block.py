@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from tvm_distir.core import known_shape, rebuild, scalar, variables
+from tvm_distir.core.ir import known_shape
+from tvm_distir.core.rewriting import rebuild, scalar, variables
 from tvm_distir.support import LoweringError
 
 from .ring_nodes import Region, RegionNode

@@ -15,7 +15,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import op
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.operators import (
     AttentionForm,
     accumulated,
     attention,
@@ -24,8 +24,8 @@ from tvm_distir.core import (
     attention_sinks,
     call_axes,
     dist_op_name,
+    ops,
 )
-from tvm_distir.core.ir import ops
 
 from .ring_block import Emit, int64
 from .ring_sources import GatheredTensor

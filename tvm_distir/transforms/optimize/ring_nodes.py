@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_distir.core import op_name, variables
+from tvm_distir.core.rewriting import op_name, variables
 
 from .ring_softmax import Softmax
 from .ring_sources import GatheredTensor

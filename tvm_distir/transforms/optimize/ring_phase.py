@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_distir.core import rebuild, scalar, variables
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
+from tvm_distir.core.rewriting import rebuild, scalar, variables
 
 from .ring_block import Emit, RingBlock, Stats, int64
 from .ring_nodes import Region, RegionNode, path_to

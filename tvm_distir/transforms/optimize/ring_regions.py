@@ -16,7 +16,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import call_axes, dist_op_name, op_name, rule_of, variables
+from tvm_distir.core.ir.operators import call_axes, dist_op_name
+from tvm_distir.core.ops import rule_of
+from tvm_distir.core.rewriting import op_name, variables
 from tvm_distir.support import LoweringError, PropagationError
 
 from .function_facts import Row

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.core import op_name
+from tvm_distir.core.rewriting import op_name
 
 from .function_facts import Row
 

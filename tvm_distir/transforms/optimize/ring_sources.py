@@ -11,7 +11,9 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import call_axes, dist_op_name, known_shape, op_name
+from tvm_distir.core.ir import known_shape
+from tvm_distir.core.ir.operators import call_axes, dist_op_name
+from tvm_distir.core.rewriting import op_name
 
 from .function_facts import Row
 

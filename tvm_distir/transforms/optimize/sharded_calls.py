@@ -12,21 +12,18 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core import (
-    Factor,
+from tvm_distir.core.ir import (
     R,
     as_dtensor,
     blocks_fault,
-    call_form,
     labels_of,
     mesh_key,
     mesh_shape,
-    rebuild,
-    rule_of,
     shard_counts,
-    substitute,
 )
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
+from tvm_distir.core.ops import Factor, call_form, rule_of
+from tvm_distir.core.rewriting import rebuild, substitute
 from tvm_distir.support import PropagationError
 
 from .binding_rewriter import Editor, operands_of

@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import IMPURE, Rewrite, call_axes, dist_op_name, module_pass
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import IMPURE, call_axes, dist_op_name, ops
+from tvm_distir.core.passes import Rewrite, module_pass
 
 from .binding_rewriter import Editor, FunctionStep, axes_dim, rewrite_of, signature
 from .function_facts import Scan

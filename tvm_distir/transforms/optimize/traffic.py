@@ -13,24 +13,20 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    COLLECTIVES,
-    IO_ATTR,
-    bindings_in,
-    branches_of,
-    call_axes,
-    choices,
-    collective_op,
+from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.ir import (
     is_private,
     mesh_axes,
     mesh_devices,
     mesh_index,
     mesh_shape,
-    payload_bytes,
     relax_functions,
-    terms_of,
-    wire_bytes,
 )
+from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.operators import COLLECTIVES, call_axes, collective_op
+from tvm_distir.core.passes import choices
+from tvm_distir.core.redistribution import payload_bytes, terms_of
+from tvm_distir.core.rewriting import bindings_in, branches_of
 
 
 @dataclass(frozen=True, order=True)

@@ -9,24 +9,19 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import branch_of, handle, is_private
+from tvm_distir.core.ir.attributes import WHOLE_ATTR
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting import make_binding, retyped, with_body
+from tvm_distir.core.rewriting.native import (
     FUNCTION_CALL,
     ITEM,
     TUPLE,
-    WHOLE_ATTR,
     FunctionView,
     Member,
     Readings,
-    Rewrite,
-    branch_of,
-    handle,
-    is_private,
     is_pure,
-    make_binding,
-    module_pass,
     read_module,
-    retyped,
-    with_body,
 )
 
 from .narrowed_functions import ChangedCalls, KeptParts, narrowed, result_value

@@ -12,7 +12,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, relax
 
-from tvm_distir.core import OPEN_AXES_ATTR, STATIONARY_ATTR
+from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
 
 from .choose import Repeat
 from .name_allocator import NameAllocator, function_name, value_name, weight_name

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.core import live_bytes
+from tvm_distir.core.analysis import live_bytes
 
 from .repeats import Ints, Run, occurrences, tandem_runs
 from .sequence import Sequence

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tvm_distir.core import plain_name
+from tvm_distir.core.plan import plain_name
 
 SHORTEST_NAME = 3
 """A shorter word before a layer's number, as in ``h.0.attn``, names no function."""

@@ -35,15 +35,10 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core import (
-    OPEN_AXES_ATTR,
-    STATIONARY_ATTR,
-    Rewrite,
-    all_bindings,
-    is_private,
-    module_pass,
-    param_names,
-)
+from tvm_distir.core.ir import is_private
+from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, param_names
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.support import LevelError, PlanError, UsageError, nearest
 
 from .build import Outlined, build

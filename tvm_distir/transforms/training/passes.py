@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_distir.core import Rewrite, module_pass
+from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.hardware import System
 from tvm_distir.transforms.training.optimizers.registry import read_optimizer
 

@@ -11,21 +11,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    Schedule,
-    all_bindings,
-    check_module,
-    data_positions,
-    gc_paused,
-    is_private,
-    known_shape,
-    op_name,
-    param_names,
-    plain_name,
-    relax_functions,
-    tensor_type,
-    training_notes,
-)
+from tvm_distir.core.ir import check_module, is_private, known_shape, relax_functions, tensor_type
+from tvm_distir.core.ir.attributes import param_names, training_notes
+from tvm_distir.core.plan import Schedule, data_positions, plain_name
+from tvm_distir.core.rewriting import all_bindings, gc_paused, op_name
 from tvm_distir.hardware import System
 from tvm_distir.transforms.attention.passes import with_log_sum_exp
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions

@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.core.ir.grouped_ops import grouped_matmul
+from tvm_distir.core.ir.operators.grouped_ops import grouped_matmul
 
 ROWS, INNER, COLS, GROUPS = 8, 16, 6, 4
 

@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import labels_of, parse_placement
 from tvm_distir.core.ir.types import as_dtensor
 from tvm_distir.support.errors.tree import MeshError

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_distir.core import active_experts
+from tvm_distir.core.ops import active_experts
 
 SIZES = [("DeepSeek-V3", 256, 8), ("Qwen3", 128, 8), ("GPT-OSS", 32, 4), ("Mixtral", 8, 2)]
 

@@ -10,7 +10,8 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.core import kv_append, paged_attention, rule_of
+from tvm_distir.core.ir.operators import kv_append, paged_attention
+from tvm_distir.core.ops import rule_of
 from tvm_distir.execution.runtime.engines.registry import run
 from tvm_distir.support.errors.tree import MeshError
 

@@ -13,7 +13,7 @@ from tvm import ir, relax
 
 import tvm_distir as td
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.placement import R, placement_of
 from tvm_distir.core.ir.types import as_dtensor, flat_types
 from tvm_distir.core.ops.lookup import rule_of

@@ -12,7 +12,7 @@ from tvm import relax
 from tests.core.passes import redistribute_harness as h
 from tests.transforms import transfer_cases as transfers
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import P, R, placement_text
 from tvm_distir.core.ir.types import as_dtensor
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute

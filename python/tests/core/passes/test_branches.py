@@ -26,8 +26,8 @@ from tests.core.passes.branch_modules import (
     two_mesh_plan,
 )
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.branches import lift_branches, outline_branches
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import labels_of
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.propagate.passes import PropagateSharding

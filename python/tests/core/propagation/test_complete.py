@@ -12,7 +12,7 @@ from tvm.script import relax as R
 
 import tvm_distir as td
 from tests.planning.search.systems import QUICK
-from tvm_distir.core.ir.attributes import training_notes
+from tvm_distir.core.ir.attributes.readers import training_notes
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.core.plan.plan import Plan

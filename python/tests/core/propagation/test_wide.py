@@ -16,8 +16,7 @@ from tvm.relax import op as R_
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.propagation.decide import propagate
-from tvm_distir.core.propagation.solve import axes_solver
-from tvm_distir.core.propagation.solve import exact
+from tvm_distir.core.propagation.solve import axes_solver, exact
 from tvm_distir.core.propagation.solve.exact import minimise
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Problem

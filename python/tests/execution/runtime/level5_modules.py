@@ -11,8 +11,8 @@ import numpy as np
 from tvm import ir, relax
 
 import tvm_distir  # registers the ops
-from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.mesh import mesh_shape
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import local_shape, parse_placement
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 

@@ -13,7 +13,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tests.execution.runtime.level5_modules import Level5, arrival
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 

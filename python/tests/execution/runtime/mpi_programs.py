@@ -19,7 +19,7 @@ import numpy as np
 
 from tvm_distir.core.collectives.meaning import Collective, apply
 from tvm_distir.core.collectives.tiles import Transfer
-from tvm_distir.core.ir.names import REDUCE_OPS
+from tvm_distir.core.ir.operators.names import REDUCE_OPS
 from tvm_distir.execution.runtime.collectives.fabric import Aborted
 from tvm_distir.execution.runtime.engines.mpi import world as mpi_world
 from tvm_distir.execution.runtime.engines.mpi.fabric import MpiFabric

@@ -16,8 +16,10 @@ from tvm import relax
 import tvm_distir as td
 from tests.execution.runtime.test_runtime_mpi import has_mpi
 from tests.performance.native.rank_threads import run_ranks
-from tvm_distir.core import REDUCE_OPS as OPS
-from tvm_distir.core import Collective, apply, is_done, outline_branches, started_op
+from tvm_distir.core.collectives import Collective, apply
+from tvm_distir.core.ir import outline_branches
+from tvm_distir.core.ir.operators import REDUCE_OPS as OPS
+from tvm_distir.core.ir.operators import is_done, started_op
 from tvm_distir.execution.runtime import ThreadsEngine
 from tvm_distir.execution.runtime.collectives.ccl import ARGS, FABRICS, functions, worker
 from tvm_distir.execution.runtime.collectives.fabric import failure_text

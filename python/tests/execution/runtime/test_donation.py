@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.core import kv_append
+from tvm_distir.core.ir.operators import kv_append
 from tvm_distir.support.errors.tree import EngineError
 
 REQUESTS, NEW, PAGES, ROWS, HEADS, WIDTH = 3, 2, 16, 4, 2, 8

@@ -15,7 +15,7 @@ import pytest
 from listening_ports import is_loopback, listening_sockets
 
 import tvm_distir
-from tvm_distir.core import Transfer
+from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.message_texts import (
     array_head,
     error_text,

@@ -22,7 +22,7 @@ from tests.core.passes.branch_modules import (
 )
 from tests.execution.runtime.level5_modules import Level5
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.execution.runtime.engines.mpi.engine import MpiEngine
 from tvm_distir.execution.runtime.engines.processes.engine import ProcessesEngine
 from tvm_distir.execution.runtime.engines.reference import Reference

@@ -17,7 +17,7 @@ from tests.execution.runtime.level5_modules import draw
 from tvm_distir.core.collectives import meaning as cc
 from tvm_distir.core.collectives.tiles import Transfer, transfer_tiles
 from tvm_distir.core.ir.mesh import mesh_devices, mesh_shape
-from tvm_distir.core.ir.names import REDUCE_OPS
+from tvm_distir.core.ir.operators.names import REDUCE_OPS
 from tvm_distir.core.ir.placement import parse_placement
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port

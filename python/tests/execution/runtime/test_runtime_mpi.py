@@ -149,7 +149,7 @@ def test_rows_of_replicas_that_differ_are_named():
     from tvm import relax
 
     from tests.execution.runtime.level5_modules import Level5
-    from tvm_distir.core.ir import ops
+    from tvm_distir.core.ir.operators import ops
 
     mesh = td.device_mesh({"a": 2})
     build = Level5(mesh)

@@ -94,7 +94,7 @@ def slow_case():
     from tvm import relax
 
     from tests.execution.runtime.level5_modules import Level5
-    from tvm_distir.core.ir import ops
+    from tvm_distir.core.ir.operators import ops
 
     first, second = td.device_mesh({"a": 1}), td.device_mesh({"a": 1}, start=1)
     build = Level5(first, second)

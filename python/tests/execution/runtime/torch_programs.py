@@ -23,7 +23,7 @@ from tests.campaign.campaign_check import QUICK_TARGET
 from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.mpi_programs import DTYPES, calls, draw, groups_of
 from tvm_distir.core.collectives.meaning import apply
-from tvm_distir.core.ir.names import REDUCE_OPS
+from tvm_distir.core.ir.operators.names import REDUCE_OPS
 from tvm_distir.execution.runtime.collectives.ccl import ARGS, PREFIX
 from tvm_distir.execution.runtime.engines.torch.engine import TorchEngine
 from tvm_distir.execution.runtime.engines.torch.run_member import TorchMember

@@ -7,7 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_distir.core import parse_placement, plain_name
+from tvm_distir.core.ir import parse_placement
+from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
 from tvm_distir.execution.serving.checkpoint_files import (
     LIST,

@@ -12,7 +12,7 @@ import pytest
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.passes.lower import moves
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification import bisect

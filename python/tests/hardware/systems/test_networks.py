@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.core.ir.operators.names import COLLECTIVES, TRANSFERS
 from tvm_distir.hardware.systems.collective_algorithms import TIMED, algorithm_named
 from tvm_distir.hardware.systems.network_reader import (
     load_network,

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tvm_distir.core.collectives.volume import wire_bytes
-from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.core.ir.operators.names import COLLECTIVES, TRANSFERS
 from tvm_distir.hardware.systems.network import layout_of, nic_sharing, spread
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.support.errors.tree import SimulationError

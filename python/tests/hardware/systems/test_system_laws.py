@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.core.ir.operators.names import COLLECTIVES, TRANSFERS
 from tvm_distir.core.ops.kernel_classes import KERNEL_CLASSES, VIEW
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.hardware.systems.system_reader import system_names

@@ -13,7 +13,7 @@ from tvm import ir
 
 from tvm_distir.core.collectives.volume import wire_bytes
 from tvm_distir.core.ir.mesh import mesh_axes, mesh_shape
-from tvm_distir.core.ir.names import COLLECTIVES
+from tvm_distir.core.ir.operators.names import COLLECTIVES
 from tvm_distir.core.ir.types import static_shape, tensor_type
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute

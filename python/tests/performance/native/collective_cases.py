@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 
 from tvm_distir.core.collectives import meaning as collectives
-from tvm_distir.core.ir.names import REDUCE_OPS
+from tvm_distir.core.ir.operators.names import REDUCE_OPS
 from tvm_distir.execution.runtime.collectives import native_library as native
 from tvm_distir.execution.runtime.program.joining import same_bits
 

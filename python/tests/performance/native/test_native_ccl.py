@@ -16,7 +16,7 @@ import tvm_ffi
 from tests.performance.native.collective_cases import DTYPES, equal, np_dtype, random_groups, wild
 from tests.performance.native.rank_threads import run_ranks
 from tvm_distir.core.collectives.meaning import Collective, apply, wide_dtype
-from tvm_distir.core.ir.names import COLLECTIVES, REDUCE_OPS
+from tvm_distir.core.ir.operators.names import COLLECTIVES, REDUCE_OPS
 from tvm_distir.execution.runtime.collectives import native_library as native
 from tvm_distir.execution.runtime.collectives.ccl import ARGS
 from tvm_distir.execution.runtime.program.joining import same_bits

@@ -12,7 +12,7 @@ from tvm import relax
 import tvm_distir as td
 from tests.performance.native import collective_cases as cases
 from tests.performance.native.rank_threads import run_ranks
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.execution.runtime.collectives import native_library as native
 from tvm_distir.execution.runtime.engines.processes.engine import ProcessesEngine
 from tvm_distir.support.errors.tree import EngineError

@@ -9,8 +9,8 @@ import pytest
 from tvm import ir, relax, tirx
 
 import tvm_distir
-from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.mesh import mesh_shape
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import local_shape, parse_placement
 from tvm_distir.performance.program.exporter import export
 from tvm_distir.performance.program.program import Program

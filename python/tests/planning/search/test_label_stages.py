@@ -11,7 +11,8 @@ import pytest
 
 import tvm_distir as td
 from tests.planning.search.systems import QUICK
-from tvm_distir.core.ir.attributes import ACCUMULATE_PHASE, phase_of
+from tvm_distir.core.ir.attributes.keys import ACCUMULATE_PHASE
+from tvm_distir.core.ir.attributes.readers import phase_of
 from tvm_distir.core.ir.placement import P
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.schedule import Schedule

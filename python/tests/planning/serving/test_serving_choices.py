@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.planning.serving.test_serving_surface import SYSTEM, fitted_once
-from tvm_distir.core import mesh_text
+from tvm_distir.core.plan import mesh_text
 from tvm_distir.hardware import System
 from tvm_distir.planning.serving.batching import SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels

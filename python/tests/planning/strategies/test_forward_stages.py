@@ -10,7 +10,8 @@ import pytest
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir.core import all_bindings, dist_op_name
+from tvm_distir.core.ir.operators import dist_op_name
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.planning.strategies.forward_stages import even_layers
 from tvm_distir.support.errors.tree import DistIRError

@@ -12,7 +12,7 @@ from tvm.relax.op import add, matmul, multiply
 from tvm.relax.op.nn import relu
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import INPUTS_ATTR
+from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.planning import strategies as strategy

@@ -15,7 +15,7 @@ from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
 import tvm_distir as td
-from tvm_distir.core.ir.names import COLLECTIVES
+from tvm_distir.core.ir.operators.names import COLLECTIVES
 from tvm_distir.core.ir.placement import R as WHOLE
 from tvm_distir.core.ir.placement import shard_slices
 from tvm_distir.core.ir.types import is_private

@@ -11,7 +11,7 @@ import pytest
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import INPUTS_ATTR
+from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import MeshError, PlanError
 

@@ -11,7 +11,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy

@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm.relax import op
 
 import tvm_distir as td
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.planning.strategies.composition import make_plan

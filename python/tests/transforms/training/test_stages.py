@@ -17,7 +17,7 @@ import tvm_distir as td
 from tests.plain_systems import PLAIN_A100
 from tests.transforms.training.pipeline_models import assert_close, schedule_of, tower
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR

@@ -14,7 +14,7 @@ from tvm import ir
 
 import tvm_distir as td
 from tests.transforms.training.pipeline_models import schedule_of
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.plan.schedules.notes import Pipeline
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.transforms.optimize.bucket import BucketGathers, BucketReductions

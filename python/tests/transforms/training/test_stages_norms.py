@@ -14,7 +14,7 @@ from tvm import ir
 import tvm_distir as td
 from tests.transforms.training.pipeline_models import assert_close, normed_tower, schedule_of
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.plan.schedules.notes import Pipeline
 from tvm_distir.core.plan.schedules.orders import ORDERS
 from tvm_distir.execution.runtime.engines.reference import Reference

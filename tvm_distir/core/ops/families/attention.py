@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.attention_ops import (
+from tvm_distir.core.ir.operators.attention_ops import (
     ATTENTION_BACKWARD_OP,
     ATTENTION_BIAS_OP,
     ATTENTION_OP,

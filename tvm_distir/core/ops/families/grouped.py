@@ -8,7 +8,11 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.grouped_ops import EXPERT_MATMUL_OP, GROUPED_MATMUL_OP, GROUPED_OUTER_OP
+from tvm_distir.core.ir.operators.grouped_ops import (
+    EXPERT_MATMUL_OP,
+    GROUPED_MATMUL_OP,
+    GROUPED_OUTER_OP,
+)
 from tvm_distir.core.ops.active_experts import active_experts
 from tvm_distir.core.ops.dims import elements, nominal, size_bytes
 from tvm_distir.core.ops.draft import CallShape, Draft

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops.dims import Shape, elements, size_bytes
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall

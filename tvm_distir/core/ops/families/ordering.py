@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.halo import fetched

@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import ops
-from tvm_distir.core.ir.paged_attention_ops import (
+from tvm_distir.core.ir.operators import ops
+from tvm_distir.core.ir.operators.paged_attention_ops import (
     HEADS_DIM,
     KV_APPEND_OP,
     PAGED_ATTENTION_OP,

@@ -17,7 +17,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops.windows.halo import Exchange
 
 from .call import LocalCall

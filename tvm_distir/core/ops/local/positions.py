@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.rewriting.writer import BlockWriter
 
 from .shard import Shard

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 
 from .call import LocalCall
 

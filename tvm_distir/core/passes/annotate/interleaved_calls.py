@@ -15,7 +15,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_distir.core.ir.names import free_name
+from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.segments import Segments
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.plan.matching import FunctionTargets

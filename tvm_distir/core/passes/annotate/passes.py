@@ -32,12 +32,8 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.analysis.well_formed import well_formed_first
-from tvm_distir.core.ir.attributes import (
-    LABELS_ATTR,
-    open_axes_of,
-    param_names,
-    with_annotated,
-)
+from tvm_distir.core.ir.attributes.keys import LABELS_ATTR
+from tvm_distir.core.ir.attributes.readers import open_axes_of, param_names, with_annotated
 from tvm_distir.core.ir.mesh import (
     AXES_ATTR,
     DEVICE_NUM_ATTR,
@@ -49,7 +45,7 @@ from tvm_distir.core.ir.mesh import (
     mesh_names,
     meshes,
 )
-from tvm_distir.core.ir.names import free_name
+from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.placement import placement_of
 from tvm_distir.core.ir.segments import Segments
 from tvm_distir.core.ir.types import is_private, known_shape

@@ -32,7 +32,7 @@ from tvm.relax.distributed import DTensorType
 from tvm.relax.op.distributed import redistribute
 
 from tvm_distir.core.analysis.partial import PartialState
-from tvm_distir.core.ir.attributes import BRANCH_ATTR
+from tvm_distir.core.ir.attributes.keys import BRANCH_ATTR
 from tvm_distir.core.ir.branches import branch_of
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
 from tvm_distir.core.ir.placement import R, labels_of, placement_of

@@ -11,8 +11,8 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_key
-from tvm_distir.core.ir.names import COLLECTIVES
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.names import COLLECTIVES
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.rewriting.calls import is_redistribute
 from tvm_distir.core.rewriting.substitute import variables
 

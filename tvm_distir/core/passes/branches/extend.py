@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.analysis.partial import PartialState
-from tvm_distir.core.ir.attributes import PARTIAL_ATTR
+from tvm_distir.core.ir.attributes.keys import PARTIAL_ATTR
 from tvm_distir.core.ir.types import value_types
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.writer import merged_blocks

@@ -10,8 +10,8 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir.names import REDUCTIONS
-from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ir.operators.names import REDUCTIONS
+from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.core.ir.types import flat_types
 from tvm_distir.core.ops.class_memo import class_memo
 from tvm_distir.core.ops.lookup import rule_of

@@ -11,9 +11,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import Labels, P, R, labels_of, placement_text
 from tvm_distir.core.ir.types import known_shape, static_shape
 from tvm_distir.core.ops.dims import nominal

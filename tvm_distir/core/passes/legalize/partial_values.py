@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.ir.types import as_dtensor, flat_types
 from tvm_distir.core.ops.terms import Terms, axes_of, sums, without

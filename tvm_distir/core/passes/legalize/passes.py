@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_key
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ops.class_memo import class_facts, class_memo
 from tvm_distir.core.passes.cost_model import CostModel
 from tvm_distir.core.passes.declaration import Rewrite, module_pass

@@ -12,8 +12,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.names import REDUCTIONS
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.names import REDUCTIONS
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.types import FieldLeaves, flat_types
 from tvm_distir.core.ops.dist_ops import dist_ops
 from tvm_distir.core.ops.packed import is_packed_call

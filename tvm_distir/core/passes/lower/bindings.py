@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.types import FieldLeaves, flat_types
 from tvm_distir.core.ops.packed import is_packed_call
 from tvm_distir.core.ops.terms import attribute_axes, axes_of, sums

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import is_padded_inside, placement_text
 from tvm_distir.core.ir.types import static_shape
 from tvm_distir.core.ops.dims import same

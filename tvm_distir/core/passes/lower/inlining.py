@@ -9,9 +9,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.mesh import mesh_key
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators import ops
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.rewriting.calls import bindings_of
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import with_body

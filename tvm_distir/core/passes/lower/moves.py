@@ -8,9 +8,9 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core.ir import ops
-from tvm_distir.core.ir.names import REDUCTIONS
-from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ir.operators import ops
+from tvm_distir.core.ir.operators.names import REDUCTIONS
+from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.core.ir.types import known_shape
 from tvm_distir.core.ops.terms import within, without
 from tvm_distir.core.redistribution.shards import terms_of

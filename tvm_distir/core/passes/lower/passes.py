@@ -10,7 +10,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
-from tvm_distir.core.ir.attributes import INPUTS_ATTR, IO_ATTR
+from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR, IO_ATTR
 from tvm_distir.core.ir.branches import branch_of
 from tvm_distir.core.ir.mesh import mesh_key, meshes
 from tvm_distir.core.ir.placement import R, labels_of, placement_text

@@ -19,9 +19,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
+from tvm_distir.core.ir.attributes.keys import IO_ATTR, NUM_INPUT_ATTR
 from tvm_distir.core.ir.mesh import mesh_devices, mesh_shape
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, FunctionView
 from tvm_distir.core.rewriting.writer import with_body

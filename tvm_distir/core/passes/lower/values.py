@@ -13,7 +13,7 @@ from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
-from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.placement import Labels, R, labels_of
 from tvm_distir.core.ir.types import flat_types, static_shape
 from tvm_distir.core.ops.class_memo import ClassMemo, class_memo

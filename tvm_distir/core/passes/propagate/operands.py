@@ -11,9 +11,9 @@ from typing import Any
 from tvm import relax
 from tvm.relax.op.distributed import redistribute
 
-from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import P, R, placement_of
 from tvm_distir.core.ir.types import as_dtensor, carries_value
 from tvm_distir.core.propagation.graph.graph import CONST

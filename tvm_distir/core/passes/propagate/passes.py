@@ -11,7 +11,12 @@ import tvm
 from tvm import ir, relax
 
 from tvm_distir.core.analysis.well_formed import well_formed_first
-from tvm_distir.core.ir.attributes import LABELS_ATTR, OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR
+from tvm_distir.core.ir.attributes.keys import (
+    LABELS_ATTR,
+    OPEN_AXES_ATTR,
+    PARTIAL_ATTR,
+    STATIONARY_ATTR,
+)
 from tvm_distir.core.ir.branches import lift_branches
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.passes.branches.sink import sink_conversions

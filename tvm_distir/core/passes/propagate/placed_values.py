@@ -11,9 +11,9 @@ from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.op.distributed import redistribute
 
-from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import meshes
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import P, R, placement_of
 from tvm_distir.core.ir.types import as_dtensor, tensor_type
 from tvm_distir.core.propagation.decision import Decision, Instance

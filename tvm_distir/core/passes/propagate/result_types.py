@@ -8,9 +8,9 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import P
 from tvm_distir.core.ir.types import carries_value, tensor_type, value_types
 from tvm_distir.core.propagation.graph.graph import CONST

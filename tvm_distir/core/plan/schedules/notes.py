@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm_distir.core.ir.arrays import unpack
-from tvm_distir.core.ir.attributes import PIPELINE_ATTR
+from tvm_distir.core.ir.attributes.keys import PIPELINE_ATTR
 
 from .listed import unfit
 from .schedule import Schedule

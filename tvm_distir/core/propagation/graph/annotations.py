@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, opened_labels
+from tvm_distir.core.ir.attributes.keys import OPEN_AXES_ATTR, STATIONARY_ATTR
+from tvm_distir.core.ir.attributes.readers import opened_labels
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.support import PropagationError
 

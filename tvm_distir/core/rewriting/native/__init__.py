@@ -3,3 +3,7 @@
 """Read and write Relax functions in bulk through the native library."""
 
 from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

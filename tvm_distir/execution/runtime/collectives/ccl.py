@@ -3,7 +3,7 @@
 """Define the packed functions ``tvm_distir.ccl.*`` that compiled level-5 code calls.
 
 Signatures, in destination-passing style (``groups``: the ranks of all groups, one group after
-the other; ``op``: position in :data:`tvm_distir.core.ir.names.REDUCE_OPS`):
+the other; ``op``: position in :data:`tvm_distir.core.ir.operators.names.REDUCE_OPS`):
 
 ========================  ==============================================================
 ``all_reduce``            x, groups, group_size, op, out
@@ -39,7 +39,8 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from tvm_distir.core import COLLECTIVES, REDUCE_OPS, Collective, Transfer
+from tvm_distir.core.collectives import Collective, Transfer
+from tvm_distir.core.ir.operators import COLLECTIVES, REDUCE_OPS
 from tvm_distir.execution.runtime.program.async_names import DONE, START
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Collective, Transfer
+from tvm_distir.core.collectives import Collective, Transfer
 from tvm_distir.support import DistIRError, EngineError
 
 from . import native_library as native

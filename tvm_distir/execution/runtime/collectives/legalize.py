@@ -10,14 +10,13 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.transform.legalize_ops.common import register_legalize
 
-from tvm_distir.core import (
+from tvm_distir.core.collectives import decode_collective, decode_transfer
+from tvm_distir.core.ir.operators import (
     COLLECTIVES,
     DONE,
     KV_APPEND_OP,
     PREFIX,
     REDUCE_OPS,
-    decode_collective,
-    decode_transfer,
     start_name,
 )
 from tvm_distir.transforms import GROUPED_KERNELS, WRITTEN_OPS, appended

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Collective, Transfer, all_reduce, apply, local_shape, local_slice
+from tvm_distir.core.collectives import Collective, Transfer, all_reduce, apply, local_slice
+from tvm_distir.core.ir import local_shape
 
 Array = npt.NDArray[Any]
 

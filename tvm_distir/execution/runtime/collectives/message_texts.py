@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Transfer
+from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.support import DistIRError, EngineError
 

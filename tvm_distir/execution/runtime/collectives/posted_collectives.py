@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tvm_distir.core import Collective, counted_bytes
+from tvm_distir.core.collectives import Collective, counted_bytes
 from tvm_distir.support import EngineError
 
 from . import native_library as native

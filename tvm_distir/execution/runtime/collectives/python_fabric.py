@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tvm_distir.core import LOCAL_OPS, Collective, apply, apply_local
+from tvm_distir.core.collectives import Collective, apply, apply_local
+from tvm_distir.core.ir.operators import LOCAL_OPS
 from tvm_distir.support import EngineError
 
 from . import native_library as native

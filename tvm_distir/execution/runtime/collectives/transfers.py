@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Collective, Transfer, counted_bytes, local_shape
+from tvm_distir.core.collectives import Collective, Transfer, counted_bytes
+from tvm_distir.core.ir import local_shape
 from tvm_distir.support import EngineError
 
 from . import native_library as native

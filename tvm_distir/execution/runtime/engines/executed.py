@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from tvm_distir.core import Transfer, local_shape
+from tvm_distir.core.collectives import Transfer
+from tvm_distir.core.ir import local_shape
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.counts import CollectiveCount, CollectiveCounter

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Transfer
+from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.execution.runtime.program.run_trace import RankTrace

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core import Transfer
+from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.message_texts import (
     executed_items,
     read_executed,

@@ -15,16 +15,9 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_distir.core import (
-    all_bindings,
-    called_name,
-    entry_of,
-    input_index_ranges,
-    is_object,
-    named_leaves,
-    place_of,
-    relax_functions,
-)
+from tvm_distir.core.ir import is_object, named_leaves, relax_functions
+from tvm_distir.core.ops import input_index_ranges
+from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, place_of
 from tvm_distir.execution.runtime.program.compiled import LibraryCache
 from tvm_distir.execution.runtime.program.inputs import index_fault
 from tvm_distir.execution.runtime.program.machines import Machines

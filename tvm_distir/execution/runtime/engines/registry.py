@@ -143,7 +143,8 @@ def run(
         DIST0152 or DIST0153 for a trace that cannot be written.
     """
     if entry is not None:
-        from tvm_distir.core import check_module, keep_entry
+        from tvm_distir.core.ir import check_module
+        from tvm_distir.core.rewriting import keep_entry
 
         check_module(dist, "td.run")
         dist = keep_entry(dist, entry)

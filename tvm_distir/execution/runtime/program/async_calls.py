@@ -18,16 +18,9 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from tvm_distir.core import (
-    callers_closure,
-    is_done,
-    relax_functions,
-    retyped,
-    started_op,
-    substitute,
-    typed,
-    with_body,
-)
+from tvm_distir.core.ir import relax_functions
+from tvm_distir.core.ir.operators import is_done, started_op
+from tvm_distir.core.rewriting import callers_closure, retyped, substitute, typed, with_body
 
 from .async_names import DONE, START
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.core import Transfer
+from tvm_distir.core.collectives import Transfer
 
 Groups = tuple[tuple[int, ...], ...]
 MeshKey = tuple[tuple[int, ...], tuple[int, ...]]

@@ -48,13 +48,8 @@ def communication_of(mod: Any) -> Communication:
     """Return the groups and pairs of ranks of a level-5 module that communicate."""
     from tvm import relax
 
-    from tvm_distir.core import (
-        COLLECTIVES,
-        collective_op,
-        decode_collective,
-        decode_transfer,
-        dist_op_name,
-    )
+    from tvm_distir.core.collectives import decode_collective, decode_transfer
+    from tvm_distir.core.ir.operators import COLLECTIVES, collective_op, dist_op_name
 
     groups: dict[tuple[int, ...], None] = {}
     pairs: set[tuple[int, int]] = set()

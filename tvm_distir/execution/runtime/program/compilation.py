@@ -19,7 +19,7 @@ import tvm
 from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir.schedule.schedule import ScheduleError
 
-from tvm_distir.core import outline_branches
+from tvm_distir.core.ir import outline_branches
 from tvm_distir.support import DistIRError, EngineError, ForkSafeLock
 from tvm_distir.transforms import kernel_passes, repair_kernels
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvm_distir.core import COLLECTIVES, wire_bytes
+from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.ir.operators import COLLECTIVES
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from tvm import ir, relax
 
-from tvm_distir.core import IO_ATTR, entry_family, mesh_devices, mesh_shape, meshes, no_single_entry
+from tvm_distir.core.ir import mesh_devices, mesh_shape, meshes
+from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.rewriting import entry_family, no_single_entry
 
 from .io_layout import EntryFunction, check_entries, read_port, wrong_module
 

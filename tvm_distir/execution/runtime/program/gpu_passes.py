@@ -15,7 +15,7 @@ from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir import dlight
 from tvm.s_tir.schedule.schedule import ScheduleError
 
-from tvm_distir.core import all_bindings
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.support import EngineError
 from tvm_distir.transforms import register_gpu_reducers, repair_kernels
 

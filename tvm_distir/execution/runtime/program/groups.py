@@ -8,7 +8,7 @@ import itertools
 
 from tvm import ir
 
-from tvm_distir.core import axis_groups, mesh_axes, mesh_key, mesh_names, mesh_shape, meshes
+from tvm_distir.core.ir import axis_groups, mesh_axes, mesh_key, mesh_names, mesh_shape, meshes
 
 from .axis_table import AxisTable, Groups
 

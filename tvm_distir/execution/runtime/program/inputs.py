@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Segments, match_name
+from tvm_distir.core.ir import Segments
+from tvm_distir.core.plan import match_name
 from tvm_distir.support import EngineError, Faults, nearest
 
 from .device_objects import DeviceObjects

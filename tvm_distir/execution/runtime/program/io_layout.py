@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import (
     Labels,
     Segments,
     check_placement,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core import placement_text
+from tvm_distir.core.ir import placement_text
 from tvm_distir.support import EngineError
 
 from .device_objects import DeviceObjects

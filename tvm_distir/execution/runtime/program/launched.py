@@ -7,7 +7,7 @@ from __future__ import annotations
 import tvm
 from tvm import ir, relax
 
-from tvm_distir.core import outline_branches
+from tvm_distir.core.ir import outline_branches
 from tvm_distir.transforms import kernel_passes
 
 from .targets import target_in_scope

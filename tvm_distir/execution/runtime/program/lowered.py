@@ -15,7 +15,8 @@ import tvm
 import tvm_ffi
 from tvm import ir
 
-from tvm_distir.core import check_module, outline_branches, reached_from
+from tvm_distir.core.ir import check_module, outline_branches
+from tvm_distir.core.rewriting import reached_from
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
 from tvm_distir.transforms import DonateInputs, ExpandSchedule
 

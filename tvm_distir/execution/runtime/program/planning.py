@@ -11,13 +11,9 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    all_bindings,
-    check_module,
-    known_shape,
-    outline_branches,
-    size_bytes,
-)
+from tvm_distir.core.ir import check_module, known_shape, outline_branches
+from tvm_distir.core.ops import size_bytes
+from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.performance import (
     BRANCH,
     CALL,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.core import extent_value, shard_counts
+from tvm_distir.core.ir import extent_value, shard_counts
 from tvm_distir.support import EngineError
 
 from .inputs import Inputs, bad_input, values_by_position
@@ -143,7 +143,7 @@ class SizedProgram(DerivedProgram):
         EngineError
             DIST0605 for a program without IR.
         """
-        from tvm_distir.core import bind_dims
+        from tvm_distir.core.rewriting import bind_dims
 
         from .lowered import LoweredProgram
 

@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
-from tvm_distir.core import check_module, known_shape
+from tvm_distir.core.ir import check_module, known_shape
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance import Program, export
 from tvm_distir.support import CACHE, CacheFile, EngineError, shortened

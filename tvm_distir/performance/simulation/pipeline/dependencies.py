@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from tvm_distir.core import FETCH, FORWARD, STORE, absences, stages_of
+from tvm_distir.core.plan import FETCH, FORWARD, STORE, absences, stages_of
 from tvm_distir.performance.program.pipeline_program import END, Edge, PipelineProgram
 from tvm_distir.performance.simulation.dependencies import Dependencies, Places
 from tvm_distir.performance.traces.records import Task

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvm_distir.core import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
+from tvm_distir.core.plan import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
 from tvm_distir.performance.engine.function_summaries import Ints
 from tvm_distir.performance.engine.rank_programs import (
     COPY,

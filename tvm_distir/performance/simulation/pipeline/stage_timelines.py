@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
+from tvm_distir.core.plan import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.performance.engine.function_summaries import Ints
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.simulation.device_results import FunctionTime

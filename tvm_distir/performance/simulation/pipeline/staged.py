@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.core import RankStep, gc_paused, programs
+from tvm_distir.core.plan import RankStep, programs
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.ranks import RankMemories

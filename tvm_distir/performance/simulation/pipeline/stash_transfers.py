@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.core import FETCH, STORE, absences
+from tvm_distir.core.plan import FETCH, STORE, absences
 from tvm_distir.performance.engine.function_summaries import COMM_PORT, COMPUTE_PORT, Ints
 from tvm_distir.performance.engine.rank_programs import (
     FETCH_STREAM,

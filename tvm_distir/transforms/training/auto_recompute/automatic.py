@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_distir.core import Recomputation, Runs
+from tvm_distir.core.plan import Recomputation, Runs
 from tvm_distir.support import InfeasibleError, ModelError
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.recipe import Recipe

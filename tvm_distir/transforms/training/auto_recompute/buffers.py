@@ -10,7 +10,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import kernel_of, read_functions, transposed_operands, value_types
+from tvm_distir.core.ir import value_types
+from tvm_distir.core.ops import kernel_of, transposed_operands
+from tvm_distir.core.rewriting.native import read_functions
 from tvm_distir.transforms.training.autodiff.saved_values import type_bytes
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.core import CUT, FULL, NONE, SELECTIVE
+from tvm_distir.core.plan import CUT, FULL, NONE, SELECTIVE
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
 from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward
 from tvm_distir.transforms.training.recompute.policies import kept_by

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import last_reads, live_bytes
+from tvm_distir.core.analysis import last_reads, live_bytes
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.recompute.pairs import Differentiator

@@ -15,17 +15,9 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import (
-    ACCUMULATE_PHASE,
-    ACTIVATION,
-    EACH_PHASE,
-    FORWARD_PHASE,
-    GRADIENT,
-    STREAM,
-    TOTAL,
-    flat_types,
-    phase_of,
-)
+from tvm_distir.core.ir import flat_types
+from tvm_distir.core.ir.attributes import ACCUMULATE_PHASE, EACH_PHASE, FORWARD_PHASE, phase_of
+from tvm_distir.core.plan import ACTIVATION, GRADIENT, STREAM, TOTAL
 from tvm_distir.transforms.training.autodiff.function_table import tuple_of
 from tvm_distir.transforms.training.autodiff.saved_values import type_bytes
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward

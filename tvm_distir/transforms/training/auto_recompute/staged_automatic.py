@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_distir.core import NONE, Recomputation, Runs, Schedule, holdings
+from tvm_distir.core.plan import NONE, Recomputation, Runs, Schedule, holdings
 from tvm_distir.transforms.training.pipeline.pipeline_step import WrittenPipeline
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.recipe import Recipe

@@ -9,15 +9,8 @@ from typing import Any, TypeVar
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    all_bindings,
-    let_out,
-    merged_blocks,
-    pruned,
-    pruned_bindings,
-    typed,
-    with_body,
-)
+from tvm_distir.core.rewriting import all_bindings, let_out, merged_blocks, typed, with_body
+from tvm_distir.core.rewriting.native import pruned, pruned_bindings
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import backward_kernel, unmarked
 

@@ -16,7 +16,8 @@ import tvm.relax.op._op_gradient  # noqa: F401  (registers TVM's gradients)
 from tvm import ir, relax
 from tvm.relax.op import add, astype, ones, zeros
 
-from tvm_distir.core import tensor_type, variables
+from tvm_distir.core.ir import tensor_type
+from tvm_distir.core.rewriting import variables
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.rules.registry import GRADIENTS, Gradient
 from tvm_distir.transforms.training.autodiff.rules.transposes import before_transposing

@@ -10,7 +10,9 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import flat_types, known_shape, size_bytes, variables
+from tvm_distir.core.ir import flat_types, known_shape
+from tvm_distir.core.ops import size_bytes
+from tvm_distir.core.rewriting import variables
 
 VIEWS = frozenset(
     f"relax.{name}"

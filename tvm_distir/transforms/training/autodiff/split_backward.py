@@ -16,7 +16,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import all_bindings, is_private, substitute, typed, variables
+from tvm_distir.core.ir import is_private
+from tvm_distir.core.rewriting import all_bindings, substitute, typed, variables
 
 from .function_table import NamedFunctions, private_function, tuple_of
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tvm import ir, relax
 
-from tvm_distir.core import substitute
+from tvm_distir.core.rewriting import substitute
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import without_mark
 
 from .reverse import is_differentiable

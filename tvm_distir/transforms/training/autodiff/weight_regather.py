@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from tvm import ir, relax
 
-from tvm_distir.core import substitute, variables
+from tvm_distir.core.rewriting import substitute, variables
 
 from .saved_values import view_source
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tvm import relax
 from tvm.relax.op import astype, multiply
 
-from tvm_distir.core import scalar
+from tvm_distir.core.rewriting import scalar
 
 STEP = "step"
 """Name of the parameter that counts the steps done, int64 ()."""

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax.op import add, divide, multiply, power, sign, sqrt, subtract
 
-from tvm_distir.core import scalar
+from tvm_distir.core.rewriting import scalar
 
 from .protocol import Shared, by_rate, like, scaled
 from .ranges import at_least_zero, share

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir, relax
 
-from tvm_distir.core import variables, work_of
+from tvm_distir.core.ops import work_of
+from tvm_distir.core.rewriting import variables
 from tvm_distir.support import ModelError, PropagationError, Steps, nearest, unrolled
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.reverse import is_float

@@ -8,7 +8,9 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import IO_ATTR, Pipeline, mesh_names, meshes
+from tvm_distir.core.ir import mesh_names, meshes
+from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.plan import Pipeline
 from tvm_distir.support import LoweringError
 
 from .stage_placements import IoPlacement, rank_meshes, read_ports

@@ -8,20 +8,18 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import (
     AXES_ATTR,
     DEVICE_NUM_ATTR,
     MESH_INFO,
     NAMES_ATTR,
-    PIPELINE_ATTR,
-    Pipeline,
-    Rewrite,
     mesh_axes,
     mesh_devices,
     meshes,
-    module_pass,
-    programs,
 )
+from tvm_distir.core.ir.attributes import PIPELINE_ATTR
+from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.plan import Pipeline, programs
 
 from .exchange_placements import MessageEndpoints
 from .in_turn import run_in_turn

@@ -8,20 +8,15 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.attributes import (
     INPUTS_ATTR,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
-    PART,
     PIPELINE_ATTR,
-    TOTAL,
-    Pipeline,
-    Times,
-    is_pure,
-    plain_name,
-    timeline,
-    typed,
 )
+from tvm_distir.core.plan import PART, TOTAL, Pipeline, Times, plain_name, timeline
+from tvm_distir.core.rewriting import typed
+from tvm_distir.core.rewriting.native import is_pure
 from tvm_distir.support import LoweringError
 from tvm_distir.transforms.stage_body import StageBody
 

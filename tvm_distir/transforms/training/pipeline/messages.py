@@ -7,8 +7,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_distir.core import ACTIVATION, FORWARD, GRADIENT, PART, SEND, TOTAL, RankStep, plain_name
-from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.operators import ops
+from tvm_distir.core.plan import (
+    ACTIVATION,
+    FORWARD,
+    GRADIENT,
+    PART,
+    SEND,
+    TOTAL,
+    RankStep,
+    plain_name,
+)
 
 from .exchange_placements import NEXT_STAGE, MessageEndpoints
 from .stage_placements import IoPlacement

@@ -11,7 +11,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import PIPELINE_ATTR, Pipeline, Recomputation, Schedule, is_private, substitute
+from tvm_distir.core.ir import is_private
+from tvm_distir.core.ir.attributes import PIPELINE_ATTR
+from tvm_distir.core.plan import Pipeline, Recomputation, Schedule
+from tvm_distir.core.rewriting import substitute
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, write_function
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import in_training, is_batch_norm

@@ -9,20 +9,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    ACTIVATION,
-    FETCH,
-    GRADIENT,
-    HOST_PREFIX,
-    IO_ATTR,
-    RUN,
-    STORE,
-    TRAINING_ATTR,
-    RankStep,
-    plain_name,
-    training_notes,
-    typed,
-)
+from tvm_distir.core.ir.attributes import IO_ATTR, TRAINING_ATTR, training_notes
+from tvm_distir.core.ir.operators import HOST_PREFIX
+from tvm_distir.core.plan import ACTIVATION, FETCH, GRADIENT, RUN, STORE, RankStep, plain_name
+from tvm_distir.core.rewriting import typed
 from tvm_distir.transforms.stage_body import StageBody
 
 from .exchange_placements import NEXT_STAGE, MessageEndpoints, unfit

@@ -11,14 +11,12 @@ from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_distir.core import (
+from tvm_distir.core.ir import is_private, mesh_key, relax_functions
+from tvm_distir.core.ir.operators import dist_op_name
+from tvm_distir.core.rewriting import (
     all_bindings,
     callers_closure,
-    dist_op_name,
-    is_private,
     make_call,
-    mesh_key,
-    relax_functions,
     substitute,
     with_body,
 )

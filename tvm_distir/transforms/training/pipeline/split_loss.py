@@ -27,19 +27,15 @@ from tvm.relax.op import astype, clip, divide, multiply, not_equal, take
 from tvm.relax.op import sum as sum_op
 from tvm.relax.op.nn import nll_loss
 
-from tvm_distir.core import (
-    FieldLeaves,
-    Rule,
-    flat_types,
+from tvm_distir.core.ir import FieldLeaves, flat_types, static_shape, tensor_type
+from tvm_distir.core.ops import Rule, rule_of
+from tvm_distir.core.rewriting import (
     leaves_of,
     op_name,
     rebuild,
-    rule_of,
     scalar,
-    static_shape,
     substitute,
     tensor_args,
-    tensor_type,
     typed,
     variables,
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import ACTIVATION, GRADIENT, STREAM, TOTAL, plain_name
+from tvm_distir.core.plan import ACTIVATION, GRADIENT, STREAM, TOTAL, plain_name
 from tvm_distir.transforms.training.optimizers.protocol import RATE, STEP
 from tvm_distir.transforms.training.step import dropouts
 from tvm_distir.transforms.training.step.objective import HALF

@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import ACCUMULATE_PHASE, PHASE_ATTR, REPEAT_ATTR, Schedule
+from tvm_distir.core.ir.attributes import ACCUMULATE_PHASE, PHASE_ATTR, REPEAT_ATTR
+from tvm_distir.core.plan import Schedule
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     private_function,

@@ -11,26 +11,21 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import add, multiply, zeros
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.attributes import (
     ACCUMULATE_PHASE,
-    ACTIVATION,
     BACKWARD_PHASE,
     COUNT_PHASE,
     EACH_PHASE,
     FORWARD_PHASE,
-    GRADIENT,
     INPUTS_ATTR,
-    NONE,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
-    PART,
     ROLE_ATTR,
-    TOTAL,
     TRAINING_ATTR,
     WEIGHT_PHASE,
-    plain_name,
-    scalar,
 )
+from tvm_distir.core.plan import ACTIVATION, GRADIENT, NONE, PART, TOTAL, plain_name
+from tvm_distir.core.rewriting import scalar
 from tvm_distir.transforms.training.autodiff.function_table import tuple_of, without_unread
 from tvm_distir.transforms.training.autodiff.split_backward import SplitBackward
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward

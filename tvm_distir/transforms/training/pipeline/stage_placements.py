@@ -12,7 +12,8 @@ from typing import Any
 from tvm import relax
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core import IO_ATTR, mesh_devices, mesh_shape, parse_placement, unpack
+from tvm_distir.core.ir import mesh_devices, mesh_shape, parse_placement, unpack
+from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.support import MeshError
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.core import Pipeline, Schedule, StageNote, SumNote
+from tvm_distir.core.plan import Pipeline, Schedule, StageNote, SumNote
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.optimizers.protocol import RATE, STEP
 from tvm_distir.transforms.training.step.parameters import Parameters, check_names

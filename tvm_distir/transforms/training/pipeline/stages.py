@@ -12,7 +12,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
-from tvm_distir.core import Recomputation, substitute, variables
+from tvm_distir.core.plan import Recomputation
+from tvm_distir.core.rewriting import substitute, variables
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     private_function,

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import add
 
-from tvm_distir.core import substitute
+from tvm_distir.core.rewriting import substitute
 
 
 class ContinuedAccumulation:

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import add, reshape, strided_slice
 
-from tvm_distir.core import (
+from tvm_distir.core.plan import (
     ACTIVATION,
     BACKWARD,
     FORWARD,
@@ -19,11 +19,8 @@ from tvm_distir.core import (
     STREAM,
     PipelineAction,
     first_stream,
-    make_call,
-    substitute,
-    typed,
-    variables,
 )
+from tvm_distir.core.rewriting import make_call, substitute, typed, variables
 from tvm_distir.transforms.stage_body import OF_UNIT, PASSED, StageBody, When
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import BlockWriter, known_shape, op_name, substitute, variables
+from tvm_distir.core.ir import known_shape
+from tvm_distir.core.rewriting import BlockWriter, op_name, substitute, variables
 from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again
 
 WIDE, NARROW = "float32", ("float16", "bfloat16")

@@ -14,7 +14,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import CHECKPOINT, WHOLE_ATTR, typed
+from tvm_distir.core.ir.attributes import WHOLE_ATTR
+from tvm_distir.core.plan import CHECKPOINT
+from tvm_distir.core.rewriting import typed
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     private_function,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from tvm_distir.core import Recomputation
+from tvm_distir.core.plan import Recomputation
 from tvm_distir.support import ModelError, nearest, parse_int, shortened
 
 AUTO = "auto"

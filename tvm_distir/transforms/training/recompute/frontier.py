@@ -19,7 +19,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import variables
+from tvm_distir.core.rewriting import variables
 from tvm_distir.transforms.training.autodiff.saved_values import (
     NO_OPERANDS,
     kept_bytes,

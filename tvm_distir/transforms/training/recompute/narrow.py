@@ -24,7 +24,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import BlockWriter, called_name, op_name, substitute, variables
+from tvm_distir.core.rewriting import BlockWriter, called_name, op_name, substitute, variables
 from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again, type_bytes
 
 from .attention_rewrite import AttentionRewrite

@@ -17,18 +17,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    ATTENTION,
-    CHECKPOINT,
-    MEGATRON,
-    NONE,
-    Recomputation,
-    is_private,
-    is_pure,
-    op_name,
-    plain_name,
-    variables,
-)
+from tvm_distir.core.ir import is_private
+from tvm_distir.core.plan import ATTENTION, CHECKPOINT, MEGATRON, NONE, Recomputation, plain_name
+from tvm_distir.core.rewriting import op_name, variables
+from tvm_distir.core.rewriting.native import is_pure
 from tvm_distir.support import ModelError, Steps, unrolled
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,

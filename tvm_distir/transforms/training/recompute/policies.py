@@ -30,17 +30,9 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import (
-    ALTERNATE,
-    CORE,
-    FULL,
-    SELECTIVE,
-    TENSOR_CLASSES,
-    Work,
-    share_of,
-    variables,
-    work_of,
-)
+from tvm_distir.core.ops import TENSOR_CLASSES, Work, work_of
+from tvm_distir.core.plan import ALTERNATE, CORE, FULL, SELECTIVE, share_of
+from tvm_distir.core.rewriting import variables
 from tvm_distir.support import PropagationError
 from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again, kept_bytes
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from tvm_distir.core import Costs, kernel_of
+from tvm_distir.core.ops import kernel_of
+from tvm_distir.core.propagation import Costs
 from tvm_distir.hardware import Clock, System
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 

@@ -29,17 +29,14 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import call_tir_with_grad
 
-from tvm_distir.core import (
-    DROPOUT_KERNEL,
-    MAIN,
-    PARAM_NAMES_ATTR,
+from tvm_distir.core.ir import relax_functions, static_shape
+from tvm_distir.core.ir.attributes import DROPOUT_KERNEL, PARAM_NAMES_ATTR, param_names
+from tvm_distir.core.plan import MAIN
+from tvm_distir.core.rewriting import (
     BlockWriter,
     all_bindings,
     callees_first,
-    param_names,
-    relax_functions,
     retyped,
-    static_shape,
     substitute,
     typed,
     variables,

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax.op import mean, reshape, square, subtract
 from tvm.relax.op.nn import log_softmax, nll_loss
 
-from tvm_distir.core import static_shape, tensor_type
+from tvm_distir.core.ir import static_shape, tensor_type
 from tvm_distir.support import ModelError
 
 Write = Callable[[relax.BlockBuilder, Any, Any], Any]

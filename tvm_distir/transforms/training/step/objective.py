@@ -21,15 +21,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import add, astype, multiply
 
-from tvm_distir.core import (
-    all_bindings,
-    flat_types,
-    is_private,
-    known_shape,
-    plain_name,
-    scalar,
-    tensor_type,
-)
+from tvm_distir.core.ir import flat_types, is_private, known_shape, tensor_type
+from tvm_distir.core.plan import plain_name
+from tvm_distir.core.rewriting import all_bindings, scalar
 from tvm_distir.support import ModelError, nearest, shortened
 
 from .losses import LOSSES, is_trained_on

@@ -10,7 +10,9 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import known_shape, param_names, plain_name, tensor_type
+from tvm_distir.core.ir import known_shape, tensor_type
+from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.plan import plain_name
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.reverse import is_float

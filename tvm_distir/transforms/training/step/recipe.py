@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm_distir.core import Recomputation, match_name
+from tvm_distir.core.plan import Recomputation, match_name
 from tvm_distir.hardware import System
 from tvm_distir.support import ModelError, nearest, shortened
 from tvm_distir.transforms.training.optimizers.master import Master

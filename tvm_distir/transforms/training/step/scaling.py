@@ -14,7 +14,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax.op import add, astype, divide, less, minimum, multiply, sqrt, where
 
-from tvm_distir.core import scalar
+from tvm_distir.core.rewriting import scalar
 from tvm_distir.transforms.training.optimizers.protocol import RATE, STEP, Shared
 
 from .recipe import Recipe

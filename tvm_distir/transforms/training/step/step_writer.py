@@ -10,14 +10,13 @@ from typing import Any
 from tvm import relax
 from tvm.relax.op import add
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.attributes import (
     INPUTS_ATTR,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
     TRAINING_ATTR,
-    Recomputation,
-    plain_name,
 )
+from tvm_distir.core.plan import Recomputation, plain_name
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, without_unread
 from tvm_distir.transforms.training.autodiff.reverse import active, reverse
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import in_training, is_batch_norm

@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm.relax.op import add, multiply, where
 from tvm.relax.op import sum as sum_op
 
-from tvm_distir.core import plain_name
+from tvm_distir.core.plan import plain_name
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     private_function,

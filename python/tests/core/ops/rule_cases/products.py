@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.operators import (
     attention,
     attention_backward,
     attention_bias_gradient,

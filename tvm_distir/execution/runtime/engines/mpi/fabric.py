@@ -22,11 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import (
-    LOCAL_OPS,
-    Collective,
-    apply_local,
-)
+from tvm_distir.core.collectives import Collective, apply_local
+from tvm_distir.core.ir.operators import LOCAL_OPS
 from tvm_distir.execution.runtime.collectives.fabric import Aborted, call_words, worker_failed
 from tvm_distir.execution.runtime.collectives.message_steps import StepMessages, message_steps
 from tvm_distir.execution.runtime.collectives.native_library import Executed

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.core import Transfer
+from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.message_steps import SMALL_BYTES, exchanged_tiles
 from tvm_distir.support import EngineError
 

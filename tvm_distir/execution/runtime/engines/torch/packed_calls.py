@@ -16,7 +16,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-from tvm_distir.core import REDUCE_OPS, Collective, Transfer, counted_bytes
+from tvm_distir.core.collectives import Collective, Transfer, counted_bytes
+from tvm_distir.core.ir.operators import REDUCE_OPS
 from tvm_distir.execution.runtime.collectives.ccl import (
     ARGS,
     PREFIX,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Transfer
+from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.fabric import ranks_text
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tvm_distir.core import LOCAL_OPS, Collective, apply_groups, apply_local, counted_bytes
+from tvm_distir.core.collectives import Collective, apply_groups, apply_local, counted_bytes
+from tvm_distir.core.ir.operators import LOCAL_OPS
 from tvm_distir.execution.runtime.engines.executed import count_transfer
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.counts import CollectiveCounter

@@ -14,16 +14,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import (
-    Collective,
-    Transfer,
-    bindings_in,
-    call_axes,
-    decode_collective,
-    decode_transfer,
-    dist_op_name,
-    is_done,
-)
+from tvm_distir.core.collectives import Collective, Transfer, decode_collective, decode_transfer
+from tvm_distir.core.ir.operators import call_axes, dist_op_name, is_done
+from tvm_distir.core.rewriting import bindings_in
 from tvm_distir.execution.runtime.program.compiled import KERNEL
 from tvm_distir.support import EngineError, Steps, unrolled
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Collective, Transfer, apply_groups, local_shape
+from tvm_distir.core.collectives import Collective, Transfer, apply_groups
+from tvm_distir.core.ir import local_shape
 from tvm_distir.execution.runtime.program.axis_table import Groups
 from tvm_distir.support import EngineError
 

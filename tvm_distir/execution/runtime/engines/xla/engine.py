@@ -10,7 +10,7 @@ from collections import Counter
 from itertools import chain
 from typing import Any
 
-from tvm_distir.core import mesh_axes, mesh_names
+from tvm_distir.core.ir import mesh_axes, mesh_names
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs, bind_inputs
 from tvm_distir.execution.runtime.program.joining import gather_outputs

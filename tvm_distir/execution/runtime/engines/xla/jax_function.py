@@ -12,7 +12,8 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import PartitionSpec, mesh_axes
+from tvm_distir.core.ir import mesh_axes
+from tvm_distir.core.plan import PartitionSpec
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port, np_dtype
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.models import to_stablehlo

@@ -15,7 +15,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import op
 
-from tvm_distir.core import (
+from tvm_distir.core.ir.operators import (
     ATTENTION_OP,
     AttentionForm,
     attention,

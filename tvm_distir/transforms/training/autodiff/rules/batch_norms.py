@@ -8,7 +8,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import all_bindings, callers_closure, is_private, relax_functions
+from tvm_distir.core.ir import is_private, relax_functions
+from tvm_distir.core.rewriting import all_bindings, callers_closure
 from tvm_distir.transforms.inline.passes import InlinePrivateFunctions
 
 _BATCH_NORM = "relax.nn.batch_norm"

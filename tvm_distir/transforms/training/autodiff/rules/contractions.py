@@ -9,7 +9,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import astype, broadcast_to, einsum, matmul, multiply, permute_dims, reshape
 
-from tvm_distir.core import grouped_matmul, grouped_outer
+from tvm_distir.core.ir.operators import grouped_matmul, grouped_outer
 
 from .registry import fitted, refuse, register_gradient, shape_of
 from .transposes import transposed_from

@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import ir, relax, te, tirx
 
-from tvm_distir.core import DROPOUT_KERNEL, DROPOUT_RATE_ATTR, known_shape
+from tvm_distir.core.ir import known_shape
+from tvm_distir.core.ir.attributes import DROPOUT_KERNEL, DROPOUT_RATE_ATTR
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 
 from .primfuncs import register_primfunc_gradient

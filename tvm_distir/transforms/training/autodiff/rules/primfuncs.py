@@ -11,7 +11,8 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.op import zeros
 
-from tvm_distir.core import all_bindings, flat_types, leaves_of, typed, with_body
+from tvm_distir.core.ir import flat_types
+from tvm_distir.core.rewriting import all_bindings, leaves_of, typed, with_body
 from tvm_distir.support import ModelError, nearest
 
 from .registry import item, register_gradient

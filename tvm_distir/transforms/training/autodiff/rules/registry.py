@@ -18,7 +18,8 @@ from tvm.relax.op import (
     collapse_sum_to,
 )
 
-from tvm_distir.core import scalar, static_shape
+from tvm_distir.core.ir import static_shape
+from tvm_distir.core.rewriting import scalar
 from tvm_distir.support import ModelError
 
 Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]

@@ -16,9 +16,10 @@ import tvm_ffi
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
-from .handles import handle
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.placement import parse_placement, placement_text
+
 from .infer import INFER
-from .placement import parse_placement, placement_text
 
 PREFIX = "relax.dist."
 IMPURE = ("send", "recv")

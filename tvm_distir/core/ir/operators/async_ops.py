@@ -16,9 +16,9 @@ from typing import Any
 
 from tvm import ir, relax
 
+from tvm_distir.core.ir.operators import ops
 from tvm_distir.support import MeshError
 
-from . import ops
 from .compute_ops import register_compute_ops
 from .infer import INFER
 from .names import COLLECTIVES

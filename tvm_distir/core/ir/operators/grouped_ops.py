@@ -25,10 +25,10 @@ from typing import Any
 
 from tvm import ir, relax
 
+from tvm_distir.core.ir.types import static_shape
 from tvm_distir.support import MeshError
 
 from .ops import PREFIX, dist_call
-from .types import static_shape
 
 GROUPED_MATMUL_OP = f"{PREFIX}grouped_matmul"
 GROUPED_OUTER_OP = f"{PREFIX}grouped_outer"

@@ -11,10 +11,8 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.support import MeshError
-
-from .mesh import mesh_shape
-from .placement import (
+from tvm_distir.core.ir.mesh import mesh_shape
+from tvm_distir.core.ir.placement import (
     R,
     blocks_fault,
     check_placement,
@@ -24,7 +22,8 @@ from .placement import (
     placement_of,
     placement_text,
 )
-from .types import static_shape
+from tvm_distir.core.ir.types import static_shape
+from tvm_distir.support import MeshError
 
 Infer = Callable[[ir.Call, Any], Any]
 

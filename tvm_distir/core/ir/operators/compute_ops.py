@@ -13,7 +13,8 @@ import functools
 import tvm_ffi
 from tvm import ir
 
-from . import attention_ops, grouped_ops, paged_attention_ops
+from tvm_distir.core.ir.operators import attention_ops, grouped_ops, paged_attention_ops
+
 from .ops import PREFIX
 
 _MODULES = (attention_ops, grouped_ops, paged_attention_ops)

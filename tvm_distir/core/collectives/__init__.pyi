@@ -1,0 +1,17 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .calls import decode_collective as decode_collective
+from .calls import decode_transfer as decode_transfer
+from .meaning import Collective as Collective
+from .meaning import all_reduce as all_reduce
+from .meaning import apply as apply
+from .meaning import apply_groups as apply_groups
+from .meaning import apply_local as apply_local
+from .meaning import counted_bytes as counted_bytes
+from .meaning import local_slice as local_slice
+from .tiles import Transfer as Transfer
+from .volume import RING_PASSES as RING_PASSES
+from .volume import check_kind as check_kind
+from .volume import wire_bytes as wire_bytes
+from .volume import wire_share as wire_share
