@@ -8,14 +8,10 @@ stages load when they are first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 import lazy_loader
 
 from .interface.registration import is_awaited as _is_awaited
 from .interface.registration import register as _register
-from .public_paths import PATHS
 from .support import warn_without_library as _warn_without_library
 from .support.versions import check_versions as _check_versions
 
@@ -29,10 +25,4 @@ if not _is_awaited():
 __version__ = "0.2.0"
 
 # The public names, and the module that each comes from, stand in ``__init__.pyi``.
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-
-def __getattr__(name: str) -> Any:
-    if name in PATHS:  # for example ``td.strategy``
-        return import_module(f"{__name__}.{name}")
-    return _load(name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,6 +3,7 @@
 
 from . import core as core
 from . import execution as execution
+from . import hardware as hardware
 from . import models as models
 from . import performance as performance
 from . import planning as planning
@@ -45,7 +46,6 @@ from .performance.traces.merged import merge_traces as merge_traces
 from .planning.calibration.calibrate import calibrate as calibrate
 from .planning.plan_export.plan_formats import export_plan as export_plan
 from .planning.search.auto_sharding import auto_shard as auto_shard
-from .planning.search.auto_sharding import label as label
 from .planning.search.driver import search as search
 from .planning.serving.serving_report import serve_analyze as serve_analyze
 from .planning.serving.serving_search import search_serving as search_serving

@@ -76,7 +76,7 @@ WRONG_PLANS: dict[str, Callable[[], object]] = {
     "schedule as text": lambda: td.Plan(mesh={"tp": 2}, schedule="1f1b"),  # type: ignore[arg-type]
     "labels as number": lambda: td.Plan(mesh={"tp": 2}, labels=3),  # type: ignore[arg-type]
     "attention": lambda: td.Plan(mesh={"tp": 2}, attention="flash"),
-    "labels of a rule": lambda: td.core.PlanRule("param", "x", "S[0]"),
+    "labels of a rule": lambda: td.core.plan.PlanRule("param", "x", "S[0]"),
 }
 
 

@@ -31,8 +31,6 @@ from tvm_distir.support import (
 
 SCHEMA_VERSION = 1
 DATA = Path(__file__).parent / "data"
-_RENAMED = {"product_with_bias": "linear"}
-"""Earlier names of kernels that the package recognizes."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,7 @@ class Profile:
     @staticmethod
     def from_dict(data: Any, place: str = "kernels") -> Profile:
         """Make a profile of the content of its JSON file. Errors as in :meth:`load`."""
-        content = _renamed(check_version(data, place, _wrong, SCHEMA_VERSION))
+        content = check_version(data, place, _wrong, SCHEMA_VERSION)
         base = content.pop("base", None)
         if base is None:
             return read_model(Profile, content, place, _wrong)
@@ -263,19 +261,6 @@ class Profile:
             raise _wrong(f"{place}/base", f"there is no profile {base!r}", "Name one, or omit it.")
         rest = read_json(DATA / f"{base}.json", _no_json, repeated=_wrong)
         return Profile.from_dict({**rest, "alternatives": [], **content}, place)
-
-
-def _renamed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a file with the current names of kernels."""
-    rules, names = content.get("kernels"), content.get("joined")
-    if isinstance(rules, list):
-        content["kernels"] = [
-            {**rule, "name": _RENAMED.get(str(rule.get("name")), rule.get("name"))}
-            if isinstance(rule, dict) and "name" in rule else rule for rule in rules
-        ]  # fmt: skip
-    if isinstance(names, list):
-        content["joined"] = [_RENAMED.get(str(name), name) for name in names]
-    return content
 
 
 def profile_names() -> tuple[str, ...]:

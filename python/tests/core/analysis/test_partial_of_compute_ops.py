@@ -47,7 +47,7 @@ def test_partial_sums_of_both_are_reduced_once(module, ways):
         td.transforms.LegalizeRedistribute(),
     ):
         mod = step(mod)
-    td.core.check_level(mod, 4)
+    td.core.analysis.check_level(mod, 4)
     rng = np.random.default_rng(0)
     x, w, b = (
         rng.integers(-2, 3, shape).astype("float32")

@@ -121,11 +121,11 @@ def test_systems_are_listed_with_their_numbers(capsys: pytest.CaptureFixture[str
     """Rows agree with the systems, and a system has all its numbers with their sources."""
     text, _, further = run(["systems"], capsys).partition("\n\nfurther names\n")
     lines = text.splitlines()[2:]
-    assert [line.split()[0] for line in lines] == list(td.core.system_names())
+    assert [line.split()[0] for line in lines] == list(td.hardware.system_names())
     for name in ("h100", "rtx-4090"):
         system = td.System.load(name)
         (row,) = (line for line in lines if line.split()[0] == name)
-        numbers = td.core.sourced_numbers(system)
+        numbers = td.hardware.sourced_numbers(system)
         assumed = sum(number.source.startswith("assumed") for number in numbers)
         assert row.endswith(f"{assumed} of {len(numbers)}")
         assert f" {system.device.memory_bandwidth_GBps:g} " in row and system.device.name in row

@@ -67,17 +67,6 @@ def test_forward_kernels_of_a_llama_layer(llama: Program) -> None:
     }  # fmt: skip
 
 
-def test_a_file_with_the_earlier_name_of_products_is_read(llama: Program) -> None:
-    def kernels(name: str) -> Program:
-        rules = [{"name": name, "anchors": ["relax.matmul"]}]
-        data = {"schema_version": 1, "name": "earlier", "kernels": rules, "joined": [name]}
-        return grouped(llama, Profile.from_dict(data))
-
-    forward = count(kernels("product_with_bias"), "layer_forward")
-    assert kernels("product_with_bias") == kernels("linear") and forward["linear"] == 6
-    # gate and up, query, key and value, output, down, and the two products of attention
-
-
 def test_forward_kernels_of_a_gpt_layer(gpt: Program) -> None:
     """Bias, dropout and residual run in the norm behind them, or in a kernel at the end."""
     assert count(grouped(gpt, "fused"), "layer_forward") == {

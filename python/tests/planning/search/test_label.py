@@ -322,7 +322,7 @@ def test_second_choices_are_the_best_of_all_others(mod):
     for each in result:
         prices = []
         for labels in itertools.product((0, 1, -1), repeat=2):
-            text = td.core.placement_text(labels)
+            text = td.core.ir.placement_text(labels)
             if text == each.form:
                 continue
             rules = [{"param": each.weight, "placement": text, "stationary": False}]
@@ -420,7 +420,3 @@ def test_changes_of_form_cost_what_the_planner_charges():
                 continue  # what becomes partial, the planner is never asked for
             cost = planner.plan(shape, before, after, mesh).cost
             assert result.cost[i, j] == cost, (before, after)
-
-
-def test_former_name_stays() -> None:
-    assert td.label is td.auto_shard
