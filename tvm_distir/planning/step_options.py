@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from tvm_distir.performance import Profile
 
 Recompute = str | Mapping[str, str]
-FUSED = "fused"
-ATTENTIONS = (FUSED, "written")
+ATTENTIONS = FUSED, WRITTEN = ("fused", "written")
+"""Forms of softmax attention: a kernel, or products and a softmax."""
 STAGES = ("load", "plan", "train", "distribute", "simulate", "advise")
 """Stages of the analysis of a step, by which commands choose options."""
 LOAD, PLAN, TRAIN, DISTRIBUTE, SIMULATE, ADVISE = STAGES
@@ -142,7 +142,8 @@ class StepOptions:
     price : float, optional
         Set the price of a device and an hour in dollars (default: of the system).
     attention : str, optional
-        Make softmax attention one op, or leave its products (default: of the profile).
+        Compute softmax attention by one kernel, or by products and a softmax (default: of the
+        profile, and one kernel on a ring).
     """
 
     model: Model | ir.IRModule | str | Path

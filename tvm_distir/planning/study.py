@@ -22,6 +22,7 @@ from tvm_distir.performance import Profile, Program, Result, export, simulate
 from tvm_distir.support import Stopwatch, UsageError
 from tvm_distir.transforms import (
     FUSE_ATTENTION,
+    WRITE_ATTENTION,
     FuseAttention,
     OutlineRepeatedLayers,
     PassSpec,
@@ -30,9 +31,17 @@ from tvm_distir.transforms import (
     train_step,
 )
 
-from .step_options import ATTENTIONS, DISTRIBUTE, FUSED, SIMULATE, Recompute, StepOptions
+from .step_options import (
+    ATTENTIONS,
+    DISTRIBUTE,
+    FUSED,
+    SIMULATE,
+    WRITTEN,
+    Recompute,
+    StepOptions,
+)
 from .strategies.composition import compose
-from .strategies.context_parallelism import recompute_of
+from .strategies.context_parallelism import has_ring
 from .strategies.memory_fit import REFERENCE_SYSTEM, evenly_cut, fitted
 from .strategies.pipelining import (
     check_micro_batches,
@@ -197,16 +206,22 @@ class Study(StepOptions):
         UsageError
             DIST0152 for a word that is neither ``fused`` nor ``written``.
         """
-        if self.attention is None:
-            if self._given_plan is not None and self._given_plan.attention == FUSED:
-                return True  # its rules are for the op
-            return self._profile is not None and self._profile.attention == FUSED
-        if self.attention not in ATTENTIONS:
+        if self.attention not in (None, *ATTENTIONS):
             raise UsageError(
                 "DIST0152", f'attention "{self.attention}" is not known',
                 place="attention", remedy=f"Use {' or '.join(ATTENTIONS)}.",
             )  # fmt: skip
+        plan = self._given_plan
+        if has_ring(self._specs) or (plan is not None and plan.attention == FUSED):
+            return True  # the rules are for the op
+        if self.attention is None:
+            return self._profile is not None and self._profile.attention == FUSED
         return self.attention == FUSED
+
+    @property
+    def _writes_attention(self) -> bool:
+        """Return whether attention that the plan needs as an op is lowered to products."""
+        return self.attention == WRITTEN and self._fuses_attention
 
     @cached_property
     def _specs(self) -> list[StrategySpec]:
@@ -314,7 +329,7 @@ class Study(StepOptions):
             return plan if self.training() is None else with_updates(step, plan)
 
     def _chosen_recompute(self) -> Recompute:
-        """Return the recomputation: as given, as in the plan, or as the strategy needs.
+        """Return the recomputation: as given, as in the plan, or none.
 
         ``auto`` takes activations to be cut evenly over the mesh, of a stage where there are
         some, where it does not say how they are cut.
@@ -327,7 +342,7 @@ class Study(StepOptions):
         choice, plan, schedule = self.recompute, self._given_plan, self._schedule
         of_plan = {} if plan is None else plan.recompute
         if choice is None:
-            return of_plan or (recompute_of(self._specs) if self._specs else "none")
+            return of_plan or "none"
         if of_plan:
             raise UsageError(
                 "DIST0151", 'recompute is given, and the plan has "recompute"',
@@ -346,7 +361,7 @@ class Study(StepOptions):
         """Return the study of a step that may be chosen."""
         return Study(
             step, plan, system=self.known_system, decide=self.decide, exporter=self.exporter,
-            attention="written", levels=None if self.levels is None else {}, watch=self.watch,
+            attention=self.attention, levels=None if self.levels is None else {}, watch=self.watch,
             **self.passed_to(DISTRIBUTE),
         )  # fmt: skip
 
@@ -373,6 +388,7 @@ class Study(StepOptions):
                 for name, options in passes_for(self.step_plan)
                 if name != FUSE_ATTENTION  # done before the step was made
             ),
+            *([(WRITE_ATTENTION, {})] if self._writes_attention else []),
             *communication_passes(mod, system, **self.passed_to(DISTRIBUTE)),
         ]
         names = [name for name, _ in named]

@@ -2,7 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .attention.passes import FuseAttention as FuseAttention
+from .attention.passes import fused_for as fused_for
 from .attention.passes import with_log_sum_exp as with_log_sum_exp
+from .attention.ring import RingAttention as RingAttention
+from .attention.writing import WriteAttention as WriteAttention
 from .core_passes import AnnotateSharding as AnnotateSharding
 from .core_passes import LegalizeRedistribute as LegalizeRedistribute
 from .core_passes import LowerDistIR as LowerDistIR
@@ -41,7 +44,6 @@ from .optimize.passes import OptimizeCollectives as OptimizeCollectives
 from .optimize.prefetch import PrefetchGathers as PrefetchGathers
 from .optimize.regather import GatherAgain as GatherAgain
 from .optimize.replicate_inputs import ReplicateInputs as ReplicateInputs
-from .optimize.ring import RingAttention as RingAttention
 from .optimize.share import CancelCollectives as CancelCollectives
 from .optimize.share import ShareCollectives as ShareCollectives
 from .optimize.traffic import Traffic as Traffic
@@ -53,6 +55,7 @@ from .outline.outliner import OutlineRepeatedLayers as OutlineRepeatedLayers
 from .registry import FUSE_ATTENTION as FUSE_ATTENTION
 from .registry import PASSES as PASSES
 from .registry import PIPELINE as PIPELINE
+from .registry import WRITE_ATTENTION as WRITE_ATTENTION
 from .registry import check_name as check_name
 from .registry import find_pass as find_pass
 from .registry import pass_names as pass_names

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FUSE_ATTENTION = "fuse-attention"
 """The pass before all others of a plan that is for fused attention."""
+WRITE_ATTENTION = "write-attention"
+"""The pass that lowers fused attention to products and a softmax."""
 PASSES = Registry(
     "tvm_distir.passes",
     {
@@ -41,7 +43,8 @@ PASSES = Registry(
             "regather": "transforms.optimize.regather:GatherAgain",
             "lower": "core.passes.lower.passes:LowerDistIR",
             "replicate-inputs": "transforms.optimize.replicate_inputs:ReplicateInputs",
-            "ring": "transforms.optimize.ring:RingAttention",
+            "ring": "transforms.attention.ring:RingAttention",
+            WRITE_ATTENTION: "transforms.attention.writing:WriteAttention",
             "donate": "transforms.optimize.donate_inputs:DonateInputs",
             "gather-first": "transforms.optimize.first_gathers:GatherAtStart",
             "bucket": "transforms.optimize.bucket:BucketReductions",

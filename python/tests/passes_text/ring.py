@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 """Nothing is gathered: each device works on its own keys and values, then on those of its
-neighbour, and rescales what it has to the larger maximum.
+neighbour, and the results are weighed below the larger log-sum-exp.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ class Before:
 
     @R.function
     def main(
-        q: R.Tensor((1, 4, 2), "float32"),
-        k: R.Tensor((1, 4, 2), "float32"),
-        v: R.Tensor((1, 4, 2), "float32"),
+        q: R.Tensor((1, 4, 3, 2), "float32"),
+        k: R.Tensor((1, 4, 3, 2), "float32"),
+        v: R.Tensor((1, 4, 3, 2), "float32"),
     ):
         with R.dataflow():
             keys = R.dist.all_gather(k, "mesh[0]", 0, 1)
             values = R.dist.all_gather(v, "mesh[0]", 0, 1)
-            turned = R.permute_dims(keys, [0, 2, 1])
-            scores = R.matmul(q, turned)
-            probs = R.nn.softmax(scores, -1)
-            out = R.matmul(probs, values)
+            pair = R.dist.attention(q, keys, values, scale=0.5)
+            out = pair[0]
             R.output(out)
         return out
 
@@ -41,39 +39,38 @@ class After:
 
     @R.function
     def main(
-        q: R.Tensor((1, 4, 2), "float32"),
-        k: R.Tensor((1, 4, 2), "float32"),
-        v: R.Tensor((1, 4, 2), "float32"),
+        q: R.Tensor((1, 4, 3, 2), "float32"),
+        k: R.Tensor((1, 4, 3, 2), "float32"),
+        v: R.Tensor((1, 4, 3, 2), "float32"),
     ):
         with R.dataflow():
+            # The device's own block.
+            own = R.dist.attention(q, k, v, scale=0.5)
+            out_own = own[0]
+            lse_own = own[1]
             k_next = R.dist.collective_permute(k, "mesh[0]", 0, shift=1, wrap=True)
             v_next = R.dist.collective_permute(v, "mesh[0]", 0, shift=1, wrap=True)
-            # The device's own block: the largest score, exponentials below it, and their sum.
-            turned = R.permute_dims(k, [0, 2, 1])
-            scores = R.matmul(q, turned)
-            largest = R.max(scores, axis=[-1], keepdims=True)
-            bound = R.maximum(largest, R.const(-3.4028234663852886e38, "float32"))
-            shifted = R.subtract(scores, bound)
-            powers = R.exp(shifted)
-            total = R.sum(powers, axis=[-1], keepdims=True)
-            out = R.matmul(powers, v)
-            # The block of the neighbour, below the maximum of both.
-            turned_1 = R.permute_dims(k_next, [0, 2, 1])
-            scores_1 = R.matmul(q, turned_1)
-            largest_1 = R.max(scores_1, axis=[-1], keepdims=True)
-            bound_1 = R.maximum(largest_1, bound)
-            shifted_1 = R.subtract(scores_1, bound_1)
-            powers_1 = R.exp(shifted_1)
-            total_1 = R.sum(powers_1, axis=[-1], keepdims=True)
-            # The sum and the result of the first block are rescaled, then the second's are added.
-            moved = R.subtract(bound, bound_1)
-            factor = R.exp(moved)
-            rescaled = R.multiply(total, factor)
-            total_2 = R.add(rescaled, total_1)
-            out_1 = R.matmul(powers_1, v_next)
-            out_rescaled = R.multiply(out, factor)
-            terms = R.add(out_rescaled, out_1)
-            wide = R.divide(terms, total_2)
-            result = wide
+            # The block of the neighbour.
+            other = R.dist.attention(q, k_next, v_next, scale=0.5)
+            out_other = other[0]
+            lse_other = other[1]
+            # The exponentials of both blocks below the larger log-sum-exp weigh their results.
+            top = R.maximum(lse_own, lse_other)
+            moved_own = R.subtract(lse_own, top)
+            weight_own = R.exp(moved_own)
+            moved_other = R.subtract(lse_other, top)
+            weight_other = R.exp(moved_other)
+            turned_own = R.permute_dims(weight_own, [0, 2, 1])
+            column_own = R.reshape(turned_own, (1, 4, 3, 1))
+            term_own = R.multiply(out_own, column_own)
+            turned_other = R.permute_dims(weight_other, [0, 2, 1])
+            column_other = R.reshape(turned_other, (1, 4, 3, 1))
+            term_other = R.multiply(out_other, column_other)
+            terms = R.add(term_own, term_other)
+            total = R.add(weight_own, weight_other)
+            turned = R.permute_dims(total, [0, 2, 1])
+            column = R.reshape(turned, (1, 4, 3, 1))
+            out = R.divide(terms, column)
+            result = out
             R.output(result)
         return result

@@ -143,6 +143,7 @@ ELSEWHERE = {
     "FuseAttention": "test_fuse_attention.py: it changes modules with attention only",
     "TrainStep": "test_gradient_functions.py: it takes models with one output, not yet trained",
     "RingAttention": "test_ring_attention.py: it refuses modules without attention to do so",
+    "WriteAttention": "test_ring_attention.py: it changes modules with attention only",
     "RunInTurn": "test_stages.py: it changes steps in stages only",
     "ExpandSchedule": "test_stages.py: it changes steps in stages only",
     "GatherAtStart": "test_first_gathers.py: it changes steps that gather new weights only",

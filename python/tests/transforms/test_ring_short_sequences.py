@@ -31,5 +31,7 @@ def test_a_short_ring_trains_as_one_device_does(
     for name in ("layer_forward", "layer_backward"):
         sent = [dist_op_name(binding.value) for binding in all_bindings(study.local[name].body)]
         assert sent.count("collective_permute") >= mesh["cp"] - 1, name
+    has_kernels = "R.dist.attention" in study.local.script()
+    assert has_kernels == (attention == "fused"), "the option decides how blocks are lowered"
     report = td.verify(study.step, study.step_plan)
     assert report.equal, report

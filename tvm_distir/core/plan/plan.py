@@ -60,7 +60,8 @@ class Plan(Displayed):
         dims that follow from theirs: the cheapest completion of the rules.
     attention : str
         ``"fused"`` where the rules are for a module whose softmax attention is a single op:
-        ``FuseAttention`` then runs before other passes. Empty: attention stays as it is.
+        ``FuseAttention`` then runs before other passes. A plan with rings is such a plan. Empty:
+        attention stays as it is.
     mesh : mapping of str to int, optional
         The axes of the only mesh, major first, in place of ``meshes``.
 
@@ -118,6 +119,7 @@ class Plan(Displayed):
                 values["meshes"] = (*specs, MeshSpec(DEFAULT_MESH, mesh))
         values["rules"] = _read_rules(rules, values["meshes"], faults)
         values["recompute"] = dict(values["recompute"])
+        values["attention"] = attention or ("fused" if values["ring"] else "")
         for name in ("ring", "regather"):
             values[name] = tuple(sorted(set(values[name])))
         for name, value in values.items():

@@ -33,6 +33,8 @@ from .nodes import make_binding as make_binding
 from .nodes import make_call as make_call
 from .nodes import make_var as make_var
 from .nodes import scalar as scalar
+from .replacing import Replacements as Replacements
+from .replacing import replaced_calls as replaced_calls
 from .scopes import all_bindings as all_bindings
 from .scopes import bindings_in as bindings_in
 from .scopes import branches_of as branches_of

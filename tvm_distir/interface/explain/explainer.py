@@ -27,6 +27,7 @@ from tvm_distir.core.propagation import Costs, propagate
 from tvm_distir.core.rewriting import inner_made_private, open_dims
 from tvm_distir.hardware import System, costs_for
 from tvm_distir.support import UsageError, shortened
+from tvm_distir.transforms import fused_for
 
 from .explanation import Explanation
 from .findings import ExplainedCollective, Resharding
@@ -106,7 +107,7 @@ def explain(
         )  # fmt: skip
     resolved = None if plan is None and meshes(mod) else as_plan(plan, mod)
     if resolved is not None:
-        mod = AnnotateSharding(resolved.by_rules())(mod)
+        mod = AnnotateSharding(resolved.by_rules())(fused_for(mod, resolved))
     check_level(mod, "annotated")
     mod = lift_branches(inner_made_private(mod))
     costs = costs or costs_for(mod, system)

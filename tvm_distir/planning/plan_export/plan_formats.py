@@ -11,6 +11,7 @@ from tvm import ir
 
 from tvm_distir.core.plan import PlanLike, as_plan
 from tvm_distir.support import UsageError, nearest
+from tvm_distir.transforms import fused_for
 
 from .axis_roles import ExportedPlan, describe, placed
 from .python_code import dtensor_code, jax_code
@@ -79,5 +80,6 @@ def export_plan(mod: ir.IRModule, plan: PlanLike, form: str) -> str:
             place="export_plan",
             remedy=nearest(form, PLAN_FORMATS),
         )
-    facts = placed if form == "jax" else describe
-    return PLAN_FORMATS[form](mod, facts(mod, as_plan(plan, mod)))
+    facts, plan = placed if form == "jax" else describe, as_plan(plan, mod)
+    mod = fused_for(mod, plan)
+    return PLAN_FORMATS[form](mod, facts(mod, plan))

@@ -248,12 +248,11 @@ class Trials:
     def study(self, module: ir.IRModule, plan: Plan, updates: bool = True) -> Study:
         """Return the study of a module as the command line makes it of a plan that it is given.
 
-        The source has fused the attention of the module already. ``updates`` is whether the plan
-        lacks the rules of weight updates.
+        ``updates`` is whether the plan lacks the rules of weight updates.
         """
         if updates and self.source.train is not None:
             plan = with_updates(module, plan)
-        return Study(module, plan, system=self.system, attention="written")
+        return Study(module, plan, system=self.system)
 
     def why(self, candidate: Candidate) -> tuple[MinMarginal, ...]:
         """Return the cost of other placements of its weights."""

@@ -7,7 +7,6 @@ from .composition import compose as compose
 from .composition import make_plan as make_plan
 from .composition import merge as merge
 from .context_parallelism import context_parallel as context_parallel
-from .context_parallelism import recompute_of as recompute_of
 from .data_parallelism import data_parallel as data_parallel
 from .expert_parallelism import expert_parallel as expert_parallel
 from .local_branches import local_layers as local_layers

@@ -24,8 +24,10 @@ from tvm_distir.core.plan import (
 from tvm_distir.core.rewriting import fold_shapes, gc_paused, open_tuples
 from tvm_distir.hardware import System
 from tvm_distir.support import PlanError
+from tvm_distir.transforms import FuseAttention
 
 from .conflicts import placed, resolve_conflicts, sharing_batches, target_of
+from .context_parallelism import has_ring
 from .forward_stages import forward_stages
 from .head_groups import mesh_of
 from .local_branches import LOCAL_LAYERS, on_branches
@@ -102,6 +104,8 @@ def compose(
         raise PlanError(
             "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
         )
+    if has_ring(chosen_specs):
+        mod = FuseAttention()(mod)
     stages: Plan | None = None
     schedule_spec = schedule_of(chosen_specs, spec.axes)
     if schedule_spec is not None:

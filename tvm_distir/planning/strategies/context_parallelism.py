@@ -18,9 +18,10 @@ from tvm import ir
 
 from tvm_distir.core.ir import R
 from tvm_distir.core.ir.operators import ATTENTION_OP, POSITIONS_DIM
-from tvm_distir.core.plan import ATTENTION, NONE, MeshSpec, Plan, data_positions, faults_of_plan
+from tvm_distir.core.plan import MeshSpec, Plan, data_positions, faults_of_plan
 from tvm_distir.core.propagation import TiedDims, tied_dims
 from tvm_distir.support import Faults, PlanError
+from tvm_distir.transforms import FuseAttention
 
 from .cache_placement import cache_positions, check_positions, has_caches
 from .model_info import (
@@ -34,6 +35,8 @@ from .model_info import (
 from .registry import StrategySpec, plan_maker
 from .sequence_dims import SEQUENCE_DIM, Product, cut_inputs, products
 from .sequence_places import PlaceValues, place_list, place_rows
+
+RING = "ring"
 
 
 @plan_maker
@@ -59,8 +62,9 @@ def context_parallel(
         The mesh axis; the other axes remain open.
     form : str
         How attention is computed: "all_to_all" exchanges the sequence for heads and back with
-        four all-to-alls per layer; "ring" passes keys and values from device to device;
-        "gather" gathers all keys and values on each device.
+        four all-to-alls per layer; "ring" passes keys and values from device to device, for a
+        module whose attention ``FuseAttention`` has made an op, as the plan asks for; "gather"
+        gathers all keys and values on each device.
     dim : int
         The sequence dim of the data inputs.
 
@@ -83,6 +87,8 @@ def context_parallel(
     spec = as_mesh_spec(mesh)
     if has_caches(mod):
         return _cached_plan(mod, spec, axis)
+    if form == RING:
+        mod = FuseAttention()(mod)
     seeds, rules = cut_inputs(mod, spec, axis, dim, "context_parallel")
     values = PlaceValues(mod, spec, axis)
     faults = faults_of_plan("main (context_parallel)")
@@ -93,9 +99,9 @@ def context_parallel(
         if form == "all_to_all":
             _place_heads(tied, values, spec.axes[axis], axis, faults)
         else:
-            place_rows(tied, values, spec.axes[axis], ring=form == "ring")
+            place_rows(tied, values, spec.axes[axis])
     faults.raise_all()
-    ring = (axis,) if form == "ring" else ()
+    ring = (axis,) if form == RING else ()
     # Its backward pass reads the keys that its forward pass has gathered.
     return Plan((spec,), (*rules, *values.rules), ring=ring, regather=ring if regather else ())
 
@@ -119,10 +125,9 @@ def _cached_plan(mod: ir.IRModule, mesh: MeshSpec, axis: str) -> Plan:
     return Plan((mesh,), tuple(rules))
 
 
-def recompute_of(specs: Sequence[StrategySpec]) -> str:
-    """Return the best recomputation for these strategies: attention on a ring."""
-    rings = [s for s in specs if s.name == "context_parallel" and s.options.get("form") == "ring"]
-    return ATTENTION if rings else NONE
+def has_ring(specs: Sequence[StrategySpec]) -> bool:
+    """Return whether a strategy sends keys around a ring, so that attention is to be an op."""
+    return any(s.name == "context_parallel" and s.options.get("form") == RING for s in specs)
 
 
 def _place_heads(

@@ -142,13 +142,16 @@ class Product:
         return g.values[g.nodes[self.node].results[0]].shape
 
     def shared_dims(self, count: int) -> tuple[int, ...] | None:
-        """Return the first dim shared by both operands and the result that divides.
+        """Return the first dim shared by all operands and the result that divides.
 
         None of the sequence; the batch comes last. None where there is no such dim.
         """
+        rule = self.tied.graph.nodes[self.node].rule
         dims = [
-            (out == 0, out, first, second)
-            for first, second, out in self._kept(2)
+            (out == 0, out, *operands)
+            for *operands, out in self._kept(
+                3 if rule is not None and rule.op == ATTENTION_OP else 2
+            )
             if isinstance(self.shape[out], int) and self.shape[out] % count == 0
         ]
         return None if not dims else (*min(dims)[2:], min(dims)[1])

@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir import handle, tensor_type
 from tvm_distir.core.ir.operators import ATTENTION_BACKWARD_OP, ATTENTION_OP
 from tvm_distir.core.plan import MeshSpec, PlanRule
-from tvm_distir.core.propagation import Graph, TiedDims
+from tvm_distir.core.propagation import TiedDims
 
 from .model_info import entries, one_axis
 from .sequence_dims import Product, products
@@ -119,7 +119,7 @@ def _name_of_result(tied: TiedDims, node: int) -> str:
     return tied.names[node]
 
 
-def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = False) -> None:
+def place_rows(tied: TiedDims, values: PlaceValues, count: int) -> None:
     """Shard operands and results of products along the sequence, in attention the queries.
 
     Parameters
@@ -128,26 +128,15 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = Fal
     values : PlaceValues
     count : int
         The number of parts.
-    ring : bool
-        Whether products of two sequences are cut along that of their first operand: in steps that
-        make the scores of attention again either could be.
     """
     g = tied.graph
     for product in products(tied):
         node = g.nodes[product.node]
-        dims, first = tied.dims(node.results[0]), node.operands[0]
-        if not dims:
+        if not tied.dims(node.results[0]):
             place_list(values, product, count)
             continue
         for value in (*node.operands, *node.results):
             values.rows(tied, value)
-        if ring and node.rule is not None and len(dims) == 2 and len(tied.dims(first)) == 1:
-            met = [f.outs[0] for f in node.rule.factors if f.ins[0] == tied.dims(first)[0]]
-            if met[:1] and met[0] in dims:  # queries and keys: the keys come by
-                values.put(tied, product.node, met[0], stationary=True)
-                maker = g.producer[first][0]
-                if maker >= 0 and first not in _read_by(g, node.operands[1]):
-                    values.put(tied, maker, tied.dims(first)[0], stationary=True)
     for k, node in enumerate(g.nodes):
         if node.rule is not None and node.rule.op in (ATTENTION_OP, ATTENTION_BACKWARD_OP):
             for dim in tied.dims(node.results[0]):
@@ -165,12 +154,6 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = Fal
                 at = k if f.kind == "stat" else g.producer[value][0] if value >= 0 else -1
                 if at >= 0:
                     values.put(tied, at, queries, stationary=True)
-
-
-def _read_by(g: Graph, value: int) -> tuple[int, ...]:
-    """Return a value, and what the op reads that gives it, as its transpose."""
-    maker = g.producer[value][0] if value >= 0 else -1
-    return (value, *(g.nodes[maker].operands if maker >= 0 else ()))
 
 
 def place_list(values: PlaceValues, product: Product, count: int) -> None:

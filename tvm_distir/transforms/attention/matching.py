@@ -18,7 +18,8 @@ from tvm_distir.core.rewriting import op_name
 from .masks import Band, MaskReader, is_scalar
 
 _CASTS = ("astype",)
-_HEADS_FIRST = (4, 5)
+HEADS_FIRST = (4, 5)
+"""The numbers of dims of scores."""
 
 
 class Unmatched(Exception):
@@ -76,7 +77,7 @@ class Matcher:
         """Return the attention of a softmax; it raises :class:`Unmatched` with the reason."""
         call = self._values[var]
         rank = len(known_shape(var.ty) or ())
-        if rank not in _HEADS_FIRST or int(call.attrs.axis) % rank != rank - 1:
+        if rank not in HEADS_FIRST or int(call.attrs.axis) % rank != rank - 1:
             raise Unmatched("its operand has not the form (batch, heads, queries, keys)")
         scores, sinks = self._without_sinks(call.args[0])
         result = self._mixed(var, sinks is not None)
@@ -232,7 +233,7 @@ class Matcher:
 
     def _leads_to_product(self, expr: Any) -> bool:
         value: Any = self._values.get(expr) if isinstance(expr, ir.Var) else None
-        while op_name(value) in ("astype", "multiply", "divide", "where", "add"):
+        while op_name(value) in ("astype", "multiply", "divide", "where", "add", "tanh"):
             place = 1 if op_name(value) == "where" else 0
             value = self._values.get(value.args[place])
         return op_name(value) == "matmul"

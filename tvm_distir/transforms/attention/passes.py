@@ -37,6 +37,7 @@ from tvm_distir.core.ir.operators import (
     nn_attention_form,
 )
 from tvm_distir.core.passes import Rewrite, module_pass
+from tvm_distir.core.plan import Plan
 from tvm_distir.core.rewriting import (
     BlockWriter,
     all_bindings,
@@ -51,11 +52,13 @@ from tvm_distir.transforms.optimize.unused import removed
 
 from .mask_variants import divided_by_masks
 from .masks import Band, Fact, MaskReader
-from .matching import Match, Matcher, Unmatched
+from .matching import HEADS_FIRST, Match, Matcher, Unmatched
 from .normal_form import in_normal_form
 
 LOG = logging.getLogger(__name__)
 _NN = ("nn.attention", "nn.attention_bias")
+_SOFTMAX = ("nn.softmax", "exp")
+"""A softmax, and the exponential of one that is written out."""
 _SEEN_AND_UNSEEN = (scalar(0.0, "float32"), scalar(UNSEEN, "float32"))
 _QUERIES, _KEYS, _VALUES = "queries", "keys", "values"
 """Names of variables for operands of the op, by which plans and tables refer to them."""
@@ -86,6 +89,8 @@ def FuseAttention() -> Rewrite:
     """
 
     def fuse_attention(mod: ir.IRModule) -> ir.IRModule:
+        if not any(_may_attend(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
+            return mod
         normal = {gv: in_normal_form(fn) for gv, fn in relax_functions(mod)}
         divided = divided_by_masks(normal, lambda functions: _facts_of(functions).reader)
         facts = _facts_of(divided)
@@ -100,6 +105,17 @@ def FuseAttention() -> Rewrite:
         return removed(result, Readings())
 
     return fuse_attention
+
+
+def fused_for(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
+    """Return the module that the rules of a plan are for: with attention as an op, or as it is."""
+    return FuseAttention()(mod) if plan.attention else mod
+
+
+def _may_attend(binding: Any) -> bool:
+    """Return whether a binding may be of softmax attention that is no op."""
+    name = op_name(binding.value)
+    return name in _NN or (name in _SOFTMAX and len(binding.var.ty.shape or ()) in HEADS_FIRST)
 
 
 def with_log_sum_exp(mod: ir.IRModule) -> ir.IRModule:

@@ -9,6 +9,7 @@ computed in float32 for half precision, and a query that sees no key has the res
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import ir, relax
@@ -38,15 +39,18 @@ class _Written:
     """Writer of a call, with heads before positions.
 
     ``pairs``: key heads and queries of all heads that share one, ``(B, K, H / K * S, ...)``.
+    Products read operands of the wide type, or of the type of the queries (``narrow``) as kernels
+    of products do.
     """
 
-    def __init__(self, builder: relax.BlockBuilder, call: ir.Call) -> None:
+    def __init__(self, builder: relax.BlockBuilder, call: ir.Call, narrow: bool) -> None:
         self.builder, self.form = builder, AttentionForm.of(call)
         self.tensors, self.bias, self.shift = attention_operands(call)
         q, k = (x.ty for x in self.tensors[:2])
         self.batch, self.rows, self.heads, _ = q.shape
         self.columns, self.shared = k.shape[1], k.shape[2]
         self.wide = accumulated(str(q.dtype))
+        self.products = str(q.dtype) if narrow else self.wide
         self.bounded: Any = None
         """The scores divided by the cap, between -1 and 1; None until scores are written."""
         self._seen: Any = None
@@ -61,18 +65,25 @@ class _Written:
 
     def widened(self, value: Any) -> Any:
         """Cast a value to the wide type."""
-        if str(value.ty.dtype) == self.wide:
-            return value
-        return self.emit(op.astype(value, self.wide))
+        return self.typed(value, self.wide)
+
+    def typed(self, value: Any, dtype: str) -> Any:
+        """Cast a value to a type."""
+        return value if str(value.ty.dtype) == dtype else self.emit(op.astype(value, dtype))
+
+    def product(self, first: Any, second: Any) -> Any:
+        """Return a product of matrices, in the wide type."""
+        operands = [self.typed(x, self.products) for x in (first, second)]
+        out = None if self.products == self.wide else self.wide
+        return self.emit(op.matmul(*operands, out_dtype=out))
 
     def queries(self, tensor: Any) -> Any:
         """Return queries or results as pairs."""
-        turned = self.emit(op.permute_dims(self.widened(tensor), [0, 2, 1, 3]))
-        return self.paired(turned, tensor.ty.shape[3])
+        return self.paired(self.keys(tensor), tensor.ty.shape[3])
 
     def keys(self, tensor: Any) -> Any:
         """Return keys or values, ``(B, K, T, ...)``."""
-        return self.emit(op.permute_dims(self.widened(tensor), [0, 2, 1, 3]))
+        return self.emit(op.permute_dims(self.typed(tensor, self.products), [0, 2, 1, 3]))
 
     def paired(self, value: Any, last: Any) -> Any:
         """Join the heads that share a key head with the positions."""
@@ -92,7 +103,7 @@ class _Written:
         """Return the scores ``(B, H, S, T)``, of keys that are not seen too."""
         q, k = self.queries(self.tensors[0]), self.keys(self.tensors[1])
         k = self.emit(op.permute_dims(k, [0, 1, 3, 2]))
-        scores = self.by_head(self.emit(op.matmul(q, k)), self.columns)
+        scores = self.by_head(self.product(q, k), self.columns)
         scores = self.emit(op.multiply(scores, self.const(self.form.scale)))
         if self.form.cap:
             ratio = self.emit(op.divide(scores, self.const(self.form.cap)))
@@ -143,17 +154,14 @@ class _Written:
         along = self.emit(op.sum(self.emit(op.multiply(do_, o_)), [3], keepdims=True))
         along = self.emit(op.permute_dims(along, [0, 2, 1, 3]))
         values = self.emit(op.permute_dims(self.keys(v), [0, 1, 3, 2]))
-        by_weights = self.emit(op.matmul(self.queries(do), values))
+        by_weights = self.product(self.queries(do), values)
         by_weights = self.by_head(by_weights, self.columns)
         return weights, self.emit(op.multiply(weights, self.emit(op.subtract(by_weights, along))))
 
 
-def written_attention(builder: Any, call: ir.Call, guarded: bool = True) -> Any:
-    """Write out attention with the maxima and sums of its scores.
-
-    Unless it is guarded, a query that sees no key has the mean of all values.
-    """
-    w = _Written(builder, call)
+def _forward(builder: relax.BlockBuilder, call: ir.Call, narrow: bool = False) -> Any:
+    """Write out attention with the maxima and sums of its scores."""
+    w = _Written(builder, call, narrow)
     q, _, v = w.tensors
     scores = w.masked(w.scores(), UNSEEN)
     top = w.emit(op.max(scores, [3], keepdims=True))
@@ -162,22 +170,22 @@ def written_attention(builder: Any, call: ir.Call, guarded: bool = True) -> Any:
         sinks = w.emit(op.reshape(w.widened(sinks), (1, w.heads, 1, 1)))
         top = w.emit(op.maximum(top, sinks))
     raised = w.emit(op.exp(w.emit(op.subtract(scores, top))))
-    raised = w.masked(raised, 0.0) if guarded else raised
+    raised = w.masked(raised, 0.0)
     total = w.emit(op.sum(raised, [3], keepdims=True))
     if sinks is not None:
         total = w.emit(op.add(total, w.emit(op.exp(w.emit(op.subtract(sinks, top))))))
-    if w.form.causal and guarded:
+    if w.form.causal:
         total = w.emit(op.maximum(total, w.const(_LEAST_SUM)))
     weights = w.paired(w.emit(op.divide(raised, total)), w.columns)
-    mixed = w.by_head(w.emit(op.matmul(weights, w.keys(v))), v.ty.shape[3])
+    mixed = w.by_head(w.product(weights, w.keys(v)), v.ty.shape[3])
     lse = w.emit(op.add(top, w.emit(op.log(total))))
     lse = w.emit(op.reshape(lse, (w.batch, w.heads, w.rows)))
     return relax.Tuple([w.emit(w.narrowed(mixed, q)), lse])
 
 
-def _backward(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _backward(builder: relax.BlockBuilder, call: ir.Call, narrow: bool = False) -> Any:
     """Write out the gradients of queries, keys and values."""
-    w = _Written(builder, call)
+    w = _Written(builder, call, narrow)
     q, k, v, _, do, _ = w.tensors
     weights, by_scores = w.score_gradients()
     weights = w.paired(weights, w.columns)
@@ -185,27 +193,30 @@ def _backward(builder: relax.BlockBuilder, call: ir.Call) -> Any:
         slope = w.emit(op.subtract(w.const(1.0), w.emit(op.multiply(w.bounded, w.bounded))))
         by_scores = w.emit(op.multiply(by_scores, slope))
     by_scores = w.paired(w.emit(op.multiply(by_scores, w.const(w.form.scale))), w.columns)
-    by_query = w.by_head(w.emit(op.matmul(by_scores, w.keys(k))), q.ty.shape[3])
+    by_query = w.by_head(w.product(by_scores, w.keys(k)), q.ty.shape[3])
     turned = w.emit(op.permute_dims(by_scores, [0, 1, 3, 2]))
-    by_key = w.emit(op.matmul(turned, w.queries(q)))
+    by_key = w.product(turned, w.queries(q))
     turned = w.emit(op.permute_dims(weights, [0, 1, 3, 2]))
-    by_value = w.emit(op.matmul(turned, w.queries(do)))
+    by_value = w.product(turned, w.queries(do))
     pairs = ((by_query, q), (by_key, k), (by_value, v))
     return relax.Tuple([w.emit(w.narrowed(value, like)) for value, like in pairs])
 
 
-def _bias(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _bias(builder: relax.BlockBuilder, call: ir.Call, narrow: bool = False) -> Any:
     """Write out the gradient of a bias: that of the scores, summed where it is broadcast."""
-    w = _Written(builder, call)
+    w = _Written(builder, call, narrow)
     _, by_scores = w.score_gradients()
     by_bias = w.emit(op.collapse_sum_to(by_scores, w.bias.ty.shape))
     dtype = str(w.bias.ty.dtype)
     return by_bias if dtype == w.wide else op.astype(by_bias, dtype)
 
 
-WRITTEN_ATTENTION: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
-    ATTENTION_OP: written_attention,
+_WRITERS: dict[str, Callable[..., Any]] = {
+    ATTENTION_OP: _forward,
     ATTENTION_BACKWARD_OP: _backward,
     ATTENTION_BIAS_OP: _bias,
 }
+WRITTEN_ATTENTION: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = _WRITERS
 """Writers of calls, by the names of the ops."""
+ATTENTION_PRODUCTS = {name: partial(write, narrow=True) for name, write in _WRITERS.items()}
+"""Writers of calls with products of the type of the queries, as kernels of products take them."""

@@ -9,17 +9,15 @@ counterpart in PyTorch keeps TVM's kernel, as all other ops do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_distir.core.rewriting import Replacements, replaced_calls
 from tvm_distir.transforms import WRITTEN_ATTENTION
 
 from .packed_names import CAUSAL, TORCH_PREFIX, check_dispatch
-
-Replace = Callable[[relax.BlockBuilder, ir.Call], Any]
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _ACTIVATIONS = "NCHW"
@@ -80,7 +78,7 @@ def _take_backward(_: relax.BlockBuilder, call: ir.Call) -> Any:
     return _packed("take_backward", [grad, indices], call)
 
 
-_TORCH: dict[str, Replace] = {
+_TORCH: Replacements = {
     "relax.matmul": _matmul,
     "relax.dist.expert_matmul": _matmul,
     "relax.nn.attention": _attention,
@@ -89,33 +87,6 @@ _TORCH: dict[str, Replace] = {
     "relax.grad.take_backward": _take_backward,
 }
 """Functions that return the call of a packed function for the call of an op, or None."""
-
-
-@mutator
-class _CallReplacer(PyExprMutator):  # type: ignore[misc,unused-ignore]
-    """Replaces calls of the ops that a table names, unless its function returns None."""
-
-    def __init__(self, mod: ir.IRModule, table: Mapping[str, Replace]) -> None:
-        super().__init__(mod)
-        self._table = table
-
-    def visit_call_(self, call: ir.Call) -> Any:
-        call = super().visit_call_(call)
-        replace = self._table.get(str(call.op.name)) if isinstance(call.op, ir.Op) else None
-        if replace is None:
-            return call
-        typed = self.builder_.normalize(call)
-        replaced = replace(self.builder_, typed)
-        return typed if replaced is None else replaced
-
-
-def _replaced(mod: ir.IRModule, table: Mapping[str, Replace]) -> ir.IRModule:
-    """Return the module with the calls of its Relax functions replaced."""
-    functions = {
-        gv: _CallReplacer(mod, table).visit_expr(fn) if isinstance(fn, relax.Function) else fn
-        for gv, fn in mod.functions.items()
-    }
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def dispatch_kernels(mod: ir.IRModule, dispatch: str | None) -> ir.IRModule:
@@ -145,4 +116,4 @@ def dispatch_kernels(mod: ir.IRModule, dispatch: str | None) -> ir.IRModule:
     if dispatch is None:
         return mod
     # Attention that returns log-sum-exps is written out first, for its products.
-    return _replaced(_replaced(mod, WRITTEN_ATTENTION), _TORCH)
+    return replaced_calls(replaced_calls(mod, WRITTEN_ATTENTION), _TORCH)

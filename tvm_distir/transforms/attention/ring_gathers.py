@@ -1,11 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Find gathers along a ring, the source of keys and values of attention (level 5)."""
+"""Find gathers along a ring, and softmax attention over them that is no op (level 5)."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +14,10 @@ from tvm_distir.core.ir import known_shape
 from tvm_distir.core.ir.operators import call_axes, dist_op_name
 from tvm_distir.core.rewriting import op_name
 
-from .function_facts import Row
+Axes = Mapping[str, Collection[int]]
+"""The numbers of the mesh axes that are rings, by the mesh's text."""
 
-ATTENTION = ("nn.attention", "nn.attention_bias")
-PRODUCTS = ("matmul", "einsum", *ATTENTION)
-REMEDY = 'Use "context_parallel:form=all_to_all" or "form=gather".'
+_VIEWS = ("astype", "permute_dims", "reshape", "expand_dims", "broadcast_to", "repeat", "multiply")
 
 
 @dataclass(frozen=True)
@@ -67,10 +65,18 @@ class GatheredTensor:
         """Return the number of devices along the axis."""
         return int(self.mesh.shape[self.axis])
 
+    @property
+    def padded(self) -> bool:
+        """Return whether the last blocks have rows that pad the tensor."""
+        return self.rows * self.count > self.whole
 
-def match_ring_gather(
-    var: Any, values: Mapping[Any, Any], axes: Mapping[str, Collection[int]]
-) -> GatheredTensor | None:
+    def is_cut_as(self, other: GatheredTensor) -> bool:
+        """Return whether the devices hold the same rows of another tensor."""
+        mine, others = ((x.axis, str(x.mesh), x.rows, x.whole) for x in (self, other))
+        return mine == others
+
+
+def match_ring_gather(var: Any, values: Mapping[Any, Any], axes: Axes) -> GatheredTensor | None:
     """Return the gather along a ring that a value is, with padding sliced off.
 
     Parameters
@@ -99,47 +105,47 @@ def match_ring_gather(
     return GatheredTensor(value, int(whole[dim]))
 
 
-def gathered_values(
-    rows: Iterable[Row],
-    values: Mapping[Any, Any],
-    readers: Mapping[Any, Sequence[Any]],
-    axes: Mapping[str, Collection[int]],
-) -> dict[Any, GatheredTensor]:
-    """Return the gathered values of a block by variable; a sliced value hides its source."""
-    result = {}
-    for _, var, _, _ in rows:
-        known = match_ring_gather(var, values, axes)
-        if known is not None:
-            result[var] = known
-    for var in list(result):
-        inner = [r for r in readers.get(var, ()) if r in result]
-        if inner and len(inner) == len(readers[var]):
-            del result[var]
-    return result
-
-
-def travelling(
-    sources: Mapping[Any, GatheredTensor], values: Mapping[Any, Any]
-) -> dict[Any, tuple[Any, list[Any]]]:
-    """Return, per gathered value, the travelling block and the transpositions from it.
-
-    Two that are gathered of a block, one of them transposed, travel once.
-    """
-    bare = {var: _untransposed(source.block, values) for var, source in sources.items()}
-    count = Counter(root for root, _ in bare.values())
-    known = {var: key if count[key[0]] > 1 else None for var, key in bare.items()}
-    return {var: known[var] or (sources[var].block, []) for var in sources}
-
-
-def _untransposed(var: Any, values: Mapping[Any, Any]) -> tuple[Any, list[Any]]:
-    views: list[Any] = []
-    while op_name(values.get(var)) == "permute_dims":
-        views.insert(0, values[var])
-        var = values[var].args[0]
-    return var, views
-
-
 def _from_zero(call: ir.Call) -> bool:
     """Return whether a ``strided_slice`` takes a contiguous range from 0."""
     begins, *strides = [[int(x) for x in call.args[i].fields] for i in range(2, len(call.args), 2)]
     return not any(begins) and all(n == 1 for row in strides for n in row)
+
+
+def reads_gathered_keys(value: Any, values: Mapping[Any, Any], axes: Axes) -> bool:
+    """Return whether a value is a softmax, or its maximum, of products with gathered keys.
+
+    Products with weights, which have no batch dims, are of other parts of a model: a router of
+    experts, for example.
+    """
+    if op_name(value) in ("nn.attention", "nn.attention_bias"):
+        return match_ring_gather(value.args[1], values, axes) is not None
+    if op_name(value) not in ("nn.softmax", "max"):
+        return False
+    waiting, seen, shape = [value.args[0]], set(), str(value.args[0].ty.shape)
+    while waiting:
+        scores: Any = waiting.pop()
+        if scores in seen or not isinstance(scores, ir.Var) or _shape(scores) != shape:
+            continue
+        seen.add(scores)
+        call: Any = values.get(scores)
+        if op_name(call) == "matmul" and _is_of_keys(call, values, axes):
+            return True
+        waiting.extend(call.args if isinstance(call, ir.Call) else [call])
+    return False
+
+
+def _shape(expr: Any) -> str:
+    return str(getattr(expr.ty, "shape", None))
+
+
+def _is_of_keys(product: ir.Call, values: Mapping[Any, Any], axes: Axes) -> bool:
+    """Return whether the second operand of a product is made of gathered keys."""
+    rows, keys = product.args[0], product.args[1]
+    if len(rows.ty.shape) != len(keys.ty.shape):
+        return False
+    while match_ring_gather(keys, values, axes) is None:
+        view: Any = values.get(keys)
+        if op_name(view) not in _VIEWS:
+            return False
+        keys = view.args[0]
+    return True
