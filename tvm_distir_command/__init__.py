@@ -35,7 +35,7 @@ def torch_hidden() -> Iterator[None]:
     a deployed folder is run, whose kernels may be those of PyTorch.
     """
     words = sys.argv[1:]
-    if words[:1] in (["run"], ["serve"]) or any(
+    if words[:1] == ["run"] or any(
         "torch" in word or word.endswith((".pt", ".pt2")) for word in words
     ):
         yield

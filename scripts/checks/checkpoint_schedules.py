@@ -5,7 +5,7 @@
 
 Usage: scripts/checks/checkpoint_schedules.py [--schedules 1000] [--seed 0]
 Needs gcc. Two ranks run a small step with a state that is sharded unevenly, by the loop of
-``tvm-distir serve``; their processes are forks that meet over sockets. Schedules are
+``tvm-distir run --job``; their processes are forks that meet over sockets. Schedules are
 
 - a kill of a rank at every system call of a run that changes files, before it, after it, or after
   half of a write, with a folder of checkpoints that is shared, or one for each of two hosts; then a

@@ -366,7 +366,7 @@ def _search_text() -> bool:
 
     text = "zoo:mlp?layers=1,hidden=8"
     by_text, by_module = (
-        td.search(model, 2, td.System.load("system.json"), top=1, jobs=1).plans[0].row.time_s
+        td.search(model, 2, td.System.load("system.json"), top=1, workers=1).plans[0].row.time_s
         for model in (text, td.load_model(text).mod)
     )
     return by_text == by_module

@@ -52,8 +52,6 @@ from tvm_distir.support.errors.tree import DistIRError
 
 MESH = {"dp": 2, "tp": 2}
 SIZES = {"mlp": {"batch": "8", "layers": "3", "hidden": "64"}}
-FORMS = {"sdy": "auto", "shard": "shard"}
-LOCAL_FORMS = {"manual": "manual", "shard": "shard"}
 """What StableHLO is called, and the form it is; of level 5."""
 UNSAID = (STATIONARY_ATTR, OPEN_AXES_ATTR, PARTIAL_ATTR)
 """Attributes of functions that they do not say."""
@@ -172,15 +170,14 @@ def main() -> int:
             inputs = inputs or draw_inputs(mod, 0)
             with tempfile.TemporaryDirectory() as folder:
                 stored = in_files(mod, Path(folder))
-            for title, form in (LOCAL_FORMS if level == 5 else FORMS).items():
-                try:
-                    stored[title] = in_stablehlo(mod, level, form, inputs)
-                except DistIRError as error:
-                    if "equal shards" in str(error):
-                        print(f"  {name} {level} {title}: not written, {error}"[:300])
-                        continue
-                    stored[title] = False
-                    print(f"  {name} {level} {title}: {error}"[:300])
+            partitioning = "manual" if level == 5 else "auto"
+            try:
+                stored["stablehlo"] = in_stablehlo(mod, level, partitioning, inputs)
+            except DistIRError as error:
+                written = "equal shards" not in str(error)
+                if written:
+                    stored["stablehlo"] = False
+                print(f"  {name} {level}: {'' if written else 'not written, '}{error}"[:300])
             bad += sum(not good for good in stored.values())
             count += len(stored)
             print(f"{name} {level}", *(f"{k}={'yes' if v else 'NO'}" for k, v in stored.items()))

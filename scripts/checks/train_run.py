@@ -85,7 +85,7 @@ def train(run: Any, inputs: list[Any], state: StepState, data: Any, every: int) 
 def command(count: int, folder: Path, data: Path, out: Path, *words: Any) -> list[str]:
     """Return the command that serves a folder in a job of torchrun."""
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    job += [f"--nproc-per-node={count}", "-m", "tvm_distir_command", "serve", str(folder)]
+    job += [f"--nproc-per-node={count}", "-m", "tvm_distir_command", "run", "--job", str(folder)]
     return [*job, "--steps", str(data), "-o", str(out), "--timeout-s", "120", *map(str, words)]
 
 

@@ -114,9 +114,9 @@ class Host:
         shutil.copy(folder / "steps.npz", self.folder)
 
     def words(self, *more: str) -> list[str]:
-        """The arguments of ``tvm-distir serve``."""
+        """The arguments of ``tvm-distir run --job``."""
         return [
-            *("-m", "tvm_distir_command", "serve", str(self.folder / "served")),
+            *("-m", "tvm_distir_command", "run", "--job", str(self.folder / "served")),
             *("--steps", str(self.folder / "steps.npz")),
             *("--checkpoints", str(self.folder / "kept"), "-o", str(self.folder / "y.npz")),
             *more,

@@ -8,11 +8,17 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.support import DistIRError, InternalError, Stopwatch, UsageError
 
 from .advice_changes import LEAST, Change, changes_of
+
+if TYPE_CHECKING:
+    from tvm_distir.hardware import System
+    from tvm_distir.interface.report.model import Analysis, TriedChange
+    from tvm_distir.performance import Profile, Program, Result
+    from tvm_distir.planning import Study
 
 CHOICES = ("bounds", "quick", "full")
 MOST_TRIED = 4
@@ -23,41 +29,43 @@ MOST_UNITS = 4096
 """Most phases in the schedule of a program that quick advice simulates again."""
 
 
-def check_advice(how: str, place: str = "advice") -> None:
+def check_advice(how: str, location: str = "advice") -> None:
     """Refuse an unknown mode of advice (DIST0152)."""
     if how not in CHOICES:
         raise UsageError(
-            "DIST0152", f'"{how}" is not an advice mode', place=place,
+            "DIST0152", f'"{how}" is not an advice mode', place=location,
             remedy=f"Use {', '.join(CHOICES)}.",
         )  # fmt: skip
 
 
-def advised(result: Any, how: str, measured: bool) -> Any:
+def advised(report: Analysis, study: Study, how: str, measured: bool) -> Analysis:
     """Return the analysis with the changes that were tried, and the texts of the others.
 
     Parameters
     ----------
-    result : AnalysisResult
-        The step that was analyzed.
+    report : Analysis
+        The analyzed step.
+    study : Study
+        How it was made.
     how : str
         One of :data:`CHOICES`.
     measured : bool
         Whether its kernels were timed: nothing is tried, since each kernel would be timed again.
     """
     if how == "bounds":
-        return result.report
-    watch = result.study.watch
+        return report
+    watch = study.watch
     with watch.stage("advice"):
-        most = 0 if measured else _most(result.program) if how == "quick" else math.inf
-        trials, untried = _judged(result.report, result.study, most)
-    return replace(result.report, trials=trials, untried=untried, timings_s=watch.timings_s)
+        most = 0 if measured else _most(study.program) if how == "quick" else math.inf
+        trials, untried = _judged(report, study, most)
+    return replace(report, trials=trials, untried=untried, timings_s=watch.timings_s)
 
 
 def _judged(
-    analysis: Any, study: Any, most: float
-) -> tuple[tuple[Any, ...], tuple[tuple[str, str], ...]]:
+    analysis: Analysis, study: Study, most: float
+) -> tuple[tuple[TriedChange, ...], tuple[tuple[str, str], ...]]:
     """Return the changes that were tried, and the part and text of each of the others."""
-    trials: list[Any] = list(_priced(analysis, study)) if most else []
+    trials: list[TriedChange] = list(_with_other_hardware(analysis, study)) if most else []
     untried: list[tuple[str, str]] = []
     count = fitted = 0
     for change in changes_of(study, analysis):
@@ -74,7 +82,7 @@ def _judged(
     return tuple(trials), tuple(untried)
 
 
-def _most(program: Any) -> int:
+def _most(program: Program) -> int:
     """Return the default number of tried plans, by the program's size."""
     if program.staged is not None:
         schedule = program.staged.schedule
@@ -84,22 +92,23 @@ def _most(program: Any) -> int:
     return min(MOST_TRIED, MOST_OPS // max(1, ops))
 
 
-def _priced(analysis: Any, study: Any) -> Iterator[Any]:
+def _with_other_hardware(analysis: Analysis, study: Study) -> Iterator[TriedChange]:
     """Simulate the same program with other kernels, and with other links."""
+    from tvm_distir.hardware import System
     from tvm_distir.performance import Profile
 
-    system, step_s = study.known_system, analysis.spent_s
-    whole_s = sum(step_s.values())
-    shares = {part: took_s / whole_s if whole_s > 0 else 0.0 for part, took_s in step_s.items()}
+    system, step_s = System.required(study.known_system), analysis.spent_s
+    total_s = sum(step_s.values())
+    shares = {part: took_s / total_s if total_s > 0 else 0.0 for part, took_s in step_s.items()}
     part = "memory" if shares["memory"] >= shares["launch"] else "launch"
     if shares[part] >= LEAST:
         profiles = map(Profile.load, Profile.resolve(study.kernels or system.kernels).alternatives)
         serves = _appends_to_caches(study.program)
         tried = [
-            _trial(analysis, part, f"--kernels {profile.name}", again)
+            _trial(analysis, part, f"--kernels {profile.name}", resimulated)
             for profile in profiles
             if (serves or not profile.joined)  # kernels of serving engines
-            and (again := _simulated(study, system, profile)) is not None
+            and (resimulated := _simulated(study, system, profile)) is not None
         ]
         yield from sorted(tried, key=lambda trial: trial.time_s)[:1]
     if shares["communication"] >= LEAST:
@@ -109,19 +118,21 @@ def _priced(analysis: Any, study: Any) -> Iterator[Any]:
             intra_node=replace(near, bandwidth_GBps=2 * near.bandwidth_GBps),
             inter_node=replace(far, bandwidth_per_nic_GBps=2 * far.bandwidth_per_nic_GBps),
         )
-        again = _simulated(study, faster, study.kernels)
-        if again is not None:
-            yield _trial(analysis, "communication", "--system with twice the link bandwidth", again)
+        resimulated = _simulated(study, faster, study.kernels)
+        if resimulated is not None:
+            yield _trial(
+                analysis, "communication", "--system with twice the link bandwidth", resimulated
+            )
 
 
-def _appends_to_caches(program: Any) -> bool:
+def _appends_to_caches(program: Program) -> bool:
     """Return whether a step is one of a serving engine, which has caches of keys and values."""
     from tvm_distir.core.ir.operators import KV_APPEND_OP
 
     return any(op.op == KV_APPEND_OP for fn in program.functions.values() for op in fn.ops)
 
 
-def _simulated(study: Any, system: Any, kernels: Any) -> Any:
+def _simulated(study: Study, system: System, kernels: Profile | str | None) -> Result | None:
     """Simulate the same program; return None if it is refused."""
     from tvm_distir.performance import simulate
 
@@ -129,7 +140,7 @@ def _simulated(study: Any, system: Any, kernels: Any) -> Any:
     return _unless_refused(lambda: simulate(study.program, system, **options))
 
 
-def _unless_refused(make: Callable[[], Any]) -> Any:
+def _unless_refused(make: Callable[[], Result]) -> Result | None:
     """Return the result of a call, or None if it is refused; bugs are raised."""
     try:
         return make()
@@ -139,12 +150,12 @@ def _unless_refused(make: Callable[[], Any]) -> Any:
         return None
 
 
-def _trial(analysis: Any, part: str, words: str, result: Any, per: int = 1) -> Any:
+def _trial(analysis: Analysis, part: str, words: str, result: Result, per: int = 1) -> TriedChange:
     """Return the gain of a change; ``per`` times as many samples are in a step."""
-    from tvm_distir.interface.report.model import Trial
+    from tvm_distir.interface.report.model import TriedChange
 
     peak, capacity = result.peak_memory_bytes, analysis.capacity_bytes
-    return Trial(
+    return TriedChange(
         part=part,
         change=words,
         time_s=result.time_s,
@@ -156,13 +167,13 @@ def _trial(analysis: Any, part: str, words: str, result: Any, per: int = 1) -> A
     )
 
 
-def _tried(change: Change, analysis: Any, study: Any) -> Any:
+def _tried(change: Change, analysis: Analysis, study: Study) -> TriedChange | None:
     """Build and simulate the changed step; return None if it is refused."""
-    cut = analysis.pipeline is not None  # a strategy may say of how many samples a part is
-    again = "batch" in change.options or (cut and "strategy" in change.options)
+    is_pipelined = analysis.pipeline is not None  # a strategy may say of how many samples a part is
+    reloads = "batch" in change.options or (is_pipelined and "strategy" in change.options)
     changed = replace(
         study,
-        model=study.model if again else study.source,
+        model=study.model if reloads else study.source,
         levels=None,
         watch=Stopwatch(),
         **change.options,
@@ -176,7 +187,7 @@ def _tried(change: Change, analysis: Any, study: Any) -> Any:
     return _trial(analysis, change.part, change.words, result, samples)
 
 
-def _times_as_many(program: Any, current: Any) -> int:
+def _times_as_many(program: Program, current: Program) -> int:
     """Return the ratio of a program's samples to the given program's."""
     from tvm_distir.interface.report.collect import batch_of
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import option_fields
+
+if TYPE_CHECKING:
+    from tvm_distir.interface.report.model import Analysis
+    from tvm_distir.planning import Study
 
 LEAST = 0.1
 """Smallest share of the step for which changes of a part are proposed."""
@@ -47,7 +51,7 @@ class Change:
 class _Given:
     """The requested options and their result."""
 
-    def __init__(self, study: Any, analysis: Any) -> None:
+    def __init__(self, study: Study, analysis: Analysis) -> None:
         self.study, self.analysis = study, analysis
         self.axes = study.mesh if study.strategy is not None else None
         self.parts = (study.strategy or "").split("+")
@@ -79,11 +83,11 @@ class _Given:
             and len(placements := parameter.placement.split(", ")) == len(axes)
         )
 
-    def strategy(self, part: str, text: str, axes: dict[str, int]) -> Change:
+    def strategy(self, part: str, text: str, axes: Mapping[str, int]) -> Change:
         """Return the change to another strategy on a mesh."""
         return Change(part, {"strategy": text, **({"mesh": axes} if axes != self.axes else {})})
 
-    def with_option(self, part: str, name: str, **changed: Any) -> Iterator[Change]:
+    def with_option(self, part: str, name: str, **changed: object) -> Iterator[Change]:
         """Yield the strategies with other options of a part."""
         if self.axes is None:
             return
@@ -108,13 +112,13 @@ class _Given:
             yield Change(part, {"recompute": policy})
 
 
-def changes_of(study: Any, analysis: Any) -> list[Change]:
+def changes_of(study: Study, analysis: Analysis) -> list[Change]:
     """Return changes that may gain, those of the largest part of the step first."""
     situation, step_s = _Given(study, analysis), analysis.spent_s
-    whole_s = sum(step_s.values())
+    total_s = sum(step_s.values())
     changes = list(_fitting(situation)) if analysis.fits is False else []
     for part in sorted(step_s, key=lambda part: -step_s[part]):
-        if whole_s > 0 and step_s[part] >= LEAST * whole_s:
+        if total_s > 0 and step_s[part] >= LEAST * total_s:
             changes += _PARTS[part](situation)
     seen: dict[str, Change] = {}
     for change in changes:
@@ -122,14 +126,14 @@ def changes_of(study: Any, analysis: Any) -> list[Change]:
     return list(seen.values())
 
 
-def _options(text: str) -> dict[str, Any]:
+def _options(text: str) -> dict[str, str]:
     """Parse the name and options of a strategy, as texts."""
     name, _, rest = text.strip().partition(":")
     pairs = (item.partition("=") for item in rest.split(",") if item)
     return {"name": name.strip(), **{key.strip(): value.strip() for key, _, value in pairs}}
 
 
-def _text(options: Mapping[str, Any]) -> str:
+def _text(options: Mapping[str, object]) -> str:
     rest = ",".join(f"{key}={value}" for key, value in options.items() if key != "name")
     return f"{options['name']}:{rest}" if rest else str(options["name"])
 

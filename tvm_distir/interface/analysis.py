@@ -8,7 +8,7 @@ import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import ir
 
@@ -36,6 +36,9 @@ from .report.document import to_dict, to_json
 from .report.model import Analysis
 from .report.text import to_text
 from .report.verdict import to_verdict
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LEAST_WAITING = 0.25
 """Smallest share of exposed communication for which a single device is analyzed too."""
@@ -67,7 +70,7 @@ class AnalysisResult(Displayed):
 
     @property
     def module(self) -> ir.IRModule:
-        """Return the distributed module, at level 5, as :func:`tvm_distir.run` takes it."""
+        """Return the distributed module, at level 5, as :func:`.registry.run` takes it."""
         return self.study.local
 
     @property
@@ -82,7 +85,7 @@ class AnalysisResult(Displayed):
 
     @property
     def simulation(self) -> Result:
-        """Return the simulated step, as :func:`tvm_distir.simulate` returns it."""
+        """Return the simulated step, as :func:`.simulator.simulate` returns it."""
         return self.study.result
 
     @property
@@ -136,7 +139,7 @@ class AnalysisResult(Displayed):
         rows = [[getattr(op, column.name) for column in _OPS] for op in self.report.ops_by_time]
         return [DataTable("Time by op", _OPS, rows)]
 
-    def _draw(self, axes: Any) -> None:
+    def _draw(self, axes: Axes) -> None:
         self.simulation.plot(axes)
 
 
@@ -145,7 +148,7 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
     """Distribute a model and predict its step on a system, as ``tvm-distir analyze`` does.
 
     Of a step in micro-batches a module has the samples of one micro-batch, and a string is loaded
-    with them. ``train`` is True, or keywords of :func:`tvm_distir.train_step`, as
+    with them. ``train`` is True, or keywords of :func:`.train_step.train_step`, as
     ``{"optimizer": "adam"}``; ``master`` is True by default on systems of schema version 2.
     ``advice`` is ``bounds`` unless it is given.
 
@@ -195,7 +198,8 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
         result = analyze_study(
             study, name=name, command=_call(options, name), forward=not options.measure
         )
-        return replace(result, report=advised(result, options.advice, options.measure))
+        report = advised(result.report, result.study, options.advice, options.measure)
+        return replace(result, report=report)
 
 
 def _call(options: AnalysisOptions, name: str) -> str:

@@ -11,17 +11,20 @@ and the copies to the host's memory and back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.ir.operators import COLLECTIVES, HOST_PREFIX, LOCAL_OPS, TRANSFERS
 from tvm_distir.support import repair_disco
+
+if TYPE_CHECKING:
+    import tvm_ffi
 
 CCL_PREFIX = "tvm_distir.ccl."
 CCL_NAMES = (*COLLECTIVES, *LOCAL_OPS, *TRANSFERS)
 
 
 def _stand_in(name: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         from tvm_distir.execution.runtime.collectives import ccl
 
         ccl.register()
@@ -30,14 +33,14 @@ def _stand_in(name: str) -> Callable[..., Any]:
     return call
 
 
-def _store(x: Any) -> Any:
+def _store(x: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
     """Copy a tensor into the host's memory."""
     import tvm
 
     return x.copyto(tvm.cpu())
 
 
-def _fetch(x: Any, out: Any) -> None:
+def _fetch(x: tvm_ffi.Tensor, out: tvm_ffi.Tensor) -> None:
     """Fill a tensor of the device with one of the host."""
     x.copyto(out)
 

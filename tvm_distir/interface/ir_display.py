@@ -80,11 +80,10 @@ def show(mod: ir.IRModule, style: str | None = None) -> None:
 
     Examples
     --------
-    >>> td.show(td.transforms.LegalizeRedistribute()(mod))
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> td.show(mod)
+    # from tvm.script import ir as I
     ...
-    h_terms: R.DTensor((16, 64), "float32", "mesh0", "dp: S[0], tp: P") = R.matmul(x, w)
-    h: R.DTensor((16, 64), "float32", "mesh0", "dp: S[0], tp: R") = R.dist.all_reduce(h_terms,
-        device_mesh="mesh0", mesh_axes=["tp"], op="sum")
     """
     check_module(mod, "td.show")
     text = annotated_script(mod)

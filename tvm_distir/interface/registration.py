@@ -13,7 +13,7 @@ from contextlib import nullcontext
 
 
 def is_awaited() -> bool:
-    """Whether the command runs, which calls :func:`register` by itself."""
+    """Return whether the command runs, which calls :func:`register` by itself."""
     return getattr(sys.modules.get("tvm_distir_command"), "registers", False)
 
 

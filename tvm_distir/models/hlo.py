@@ -14,7 +14,7 @@ from tvm_distir.support import ModelError
 
 
 def from_stablehlo(
-    source: Any,
+    source: object,
     *,
     data: Collection[str] | None = None,
     inline: int = 8,
@@ -53,6 +53,19 @@ def from_stablehlo(
     ------
     ModelError
         DIST0301, DIST0303, DIST0304 the file; DIST0370 to DIST0373 the module.
+
+    Examples
+    --------
+    >>> mod = td.from_stablehlo('''
+    ... module {
+    ...   func.func public @main(%x: tensor<4x8xf32>) -> tensor<4x8xf32> {
+    ...     %y = stablehlo.tanh %x : tensor<4x8xf32>
+    ...     return %y : tensor<4x8xf32>
+    ...   }
+    ... }
+    ... ''')
+    >>> mod["main"].ret_ty
+    R.Tensor((4, 8), dtype="float32")
     """
     from tvm_distir.models.stablehlo.importer import from_stablehlo as read
 

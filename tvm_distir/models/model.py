@@ -101,6 +101,12 @@ def load_model(
         DIST0302 a string of no known kind, DIST0304 a kind whose extra is missing, DIST0313 a
         size for what has no such dim, DIST0314 a module in text with a batch; and what the
         frontends raise.
+
+    Examples
+    --------
+    >>> model = td.load_model("zoo:mlp?size=tiny")
+    >>> model.kind, model.mod["main"].ret_ty
+    ('zoo', R.Tensor((8, 32), dtype="float32"))
     """
     if not isinstance(spec, (str, Path)):
         raise UsageError(
@@ -217,8 +223,8 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     return Model(mod, folder.name, "huggingface", lambda: read_checkpoint(folder, config), notes)
 
 
-def _no_config(place: str, problem: str, remedy: str) -> ModelError:
-    return ModelError("DIST0334", problem, place=place, remedy=remedy)
+def _no_config(location: str, problem: str, remedy: str) -> ModelError:
+    return ModelError("DIST0334", problem, place=location, remedy=remedy)
 
 
 def from_onnx(
@@ -249,6 +255,14 @@ def from_onnx(
     ------
     ModelError
         DIST0301, DIST0303 the file; DIST0310 to DIST0314, DIST0316, DIST0317 the model.
+
+    Examples
+    --------
+    >>> from onnx import TensorProto, helper
+    >>> x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 8]) for name in "xy")
+    >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    >>> td.from_onnx(helper.make_model(graph))["main"].ret_ty
+    R.Tensor((2, 8), dtype="float32")
     """
     from tvm_distir.models.onnx.importer import from_onnx as read
 
@@ -293,6 +307,14 @@ def from_exported_program(
     ModelError
         DIST0304 without torch; DIST0301, DIST0303 the file; DIST0313, DIST0314 sizes of dims;
         DIST0360 to DIST0362 the program.
+
+    Examples
+    --------
+    >>> import torch
+    >>> program = torch.export.export(torch.nn.Linear(8, 4), (torch.ones(2, 8),))
+    >>> mod = td.from_exported_program(program)
+    >>> [str(name) for name in mod["main"].attrs["dist.param_names"]]
+    ['input', 'weight', 'bias']
     """
     if isinstance(source, (str, Path)):
         check_file(source)
@@ -352,7 +374,7 @@ def _source_of(mod: ir.IRModule) -> str:
     return str(about["source"])
 
 
-def _is_of_torch(source: Any) -> bool:
+def _is_of_torch(source: object) -> bool:
     if isinstance(source, (str, Path)):
         return str(source).lower().endswith(".pt2")
     return type(source).__name__ == "ExportedProgram"

@@ -61,6 +61,18 @@ def from_ccl(exported: Any, size: int, dims: Mapping[str, int] | None = None) ->
     ------
     ModelError
         DIST0343 for a collective that ``R.dist`` does not have.
+
+    Examples
+    --------
+    >>> mod = td.from_tvmscript('''
+    ... @I.ir_module
+    ... class Module:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4, 8), "float32")) -> R.Tensor((4, 8), "float32"):
+    ...         return R.ccl.allreduce(x, "sum", False)
+    ... ''')
+    >>> [op.op for op in td.export(td.from_ccl(mod, size=2)).functions["main"].ops]
+    ['relax.dist.all_reduce']
     """
     mod, params = (exported, []) if isinstance(exported, ir.IRModule) else exported[:2]
     named = with_names(open_tuples(mod), [str(name) for name, _ in params])
@@ -71,7 +83,7 @@ def from_ccl(exported: Any, size: int, dims: Mapping[str, int] | None = None) ->
         if how is not None
     }
     mesh = device_mesh({_AXIS: size})
-    functions: dict[Any, Any] = {}
+    functions: dict[ir.GlobalVar, relax.Function] = {}
     for gv, fn in bind_dims(named, dims or {}).functions.items():
         if not isinstance(fn, relax.Function) or is_private(fn):
             functions[gv] = fn
@@ -84,15 +96,17 @@ def from_ccl(exported: Any, size: int, dims: Mapping[str, int] | None = None) ->
     )
 
 
-def _ports(fn: relax.Function, place: str, shards: Shards, size: int) -> dict[str, Any]:
+def _ports(fn: relax.Function, location: str, shards: Shards, size: int) -> dict[str, Any]:
     """Return ``dist.io`` of a function: what is not divided by its strategy is replicated."""
     dims = {str(v.name): (v, 1) for v in open_variables(fn)}
 
-    def port(ty: Any, shard: tuple[int, tuple[int, ...] | None] | None = None) -> dict[str, Any]:
+    def port(
+        ty: ir.Type, shard: tuple[int, tuple[int, ...] | None] | None = None
+    ) -> dict[str, Any]:
         if is_object(ty):
             return {"shape": [], "dtype": "object", "placement": placement_text([R])}
         shape = [
-            n if isinstance(n, int) else dim_text(n, dims, place) for n in static_shape(ty) or ()
+            n if isinstance(n, int) else dim_text(n, dims, location) for n in static_shape(ty) or ()
         ]
         item = {"shape": shape, "dtype": str(ty.dtype), "placement": placement_text([R])}
         if shard is not None:
@@ -100,8 +114,8 @@ def _ports(fn: relax.Function, place: str, shards: Shards, size: int) -> dict[st
             shape[dim] = int(shape[dim]) * size
             item["placement"] = placement_text([dim])
             if parts is not None:
-                whole = tuple(int(n) * size for n in parts)
-                item["segments"] = Segments(dim, whole, size).to_list()
+                full = tuple(int(n) * size for n in parts)
+                item["segments"] = Segments(dim, full, size).to_list()
         return item
 
     data = num_input(fn)

@@ -24,7 +24,7 @@ _INLINE = (1, 2, 3)
 """FFI's numbers of the types of fields that hold an integer, a boolean or a float themselves."""
 
 
-def _check_nodes(graph: Any) -> None:
+def _check_nodes(graph: dict[str, Any]) -> None:
     """Reject cyclic or too deeply nested nodes (ValueError), which crash TVM's reader.
 
     A node follows all nodes that it refers to.
@@ -75,8 +75,8 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
     check_file(path)
     remedy = "Give the JSON of a Relax module, as `tvm-distir convert MODEL out.json` writes it."
 
-    def refuse(place: str, problem: str, remedy: str) -> ModelError:
-        return ModelError("DIST0303", problem, place=place, remedy=remedy)
+    def refuse(location: str, problem: str, remedy: str) -> ModelError:
+        return ModelError("DIST0303", problem, place=location, remedy=remedy)
 
     text = read_text(path, refuse)
     try:

@@ -39,6 +39,13 @@ def from_nn(module: Any, spec: Any, dims: Mapping[str, int] | None = None) -> ir
     ------
     ModelError
         DIST0340 for what is no such module, DIST0313 for unknown dims.
+
+    Examples
+    --------
+    >>> from tvm.relax.frontend import nn
+    >>> spec = {"forward": {"x": nn.spec.Tensor((2, 8), "float32")}}
+    >>> [str(param.name) for param in td.from_nn(nn.Linear(8, 4), spec)["forward"].params]
+    ['x', 'weight', 'bias']
     """
     if not hasattr(module, "export_tvm"):
         raise ModelError(

@@ -53,8 +53,20 @@ def from_tvmscript(
         DIST0313 a size of no dim;
         DIST0301 no file, DIST0320 no Python, DIST0321 a statement not allowed, DIST0322 no
         module or an unclear choice, DIST0323 TVM's parser refuses it; each with the line.
+
+    Examples
+    --------
+    >>> mod = td.from_tvmscript('''
+    ... @I.ir_module
+    ... class Module:
+    ...     @R.function
+    ...     def main(x: R.Tensor((4, 8), "float32")) -> R.Tensor((4, 8), "float32"):
+    ...         return R.nn.relu(x)
+    ... ''')
+    >>> mod["main"].ret_ty
+    R.Tensor((4, 8), dtype="float32")
     """
-    text, place, class_name = _source(path_or_text)
+    text, location, class_name = _source(path_or_text)
     try:
         with TURN:
             tree = ast.parse(text)
@@ -63,29 +75,29 @@ def from_tvmscript(
         raise ModelError(
             "DIST0320",
             str(getattr(error, "msg", error)),
-            place=f"{place}:{line}",
+            place=f"{location}:{line}",
             remedy="Give a Python file that contains a TVMScript module.",
         ) from error
-    names, classes = _read_statements(tree, place)
+    names, classes = _read_statements(tree, location)
     names["__builtins__"] = BUILTINS
-    chosen = _choose(classes, class_name, place)
+    chosen = _choose(classes, class_name, location)
 
     def refuse(node: ast.AST, problem: str) -> NoReturn:
         remedy = (
             "Use names of TVM's parser, literals and arithmetic. In Python, decorate the class."
         )
-        raise _refused(node, place, problem, remedy)
+        raise _refused(node, location, problem, remedy)
 
     check_syntax(chosen, names, refuse)
-    return bind_dims(_parse(text, chosen, names, place), dims or {})
+    return bind_dims(_parse(text, chosen, names, location), dims or {})
 
 
 def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
     """Return the text, its title, and the class named after ``::``."""
     if isinstance(path_or_text, str) and "\n" in path_or_text:
         return path_or_text, "text", None
-    whole = str(path_or_text)
-    name, _, class_name = whole.partition("::")
+    source = str(path_or_text)
+    name, _, class_name = source.partition("::")
     path = Path(name)
     check_file(path)
     try:
@@ -104,21 +116,21 @@ def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
     return text, name, class_name or None
 
 
-def _read_statements(tree: ast.Module, place: str) -> tuple[dict[str, Any], list[ast.ClassDef]]:
+def _read_statements(tree: ast.Module, location: str) -> tuple[dict[str, Any], list[ast.ClassDef]]:
     """Return the names that imports and assignments define, and the module classes."""
     names: dict[str, Any] = _parser_names()
     classes = []
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names.update(_imported(node, names, place))
+            names.update(_imported(node, names, location))
         elif isinstance(node, ast.ClassDef) and _is_module(node):
             classes.append(node)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
-            names.update(_assigned(node, place))
+            names.update(_assigned(node, location))
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             raise _refused(
                 node,
-                place,
+                location,
                 f"a {type(node).__name__} statement is next to the module",
                 "Keep only imports from tvm.script, literals and @I.ir_module classes.",
             )
@@ -144,7 +156,7 @@ def _parser_names() -> dict[str, Any]:
 
 
 def _imported(
-    node: ast.Import | ast.ImportFrom, known: dict[str, Any], place: str
+    node: ast.Import | ast.ImportFrom, known: dict[str, Any], location: str
 ) -> dict[str, Any]:
     remedy = "Import only from tvm.script or tvm.script.parser: ir, relax, tirx."
     result = {}
@@ -155,13 +167,13 @@ def _imported(
         for alias in node.names:
             if package not in _TVM_PACKAGES[1:] or alias.name not in ("ir", "relax", "tir", "tirx"):
                 problem = f'import of "{alias.name}" from "{package}" is not allowed'
-                raise _refused(node, place, problem, remedy)
+                raise _refused(node, location, problem, remedy)
             word = "T" if alias.name in ("tir", "tirx") else alias.name
             result[alias.asname or alias.name] = known[word]
         return result
     for alias in node.names:
         if alias.name not in _TVM_PACKAGES:
-            raise _refused(node, place, f'import of "{alias.name}" is not allowed', remedy)
+            raise _refused(node, location, f'import of "{alias.name}" is not allowed', remedy)
         if alias.asname:
             result[alias.asname] = tvm if alias.name == "tvm" else _submodule(alias.name)
     return result
@@ -173,20 +185,20 @@ def _submodule(name: str) -> Any:
     return tvm.script if name == "tvm.script" else tvm.script.parser
 
 
-def _assigned(node: ast.Assign, place: str) -> dict[str, Any]:
+def _assigned(node: ast.Assign, location: str) -> dict[str, Any]:
     target = node.targets[0]
     remedy = "Assign only literals (numbers, strings, tuples) next to the module."
     if not isinstance(target, ast.Name):
-        raise _refused(node, place, "an assignment to an expression that is not a name", remedy)
+        raise _refused(node, location, "an assignment to an expression that is not a name", remedy)
     if ast.unparse(node.value).startswith("tvm.ir.load_json("):
-        return {target.id: _metadata(node, place)}
+        return {target.id: _metadata(node, location)}
     try:
         return {target.id: ast.literal_eval(node.value)}
     except ValueError as error:
-        raise _refused(node, place, f'"{target.id}" is not a literal', remedy) from error
+        raise _refused(node, location, f'"{target.id}" is not a literal', remedy) from error
 
 
-def _metadata(node: ast.Assign, place: str) -> Any:
+def _metadata(node: ast.Assign, location: str) -> Any:
     """Read ``metadata = tvm.ir.load_json("...")``, TVM's printed constants."""
     call = node.value
     if (
@@ -197,14 +209,14 @@ def _metadata(node: ast.Assign, place: str) -> Any:
         or not isinstance(call.args[0].value, str)
     ):
         raise _refused(
-            node, place, "metadata is not a single string", "Print it with show_meta=True."
+            node, location, "metadata is not a single string", "Print it with show_meta=True."
         )
     try:
         return tvm.ir.load_json(call.args[0].value)
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise _refused(
             node,
-            place,
+            location,
             f"the metadata cannot be read: {_first_line(error)}",
             "Print the module again with show_meta=True.",
         ) from error
@@ -219,7 +231,7 @@ def _is_module(node: ast.ClassDef) -> bool:
     return False
 
 
-def _choose(classes: list[ast.ClassDef], class_name: str | None, place: str) -> ast.ClassDef:
+def _choose(classes: list[ast.ClassDef], class_name: str | None, location: str) -> ast.ClassDef:
     by_name = {node.name: node for node in classes}
     if class_name is not None:
         if class_name in by_name:
@@ -227,7 +239,7 @@ def _choose(classes: list[ast.ClassDef], class_name: str | None, place: str) -> 
         raise ModelError(
             "DIST0322",
             f'there is no module "{class_name}"',
-            place=place,
+            place=location,
             remedy=nearest(class_name, by_name),
         )
     if len(classes) == 1:
@@ -236,20 +248,20 @@ def _choose(classes: list[ast.ClassDef], class_name: str | None, place: str) -> 
         raise ModelError(
             "DIST0322",
             "there is no class with @I.ir_module",
-            place=place,
+            place=location,
             remedy="Decorate the module's class with @I.ir_module.",
         )
     raise ModelError(
         "DIST0322",
         f"{len(classes)} modules: {', '.join(by_name)}",
-        place=place,
-        remedy=f"Choose a module: {place}::{classes[-1].name}",
+        place=location,
+        remedy=f"Choose a module: {location}::{classes[-1].name}",
     )
 
 
-def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> ir.IRModule:
+def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], location: str) -> ir.IRModule:
     """Parse a class, with preceding blank lines that preserve line numbers."""
-    _check_metadata(node, names, place)
+    _check_metadata(node, names, location)
     first = min(decorator.lineno for decorator in node.decorator_list)
     lines = text.splitlines()[first - 1 : node.end_lineno]
     program = "\n" * (first - 1) + "\n".join(lines) + "\n"
@@ -263,24 +275,24 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
         line = int(match.group(1)) if match else first
         problem = _first_line(error).removeprefix("error: ")
         if problem.startswith("Program is not well-formed"):
-            raise _malformed(program, names, f"{place}:{first}") from error
-        raise ModelError("DIST0323", problem, place=f"{place}:{line}", remedy=remedy) from error
+            raise _malformed(program, names, f"{location}:{first}") from error
+        raise ModelError("DIST0323", problem, place=f"{location}:{line}", remedy=remedy) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         drop_half_built(error)
         raise ModelError(
-            "DIST0323", _first_line(error), place=f"{place}:{first}", remedy=remedy
+            "DIST0323", _first_line(error), place=f"{location}:{first}", remedy=remedy
         ) from error
     if not isinstance(mod, ir.IRModule):
         raise ModelError(
             "DIST0322",
             f"{node.name} does not evaluate to an IRModule",
-            place=f"{place}:{first}",
+            place=f"{location}:{first}",
             remedy=remedy,
         )
     return mod
 
 
-def _malformed(program: str, names: dict[str, Any], place: str) -> ModelError:
+def _malformed(program: str, names: dict[str, Any], location: str) -> ModelError:
     """Return the error of a module that is parsed, but breaks a rule of Relax."""
     with TURN:
         mod = tvm.script.from_source(program, names, check_well_formed=False)
@@ -289,13 +301,13 @@ def _malformed(program: str, names: dict[str, Any], place: str) -> ModelError:
     return ModelError(
         "DIST0323",
         f"the module is not well-formed{reason}",
-        place=place,
+        place=location,
         remedy="A function with impure calls is @R.function(pure=False), with these calls outside "
         "of dataflow blocks; R.call_pure_packed is pure.",
     )
 
 
-def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> None:
+def _check_metadata(node: ast.ClassDef, names: dict[str, Any], location: str) -> None:
     """Reject a module that was printed without its constants."""
     if "metadata" in names:
         return
@@ -306,14 +318,14 @@ def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> No
         raise ModelError(
             "DIST0323",
             "the module reads its constants from metadata, which the file does not contain",
-            place=f"{place}:{words[0].lineno}",
+            place=f"{location}:{words[0].lineno}",
             remedy="Print the module with mod.script(show_meta=True).",
         )
 
 
-def _refused(node: ast.AST, place: str, problem: str, remedy: str) -> ModelError:
+def _refused(node: ast.AST, location: str, problem: str, remedy: str) -> ModelError:
     return ModelError(
-        "DIST0321", problem, place=f"{place}:{getattr(node, 'lineno', 1)}", remedy=remedy
+        "DIST0321", problem, place=f"{location}:{getattr(node, 'lineno', 1)}", remedy=remedy
     )
 
 

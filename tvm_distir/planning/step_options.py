@@ -51,7 +51,7 @@ class TrainingOptions:
     loss : str
         Set the loss: cross_entropy (default), mse or OUTPUT:NAME*WEIGHT,...; needs --train.
     optimizer : str
-        Set the optimizer (default: sgd): {optimizers}; needs --train.
+        Set the optimizer, such as sgd (default), adam or adamw; needs --train.
     clip : float
         Clip the global gradient norm to NORM; needs --train.
     loss_scale : str or float
@@ -64,7 +64,7 @@ class TrainingOptions:
     """
 
     loss: str = option(TRAIN, "NAME", default="cross_entropy")
-    optimizer: str = option(TRAIN, "NAME[:k=v,...]", default="sgd")
+    optimizer: str = option(TRAIN, "NAME[:k=v,...]", default="sgd", frequent=True)
     clip: float = option(TRAIN, "NORM", parse_number, default=0.0)
     loss_scale: str | float = option(TRAIN, "S", default=1.0)
     master: bool | None = option(TRAIN)
@@ -92,7 +92,8 @@ class StepOptions:
     plan : Plan, mapping, str or Path, optional
         Read the plan from a JSON file.
     strategy : str, optional
-        Create the plan by strategies joined with +: {strategies}.
+        Create the plan by strategies joined with +, such as megatron or zero (see
+        --help-strategies).
     mesh : mapping of str to int, optional
         Set the mesh axes and their sizes, major first; needs --strategy.
     batch : int, optional
@@ -104,7 +105,8 @@ class StepOptions:
     entry : str, optional
         Select the function of a module with several entry points, e.g. prefill.
     system : System or str, optional
-        {systems} Its times determine the placements that the plan leaves open.
+        A system of `tvm-distir systems`, such as h100, or a .json file. Its times determine the
+        placements that the plan leaves open.
     decide : str
         ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
         without a system too.
@@ -147,21 +149,23 @@ class StepOptions:
     """
 
     model: Model | ir.IRModule | str | Path
-    plan: PlanLike = option(PLAN, "P.json")
+    plan: PlanLike = option(PLAN, "P.json", frequent=True)
     _: KW_ONLY
-    strategy: str | None = option(PLAN, "NAME[:k=v,...][+NAME...]")
-    mesh: Mapping[str, int] | None = option(PLAN, "dp=2,tp=4", parse_mesh)
-    batch: int | None = option(LOAD, "N", _count_of_samples, to=(LOAD,))
+    strategy: str | None = option(PLAN, "NAME[:k=v,...][+NAME...]", frequent=True)
+    mesh: Mapping[str, int] | None = option(PLAN, "dp=2,tp=4", parse_mesh, frequent=True)
+    batch: int | None = option(LOAD, "N", _count_of_samples, to=(LOAD,), frequent=True)
     dims: Mapping[str, int] | None = option(
         LOAD, "NAME=SIZE", parse_dims, to=(LOAD,), flag="--dim", repeated=True
     )
-    seq: int | None = option(LOAD, "N", _count_of_tokens)
+    seq: int | None = option(LOAD, "N", _count_of_tokens, frequent=True)
     entry: str | None = option(LOAD, "NAME", to=(LOAD,))
-    system: System | str | None = option(PLAN, "S")
+    system: System | str | None = option(PLAN, "S", frequent=True)
     decide: str = "times"
-    train: Mapping[str, Any] | TrainingOptions | bool | None = option(TRAIN, default=False)
-    micro_batches: int | None = option(TRAIN, "M", parse_count)
-    recompute: Recompute | None = option(TRAIN, "POLICY")
+    train: Mapping[str, Any] | TrainingOptions | bool | None = option(
+        TRAIN, default=False, frequent=True
+    )
+    micro_batches: int | None = option(TRAIN, "M", parse_count, frequent=True)
+    recompute: Recompute | None = option(TRAIN, "POLICY", frequent=True)
     schedule: Schedule | Mapping[str, Any] | None = None
     bucket_bytes: int | str | None = option(DISTRIBUTE, "N", parse_bucket, to=(DISTRIBUTE,))
     ahead_bytes: int | None = option(DISTRIBUTE, "N", parse_bytes, to=(DISTRIBUTE,))

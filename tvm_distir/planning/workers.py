@@ -30,40 +30,39 @@ class Workers:
 
     Parameters
     ----------
-    jobs : int, optional
+    count : int, optional
         The number of tasks that run at once; None: a single task, in this process, or with an
         executor as many as this machine has cores.
     executor : concurrent.futures.Executor, optional
-        The executor that runs the tasks; None: processes of this machine, if there are several
-        jobs.
+        The executor that runs the tasks; None: processes of this machine, if there are several.
 
     Raises
     ------
     UsageError
-        DIST0152 where ``jobs`` is not positive.
+        DIST0152 where ``count`` is not positive.
     """
 
-    def __init__(self, jobs: int | None = None, executor: Executor | None = None) -> None:
-        if jobs is not None and jobs < 1:
+    def __init__(self, count: int | None = None, executor: Executor | None = None) -> None:
+        if count is not None and count < 1:
             raise UsageError(
-                "DIST0152", f"{jobs} jobs are not a positive number", place="jobs",
+                "DIST0152", f"{count} workers are not a positive number", place="workers",
                 remedy="Give the number of tasks that run at once.",
             )  # fmt: skip
-        self.jobs = jobs or (1 if executor is None else os.cpu_count() or 1)
+        self.count = count or (1 if executor is None else os.cpu_count() or 1)
         self.executor = executor
         self._pool: ProcessPoolExecutor | None = None
         self._futures: list[Future[Any]] = []
         self._others: set[int | None] = set()
 
     def __enter__(self) -> Workers:
-        if self.executor is None and self.jobs > 1:
+        if self.executor is None and self.count > 1:
             self._others = {child.pid for child in multiprocessing.active_children()}
             self._begin()
         return self
 
     def _begin(self) -> None:
         context = multiprocessing.get_context("spawn")  # threads of TVM do not survive a fork
-        self.executor = self._pool = ProcessPoolExecutor(self.jobs, context, _ignore_interrupts)
+        self.executor = self._pool = ProcessPoolExecutor(self.count, context, _ignore_interrupts)
 
     def replace_broken(self) -> bool:
         """Start new processes in place of those of which one was killed.
@@ -136,7 +135,7 @@ class Lookahead(Generic[Task, Value]):
         ----------
         task : hashable
         following : iterable of hashable
-            The tasks that are likely to be next, in order; no more are read than there are jobs.
+            The tasks that are likely to be next, in order; no more are read than there are workers.
 
         Raises
         ------
@@ -149,7 +148,7 @@ class Lookahead(Generic[Task, Value]):
             self._start(task)
             busy = sum(not future.done() for future in self._started.values())
             for other in following:
-                if busy >= self.workers.jobs:
+                if busy >= self.workers.count:
                     break
                 busy += self._start(other)
             return self._started.pop(task).result()
@@ -168,7 +167,7 @@ class Lookahead(Generic[Task, Value]):
                 self.workers.replace_broken()
         raise SimulationError(
             "DIST0756", f"the worker process of {shortened(repr(task), 200)} was killed",
-            place="jobs", remedy="Use fewer jobs, or one, if memory is scarce.",
+            place="workers", remedy="Use fewer workers, or one, if memory is scarce.",
         ) from error  # fmt: skip
 
     def _start(self, task: Task) -> bool:

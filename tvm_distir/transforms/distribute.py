@@ -154,6 +154,14 @@ def distribute(
     ------
     DistIRError
         What the passes raise, naming the place.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> dist["main"].params[0].ty
+    R.Tensor((4, 4), dtype="float32")
     """
     check_module(mod, "td.distribute")
     later = communication_passes(

@@ -181,12 +181,12 @@ def _merged() -> str:
 def _swept() -> list[Any]:
     grid = {"dp": [1, 2], "hidden": [32, 64]}
     cache = folder() / "cache"
-    found = td.sweep("zoo:gpt?size=tiny,layers=1", grid, system(), cache=cache, jobs=1)
+    found = td.sweep("zoo:gpt?size=tiny,layers=1", grid, system(), cache=cache, workers=1)
     return [(row["status"], row["time_s"], row["peak_memory_bytes"]) for row in found.to_dicts()]
 
 
 def _searched() -> list[Any]:
-    found = td.search("zoo:mlp?layers=1,hidden=8", 2, system(), top=2, jobs=1)
+    found = td.search("zoo:mlp?layers=1,hidden=8", 2, system(), top=2, workers=1)
     return [(str(plan.plan), plan.row.time_s) for plan in found.plans]
 
 

@@ -68,12 +68,12 @@ def test_explanations_decide_as_the_passes_do():
         name, ty = str(binding.var.name), getattr(binding.var.ty, "placement", None)
         if name not in ("lm_head", "logits") or ty is None:
             continue
-        result = explain(annotated, name, system=SYSTEM, prices=False)
+        result = explain(annotated, name, system=SYSTEM, alternatives=False)
         assert result.placement.replace(" ", "") == str(ty).strip(chr(34)).replace(" ", "")
         checked += 1
     assert checked
     by_bytes, by_time = (
-        explain(annotated, "logits", system=system, prices=False) for system in (None, SYSTEM)
+        explain(annotated, "logits", system=system, alternatives=False) for system in (None, SYSTEM)
     )
     assert by_bytes.price != by_time.price
 
@@ -106,5 +106,5 @@ def test_the_command_line_hands_it_on(tmp_path):
         "--mesh",
         "dp=2,tp=4",
     )
-    words = (*reported, "--no-prices", "--json")
+    words = (*reported, "--no-alternatives", "--json")
     assert json.loads(run(*words, "--system", SYSTEM)) != json.loads(run(*words))

@@ -38,7 +38,7 @@ X, A, B = (DRAWN.integers(-2, 3, s).astype("float32") for s in ((8, 16), (16, 16
 @pytest.mark.parametrize("name", ["p[0]", "p.0", "p_0"])
 def test_plans_and_explanations_take_each_spelling(name: str) -> None:
     plan = td.Plan(mesh={"tp": 2}, rules={name: td.P(None, "tp")})
-    assert "S[1]" in explain(MODULE, name, plan=plan, prices=False).to_text()
+    assert "S[1]" in explain(MODULE, name, plan=plan, alternatives=False).to_text()
 
 
 @pytest.mark.parametrize(

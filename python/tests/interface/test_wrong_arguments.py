@@ -97,8 +97,8 @@ def test_a_plan_takes_rules_in_json_form_and_the_mesh_first() -> None:
 
 def test_explain_is_called_as_the_other_verbs() -> None:
     mod = td.zoo.mlp(layers=1, hidden=8)
-    explanation = td.explain(mod, PLAN, "x", prices=False)
-    assert explanation == td.explain(mod, "x", plan=PLAN, prices=False)
+    explanation = td.explain(mod, PLAN, "x", alternatives=False)
+    assert explanation == td.explain(mod, "x", plan=PLAN, alternatives=False)
     for arguments in ((mod, "x", PLAN), (mod, PLAN), (mod, PLAN, 3)):
         with pytest.raises(UsageError, match="DIST0152"):
             td.explain(*arguments)
@@ -128,7 +128,7 @@ def test_traces_go_to_a_folder_that_is_made(tmp_path: Path) -> None:
 
 def test_search_takes_the_text_of_a_model() -> None:
     def best(model: Any) -> float:
-        return float(td.search(model, 2, SYSTEM, top=1, jobs=1).plans[0].row.time_s)
+        return float(td.search(model, 2, SYSTEM, top=1, workers=1).plans[0].row.time_s)
 
     text = "zoo:mlp?layers=1,hidden=8"
     assert best(text) == best(td.load_model(text).mod)

@@ -133,7 +133,9 @@ def test_plans_and_explanations_speak_of_modules() -> None:
     plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
     cut = [str(rule) for rule in plan.to_dict()["rules"] if "S[" in str(rule)]
     assert len([rule for rule in cut if "proj.weight" in rule]) == 2 * LAYERS
-    result = td.explain(mod, "m_layers_1_mlp_down_proj_linear", plan=plan, prices=False).to_text()
+    result = td.explain(
+        mod, "m_layers_1_mlp_down_proj_linear", plan=plan, alternatives=False
+    ).to_text()
     assert "main/m.layers.1.mlp.down_proj.weight" in result or "m_layers_1_mlp_down_proj" in result
 
 

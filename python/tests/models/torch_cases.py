@@ -31,9 +31,7 @@ class Draw:
         return torch.rand(shape, generator=self.random) < 0.5
 
 
-def elementwise(d):
-    x, y, p = d.floats(3, 4), d.floats(4), d.floats(3, 4, low=0.1, high=0.9)
-    n, m, b, c = d.ints(9, 3, 4, low=-8), d.ints(9, 3, 4, low=1), d.bools(3, 4), d.bools(3, 4)
+def unary(x, p, n, m, b):
     for name in "exp sin cos tan tanh sigmoid erf sinh cosh atan abs neg ceil floor trunc".split():
         yield f"{name}.default", (x,), {}
     for name in "sign isnan isinf isfinite relu silu hardsigmoid hardswish hardtanh".split():
@@ -47,6 +45,12 @@ def elementwise(d):
     for name in ("abs", "neg", "sign", "bitwise_not", "logical_not"):
         yield f"{name}.default", (n,), {}
     yield "bitwise_not.default", (b,), {}
+
+
+def elementwise(d):
+    x, y, p = d.floats(3, 4), d.floats(4), d.floats(3, 4, low=0.1, high=0.9)
+    n, m, b, c = d.ints(9, 3, 4, low=-8), d.ints(9, 3, 4, low=1), d.bools(3, 4), d.bools(3, 4)
+    yield from unary(x, p, n, m, b)
     for name in ("logical_and", "logical_or", "logical_xor"):
         yield f"{name}.default", (b, n), {}
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__"):

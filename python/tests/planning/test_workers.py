@@ -97,7 +97,7 @@ class TestWorkers:
             assert pool.submit(int, "3").result() == 3
 
     def test_no_jobs_are_refused(self):
-        with pytest.raises(UsageError, match="DIST0152 jobs"):
+        with pytest.raises(UsageError, match="DIST0152 workers"):
             Workers(0)
 
 
@@ -108,7 +108,7 @@ class TestResults:
         rules = Constraints(("pp", "dp", "tp"), micro_batches=(1, 2), recompute=("none", "full"))
         output = []
         with ThreadPoolExecutor(2) as pool:
-            for number, ways in enumerate(({}, {"jobs": 2}, {"executor": pool, "jobs": 3})):
+            for number, ways in enumerate(({}, {"workers": 2}, {"executor": pool, "workers": 3})):
                 folder = Folder(tmp_path / str(number), {}, resume=False)
                 result = search(
                     model, 4, QUICK, batch=8, train={"optimizer": "adam"}, constraints=rules,
@@ -123,7 +123,7 @@ class TestResults:
     def test_of_a_sweep(self, tmp_path):
         texts = []
         with ThreadPoolExecutor(2) as pool:
-            for number, ways in enumerate(({}, {"jobs": 2}, {"executor": pool, "jobs": 3})):
+            for number, ways in enumerate(({}, {"workers": 2}, {"executor": pool, "workers": 3})):
                 path = tmp_path / f"{number}.csv"
                 result = sweep(
                     "zoo:gpt?size=tiny", GRID, QUICK, train={"optimizer": "adam"}, output=path,
@@ -139,6 +139,6 @@ class TestResults:
             calibrate(
                 MEASURED / "v100-mlp.json", MEASURED / "v100_mlp.csv", folds=0, **ways
             ).to_text()
-            for ways in ({}, {"jobs": 2})
+            for ways in ({}, {"workers": 2})
         ]
         assert texts[0] == texts[1]

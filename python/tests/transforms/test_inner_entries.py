@@ -46,5 +46,5 @@ def test_a_public_function_that_is_called(strategy: str) -> None:
     public = [gv.name_hint for gv, fn in dist.functions.items() if "dist.io" in (fn.attrs or {})]
     assert public == ["main"]
     assert td.verify(mod, plan).equal
-    result = td.explain(mod, plan, "layer/y", prices=False)
+    result = td.explain(mod, plan, "layer/y", alternatives=False)
     assert result.name == "layer/y"

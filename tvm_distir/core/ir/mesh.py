@@ -89,6 +89,11 @@ def device_mesh(
     ------
     MeshError
         DIST0201 for bad axes, DIST0202 for device ids that do not fit.
+
+    Examples
+    --------
+    >>> td.device_mesh({"dp": 2, "tp": 4})
+    R.device_mesh((2, 4), R.Range(0, 8))
     """
     if isinstance(axes, (list, tuple)):
         axes = {str(number): size for number, size in enumerate(axes)}

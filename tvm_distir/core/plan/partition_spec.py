@@ -33,10 +33,9 @@ class PartitionSpec(tuple[DimAxes, ...]):
 
     Examples
     --------
-    >>> P("tp", None).labels(MeshSpec("mesh0", {"dp": 2, "tp": 4}))
+    >>> plan = td.Plan(mesh={"dp": 2, "tp": 4}, rules={"weight": td.P("tp", None)})
+    >>> plan.rules[0].placement
     (-1, 0)
-    >>> P(None, ("dp", "tp"))
-    P(None, ('dp', 'tp'))
     """
 
     __slots__ = ()

@@ -133,6 +133,18 @@ def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
     ModelError
         DIST0313 for a name that no dim has, for what is no size, or for sizes that contradict
         each other in the module.
+
+    Examples
+    --------
+    >>> mod = td.from_tvmscript('''
+    ... @I.ir_module
+    ... class Module:
+    ...     @R.function
+    ...     def main(x: R.Tensor(("n", 4), "float32")) -> R.Tensor(("n", 4), "float32"):
+    ...         return R.nn.relu(x)
+    ... ''')
+    >>> td.bind_dims(mod, {"n": 8})["main"].params[0].ty
+    R.Tensor((8, 4), dtype="float32")
     """
     check_module(mod, "td.bind_dims")
     if not dims:

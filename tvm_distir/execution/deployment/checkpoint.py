@@ -45,6 +45,15 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
     ------
     EngineError
         DIST0641 for a file that is missing, broken, or of another kind.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/weights.npz", w=np.ones((4, 2), "float32"))
+    ...     weights = td.open_weights(f"{folder}/weights.npz")
+    >>> weights["w"].shape
+    (4, 2)
     """
     where = Path(os.path.realpath(path))
     if where.is_dir():

@@ -88,6 +88,17 @@ def deploy(
         cannot be written, DIST0641 for weights that cannot be read, DIST0622 for an unknown target,
         DIST0623 for kernels of an unknown library, DIST0643 for devices that cannot be divided
         among the hosts.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = td.deploy(dist, folder)
+    ...     print(sorted(os.listdir(folder)))
+    ['.tvm-distir.json', 'main.so', 'manifest.json', 'run.sbatch', 'run.sh']
     """
     chosen, where = as_target(target), Path(os.path.realpath(folder))
     program = LoweredProgram(dist, dispatch)

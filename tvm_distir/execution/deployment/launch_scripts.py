@@ -67,7 +67,7 @@ def _torchrun(each: int, hosts: int) -> str:
 # Run this folder with a process per device, {each} on each of {hosts} host{"s" * (hosts > 1)}:
 {use}
 {secret}exec torchrun {how} --nproc-per-node {each} \\
-  -m tvm_distir_command serve "$(dirname "$0")" "$@"
+  -m tvm_distir_command run --job "$(dirname "$0")" "$@"
 """
 
 
@@ -78,5 +78,5 @@ def _slurm(each: int, hosts: int, has_gpus: bool) -> str:
 #SBATCH --ntasks-per-node={each}
 {gpus}# Run this folder with a process per device, from inside of it:
 #   sbatch run.sbatch --inputs x.npz -o y.npz
-{_SECRET}exec srun python -m tvm_distir_command serve "${{SLURM_SUBMIT_DIR:-.}}" "$@"
+{_SECRET}exec srun python -m tvm_distir_command run --job "${{SLURM_SUBMIT_DIR:-.}}" "$@"
 """

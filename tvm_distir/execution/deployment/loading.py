@@ -137,6 +137,19 @@ def load(folder: str | os.PathLike[str], check: bool = False) -> Deployment:
     EngineError
         DIST0609 where this machine cannot run the target of its libraries; DIST0640 when it is
         not whole, or was built on another kind of machine or with another apache-tvm.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> inputs = [np.ones((4, 8), "float32"), np.ones((8, 8), "float32"), np.zeros(8, "float32")]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = td.deploy(dist, folder)
+    ...     (output,) = td.run(td.load(folder), inputs)
+    >>> output[0, :3].tolist()
+    [8.0, 8.0, 8.0]
     """
     where = Path(os.path.realpath(folder))
     manifest = read_manifest(where)

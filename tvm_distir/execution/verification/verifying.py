@@ -251,6 +251,13 @@ def verify(
         DIST0453 where the module is not well-formed.
     ModelError
         DIST0341 where there is no such entry, or several of which none is ``main``.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> td.verify(mod, plan).equal
+    True
     """
     for module in (mod, *(() if dist is None else (dist,))):
         check_module(module, "td.verify")

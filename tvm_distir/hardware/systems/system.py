@@ -77,6 +77,12 @@ class System(Displayed):
         The tiers beyond ``inter_node``, from the inside to the outside.
     kernel_tables : str
         The name or file of tables of measured kernels (:mod:`.kernel_tables`); empty: none.
+
+    Examples
+    --------
+    >>> h100 = td.System.load("h100")
+    >>> h100.intra_node.devices_per_node, h100.device.memory_bandwidth_GBps
+    (8, 3350.0)
     """
 
     name: str

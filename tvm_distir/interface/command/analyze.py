@@ -8,7 +8,7 @@ import argparse
 import json
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.interface.advice import advised, check_advice
 from tvm_distir.interface.registration import is_awaited
@@ -19,11 +19,19 @@ from .opt import script
 from .options import add_model_options, asked_by, model_inputs, read_planned_step
 from .outputs import Outputs, add_force
 from .stages import stopwatch, study_of
-from .terminal import put, put_page, say, wants_colour
-from .traces import add_trace, promise_trace, write_trace
+from .terminal import print_message, print_page, print_result, wants_colour
+from .traces import add_trace, reserve_trace, write_trace
+
+if TYPE_CHECKING:
+    from tvm import ir
+
+    from tvm_distir.interface.analysis import AnalysisResult
+    from tvm_distir.planning import Study
+
+    from .help import Commands
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "analyze",
@@ -57,12 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, step: AnalysisOptions, outputs: Outputs) -> int:
-    report = outputs.promise(arguments.report, "--report")
-    trace = promise_trace(arguments.trace, arguments.trace_format, outputs)
-    folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
-    levels: dict[str, Any] | None = None if folder is None else {}
+    report = outputs.reserve(arguments.report, "--report")
+    trace = reserve_trace(arguments.trace, arguments.trace_format, outputs)
+    folder = outputs.reserve_folder(arguments.folder, "-o", _FOLDER_FILES)
+    levels: dict[str, ir.IRModule] | None = None if folder is None else {}
     result = analyze_step(step, command_line(arguments, step), levels=levels)
-    analysis = advised(result, step.advice, step.measure)
+    analysis = advised(result.report, result.study, step.advice, step.measure)
     from tvm_distir.interface.report.document import to_dict, to_json
     from tvm_distir.interface.report.text import to_text
     from tvm_distir.interface.report.verdict import check_fits, to_verdict
@@ -84,16 +92,16 @@ def _run(arguments: argparse.Namespace, step: AnalysisOptions, outputs: Outputs)
     folders = [path for path in (folder, trace.path if trace else None) if path is not None]
     for path in outputs_text:
         if path.parent not in folders:
-            say(f"wrote {path}")
+            print_message(f"wrote {path}")
     for parent in folders:
         count = sum(path.parent == parent for path in outputs_text)
         if count:
-            say(f"wrote {count} files to {parent}")
+            print_message(f"wrote {count} files to {parent}")
     if arguments.json:
-        put(data)
+        print_result(data)
     else:
         colour = wants_colour()
-        put_page(to_text(analysis, colour), to_verdict(analysis, colour))
+        print_page(to_text(analysis, colour), to_verdict(analysis, colour))
     check_fits(analysis)
     return 0
 
@@ -101,9 +109,9 @@ def _run(arguments: argparse.Namespace, step: AnalysisOptions, outputs: Outputs)
 def analyze_step(
     step: AnalysisOptions,
     command: str = "",
-    levels: dict[str, Any] | None = None,
-    loaded: dict[object, Any] | None = None,
-) -> Any:
+    levels: dict[str, ir.IRModule] | None = None,
+    loaded: dict[object, object] | None = None,
+) -> AnalysisResult:
     """Load, distribute, export, simulate.
 
     ``levels`` receives the module after each pass, and ``loaded`` the model for further calls.
@@ -123,7 +131,7 @@ def analyze_step(
             study, name=str(step.model), command=command, forward=not step.measure
         )
     for line in result.report.warnings:
-        say(f"warning: {line}")
+        print_message(f"warning: {line}")
     return result
 
 
@@ -155,10 +163,11 @@ _FOLDER_FILES = (
 """The files in the folder of ``-o``."""
 
 
-def _add_folder(outputs: Outputs, folder: Path, study: Any) -> None:
+def _add_folder(outputs: Outputs, folder: Path, study: Study) -> None:
     """Add the program, the plan and the TVMScript of each IR level."""
+    levels = study.levels or {}
     outputs.add(folder / "program.json", study.program.to_json() + "\n")
     outputs.add(folder / "plan.json", json.dumps(study.step_plan.to_dict(), indent=1) + "\n")
     outputs.add(folder / "1-global.py", script(study.step))
     for name, file in _LEVEL_FILES.items():
-        outputs.add(folder / file, script(study.levels[name]))
+        outputs.add(folder / file, script(levels[name]))

@@ -32,25 +32,33 @@ from . import (
     opt,
     run,
     search,
-    serve,
     serve_analyze,
+    serve_search,
     simulate,
     sweep,
     systems,
     ui,
     verify,
 )
-from .help import get_to_work
+from .help import ShortHelp, get_to_work, mark_rare
 from .progress import Interrupts, at_work
-from .terminal import forget, forget_warnings, open_closed_streams, put, say, warn
+from .renamed_options import check_renamed
+from .terminal import (
+    forget,
+    forget_warnings,
+    open_closed_streams,
+    print_message,
+    print_result,
+    warn,
+)
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
-    analyze, compare, ui, search, sweep, serve_analyze, explain, verify, opt, convert,
-    export_plan, simulate, deploy, run, serve, systems, calibrate,
+    analyze, compare, ui, search, sweep, serve_analyze, serve_search, explain, verify, opt, convert,
+    export_plan, simulate, deploy, run, systems, calibrate,
 )  # fmt: skip
 
 
@@ -59,12 +67,12 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(add_help=False, **options)
-        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
+        self.add_argument("-h", "--help", action=ShortHelp, help="Show this help and exit.")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print help as a result: argparse ignores a failure to print."""
         if message:
-            (put if file in (None, sys.stdout) else say)(message)
+            (print_result if file in (None, sys.stdout) else print_message)(message)
 
     def error(self, message: str) -> NoReturn:
         """Raise a usage error with the usage line."""
@@ -78,7 +86,7 @@ class _Parser(argparse.ArgumentParser):
 class _Version(argparse.Action):
     """Prints the versions of the package and of TVM."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import PackageNotFoundError, version
 
         from tvm_distir import __version__
@@ -89,7 +97,7 @@ class _Version(argparse.Action):
                 versions.append(f"{name} {version(name)}")
             except PackageNotFoundError:
                 versions.append(f"{name} is not installed")
-        put("\n".join([*versions, ""]))
+        print_result("\n".join([*versions, ""]))
         parser.exit()
 
 
@@ -105,11 +113,13 @@ def build_parser() -> argparse.ArgumentParser:
     for module in _COMMANDS:
         module.add_parser(commands)
     for sub in commands.choices.values():
-        sub.add_argument(
+        debug = sub.add_argument(
             "--debug",
             action="store_true",
             help="Print the traceback of an error (also: TVM_DISTIR_DEBUG=1).",
         )
+        mark_rare(debug)
+        sub.add_argument("--help-all", action="help", help="Show all options and exit.")
     return parser
 
 
@@ -132,15 +142,15 @@ def _show_warning(
 def _report(error: BaseException, debug: bool) -> int:
     """Print the message of a failure and return the exit code."""
     if debug:
-        say("".join(traceback.format_exception(error)).rstrip())
+        print_message("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, DistIRError):
         usage = getattr(error, "usage", None)
         if usage:
-            say(usage.rstrip())
-        say(str(error).replace("\n", "\n  "))
+            print_message(usage.rstrip())
+        print_message(str(error).replace("\n", "\n  "))
         return error.exit_code
     hint = "" if debug else " [Run the command again with --debug and report the traceback.]"
-    say(f"DIST0901 internal error: {_one_line(type(error).__name__, str(error))}{hint}")
+    print_message(f"DIST0901 internal error: {_one_line(type(error).__name__, str(error))}{hint}")
     return EXIT_INTERNAL
 
 
@@ -179,6 +189,7 @@ def _run(words: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            check_renamed(words)
             arguments = build_parser().parse_args(words)
             if not getattr(arguments, "registers", False):
                 get_to_work()
@@ -196,5 +207,5 @@ def _run(words: Sequence[str]) -> int:
 
 def _stopped() -> int:
     """Report that Ctrl-C ended the command."""
-    say("interrupted")
+    print_message("interrupted")
     return EXIT_INTERRUPTED

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .help import LateHelp, system_help
-from .options import JobOptions, add_options, asked_by, read_options
+from .help import SYSTEM_HELP
+from .options import WorkerOptions, add_options, asked_by, read_options
 from .outputs import Outputs
-from .terminal import put
+from .terminal import print_result
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "calibrate",
@@ -26,7 +29,7 @@ def add_parser(commands: Any) -> None:
         ),
         allow_abbrev=False,
     )
-    parser.add_argument("system", action=LateHelp, metavar="SYSTEM", late=system_help)
+    parser.add_argument("system", metavar="SYSTEM", help=SYSTEM_HELP)
     parser.add_argument(
         "rows",
         metavar="ROWS.csv",
@@ -39,7 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-o", dest="output", metavar="FILE", help="Write the fitted system to FILE."
     )
-    add_options(parser, JobOptions)
+    add_options(parser, WorkerOptions)
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.set_defaults(run=run)
 
@@ -47,7 +50,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fit, write the system, print the errors."""
     outputs = Outputs({"ROWS": arguments.rows, "SYSTEM": arguments.system})
-    target = outputs.promise(arguments.output, "-o")
+    target = outputs.reserve(arguments.output, "-o")
     from tvm_distir.hardware import System, to_data
     from tvm_distir.planning import calibrate
 
@@ -58,12 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.rows,
         fit_also=tuple(filter(None, arguments.fit.split(","))),
         source=f"tvm-distir calibrate, {arguments.rows}",
-        jobs=read_options(arguments, JobOptions).jobs,
+        workers=read_options(arguments, WorkerOptions).workers,
     )
     if target is not None:
         text = json.dumps(to_data(calibration.system), indent=1) + "\n"
         outputs.add(target, text)
     outputs.commit()
-    put(json.dumps({"schema_version": 1, **calibration.to_dict()}, indent=1) + "\n"
+    print_result(json.dumps({"schema_version": 1, **calibration.to_dict()}, indent=1) + "\n"
         if arguments.json else calibration.to_text())  # fmt: skip
     return 0

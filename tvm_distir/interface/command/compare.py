@@ -7,14 +7,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import STAGES, AnalysisOptions
 from tvm_distir.support import UsageError
 
 from .analyze import analyze_step
 from .options import add_help_strategies, add_options, read_planned_step
-from .terminal import put
+from .terminal import print_result
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 
 class _Way(argparse.Action):
@@ -24,14 +27,14 @@ class _Way(argparse.Action):
         self,
         parser: argparse.ArgumentParser,
         namespace: argparse.Namespace,
-        values: Any,
+        values: object,
         option: str | None = None,
     ) -> None:
         """Add a plan or strategy."""
-        namespace.ways = [*namespace.ways, (self.dest, values)]
+        namespace.operands_by_option = [*namespace.operands_by_option, (self.dest, values)]
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "compare",
@@ -43,7 +46,7 @@ def add_parser(commands: Any) -> None:
         "[--strategy S --mesh M]...",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run, registers=True, ways=[])
+    parser.set_defaults(run=run, registers=True, operands_by_option=[])
     parser.add_argument(
         "operands",
         metavar="RESULT",
@@ -75,7 +78,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Analyze the plans and strategies, read the results, print the comparison."""
-    tasks = _tasks(arguments) if arguments.ways else []
+    tasks = _tasks(arguments) if arguments.operands_by_option else []
     if not tasks and arguments.system:
         raise _fault(
             "--system needs plans or strategies", "Add --plan or --strategy, or omit --system."
@@ -96,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         step.named(_name(task, several)) for step, task in zip(table.outcomes, tasks, strict=False)
     ]
     table = replace(table, outcomes=(*first, *table.outcomes[len(first) :]))
-    put(to_json(table.to_dict()) if arguments.json else table.to_text())
+    print_result(to_json(table.to_dict()) if arguments.json else table.to_text())
     return 0
 
 
@@ -114,11 +117,11 @@ def _tasks(arguments: argparse.Namespace) -> list[AnalysisOptions]:
     """Return the options of the analysis of each plan and strategy on each system."""
     if not arguments.system:
         raise _fault("plans and strategies need a system", "Add --system S.")
-    strategies = sum(option == "strategy" for option, _ in arguments.ways)
+    strategies = sum(option == "strategy" for option, _ in arguments.operands_by_option)
     meshes = _meshes(arguments.mesh, strategies)
     model = arguments.operands[0]
     tasks = []
-    for option, value in arguments.ways:
+    for option, value in arguments.operands_by_option:
         chosen = {"plan": None, "strategy": None, "mesh": None, option: value}
         if option == "strategy":
             chosen["mesh"] = meshes.pop(0)

@@ -5,17 +5,24 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.core.analysis import LEVELS
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError
 
-from .forms import FORMS, form_of
+from .formats import FORMATS, format_of
 from .options import add_model_options, model_inputs, read_planned_step
 from .outputs import Outputs
 from .stages import study_of
-from .terminal import say
+from .terminal import print_message
+
+if TYPE_CHECKING:
+    from tvm import ir
+
+    from tvm_distir.planning import Study
+
+    from .help import Commands
 
 _LEVELS = tuple(LEVELS.values())
 _UNTIL = {"annotated": "annotate", "distributed": "propagate", "legalized": "optimize"}
@@ -24,7 +31,7 @@ _FROM = ("annotate", "propagate", "legalize", "lower")
 """The first pass from each level."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "convert",
@@ -34,10 +41,12 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     add_model_options(parser)
-    endings = ", ".join(f"{form.ending} ({form.what})" for form in FORMS)
+    endings = ", ".join(
+        f"{module_format.ending} ({module_format.what})" for module_format in FORMATS
+    )
     parser.add_argument("out", metavar="OUT", help=f"The output file: {endings}.")
     parser.add_argument(
-        "--to",
+        "--level",
         metavar="LEVEL",
         help=f"Set the IR level: {', '.join(_LEVELS)}, or 1 to 5 (default: local with a plan, "
         "otherwise the level of the input).",
@@ -47,22 +56,25 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, run the passes up to the level, write."""
-    form, level = form_of(arguments.out), _level(arguments.to)
+    module_format, level = format_of(arguments.out), _level(arguments.level)
     step = read_planned_step(arguments, StepOptions, planless=True)
     planned = step.plan is not None or step.strategy is not None
-    if level is None and (planned or form.level is not None):
-        level = form.level or "local"
-    if form.level is not None and level != form.level:
-        raise _fault(f"{form.what} supports level {form.level} only", f"Write --to {form.level}.")
+    if level is None and (planned or module_format.level is not None):
+        level = module_format.level or "local"
+    if module_format.level is not None and level != module_format.level:
+        raise _fault(
+            f"{module_format.what} supports level {module_format.level} only",
+            f"Write --to {module_format.level}.",
+        )
     outputs = Outputs(model_inputs(step))
-    target = outputs.promise(arguments.out, "OUT")
-    outputs.add(target, form.write(_converted(study_of(step, planless=True), level)))
+    target = outputs.reserve(arguments.out, "OUT")
+    outputs.add(target, module_format.write(_converted(study_of(step, planless=True), level)))
     for path in outputs.commit():
-        say(f"wrote {path}")
+        print_message(f"wrote {path}")
     return 0
 
 
-def _fault(problem: str, remedy: str, option: str = "--to") -> UsageError:
+def _fault(problem: str, remedy: str, option: str = "--level") -> UsageError:
     return UsageError("DIST0151", problem, place=option, remedy=remedy)
 
 
@@ -75,13 +87,13 @@ def _level(text: str | None) -> str | None:
         raise UsageError(
             "DIST0152",
             f'there is no level "{text}"',
-            place="--to",
+            place="--level",
             remedy=f"Use {', '.join(_LEVELS)}, or 1 to 5.",
         )
     return numbers[text]
 
 
-def _converted(study: Any, level: str | None) -> Any:
+def _converted(study: Study, level: str | None) -> ir.IRModule:
     """Return the module at a level, or unchanged without a level."""
     from tvm_distir.core.analysis import level_of
     from tvm_distir.core.plan import plan_of_meshes

@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import parse_count
@@ -16,10 +16,13 @@ from tvm_distir.support import parse_count
 from .options import add_dispatch, add_model_options, asked_by, model_inputs, read_planned_step
 from .outputs import Outputs, add_force
 from .stages import study_of
-from .terminal import put, with_warnings
+from .terminal import print_result, with_warnings
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "deploy",
@@ -99,11 +102,11 @@ def run(arguments: argparse.Namespace) -> int:
             "files": files,
         }
         data |= {"timings_s": study.watch.timings_s}
-        put(json.dumps(with_warnings(data), indent=1) + "\n")
+        print_result(json.dumps(with_warnings(data), indent=1) + "\n")
         return 0
     ranks = sum(len(e.ranks) for e in deployed.entries)
     lines = [f"{deployed.folder}: {len(deployed.entries)} meshes, {ranks} devices"]
     lines += [f"  {name}  {size:,} bytes" for name, size in files.items()]
     lines += [f"  input {item['name']}: {item['dtype']}{item['shape']}" for item in inputs]
-    put("\n".join(lines) + "\n")
+    print_result("\n".join(lines) + "\n")
     return 0

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 
 from .options import add_model_options, read_planned_step
 from .stages import study_of
-from .terminal import put, with_warnings
+from .terminal import print_result, with_warnings
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "explain",
@@ -34,8 +37,8 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.add_argument(
-        "--no-prices",
-        dest="prices",
+        "--no-alternatives",
+        dest="alternatives",
         action="store_false",
         help="Omit the cost of alternative placements.",
     )
@@ -50,10 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     annotated = AnnotateSharding(study.step_plan.by_rules())(study.step)
     explanation = explain(
-        annotated, arguments.value, system=study.known_system, prices=arguments.prices
+        annotated, arguments.value, system=study.known_system, alternatives=arguments.alternatives
     )
     if arguments.json:
-        put(json.dumps(with_warnings(explanation.to_dict()), indent=1) + "\n")
+        print_result(json.dumps(with_warnings(explanation.to_dict()), indent=1) + "\n")
     else:
-        put(explanation.to_text())
+        print_result(explanation.to_text())
     return 0

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError, nearest
@@ -13,12 +13,15 @@ from tvm_distir.support import UsageError, nearest
 from .options import add_model_options, model_inputs, read_planned_step
 from .outputs import Outputs
 from .stages import study_of
-from .terminal import put, say
+from .terminal import print_message, print_result
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 FORMATS = ("dtensor", "jax", "megatron", "torchtitan", "deepspeed")
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "export-plan",
@@ -49,15 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     step = read_planned_step(arguments, StepOptions)
     outputs = Outputs(model_inputs(step))
-    target = outputs.promise(arguments.out, "-o")
+    target = outputs.reserve(arguments.out, "-o")
     study = study_of(step)
     from tvm_distir.planning import export_plan
 
     text = export_plan(study.step, study.step_plan, arguments.form)
     if target is None:
-        put(text)
+        print_result(text)
         return 0
     outputs.add(target, text)
     for path in outputs.commit():
-        say(f"wrote {path}")
+        print_message(f"wrote {path}")
     return 0

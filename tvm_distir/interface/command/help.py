@@ -5,16 +5,23 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .terminal import put
+from .terminal import print_result
 
 if TYPE_CHECKING:
     from tvm_distir.support import Option
 
 _WIDTH = 100
+_CLAUSE = re.compile(r"[.:;] | \(")
+"""What ends the first clause of a help text."""
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""Sub-commands, to which each file of this folder adds its parser."""
 
 
 def get_to_work() -> None:
@@ -24,47 +31,32 @@ def get_to_work() -> None:
     register()
 
 
-class _Late:
-    """A text that is computed when it is formatted."""
+class ShortHelp(argparse.Action):
+    """Prints a clause on each option but those that are rarely given; ``--help-all`` has all."""
 
-    def __init__(self, text: Callable[[], str]) -> None:
-        self.text = text
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
 
-    def __str__(self) -> str:
-        get_to_work()
-        return self.text()
-
-
-class LateHelp(argparse.Action):
-    """Stores a value. Its help text is computed only when it is shown.
-
-    Parameters
-    ----------
-    late : callable
-        Gives the text.
-    """
-
-    def __init__(
-        self, option_strings: Sequence[str], dest: str, late: Callable[[], str], **options: Any
-    ) -> None:
-        super().__init__(option_strings, dest, **{**options, "help": "%(late)s"})
-        self.late = _Late(late)
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
-    ) -> None:
-        """Store the value."""
-        setattr(namespace, self.dest, values)
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the help."""
+        rare = [action for action in parser._actions if getattr(action, "rare", False)]
+        for action in parser._actions:
+            if action in rare:
+                action.help = argparse.SUPPRESS
+            elif action.option_strings:
+                clause = _CLAUSE.split(action.help or "", maxsplit=1)[0]
+                action.help = f"{clause.rstrip('.')}."
+        words = [str(a.metavar) for a in parser._actions if not a.option_strings]
+        parser.usage = " ".join([parser.prog, *words, "[options]"])
+        parser.print_help()
+        if rare:
+            print_result(f"\n{len(rare)} more options: {parser.prog} --help-all\n")
+        parser.exit()
 
 
-class LateHelps(LateHelp):
-    """Collects the values of a repeated option in a list."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
-    ) -> None:
-        """Add the value."""
-        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or ()), values])
+def mark_rare(action: argparse.Action) -> None:
+    """Leave an option out of the short help."""
+    action.rare = True  # type: ignore[attr-defined]
 
 
 class _Listing(argparse.Action):
@@ -77,10 +69,10 @@ class _Listing(argparse.Action):
         """Return the text."""
         raise NotImplementedError
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         """Print the text."""
         get_to_work()
-        put(self.text())
+        print_result(self.text())
         parser.exit()
 
 
@@ -108,28 +100,7 @@ class HelpStrategies(_Listing):
         return "".join(entry(name, info.summary, info.options) for name, info in strategies)
 
 
-def expanded(text: str) -> str:
-    """Return a text with the names that stand for ``{strategies}``, ``{optimizers}``, ..."""
-    from tvm_distir.planning import strategy_names
-    from tvm_distir.transforms import optimizer_names
-
-    for word, names in (("{strategies}", strategy_names), ("{optimizers}", optimizer_names)):
-        text = text.replace(word, ", ".join(names())) if word in text else text
-    return text.replace("{systems}", system_help()) if "{systems}" in text else text
-
-
-def system_help() -> str:
-    """Return the help on the values of ``--system``."""
-    from tvm_distir.hardware import system_names
-
-    return f"A system: {', '.join(system_names())}, or a .json file."
-
-
-def pass_names() -> Iterable[str]:
-    """Return the names of all passes."""
-    from tvm_distir.transforms import pass_names as names
-
-    return names()
+SYSTEM_HELP = "A system of `tvm-distir systems`, such as h100, or a .json file."
 
 
 def entry(title: str, summary: str, options: Mapping[str, Option]) -> str:

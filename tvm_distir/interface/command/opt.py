@@ -7,19 +7,24 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import parse_dims
 
-from .help import HelpPasses, LateHelp, get_to_work, pass_names
+from .help import HelpPasses, get_to_work
 from .options import add_options
 from .outputs import Outputs
 from .stages import load_system, stopwatch
-from .terminal import put, say
+from .terminal import print_message, print_result
+
+if TYPE_CHECKING:
+    from tvm import ir
+
+    from .help import Commands
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "opt",
@@ -35,10 +40,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-p",
         "--passes",
-        action=LateHelp,
         required=True,
         metavar="P{k=v,...},P,...",
-        late=lambda: f"Set the passes to run, with their options: {', '.join(pass_names())}.",
+        help="Set the passes to run, with their options (see --help-passes).",
     )
     parser.add_argument(
         "--help-passes", action=HelpPasses, help="List the passes with their options and exit."
@@ -83,14 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
     check_model(arguments.input)
     get_to_work()
     outputs = Outputs(_inputs(arguments, specs))
-    target = outputs.promise(arguments.output, "-o")
+    target = outputs.reserve(arguments.output, "-o")
     watch = stopwatch()
     with watch.stage("read"):
         from tvm_distir.core.analysis import check_level
         from tvm_distir.core.plan import Plan
         from tvm_distir.models import load_model
 
-        options = {} if arguments.plan is None else {"plan": Plan.load(arguments.plan)}
+        options: dict[str, object] = (
+            {} if arguments.plan is None else {"plan": Plan.load(arguments.plan)}
+        )
         system = load_system(arguments.system, watch)
         if system is not None:
             options["system"] = system
@@ -101,22 +107,22 @@ def run(arguments: argparse.Namespace) -> int:
         with watch.stage(name):
             mod = step(mod)
         if arguments.traffic:
-            say(_change(name, before, mod))
+            print_message(_change(name, before, mod))
         if arguments.print_after_all:
-            say(f"# after {spec}\n{script(mod)}")
+            print_message(f"# after {spec}\n{script(mod)}")
         if arguments.verify_each and level is not None:
             with watch.stage("verify-each"):
                 check_level(mod, level)
     with watch.stage("print"):
         text = script(mod)
     if target is None:
-        put(text)
+        print_result(text)
     else:
         outputs.add(target, text)
         outputs.commit()
     if arguments.time_passes:
         for stage, took_s in watch.timings_s.items():
-            say(f"{took_s:9.4f} s  {stage}")
+            print_message(f"{took_s:9.4f} s  {stage}")
     return 0
 
 
@@ -134,7 +140,7 @@ def _inputs(arguments: argparse.Namespace, specs: Iterable[Any]) -> dict[str, st
     return {"in.py": model_file(arguments.input), **paths, **options}
 
 
-def _change(name: str, before: Any, after: Any) -> str:
+def _change(name: str, before: ir.IRModule, after: ir.IRModule) -> str:
     from tvm_distir.transforms import TrafficChange, traffic
 
     return TrafficChange(name, traffic(before), traffic(after)).to_text()
@@ -149,7 +155,7 @@ _PIECE = re.compile(r"(?:[^\\]|\\.){1,1000}")
 _NO_MODE = re.compile(r'(R\.grad\.take_backward\([^\n]*?), mode=""\)')
 
 
-def script(mod: Any) -> str:
+def script(mod: ir.IRModule) -> str:
     """Return the module as TVMScript that can be parsed again, ending with a newline.
 
     Constants stand in its metadata, a text that TVM writes with one line for all bytes of each:

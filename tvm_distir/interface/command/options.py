@@ -22,7 +22,7 @@ from tvm_distir.support import (
     parse_count,
 )
 
-from .help import HelpStrategies, LateHelp, LateHelps, expanded, get_to_work
+from .help import HelpStrategies, get_to_work, mark_rare
 
 _Options = TypeVar("_Options", bound=StepOptions)
 _Read = TypeVar("_Read")
@@ -36,16 +36,16 @@ TRAINING = {
 
 
 @dataclass(frozen=True)
-class JobOptions:
+class WorkerOptions:
     """Options of commands that use several processes.
 
     Parameters
     ----------
-    jobs : int, optional
+    workers : int, optional
         Use N processes (default: 1); the results do not depend on N.
     """
 
-    jobs: int | None = option("run", "N", parse_count)
+    workers: int | None = option("run", "N", parse_count)
 
 
 @contextmanager
@@ -56,8 +56,8 @@ def asked_by(option: str, *codes: str) -> Iterator[None]:
     except DistIRError as error:
         if error.code not in codes:
             raise
-        place = option if error.place in ("", option[2:], "train_step") else error.place
-        raise UsageError(error.code, error.what, place=place, remedy=error.remedy) from error
+        location = option if error.place in ("", option[2:], "train_step") else error.place
+        raise UsageError(error.code, error.what, place=location, remedy=error.remedy) from error
 
 
 @contextmanager
@@ -68,11 +68,14 @@ def named_by_options(*keywords: str) -> Iterator[None]:
     except UsageError as error:
         if error.place not in keywords:
             raise
-        raise error.placed(lambda place: f"--{place.replace('_', '-')}") from error
+        raise error.placed(lambda location: f"--{location.replace('_', '-')}") from error
 
 
 def add_option(
-    parser: Any, declared: CommandOption, required: bool = False, repeated: bool = False
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    declared: CommandOption,
+    required: bool = False,
+    repeated: bool = False,
 ) -> None:
     """Add a declared option, which is a list if it may be ``repeated``."""
     settings: dict[str, Any] = {"required": required, "dest": declared.key}
@@ -80,22 +83,20 @@ def add_option(
         settings["choices"] = declared.choices
     elif declared.metavar:
         settings |= {"metavar": declared.metavar, "default": declared.usual}
-        if declared.repeated:
+        if declared.repeated or repeated:
             settings["action"] = "append"
     else:
         only = declared.default is False
         settings["action"] = "store_true" if only else argparse.BooleanOptionalAction
-    if "{" in declared.help:
-        more = " Repeat it to compare systems." if repeated else ""
-        settings["late"] = lambda: expanded(declared.help) + more
-        settings["action"] = LateHelps if repeated else LateHelp
-    else:
-        settings["help"] = declared.help.replace("%", "%%")
-    parser.add_argument(declared.flag, **settings)
+    more = " Repeat it to compare systems." if repeated else ""
+    settings["help"] = declared.help.replace("%", "%%") + more
+    action = parser.add_argument(declared.flag, **settings)
+    if not (declared.frequent or required):
+        mark_rare(action)
 
 
 def add_options(
-    parser: Any,
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
     options: Any,
     stages: Collection[str] = (),
     *,
@@ -228,20 +229,20 @@ def read_planned_step(
     """
     from tvm_distir.models import check_model, may_be_annotated
 
-    place = f"tvm-distir {arguments.command}"
+    location = f"tvm-distir {arguments.command}"
     both = arguments.plan is not None and arguments.strategy is not None
     neither = arguments.plan is None and arguments.strategy is None
     if both or (neither and not planless and not may_be_annotated(arguments.model)):
         raise UsageError(
             "DIST0151",
             "--plan and --strategy are mutually exclusive" if both else "no --plan or --strategy",
-            place=place,
+            place=location,
             remedy="Give exactly one of them.",
         )
     step = read_step(arguments, options)
     if step.mesh is None and step.strategy is not None:
         raise UsageError(
-            "DIST0151", "--strategy needs a mesh", place=place, remedy=MESH_REMEDY,
+            "DIST0151", "--strategy needs a mesh", place=location, remedy=MESH_REMEDY,
         )  # fmt: skip
     check_model(arguments.model)
     get_to_work()

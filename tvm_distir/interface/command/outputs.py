@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tvm_distir.support import RECORD, OutputRecord, UsageError
 
-from .terminal import put
+from .help import mark_rare
+from .terminal import print_result
 
 Content = str | bytes | Callable[[str], object]
 """A file's content, or a function that writes it to the path it is given."""
@@ -73,7 +74,7 @@ def _overwrites(option: str, target: Path, other: str) -> UsageError:
 
 
 def _same(path: Path, other: Path) -> bool:
-    """Whether two paths are the same existing file, also through links."""
+    """Return whether two paths are the same existing file, also through links."""
     try:
         return os.path.samefile(path, other)
     except (OSError, ValueError):
@@ -95,7 +96,7 @@ def _keys(target: Path) -> tuple[tuple[object, ...], ...]:
 class Outputs:
     """The output files of a command.
 
-    ``promise*`` check a path before the long work and remember it, ``add`` gives it its content,
+    ``reserve*`` check a path before the long work and remember it, ``add`` gives it its content,
     and ``commit`` writes everything: first all files under temporary names beside their
     targets, then each is moved into its place. Where anything fails before the first move,
     nothing is left behind.
@@ -119,7 +120,7 @@ class Outputs:
         self._named: set[Path] = set()
         self._content: list[tuple[Path, Content]] = []
 
-    def promise(self, path: str | None, option: str) -> Path | None:
+    def reserve(self, path: str | None, option: str) -> Path | None:
         """Check that a file can be written at ``path``.
 
         Parameters
@@ -158,7 +159,7 @@ class Outputs:
         self._named.add(target)
         return target
 
-    def promise_folder(
+    def reserve_folder(
         self,
         path: str | None,
         option: str,
@@ -169,7 +170,7 @@ class Outputs:
 
         ``files`` are names, or patterns as ``*.json`` of names that are not known yet; ``claims``
         are names that no other output may have, and that something else writes. Errors as in
-        :meth:`promise`.
+        :meth:`reserve`.
 
         Raises
         ------
@@ -277,18 +278,19 @@ class Outputs:
 
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add the option to replace files of the user."""
-    parser.add_argument(
+    action = parser.add_argument(
         "--force",
         action="store_true",
         help="Replace files in the output folder that tvm-distir did not write.",
     )
+    mark_rare(action)
 
 
 _STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def _regular(path: Path) -> bool:
-    """Whether ``path`` is, or will be, an ordinary file (no device, no pipe, not stdout)."""
+    """Return whether ``path`` is, or will be, an ordinary file (no device, no pipe, not stdout)."""
     return str(path) not in _STDOUT and (not path.exists() or path.is_file())
 
 
@@ -324,7 +326,7 @@ def _opened(path: Path) -> int:
 def _move(temporary: str, path: Path) -> None:
     """Move a finished file to its path, with the mode of an ordinary new file."""
     if str(path) in _STDOUT:  # results follow there: opened anew it might be overwritten
-        put(Path(temporary).read_text(encoding="utf-8"))
+        print_result(Path(temporary).read_text(encoding="utf-8"))
         return
     if not _regular(path):
         with open(temporary, "rb") as source, os.fdopen(_opened(path), "wb") as target:

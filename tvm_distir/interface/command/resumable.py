@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError
@@ -17,6 +17,9 @@ from .help import get_to_work
 from .options import asked_by, model_inputs
 from .outputs import Outputs
 from .stages import STRATEGY_FAULTS, load_system, stopwatch
+
+if TYPE_CHECKING:
+    from tvm_distir.hardware import System
 
 
 def check_resume(resume: bool, recorded: str | None, name: str) -> None:
@@ -37,7 +40,7 @@ def outputs_of(step: StepOptions, others: Mapping[str, str | None], force: bool 
 def begin(step: StepOptions, option: str, strategy: str | None) -> Any:
     """Import TVM, load the system, and check the strategy of an option, if any."""
     get_to_work()
-    system = load_system(step.system, stopwatch(), step.price)
+    system: Any = load_system(step.system, stopwatch(), step.price)
     if step.kernels is not None:
         from tvm_distir.performance import Profile
 
@@ -53,8 +56,8 @@ def begin(step: StepOptions, option: str, strategy: str | None) -> Any:
 
 
 def settings_of(
-    options: Mapping[str, Any], system: Any, files: Mapping[str, str | None]
-) -> dict[str, Any]:
+    options: Mapping[str, Any], system: System, files: Mapping[str, str | None]
+) -> dict[str, object]:
     """Return all inputs of the results: options, and the contents of the system and files."""
     from tvm_distir.models import model_file
 

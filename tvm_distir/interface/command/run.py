@@ -1,21 +1,40 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir run``: run a deployed folder."""
+"""``tvm-distir run``: run a deployed folder, by itself or in a job of processes."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tvm_distir.support import UsageError
+from tvm_distir.support import UsageError, option, option_fields
 
-from .options import asked_by
+from .array_files import add_arrays, check_array_file
+from .job import JobRunOptions, RunOptions, run_job
+from .options import add_options, asked_by, read_options
 from .outputs import Outputs
-from .terminal import put
+from .terminal import print_result
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 
-def add_parser(commands: Any) -> None:
+@dataclass(frozen=True)
+class _Kind:
+    """How the folder is run.
+
+    Parameters
+    ----------
+    job : bool
+        Join the job that torchrun, srun or mpirun started, with one process per device; each opens
+        only its own shards.
+    """
+
+    job: bool = option("run", default=False, frequent=True)
+
+
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "run",
@@ -24,67 +43,52 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("folder", metavar="FOLDER", help="A folder of `tvm-distir deploy`.")
-    parser.add_argument(
-        "--inputs", metavar="FILE", help="Read the inputs by name from a .npz or .safetensors file."
-    )
-    parser.add_argument(
-        "--engine",
-        default="threads",
-        metavar="E",
-        help="Set the engine: virtual, threads (default), processes, mpi or torch.",
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE.json",
-        help="Write the kernels and collectives of each rank with their times, for Perfetto; of "
-        "the engines threads, mpi and torch.",
-    )
-    parser.add_argument(
-        "-o",
-        dest="output",
-        required=True,
-        metavar="FILE",
-        help="Write output0, output1, ... to a .npz or .safetensors file.",
-    )
+    add_options(parser, RunOptions)
+    add_options(parser, _Kind)
+    names = [name for name in option_fields(JobRunOptions) if name not in _OWN]
+    add_options(parser.add_argument_group("with --job"), JobRunOptions, names=names)
     parser.set_defaults(run=run)
+
+
+_OWN = tuple(option_fields(RunOptions))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, run, write the outputs."""
-    if not arguments.output.endswith((".npz", ".safetensors")):
-        raise UsageError(
-            "DIST0152",
-            f'"{arguments.output}" ends with neither .npz nor .safetensors',
-            place="-o",
-            remedy="Use one of these extensions.",
-        )
-    outputs = Outputs({"FOLDER": arguments.folder, "--inputs": arguments.inputs})
-    target = outputs.promise(arguments.output, "-o")
-    import numpy as np
+    if arguments.job:
+        return run_job(arguments.folder, read_options(arguments, JobRunOptions))
+    for name, declared in option_fields(JobRunOptions).items():
+        if name not in _OWN and declared.words(getattr(arguments, declared.key)):
+            raise UsageError(
+                "DIST0151", f"{declared.flag} needs --job", place="tvm-distir run",
+                remedy="Add --job, or leave it out.",
+            )  # fmt: skip
+    return _run_here(arguments.folder, read_options(arguments, RunOptions))
+
+
+def _run_here(folder: str, options: RunOptions) -> int:
+    """Run the folder with an engine of this process, or one that starts its own."""
+    if options.output is None:
+        raise UsageError("DIST0151", "the outputs need a file", place="-o", remedy="Add -o y.npz.")
+    check_array_file(options.output)
+    outputs = Outputs({"FOLDER": folder, "--inputs": options.inputs})
+    target = outputs.reserve(str(options.output), "-o")
 
     from tvm_distir.execution import check_trace_path, engine, load, open_weights
-    from tvm_distir.execution.deployment import safetensors
 
     with asked_by("--engine", "DIST0601"):
-        chosen = engine(arguments.engine)
-    if arguments.trace is not None:
-        chosen.trace = check_trace_path(arguments.trace, "--trace")
+        chosen = engine(options.engine or "threads")
+    if options.trace is not None:
+        chosen.trace = check_trace_path(options.trace, "--trace")
         with asked_by("--trace", "DIST0605"):
             chosen.check_trace()
     chosen.check_available()
-    inputs = open_weights(arguments.inputs) if arguments.inputs else {}
-    arrays = load(arguments.folder).run(inputs, chosen)
+    inputs = open_weights(options.inputs) if options.inputs else {}
+    arrays = load(folder).run(inputs, chosen)
     named = {f"output{i}": array for i, array in enumerate(arrays)}
-
-    def write(path: str) -> None:
-        if arguments.output.endswith(".npz"):
-            with open(path, "wb") as file:
-                np.savez(file, allow_pickle=False, **named)
-        else:
-            described = {name: (array.shape, str(array.dtype)) for name, array in named.items()}
-            safetensors.write(Path(path), described, named.__getitem__)
-
-    outputs.add(target, write)
+    add_arrays(outputs, target, named)
     outputs.commit()
-    put("".join(f"{name}: {array.dtype}{list(array.shape)}\n" for name, array in named.items()))
+    print_result(
+        "".join(f"{name}: {array.dtype}{list(array.shape)}\n" for name, array in named.items())
+    )
     return 0

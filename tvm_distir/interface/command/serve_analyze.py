@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir serve-analyze``, and the options of ``tvm-distir search --serve``."""
+"""``tvm-distir serve-analyze``: predict how a model is served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError, option, parse_count, parse_mesh, parse_number
@@ -16,7 +16,10 @@ from tvm_distir.support import UsageError, option, parse_count, parse_mesh, pars
 from .options import add_options, read_options, read_step
 from .outputs import Outputs
 from .resumable import begin
-from .terminal import put, say, with_warnings
+from .terminal import print_message, print_result, with_warnings
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 
 def _seconds(text: str, option: str) -> float:
@@ -32,14 +35,6 @@ def _seconds(text: str, option: str) -> float:
 def _tokens(text: str, option: str) -> int:
     """Read a number of tokens, or 0."""
     return 0 if text == "0" else parse_count(text, option)
-
-
-def _words(text: str, _option: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]
-
-
-def _counts(text: str, option: str) -> list[int]:
-    return [parse_count(word, option) for word in text.split(",")]
 
 
 @dataclass(frozen=True)
@@ -67,10 +62,10 @@ class ServingOptions:
         Set the share of accepted tokens.
     """
 
-    workload: str = option("serve", "W", usual="poisson:1")
-    ttft: float | None = option("serve", "500ms", _seconds)
-    tpot: float | None = option("serve", "30ms", _seconds)
-    e2e: float | None = option("serve", "20s", _seconds)
+    workload: str = option("serve", "W", usual="poisson:1", frequent=True)
+    ttft: float | None = option("serve", "500ms", _seconds, frequent=True)
+    tpot: float | None = option("serve", "30ms", _seconds, frequent=True)
+    e2e: float | None = option("serve", "20s", _seconds, frequent=True)
     router: str = option("serve", "R", usual="round_robin")
     draft: str = option("serve", "MODEL", usual="")
     draft_tokens: int = option("serve", "K", _tokens, usual="0")
@@ -117,44 +112,19 @@ class AnalyzedServing(ServingOptions):
         Write the requests and the steps of each replica as a trace that Perfetto opens.
     """
 
-    strategy: str = option("serve", "NAME", usual="megatron")
-    mesh: Mapping[str, int] = option("serve", "tp=4", parse_mesh)
+    strategy: str = option("serve", "NAME", usual="megatron", frequent=True)
+    mesh: Mapping[str, int] = option("serve", "tp=4", parse_mesh, frequent=True)
     scheduler: str = option("serve", "KIND[:k=v,...]", usual="continuous")
-    replicas: int = option("serve", "N", parse_count, usual="1")
+    replicas: int = option("serve", "N", parse_count, usual="1", frequent=True)
     kv_dtype: str = option("serve", "T", usual="")
-    weights: str = option("serve", "T", flag="--quantize", usual="none")
+    weights: str = option("serve", "T", flag="--quantize", usual="none", frequent=True)
     prefill_mesh: Mapping[str, int] | None = option("serve", "tp=2", parse_mesh)
     prefill_replicas: int = option("serve", "N", parse_count, usual="1")
     prefill_scheduler: str = option("serve", "KIND[:k=v,...]", usual="")
     trace: str | None = option("serve", "FILE.json")
 
 
-@dataclass(frozen=True)
-class SearchedServing(ServingOptions):
-    """Options of ``search --serve``.
-
-    Parameters
-    ----------
-    apart : bool
-        Try devices apart for prefill and decode.
-    kv_dtypes : list of str
-        Try dtypes of caches, such as bfloat16,float8_e4m3fn.
-    weights : list of str
-        Try types of weights, such as none,fp8,int4.
-    stages : list of int
-        Try numbers of pipeline stages of a replica (default: 1).
-    picture : str, optional
-        Draw the front of --serve.
-    """
-
-    apart: bool = option("serve", default=False)
-    kv_dtypes: list[str] = option("serve", "T,T", _words, usual="")
-    weights: list[str] = option("serve", "T,T", _words, flag="--quantize", usual="none")
-    stages: list[int] = option("serve", "1,2", _counts, usual="1")
-    picture: str | None = option("serve", "FILE.svg")
-
-
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "serve-analyze",
@@ -163,13 +133,18 @@ def add_parser(commands: Any) -> None:
         "percentiles, throughput, use of the caches, what breaks the service levels.",
         allow_abbrev=False,
     )
+    add_served_model(parser)
+    add_options(parser, AnalyzedServing, required=("mesh",))
+    parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
+    parser.set_defaults(registers=True, run=run)
+
+
+def add_served_model(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, and the options of a system."""
     parser.add_argument(
         "model", metavar="MODEL", help="A decoder: zoo:NAME?key=value,... or a config.json"
     )
     add_options(parser, StepOptions, names=("system", "kernels", "price"), required=("system",))
-    add_options(parser, AnalyzedServing, required=("mesh",))
-    parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
-    parser.set_defaults(registers=True, run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -177,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     serving = read_options(arguments, AnalyzedServing)
     step = read_step(arguments, StepOptions, ("strategy", "mesh"))
     outputs = serving.outputs()
-    trace = outputs.promise(serving.trace, "--trace")
+    trace = outputs.reserve(serving.trace, "--trace")
     system = begin(step, "--strategy", serving.strategy)
     from tvm_distir.planning import request_trace, serve_analyze
 
@@ -191,46 +166,12 @@ def run(arguments: argparse.Namespace) -> int:
         levels=serving.levels,
         **{name: value for name, value in vars(serving).items() if name not in positional},
     )
-    put(json.dumps(with_warnings(report.to_dict()), indent=1) if arguments.json else report.text())
-    put("\n")
+    print_result(
+        json.dumps(with_warnings(report.to_dict()), indent=1) if arguments.json else report.text()
+    )
+    print_result("\n")
     if trace is not None:
         outputs.add(trace, request_trace(report.served))
         for path in outputs.commit():
-            say(f"wrote {path}")
-    return 0
-
-
-def run_search(
-    serving: SearchedServing, step: StepOptions, devices: int, report: str | None, as_json: bool
-) -> int:
-    """Search ways of serving and print them."""
-    outputs = serving.outputs()
-    picture = outputs.promise(serving.picture, "--picture")
-    page = outputs.promise(report, "--report")
-    system = begin(step, "--serve", None)
-    from tvm_distir.interface.report.serving_front import front_svg
-    from tvm_distir.interface.report.serving_page import serving_page
-    from tvm_distir.planning import Speculation, search_serving
-
-    guess = Speculation(serving.draft, serving.draft_tokens, serving.acceptance)
-    result = search_serving(
-        str(step.model),
-        devices,
-        system,
-        serving.workload,
-        serving.levels,
-        kv_dtypes=serving.kv_dtypes,
-        weights=serving.weights,
-        apart=serving.apart,
-        speculation=guess if serving.draft_tokens else None,
-        router=serving.router,
-        stages=serving.stages,
-    )
-    put(json.dumps(with_warnings(result.to_dict()), indent=1) if as_json else result.text())
-    put("\n")
-    title = f"{step.model} on {devices} x {system.name}, {serving.workload}"
-    outputs.add(picture, front_svg(result, title))
-    outputs.add(page, serving_page(result, title))
-    for path in outputs.commit():
-        say(f"wrote {path}")
+            print_message(f"wrote {path}")
     return 0

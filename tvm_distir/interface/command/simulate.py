@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 
-from .help import LateHelp, system_help
+from .help import SYSTEM_HELP
 from .options import add_options, asked_by
 from .outputs import Outputs, add_force
 from .stages import stopwatch
-from .terminal import put, put_page, wants_colour
-from .traces import add_trace, promise_trace, write_trace
+from .terminal import print_page, print_result, wants_colour
+from .traces import add_trace, reserve_trace, write_trace
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "simulate",
@@ -27,7 +30,7 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("program", metavar="program.json", help="A program of `analyze -o DIR`.")
-    parser.add_argument("--system", action=LateHelp, required=True, metavar="S", late=system_help)
+    parser.add_argument("--system", required=True, metavar="S", help=SYSTEM_HELP)
     parser.add_argument(
         "--blocking",
         action="store_true",
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     outputs = Outputs(
         {"PROGRAM": arguments.program, "--system": arguments.system}, force=arguments.force
     )
-    trace = promise_trace(arguments.trace, arguments.trace_format, outputs)
+    trace = reserve_trace(arguments.trace, arguments.trace_format, outputs)
     watch = stopwatch()
     with watch.stage("load"):
         from tvm_distir.hardware import System
@@ -92,9 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     write_trace(trace, outputs, result)
     outputs.commit()
     if arguments.json:
-        put(to_json(to_dict(analysis)))
+        print_result(to_json(to_dict(analysis)))
     else:
         colour = wants_colour()
-        put_page(to_text(analysis, colour), to_verdict(analysis, colour))
+        print_page(to_text(analysis, colour), to_verdict(analysis, colour))
     check_fits(analysis)
     return 0

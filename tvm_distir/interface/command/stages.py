@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import Stopwatch
 
 from .options import asked_by, named_by_options
 from .progress import enter_stage
+
+if TYPE_CHECKING:
+    from tvm_distir.hardware import System
+    from tvm_distir.planning import Study
 
 STRATEGY_FAULTS = ("DIST0230", "DIST0231", "DIST0235")
 """Faults of the text of ``--strategy``: unknown names, options, and what cannot be read."""
@@ -21,7 +25,9 @@ def stopwatch() -> Stopwatch:
     return Stopwatch(enter_stage)
 
 
-def load_system(name: Any, watch: Stopwatch, price: float | None = None) -> Any:
+def load_system(
+    name: System | str | None, watch: Stopwatch, price: float | None = None
+) -> System | None:
     """Load the system of ``--system`` with the price of ``--price``; return None without it."""
     if name is None:
         return None
@@ -29,11 +35,11 @@ def load_system(name: Any, watch: Stopwatch, price: float | None = None) -> Any:
         from tvm_distir.hardware import System
 
         with asked_by("--system", "DIST0701"), named_by_options("price"):
-            system = System.load(name)
+            system = System.required(name)
             return system if price is None else system.priced(price)
 
 
-def training_keywords(step: StepOptions, system: Any) -> dict[str, Any] | None:
+def training_keywords(step: StepOptions, system: System | None) -> dict[str, object] | None:
     """Return the keywords of ``train_step`` on a system; None for a forward step."""
     with asked_by("--optimizer", "DIST0351"):
         return step.training(system)
@@ -41,7 +47,7 @@ def training_keywords(step: StepOptions, system: Any) -> dict[str, Any] | None:
 
 def study_of(
     step: StepOptions, *, watch: Stopwatch | None = None, planless: bool = False, **fields: Any
-) -> Any:
+) -> Study:
     """Build the study of the options, up to its plan.
 
     Parameters

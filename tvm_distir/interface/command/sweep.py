@@ -7,14 +7,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError, option, shortened
 
 from .options import (
     TRAINING,
-    JobOptions,
+    WorkerOptions,
     add_options,
     asked_by,
     named_by_options,
@@ -23,7 +23,10 @@ from .options import (
 )
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .stages import training_keywords
-from .terminal import put, say
+from .terminal import print_message, print_result
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 
 def _grid(items: list[str], option: str) -> dict[str, list[str]]:
@@ -50,7 +53,7 @@ def _grid(items: list[str], option: str) -> dict[str, list[str]]:
 
 
 @dataclass(frozen=True)
-class SweepOptions(JobOptions):
+class SweepOptions(WorkerOptions):
     """Options of ``sweep`` beside those of the step.
 
     Parameters
@@ -75,18 +78,20 @@ class SweepOptions(JobOptions):
         Write the rows as they are computed.
     """
 
-    rows: str | None = option("rows", "FILE.csv")
-    grid: Mapping[str, list[str]] | None = option("rows", "COLUMN=V,V,...", _grid, repeated=True)
+    rows: str | None = option("rows", "FILE.csv", frequent=True)
+    grid: Mapping[str, list[str]] | None = option(
+        "rows", "COLUMN=V,V,...", _grid, repeated=True, frequent=True
+    )
     tensor: str = option("plan", "STRATEGY", usual="")
     cuts: str = option("plan", "C", usual="layers")
     decide: str = option("plan", "D", usual="bytes")
     row_by_row: bool = option("run", default=False)
     cache: str | None = option("run", "DIR")
     resume: bool = option("run", default=False)
-    output: str | None = option("run", "FILE.csv", flag="-o")
+    output: str | None = option("run", "FILE.csv", flag="-o", frequent=True)
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "sweep",
@@ -131,7 +136,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     check_resume(options.resume, options.output, "FILE.csv")
     outputs = outputs_of(step, {"--rows": options.rows})
-    path = outputs.promise(options.output, "-o")
+    path = outputs.reserve(options.output, "-o")
     system = begin(step, "--tensor", options.tensor)
     from tvm_distir import __version__
     from tvm_distir.planning import sweep
@@ -156,14 +161,14 @@ def run(arguments: argparse.Namespace) -> int:
             structures=not options.row_by_row,
             cache=options.cache,
             on_progress=_progress,
-            jobs=options.jobs,
+            workers=options.workers,
         )
     if result.checked:
-        say(_checks(result.checked))
+        print_message(_checks(result.checked))
     if path is None:
-        put(result.to_csv())
+        print_result(result.to_csv())
     else:
-        say(f"wrote {path}")
+        print_message(f"wrote {path}")
     if result.interrupted:
         raise KeyboardInterrupt
     return 0
@@ -173,9 +178,9 @@ def _progress(progress: Any) -> None:
     """Report the progress of the sweep."""
     impossible = f", {progress.impossible:,} infeasible" if progress.impossible else ""
     structures = f"; {progress.structures:,} structures" if progress.structures else ""
-    say(f"{progress.done:,} of {progress.rows:,} rows{impossible}{structures}")
+    print_message(f"{progress.done:,} of {progress.rows:,} rows{impossible}{structures}")
     while progress.notes:
-        say(progress.notes.pop(0))
+        print_message(progress.notes.pop(0))
 
 
 def _checks(rows: Any) -> str:

@@ -5,12 +5,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .terminal import put
+from .terminal import print_result
+
+if TYPE_CHECKING:
+    from tvm_distir.support import DataTable
+
+    from .help import Commands
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "systems",
@@ -31,9 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
     from tvm_distir.hardware import System
 
     if arguments.systems:
-        put("\n".join(System.load(name).to_text() for name in arguments.systems))
+        print_result("\n".join(System.load(name).to_text() for name in arguments.systems))
     else:
-        put("\n".join([*_overview().to_lines(), "", *_aliases(), ""]))
+        print_result("\n".join([*_overview().to_lines(), "", *_aliases(), ""]))
     return 0
 
 
@@ -47,7 +52,7 @@ def _aliases() -> list[str]:
     return ["further names", *(f"  {name}: {', '.join(known)}" for name, known in names.items())]
 
 
-def _overview() -> Any:
+def _overview() -> DataTable:
     """Return a row per system.
 
     The peak is that of dense matrix products of bfloat16; rates of links are per device and

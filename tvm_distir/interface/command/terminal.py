@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from tvm_distir.support import UsageError, printable
 
@@ -24,7 +24,7 @@ def open_closed_streams() -> None:
     """Connect closed standard streams to the null device.
 
     Otherwise the next file that is opened gets the number of, say, stderr, and what C++ code
-    prints there goes into it. ``sys.stdout`` stays None, so that :func:`put` can tell.
+    prints there goes into it. ``sys.stdout`` stays None, so that :func:`print_result` can tell.
     """
     for number in (0, 1, 2):
         try:
@@ -40,7 +40,7 @@ def _is_terminal() -> bool:
 
 
 def wants_colour() -> bool:
-    """Whether stdout is a terminal with colours (see ``NO_COLOR`` and ``TERM``)."""
+    """Return whether stdout is a terminal with colours (see ``NO_COLOR`` and ``TERM``)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return _is_terminal()
@@ -56,7 +56,7 @@ def _harmless(text: str) -> str:
     return "".join(part if i % 2 else printable(part, _KEPT) for i, part in enumerate(parts))
 
 
-def put(text: str) -> None:
+def print_result(text: str) -> None:
     """Print results to stdout completely, without control sequences on a terminal.
 
     Raises
@@ -86,7 +86,7 @@ def put(text: str) -> None:
         raise _unwritable(error.strerror or str(error)) from error
 
 
-def put_page(text: str, verdict: str) -> None:
+def print_page(text: str, verdict: str) -> None:
     """Print results; repeat the verdict at the end if the terminal is shorter than the text.
 
     Parameters
@@ -96,8 +96,8 @@ def put_page(text: str, verdict: str) -> None:
     verdict : str
     """
     rows = shutil.get_terminal_size((80, 24)).lines
-    again = _is_terminal() and text.count("\n") >= rows
-    put(f"{text}\n{verdict}" if again else text)
+    repeats_verdict = _is_terminal() and text.count("\n") >= rows
+    print_result(f"{text}\n{verdict}" if repeats_verdict else text)
 
 
 def _unwritable(why: str) -> UsageError:
@@ -117,7 +117,7 @@ def warn(message: str) -> None:
     """Print a warning to stderr, and keep it for :func:`with_warnings`."""
     text = " ".join(message.split())
     _shown.append(text)
-    say(f"warning: {text}")
+    print_message(f"warning: {text}")
 
 
 def forget_warnings() -> None:
@@ -125,12 +125,12 @@ def forget_warnings() -> None:
     _shown.clear()
 
 
-def with_warnings(data: Mapping[str, Any]) -> dict[str, Any]:
+def with_warnings(data: Mapping[str, object]) -> dict[str, object]:
     """Return results as JSON has them, with the warnings that were shown, if there are any."""
     return {**data, **({"warnings": list(_shown)} if _shown else {})}
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
     """Print a message to stderr; a message that cannot be written is dropped.
 
     Names in it may hold control characters: these are shown, not sent.

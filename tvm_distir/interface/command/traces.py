@@ -26,12 +26,12 @@ class Trace(NamedTuple):
     """The path and the format of a trace to write."""
 
     path: Path
-    form: str
+    format: str
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
     """Add the options of traces."""
-    forms = ", ".join(f"{form} ({title})" for form, title in {**FILES, **FOLDERS}.items())
+    forms = ", ".join(f"{name} ({title})" for name, title in {**FILES, **FOLDERS}.items())
     parser.add_argument(
         "--trace",
         metavar="t.pftrace",
@@ -44,7 +44,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def promise_trace(path: str | None, form: str | None, outputs: Outputs) -> Trace | None:
+def reserve_trace(path: str | None, format: str | None, outputs: Outputs) -> Trace | None:
     """Check the options before any work.
 
     Raises
@@ -53,15 +53,15 @@ def promise_trace(path: str | None, form: str | None, outputs: Outputs) -> Trace
         DIST0151 for a format without a path, DIST0152 for an unknown one, DIST0153 for a path that
         cannot be written.
     """
-    if form is not None and form not in (*FILES, *FOLDERS):
+    if format is not None and format not in (*FILES, *FOLDERS):
         raise UsageError(
             "DIST0152",
-            f'unknown format "{form}"',
+            f'unknown format "{format}"',
             place="--trace-format",
-            remedy=nearest(form, (*FILES, *FOLDERS)),
+            remedy=nearest(format, (*FILES, *FOLDERS)),
         )
     if path is None:
-        if form is None:
+        if format is None:
             return None
         raise UsageError(
             "DIST0151",
@@ -69,23 +69,23 @@ def promise_trace(path: str | None, form: str | None, outputs: Outputs) -> Trace
             place="--trace-format",
             remedy="Add --trace PATH.",
         )
-    if form in FOLDERS:
-        folder = outputs.promise_folder(path, "--trace", _NAMES[form])
-        return None if folder is None else Trace(folder, form)
-    target = outputs.promise(path, "--trace")
+    if format in FOLDERS:
+        folder = outputs.reserve_folder(path, "--trace", _NAMES[format])
+        return None if folder is None else Trace(folder, format)
+    target = outputs.reserve(path, "--trace")
     if target is None:
         return None
     from tvm_distir.performance import trace_form
 
-    return Trace(target, form or trace_form(target))
+    return Trace(target, format or trace_form(target))
 
 
 def write_trace(trace: Trace | None, outputs: Outputs, result: Any) -> None:
     """Add the files of a trace to the outputs."""
     if trace is None:
         return
-    if trace.form in FOLDERS:
-        for name, content in result.trace_files(trace.form):
+    if trace.format in FOLDERS:
+        for name, content in result.trace_files(trace.format):
             outputs.add(trace.path / name, content)
     else:
-        outputs.add(trace.path, functools.partial(result.to_perfetto, form=trace.form))
+        outputs.add(trace.path, functools.partial(result.to_perfetto, form=trace.format))

@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .outputs import Outputs
-from .terminal import say
+from .terminal import print_message
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "ui",
@@ -41,9 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     outputs = Outputs(
         {f"FOLDER {name}": name for name in arguments.folders if Path(name).is_file()}
     )
-    target = outputs.promise(arguments.out, "-o")
+    target = outputs.reserve(arguments.out, "-o")
     steps = read_steps([Path(name) for name in arguments.folders])
     outputs.add(target, results_page(steps, ", ".join(arguments.folders)))
     for path in outputs.commit():
-        say(f"wrote {path}: {len(steps.rows)} steps")
+        print_message(f"wrote {path}: {len(steps.rows)} steps")
     return 0

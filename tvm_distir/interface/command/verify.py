@@ -7,19 +7,22 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import parse_seed
 
 from .options import add_dispatch, add_model_options, asked_by, read_planned_step
 from .stages import stopwatch, study_of
-from .terminal import put, wants_colour, with_warnings
+from .terminal import print_result, wants_colour, with_warnings
+
+if TYPE_CHECKING:
+    from .help import Commands
 
 ENGINES = ("virtual", "threads", "processes", "mpi", "torch", "xla")
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "verify",
@@ -82,8 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
             dims=sizes,
         )
     if arguments.json:
-        put(to_json(with_warnings(verdict_dict(outcome, str(step.model), watch.timings_s))))
+        print_result(
+            to_json(with_warnings(verdict_dict(outcome, str(step.model), watch.timings_s)))
+        )
     else:
-        put(verdict_text(outcome, str(step.model), watch.timings_s, wants_colour()))
+        print_result(verdict_text(outcome, str(step.model), watch.timings_s, wants_colour()))
     outcome.check()
     return 0

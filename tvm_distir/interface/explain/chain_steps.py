@@ -48,9 +48,9 @@ class ChainStepWriter:
             op,
             kind,
             words,
-            self.index.place(inst, source[0]),
+            self.index.qualified_name(inst, source[0]),
             source[1],
-            self.index.place(inst, target[0]),
+            self.index.qualified_name(inst, target[0]),
             target[1],
         )
 
@@ -69,8 +69,8 @@ class ChainStepWriter:
             f"call {self.index.name(kid)}",
             "call",
             "",
-            self.index.place(*source),
+            self.index.qualified_name(*source),
             dim,
-            self.index.place(*target),
+            self.index.qualified_name(*target),
             dim,
         )

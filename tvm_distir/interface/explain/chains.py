@@ -116,21 +116,23 @@ class Chains:
                 best = replace(chain, steps=(*chain.steps, step))
         return best
 
-    def given(self, inst: Instance, value: int) -> AnnotationChain | None:
+    def requested(self, inst: Instance, value: int) -> AnnotationChain | None:
         """Return chain of calls from an annotation to a parameter, if all callers agree on it."""
         steps: list[ChainStep] = []
         while True:
             g = inst.graph
             k, _ = g.producer[value]
             if g.nodes[k].pin_on(self.axis):
-                return AnnotationChain(self.index.place(inst, value), tuple(reversed(steps)), True)
+                return AnnotationChain(
+                    self.index.qualified_name(inst, value), tuple(reversed(steps)), True
+                )
             if g.nodes[k].kind != "param":
                 return None
             position = g.params.index(k)
             call = None
             for caller, kc in self.index.callers.get(inst.number, ()):
                 w = caller.graph.nodes[kc].operands[position]
-                if w < 0 or self._form(caller, w) != self._form(inst, value):
+                if w < 0 or self._label(caller, w) != self._label(inst, value):
                     return None
                 call = call or (caller, kc, w)
             if call is None:
@@ -195,7 +197,7 @@ class Chains:
         node = inst.graph.nodes[inst.graph.producer[v][0]]
         if node.pin is None or not node.pin_on(self.axis) or node.pin[self.axis.index] != d:
             return None
-        return self.index.place(inst, v)
+        return self.index.qualified_name(inst, v)
 
     def _neighbours(self, spot: Spot, followed: bool) -> Iterator[tuple[Spot, ChainStep]]:
         """Yield dims one step away, and the step from each of them to ``spot``."""
@@ -217,7 +219,7 @@ class Chains:
             position = g.params.index(maker)
             for caller, kc in self._callers(inst, stack, followed):
                 w = caller.graph.nodes[kc].operands[position]
-                if w >= 0 and (not followed or self._form(inst, v) == d):
+                if w >= 0 and (not followed or self._label(inst, v) == d):
                     near = (caller, w, d, stack[:-1])
                     yield near, self.steps.through_call(caller, kc, (caller, w), (inst, v), d)
         for k, _ in g.uses[v]:
@@ -225,7 +227,7 @@ class Chains:
                 position = g.rets.index(k)
                 for caller, kc in self._callers(inst, stack, followed):
                     w = caller.graph.nodes[kc].results[position]
-                    if not followed or self._form(caller, w) == d:
+                    if not followed or self._label(caller, w) == d:
                         near = (caller, w, d, stack[:-1])
                         yield near, self.steps.through_call(caller, kc, (caller, w), (inst, v), d)
 
@@ -236,7 +238,7 @@ class Chains:
             return self.index.callers.get(inst.number, [])
         return self.index.callers_of_graph.get(inst.graph.key, [])
 
-    def _form(self, inst: Instance, value: int) -> int:
+    def _label(self, inst: Instance, value: int) -> int:
         """Return the label that a value is produced with along the axis."""
         k, j = inst.graph.producer[value]
         return inst.choice[self.a][k].gives[j]
@@ -273,12 +275,12 @@ class Chains:
         inner = [kid.graph.param_value(i) for i, w in enumerate(node.operands) if w == v]
         inner += [kid.graph.result_value(j) for j, w in enumerate(node.results) if w == v]
         for w in inner:
-            if w >= 0 and (not followed or self._form(kid, w) == d):
+            if w >= 0 and (not followed or self._label(kid, w) == d):
                 step = self.steps.through_call(inst, k, (kid, w), (inst, v), d)
                 yield (kid, w, d, (*stack, (inst, k))), step
 
 
-def _key(spot: Any) -> tuple[Any, ...]:
+def _key(spot: Any) -> tuple[object, ...]:
     """Return the hashable form of a spot or sum: instances by number."""
     inst, *rest, stack = spot
     return inst.number, *rest, tuple((caller.number, k) for caller, k in stack)

@@ -37,7 +37,7 @@ from .picture import picture
 from .placement_trials import PlacementTrials, cost_bytes
 from .reasons import Reasons
 from .subject import Subject
-from .traffic import conversions, moves_of, price_bytes, traffic_of
+from .traffic import conversions, moves_of, traffic_cost_bytes, traffic_of
 
 _IMMEDIATE = re.compile(r"T\.int64\((-?\d+)\)")
 """How TVM prints a number in an extent."""
@@ -52,7 +52,7 @@ def explain(
     plan: PlanLike = None,
     costs: Costs | None = None,
     system: System | str | None = None,
-    prices: bool = True,
+    alternatives: bool = True,
 ) -> Explanation:
     """Explain why propagation places a value as it does, and the cost of alternatives.
 
@@ -73,7 +73,7 @@ def explain(
         The weights propagation decides with.
     system : System or str, optional
         Where no costs are given: they are in proportion to the times of this system.
-    prices : bool
+    alternatives : bool
         Whether to solve again for each other placement of the value.
 
     Returns
@@ -90,6 +90,15 @@ def explain(
     UsageError
         DIST0154 for an argument that is no module, DIST0151 for two plans, DIST0152 for a value
         that is no name.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> print(td.explain(mod, plan, "matmul", alternatives=False))
+    main/matmul: matmul, shape (4, 8)
+      placement R on mesh0 (tp=2)
+    ...
     """
     check_module(mod, "td.explain")
     if value is None:
@@ -114,14 +123,16 @@ def explain(
     complete = resolved is not None and resolved.complete
     decision = propagate(mod, costs, complete=complete)
     index = InstanceIndex(mod, decision)
-    return _Explainer(Subject(index, index.find(name)), costs, prices, complete).run()
+    return _Explainer(Subject(index, index.find(name)), costs, alternatives, complete).run()
 
 
 class _Explainer:
     """The explainer of a value in a decision."""
 
-    def __init__(self, subject: Subject, costs: Costs | None, prices: bool, complete: bool) -> None:
-        self.subject, self.prices = subject, prices
+    def __init__(
+        self, subject: Subject, costs: Costs | None, alternatives: bool, complete: bool
+    ) -> None:
+        self.subject, self.shows_alternatives = subject, alternatives
         self.reasons, self.limits = Reasons(subject), Limits(subject)
         self.alternatives = PlacementTrials(subject, self.limits, costs, complete)
         self.open_dims = tuple(dict.fromkeys(dim.name for dim in open_dims(subject.index.mod)))
@@ -129,7 +140,7 @@ class _Explainer:
     def run(self) -> Explanation:
         """Return the explanation, its parts in the order of printing."""
         s = self.subject
-        local = local_shape(s.value.shape, s.form, mesh_shape(s.mesh))
+        local = local_shape(s.value.shape, s.labels, mesh_shape(s.mesh))
         local_bytes = math.prod(nominal(n) for n in local) * s.value.item_bytes
         traffic = traffic_of(s.decision)
         unknown = self.open_dims
@@ -144,7 +155,7 @@ class _Explainer:
             local_shape=tuple(_IMMEDIATE.sub(r"\1", str(n)) for n in local),
             mesh=names[s.value.mesh],
             mesh_axes=tuple((s.axis_name(i), s.ranks(i)) for i in range(len(s.axes))),
-            placement=placement_text(s.form),
+            placement=placement_text(s.labels),
             open_dims=unknown,
             size_bytes=None if unknown else s.value.size_bytes,
             bytes_per_device=None if unknown else local_bytes,
@@ -153,13 +164,13 @@ class _Explainer:
             users=tuple(self._users()),
             moves=tuple(self._moves()),
             alternatives=()
-            if unknown or not self.prices
+            if unknown or not self.shows_alternatives
             else tuple(self.alternatives.each(traffic, axes)),
             specialisations=tuple(self._specialisations()),
-            price=None if unknown else price_bytes(traffic, s.decision),
+            price=None if unknown else traffic_cost_bytes(traffic, s.decision),
             cost=None if unknown else cost_bytes(s.decision),
             wire_bytes=None if unknown else traffic.total_wire_bytes,
-            picture=picture(s.value.shape, s.form, s.mesh),
+            picture=picture(s.value.shape, s.labels, s.mesh),
         )
 
     def _made_by(self) -> str:
@@ -179,8 +190,8 @@ class _Explainer:
         s = self.subject
         for k, positions in s.inst.graph.uses[s.v]:
             for i in positions:
-                form = s.decision.needs(s.inst, k, i, s.value.mesh)
-                yield s.node_text(s.inst, k), placement_text(form)
+                labels = s.decision.needs(s.inst, k, i, s.value.mesh)
+                yield s.node_text(s.inst, k), placement_text(labels)
 
     def _moves(self) -> Iterator[Resharding]:
         s = self.subject
@@ -195,7 +206,7 @@ class _Explainer:
                     ExplainedCollective(name, axis, 1, None if self.open_dims else sent)
                     for (name, axis), sent in steps
                 ),
-                tuple(dict.fromkeys(user for user, form in users if form == text)),
+                tuple(dict.fromkeys(user for user, placement in users if placement == text)),
             )
 
     def _specialisations(self) -> Iterator[tuple[str, str]]:
@@ -203,5 +214,5 @@ class _Explainer:
         if s.inst.graph.public:
             return
         for inst in s.index.specialisations(s.target.function):
-            form = s.decision.route(inst, s.v).root
-            yield s.index.name(inst), placement_text(form)
+            labels = s.decision.route(inst, s.v).root
+            yield s.index.name(inst), placement_text(labels)

@@ -8,12 +8,15 @@ import html
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.rewriting import dims_remedy
 from tvm_distir.support import Column, DataTable, Displayed
 
 from .findings import AxisReason, ChainStep, Dim, ExplainedCollective, OtherPlacement, Resharding
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SCHEMA_VERSION = 1
 
@@ -113,10 +116,10 @@ class Explanation(Displayed):
             DataTable("Reasons", _REASON_COLUMNS, reasons),
         ]
 
-    def _draw(self, axes: Any) -> None:
+    def _draw(self, axes: Axes) -> None:
         """Draw the cost of each alternative placement over that of the current."""
-        known = [x for x in self.alternatives if x.price is not None]
-        axes.barh([f"{x.axis}: {x.label}" for x in known], [x.price for x in known])
+        costs = {f"{x.axis}: {x.label}": x.price for x in self.alternatives if x.price is not None}
+        axes.barh([*costs], [*costs.values()])
         axes.axvline(0, color="black")
         axes.set(xlabel="added cost (wire bytes)", title=f"{self.name}: {self.placement}")
         axes.invert_yaxis()
@@ -187,8 +190,8 @@ def _lines(e: Explanation) -> Iterator[str]:
     yield ""
     yield "Reasons"
     for reason in e.axes:
-        prices = {x.label: x.price for x in e.alternatives if x.axis == reason.axis}
-        yield from _indent(_reason(reason, prices))
+        costs = {x.label: x.price for x in e.alternatives if x.axis == reason.axis}
+        yield from _indent(_reason(reason, costs))
     if e.users:
         yield ""
         yield "Used by"
@@ -228,7 +231,7 @@ def _indent(lines: Sequence[str] | Iterator[str]) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _reason(reason: AxisReason, prices: Mapping[str, float | None]) -> Iterator[str]:
+def _reason(reason: AxisReason, costs: Mapping[str, float | None]) -> Iterator[str]:
     words = _REASONS[reason.reason].format(annotation=reason.annotation or "a constant")
     if reason.produced != reason.label:
         words += f" (produced as {reason.produced}, reduced immediately)"
@@ -244,8 +247,8 @@ def _reason(reason: AxisReason, prices: Mapping[str, float | None]) -> Iterator[
         yield f"    also tied to {', '.join(reason.also)}"
     for label, annotation in reason.claims:
         if label != reason.label:
-            price = prices.get(label)
-            tail = f", cost {price:+,.0f}" if price is not None else ""
+            cost = costs.get(label)
+            tail = f", cost {cost:+,.0f}" if cost is not None else ""
             yield f"    conflict: {annotation} requests {label}{tail}"
 
 

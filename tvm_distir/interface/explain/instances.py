@@ -8,7 +8,6 @@ import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import ir, relax
 
@@ -48,7 +47,7 @@ class Target:
     value: int
     function: str
     specialisation: str
-    var: Any
+    var: relax.Var | None
     name: str
 
 
@@ -68,12 +67,12 @@ class InstanceIndex:
         self._instance_of: dict[int, Instance] = {}
         self.callers: dict[int, list[Caller]] = {}
         self.callers_of_graph: dict[str, list[Caller]] = {}
-        waiting = [inst for _, inst in sorted(decision.entries.items(), reverse=True)]
-        while waiting:
-            inst = waiting.pop()
+        pending = [inst for _, inst in sorted(decision.entries.items(), reverse=True)]
+        while pending:
+            inst = pending.pop()
             if inst.number not in self._instance_of:
                 self._instance_of[inst.number] = inst
-                waiting += [kid for _, kid in sorted(inst.kids.items(), reverse=True)]
+                pending += [kid for _, kid in sorted(inst.kids.items(), reverse=True)]
         self.instances = list(self._instance_of.values())
         for inst in self.instances:
             for k, kid in sorted(inst.kids.items()):
@@ -88,7 +87,7 @@ class InstanceIndex:
         """Return the instances of a function, in the order in which their names are reserved."""
         return [inst for inst in self.instances if inst.graph.name == function]
 
-    def place(self, inst: Instance, value: int) -> str:
+    def qualified_name(self, inst: Instance, value: int) -> str:
         """Return ``function/variable`` of a value."""
         return f"{self.name(inst)}/{inst.graph.values[value].name}"
 
@@ -124,12 +123,12 @@ class InstanceIndex:
                     if hits is not None:
                         groups[inst.graph.name] = hits
             if len(groups) > 1:
-                places = [f"{function}/{text}" for function in groups]
+                positions = [f"{function}/{text}" for function in groups]
                 raise PropagationError(
                     "DIST0431",
                     f"{len(groups)} functions have a value of this name",
                     place=text,
-                    remedy=f"Name one: {', '.join(places)}.",
+                    remedy=f"Name one: {', '.join(positions)}.",
                 )
             if groups:
                 return _only(next(iter(groups.values())), text)
@@ -180,10 +179,10 @@ class InstanceIndex:
                 known += [f"{self.name(inst)}/{title}" for title in dict.fromkeys(titles)]
         short = text.rpartition("/")[2]
         by_end: dict[str, list[str]] = {}
-        for place in known:
-            by_end.setdefault(place.partition("/")[2], []).append(place)
+        for name in known:
+            by_end.setdefault(name.partition("/")[2], []).append(name)
         close = difflib.get_close_matches(short, sorted(by_end), n=3, cutoff=0.5)
-        near = [place for end in close for place in by_end[end]][:5]
+        near = [name for end in close for name in by_end[end]][:5]
         if near:
             remedy = f"Did you mean {' or '.join(near)}?"
         else:
@@ -202,8 +201,8 @@ def _only(targets: list[Target], text: str) -> Target:
             place=text,
             remedy="Name a tensor: a variable or a parameter.",
         )
-    variables = {str(t.var.name) for t in targets}
-    same = all(t.var.same_as(targets[0].var) for t in targets)
+    variables = {str(t.var.name) for t in targets if t.var is not None}
+    same = all(t.var is not None and t.var.same_as(targets[0].var) for t in targets)
     if len(targets) > 1 and same:
         raise PropagationError(
             "DIST0431",
@@ -221,7 +220,7 @@ def _only(targets: list[Target], text: str) -> Target:
     return tensors[0]
 
 
-def named_variables(fn: relax.Function) -> Iterator[tuple[str, Any]]:
+def named_variables(fn: relax.Function) -> Iterator[tuple[str, relax.Var]]:
     """Yield name (as in the model) and variable of every parameter and binding, in order."""
     yield from zip(param_names(fn), fn.params)
     for block in fn.body.blocks:

@@ -26,7 +26,7 @@ class Limits:
         """Return size, axes and obstacles of dim ``d``."""
         s = self.subject
         size = s.value.shape[d]
-        sharding = tuple(s.axis_name(i) for i, label in enumerate(s.form) if label == d)
+        sharding = tuple(s.axis_name(i) for i, label in enumerate(s.labels) if label == d)
         result: dict[str, None] = {}
         for i in range(len(s.axes)):
             text = self.size_obstacle(d, i)

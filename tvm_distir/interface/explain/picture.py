@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from tvm.relax.distributed import DeviceMesh
@@ -49,7 +48,7 @@ class HeldShard:
     devices: tuple[int, ...]
 
 
-def parts(shape: Sequence[Any], labels: Sequence[int], mesh: DeviceMesh) -> list[HeldShard]:
+def parts(shape: Sequence[int], labels: Sequence[int], mesh: DeviceMesh) -> list[HeldShard]:
     """Return all distinct shards of a tensor, in row-major order of their positions.
 
     Parameters
@@ -78,14 +77,16 @@ def parts(shape: Sequence[Any], labels: Sequence[int], mesh: DeviceMesh) -> list
         key = tuple(position)
         devices_of.setdefault(key, []).append(int(device))
         if key not in bounds:
-            cuts = shard_slices(static, labels, sizes, coords)
-            bounds[key] = tuple(cut if isinstance(n, int) else None for cut, n in zip(cuts, shape))
+            slices = shard_slices(static, labels, sizes, coords)
+            bounds[key] = tuple(
+                bound if isinstance(n, int) else None for bound, n in zip(slices, shape)
+            )
     return [
         HeldShard(key, bounds[key], tuple(sorted(devices_of[key]))) for key in sorted(devices_of)
     ]
 
 
-def picture(shape: Sequence[Any], labels: Sequence[int] | str, mesh: DeviceMesh) -> str:
+def picture(shape: Sequence[int], labels: Sequence[int] | str, mesh: DeviceMesh) -> str:
     """Draw which device holds which part of a tensor.
 
     Tensors of one or two dims are drawn as a grid of shards with the ids of the devices that hold
@@ -118,15 +119,15 @@ def picture(shape: Sequence[Any], labels: Sequence[int] | str, mesh: DeviceMesh)
     0:4 | 0   | 1
     4:8 | 2   | 3
     """
-    form = parse_placement(labels) if isinstance(labels, str) else tuple(labels)
-    shards = parts(shape, form, mesh)
-    counts = shard_counts(form, mesh_shape(mesh), len(shape))
+    parsed = parse_placement(labels) if isinstance(labels, str) else tuple(labels)
+    shards = parts(shape, parsed, mesh)
+    counts = shard_counts(parsed, mesh_shape(mesh), len(shape))
     lines = shard_lines(shards, counts)
-    partial = [i for i, label in enumerate(form) if label == P]
+    partial = [i for i, label in enumerate(parsed) if label == P]
     if partial:
         axes = " and ".join(str(i) for i in partial)
         lines.append(f"along mesh axis {axes} each device holds a partial sum")
-    if any(cut is not None and cut[0] == cut[1] for part in shards for cut in part.bounds):
+    if any(bound is not None and bound[0] == bound[1] for part in shards for bound in part.bounds):
         lines.append("empty ranges contain only padding")
     return "\n".join(line.rstrip() for line in lines)
 
@@ -164,9 +165,9 @@ def shard_lines(shards: Sequence[HeldShard], counts: Sequence[int]) -> list[str]
 
 def bounds_text(part: HeldShard, dim: int, counts: Sequence[int]) -> str:
     """Return the index range of a shard along a dim."""
-    cut = part.bounds[dim]
-    if cut is not None:
-        return f"{cut[0]}:{cut[1]}"
+    bound = part.bounds[dim]
+    if bound is not None:
+        return f"{bound[0]}:{bound[1]}"
     return ":" if counts[dim] == 1 else f"{part.position[dim] + 1}/{counts[dim]}"
 
 

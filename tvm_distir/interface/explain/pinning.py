@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm import ir, relax
 
@@ -15,10 +15,13 @@ from tvm_distir.core.ir.operators import free_name
 from tvm_distir.core.plan import OpenLabels
 from tvm_distir.core.propagation import is_annotation
 
+if TYPE_CHECKING:
+    from tvm.relax.distributed import DeviceMesh
+
 NAME = "explained"
 
 
-def annotation_of(fn: relax.Function, var: Any) -> Any:
+def annotation_of(fn: relax.Function, var: relax.Var) -> relax.VarBinding | None:
     """Return the binding that annotates or binds a variable; None without one.
 
     A parameter with several annotations has no unique binding.
@@ -26,20 +29,20 @@ def annotation_of(fn: relax.Function, var: Any) -> Any:
     result = []
     for block in fn.body.blocks:
         for binding in block.bindings:
-            value: Any = getattr(binding, "value", None)
+            value: relax.Expr = getattr(binding, "value", None)
             if is_annotation(value) and (binding.var.same_as(var) or value.args[0].same_as(var)):
                 result.append(binding)
     return result[0] if len(result) == 1 else None
 
 
-def annotated_labels(fn: relax.Function, binding: Any) -> OpenLabels:
+def annotated_labels(fn: relax.Function, binding: relax.VarBinding) -> OpenLabels:
     """Return the labels an annotation asks for, None or P along the axes it leaves open."""
     opened = _open_axes(fn).get(str(binding.var.name), [])
     return opened_labels(labels_of(binding.value.attrs.placement), opened)
 
 
 def annotate_otherwise(
-    mod: ir.IRModule, function: str, var: Any, mesh: int, labels: OpenLabels
+    mod: ir.IRModule, function: str, var: relax.Var, mesh: int, labels: OpenLabels
 ) -> ir.IRModule:
     """Return the module in which one value has another annotation; the given one is unchanged.
 
@@ -67,9 +70,11 @@ def annotate_otherwise(
 
 @relax.expr_functor.mutator
 class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
-    """Rewrites a function."""
+    """Mutator that annotates one value of a function."""
 
-    def __init__(self, fn: relax.Function, var: Any, mesh: Any, labels: OpenLabels) -> None:
+    def __init__(
+        self, fn: relax.Function, var: relax.Var, mesh: DeviceMesh, labels: OpenLabels
+    ) -> None:
         super().__init__()
         self.fn, self.var, self.mesh, self.labels = fn, var, mesh, labels
         self.old = annotation_of(fn, var)
@@ -110,20 +115,20 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
         super().visit_match_cast_(binding)
         self._after(binding.var)
 
-    def _after(self, var: Any) -> None:
+    def _after(self, var: relax.Var) -> None:
         if self.old is None and var.same_as(self.var):
             kind = relax.DataflowVar if isinstance(var, relax.DataflowVar) else relax.Var
             call = self._annotation(self.visit_expr(var), kind)
             self.builder_.emit_normalized(call)
             self.set_var_remap(var, call.var)
 
-    def _call(self, value: Any) -> Any:
+    def _call(self, value: relax.Expr) -> relax.Expr:
         closed = [R if x is None or x == P else x for x in self.labels]
         return self.builder_.normalize(
             relax.op.distributed.annotate_sharding(value, self.mesh, placement_of(closed))
         )
 
-    def _annotation(self, value: Any, kind: Any) -> relax.VarBinding:
+    def _annotation(self, value: relax.Expr, kind: type[relax.Var]) -> relax.VarBinding:
         call = self._call(value)
         return relax.VarBinding(kind(self.name, call.ty), call)
 

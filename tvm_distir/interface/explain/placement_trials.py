@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm import ir
 
@@ -19,7 +19,10 @@ from .instances import InstanceIndex
 from .limits import Limits
 from .pinning import annotate_otherwise, annotated_labels, annotation_of
 from .subject import Subject
-from .traffic import ExecutionTraffic, price_bytes, traffic_of
+from .traffic import ExecutionTraffic, traffic_cost_bytes, traffic_of
+
+if TYPE_CHECKING:
+    from tvm import relax
 
 
 class PlacementTrials:
@@ -56,7 +59,7 @@ class PlacementTrials:
             labels = annotated_labels(fn, binding)
         for i in range(len(s.axes)):
             claims = {label for label, _ in reasons[i].claims}
-            current = s.form[i] if labels[i] is None else labels[i]
+            current = s.labels[i] if labels[i] is None else labels[i]
             choices: list[int | None] = [*range(len(s.value.shape)), R]
             if labels[i] is not None:
                 choices.append(None)
@@ -76,7 +79,7 @@ class PlacementTrials:
                 tried_labels = (*labels[:i], label, *labels[i + 1 :])
                 yield self._alternative(var, tried_labels, i, now, claims)
 
-    def _variable(self) -> Any:
+    def _variable(self) -> relax.Var | None:
         """Return a variable of the module that holds exactly this value."""
         s = self.subject
         g = s.inst.graph
@@ -87,7 +90,7 @@ class PlacementTrials:
         return next((g.variables[key] for key in keys), None)
 
     def _alternative(
-        self, var: Any, labels: OpenLabels, i: int, now: ExecutionTraffic, claims: set[str]
+        self, var: relax.Var, labels: OpenLabels, i: int, now: ExecutionTraffic, claims: set[str]
     ) -> OtherPlacement:
         """Solve the module with the value annotated otherwise."""
         s = self.subject
@@ -124,7 +127,7 @@ class PlacementTrials:
             text,
             becomes,
             text in claims or label in (None, R),
-            price_bytes(then, decision) - price_bytes(now, decision),
+            traffic_cost_bytes(then, decision) - traffic_cost_bytes(now, decision),
             cost_bytes(decision) - cost_bytes(s.decision),
             then.total_wire_bytes - now.total_wire_bytes,
             then.flops - now.flops,

@@ -29,9 +29,9 @@ class Reasons:
         """Return why the label along mesh axis ``i`` is what it is."""
         s = self.subject
         chains, axis = Chains(s.index, s.axes[i]), s.decision.axes[s.axes[i]]
-        label, node = s.form[i], s.inst.graph.nodes[s.inst.graph.producer[s.v][0]]
+        label, node = s.labels[i], s.inst.graph.nodes[s.inst.graph.producer[s.v][0]]
         claims, also = self._claims(chains)
-        here = s.index.place(s.inst, s.v)
+        here = s.index.qualified_name(s.inst, s.v)
         chain: AnnotationChain | None = None
         reason = "cheapest" if claims else "unreached"
         if node.pin is not None and node.pin_on(axis) and node.pin[axis.index] == label:
@@ -44,7 +44,7 @@ class Reasons:
             chain = chains.to(s.inst, s.v, label)
             reason = "followed" if chain is not None and chain.followed else "tied"
         else:
-            chain = chains.given(s.inst, s.v)
+            chain = chains.requested(s.inst, s.v)
             reason = "followed" if chain is not None else reason
         annotation = chain.annotation if chain is not None else ""
         others = [name for name in also.get(label, []) if name != annotation]

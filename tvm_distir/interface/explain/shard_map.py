@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from tvm_distir.core.ir import (
     shard_counts,
     static_shape,
 )
-from tvm_distir.core.plan import MAIN, MeshSpec, Plan, plain_name, plan_of_meshes
+from tvm_distir.core.plan import MAIN, MeshSpec, PartitionSpec, Plan, plain_name, plan_of_meshes
 from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.execution import ShardedArray
 from tvm_distir.hardware import System
@@ -114,9 +114,9 @@ class ShardMap:
 
 
 def visualize(
-    value: ShardedArray | ir.IRModule | Sequence[Any],
-    name: Any = None,
-    mesh: Any = None,
+    value: ShardedArray | ir.IRModule | Sequence[int],
+    name: str | PartitionSpec | None = None,
+    mesh: Mapping[str, int] | None = None,
     *,
     system: System | str | None = None,
 ) -> ShardMap:
@@ -125,7 +125,7 @@ def visualize(
     Parameters
     ----------
     value : ShardedArray, IRModule or shape
-        An output of :func:`tvm_distir.run` with ``outputs="sharded"``; a module at level 3 or 4; or
+        An output of :func:`.registry.run` with ``outputs="sharded"``; a module at level 3 or 4; or
         the shape of a tensor.
     name : str or PartitionSpec
         Of a module, the value: ``variable``, or ``function/variable``. Of a shape, the placement:
@@ -201,12 +201,14 @@ def _of_array(array: ShardedArray, nodes: int | None) -> ShardMap:
         devices.setdefault(tuple(box), []).append(rank)
     shards = [
         HeldShard(
-            tuple(starts[dim].index(cut) for dim, cut in enumerate(box)), box, tuple(sorted(ranks))
+            tuple(starts[dim].index(bound) for dim, bound in enumerate(box)),
+            box,
+            tuple(sorted(ranks)),
         )
         for box, ranks in devices.items()
     ]
     shards.sort(key=lambda shard: shard.position)
-    counts = tuple(len(cuts) for cuts in starts)
+    counts = tuple(len(slices) for slices in starts)
     return ShardMap(f"{units.shape(array.shape)}, sharded array", tuple(shards), counts, nodes)
 
 

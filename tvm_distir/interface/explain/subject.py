@@ -32,7 +32,7 @@ class Subject:
         self.mesh = meshes(index.mod)[self.value.mesh]
         self.axes = self.decision.mesh_axes(self.value.mesh)
         self.produced = self.decision.value_form(self.inst, self.v)
-        self.form = self.decision.route(self.inst, self.v).root
+        self.labels = self.decision.route(self.inst, self.v).root
 
     def axis_name(self, i: int) -> str:
         """Return the name of axis ``i`` of the value's mesh."""
@@ -45,7 +45,7 @@ class Subject:
     def other_ranks(self, d: int, i: int) -> int:
         """Return the devices of axes other than ``i`` that shard dim ``d``."""
         return math.prod(
-            self.ranks(b) for b, label in enumerate(self.form) if label == d and b != i
+            self.ranks(b) for b, label in enumerate(self.labels) if label == d and b != i
         )
 
     def producers(self, inst: Instance, v: int) -> Iterator[tuple[Instance, int, int]]:

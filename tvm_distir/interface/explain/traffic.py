@@ -15,7 +15,7 @@ from tvm_distir.core.ir.operators import COLLECTIVES
 from tvm_distir.core.propagation import Decision, Form, Instance, conversion_kind, sent_inside
 from tvm_distir.support import Steps, unrolled
 
-Kind = tuple[str, str]
+CollectiveKind = tuple[str, str]
 """Collective (``all_gather``, ``halo``, ``send``, ...) and the mesh axis it runs along."""
 
 
@@ -36,13 +36,13 @@ class ExecutionTraffic:
         Bytes of parameters, which are resident on a device.
     """
 
-    counts: Counter[Kind] = field(default_factory=Counter)
-    wire_bytes: Counter[Kind] = field(default_factory=Counter)
+    counts: Counter[CollectiveKind] = field(default_factory=Counter)
+    wire_bytes: Counter[CollectiveKind] = field(default_factory=Counter)
     flops: int = 0
     memory_bytes: int = 0
     held_bytes: int = 0
 
-    def add(self, kind: Kind, size_bytes: int, count: int = 1) -> None:
+    def add(self, kind: CollectiveKind, size_bytes: int, count: int = 1) -> None:
         """Count collectives that send ``size_bytes`` in all."""
         self.counts[kind] += count
         self.wire_bytes[kind] += size_bytes
@@ -61,7 +61,7 @@ class ExecutionTraffic:
         return sum(self.wire_bytes.values())
 
 
-def price_bytes(traffic: ExecutionTraffic, decision: Decision) -> float:
+def traffic_cost_bytes(traffic: ExecutionTraffic, decision: Decision) -> float:
     """Return the cost of the traffic and work in propagation, in bytes on the wire."""
     costs = decision.conversions.costs
     along = {axis.name: costs.along(a) for a, axis in enumerate(decision.axes)}
@@ -91,7 +91,7 @@ def conversion(have: int, want: int, size_bytes: int, ranks: int) -> tuple[str, 
 
 def conversions(
     decision: Decision, inst: Instance, value: int, have: Form, want: Form
-) -> list[tuple[Kind, int]]:
+) -> list[tuple[CollectiveKind, int]]:
     """Return the collectives of a resharding by axis, those without traffic included."""
     mesh = inst.graph.values[value].mesh
     result = []
@@ -110,9 +110,9 @@ def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Form,
     moves = []
     if route.root != produced and inst.graph.uses[value]:
         moves.append((produced, route.root))
-    for form in route.forms:
-        if form != route.root:
-            moves.append((route.source(form), form))
+    for labels in route.forms:
+        if labels != route.root:
+            moves.append((route.source(labels), labels))
     return moves
 
 
@@ -124,11 +124,11 @@ def traffic_of(decision: Decision) -> ExecutionTraffic:
         for _, kid in sorted(inst.kids.items()):
             total.merge(totals[kid.number])
         totals[inst.number] = total
-    whole = ExecutionTraffic()
+    total = ExecutionTraffic()
     for _, inst in sorted(decision.entries.items()):
-        whole.merge(totals[inst.number])
-        whole.held_bytes += _held_bytes(decision, inst)
-    return whole
+        total.merge(totals[inst.number])
+        total.held_bytes += _held_bytes(decision, inst)
+    return total
 
 
 def _held_bytes(decision: Decision, inst: Instance) -> int:
@@ -171,9 +171,9 @@ def _own_traffic(decision: Decision, inst: Instance) -> ExecutionTraffic:
         elif node.kind == "move":
             target = node.results[0]
             mesh = g.values[target].mesh
-            form = decision.value_form(inst, target)
+            labels = decision.value_form(inst, target)
             axes = [decision.axes[a] for a in decision.mesh_axes(mesh)]
-            parts = math.prod(axis.size for axis, x in zip(axes, form) if x >= 0)
+            parts = math.prod(axis.size for axis, x in zip(axes, labels) if x >= 0)
             total.add(("transfer", f"to mesh {mesh}"), -(-g.values[target].size_bytes // parts))
     return total
 
@@ -205,6 +205,6 @@ def _add_op(decision: Decision, inst: Instance, k: int, total: ExecutionTraffic)
             total.add((collective, name), sent, launches)
 
 
-def _cut(i: int, forms: Sequence[Sequence[int]], ranks: Sequence[int]) -> int:
+def _cut(i: int, placements: Sequence[Sequence[int]], ranks: Sequence[int]) -> int:
     """Return the number of shards of operand or result ``i``."""
-    return math.prod(n for labels, n in zip(forms, ranks) if labels[i] >= 0)
+    return math.prod(n for labels, n in zip(placements, ranks) if labels[i] >= 0)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tvm_distir.support.display import units
 
-from .model import Analysis, Trial
+from .model import Analysis, TriedChange
 
 _LEAST = 0.02
 """Smallest share of the step for which a part is reported."""
@@ -47,13 +47,13 @@ class Advice(NamedTuple):
     saves_s: float
     formula: str
     how: str
-    gains: tuple[Trial, ...] = ()
-    others: tuple[Trial, ...] = ()
+    gains: tuple[TriedChange, ...] = ()
+    others: tuple[TriedChange, ...] = ()
     untried: tuple[str, ...] = ()
 
     @property
     def tells(self) -> bool:
-        """Whether there is advice: a change with a gain, or an untried change."""
+        """Return whether there is advice: a change with a gain, or an untried change."""
         return bool(self.gains or self.untried or not self.others)
 
     def to_dict(self) -> dict[str, object]:
@@ -65,7 +65,7 @@ class Advice(NamedTuple):
 def advice(analysis: Analysis) -> list[Advice]:
     """Return the parts of the busiest device's step, the largest first and compute last."""
     step_s = analysis.spent_s
-    whole_s = sum(step_s.values())
+    total_s = sum(step_s.values())
     writers = {
         "communication": _communication,
         "idle": _idle,
@@ -75,12 +75,12 @@ def advice(analysis: Analysis) -> list[Advice]:
     parts = [
         write(analysis, step_s[kind])
         for kind, write in writers.items()
-        if whole_s > 0 and step_s[kind] >= _LEAST * whole_s
+        if total_s > 0 and step_s[kind] >= _LEAST * total_s
     ]
     parts.sort(key=lambda part: -part.saves_s)
     compute = _with_trials(_compute(analysis, step_s["compute"]), analysis)
     parts = [_with_trials(part, analysis) for part in parts]
-    if whole_s > 0 and (not parts or compute.gains or compute.untried):
+    if total_s > 0 and (not parts or compute.gains or compute.untried):
         parts.append(compute)
     return [*_fitting(analysis), *parts]
 
@@ -144,7 +144,7 @@ def _changes(part: Advice, analysis: Analysis) -> list[str]:
     return lines
 
 
-def _gain(trial: Trial, analysis: Analysis) -> str:
+def _gain(trial: TriedChange, analysis: Analysis) -> str:
     times = f"{units.duration(analysis.time_s)} -> {units.duration(trial.time_s)}"
     if trial.samples > 1:
         times = f"{_throughput(trial, analysis)}; {trial.samples}x samples per step: {times}"
@@ -156,7 +156,7 @@ def _gain(trial: Trial, analysis: Analysis) -> str:
     return f"{trial.change}: predicted speedup {trial.gain:.2f}x ({times}{where})"
 
 
-def _throughput(trial: Trial, analysis: Analysis) -> str:
+def _throughput(trial: TriedChange, analysis: Analysis) -> str:
     """Return the samples per second before and after, or their ratio without a known batch."""
     if analysis.batch is None or not (analysis.time_s > 0 and trial.time_s > 0):
         return f"throughput {trial.gain:.2f}x"

@@ -8,6 +8,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm_distir.hardware import StepUse, System
@@ -75,7 +76,7 @@ def analysis_of(
     tokens: int | None = None,
     flops: StepFlops | None = None,
     kernels: str | None = None,
-    plan: Mapping[str, Any] | None = None,
+    plan: Mapping[str, object] | None = None,
     timings_s: Mapping[str, float] | None = None,
     warnings: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
@@ -114,7 +115,24 @@ def analysis_of(
     analysis : Analysis
         Ops and functions are those of the busiest device.
     """
-    lanes = tuple(_lane(lane) for lane in result.lanes)
+    return replace(
+        _analysis_of_result(result, program, system, model, command),
+        plan=plan,
+        strategy=strategy,
+        batch=batch,
+        tokens=tokens,
+        flops=flops,
+        kernels=kernels or system.kernels,
+        timings_s=dict(timings_s or {}),
+        warnings=warnings,
+        notes=notes,
+    )
+
+
+def _analysis_of_result(
+    result: Result, program: Program, system: System, model: str, command: str
+) -> Analysis:
+    """Collect what a simulation says, without what was asked for."""
     links = links_of(result.collectives, program, system)
     busiest = max(result.devices, key=lambda d: d.compute_s + d.exposed_comm_s, default=None)
     shown = next((lane for lane in result.lanes if busiest and busiest.id in lane.devices), None)
@@ -131,25 +149,16 @@ def analysis_of(
         collectives=result.collectives,
         unmodelled_ops=tuple(result.unmodelled_ops),
         branches=result.branches,
-        lanes=lanes,
+        timelines=tuple(_lane(lane) for lane in result.lanes),
         ops=shown.ops if shown else (),
         functions=shown.functions if shown else (),
         focus=f"devices {ranges(shown.devices)} of {shown.mesh}" if shown else "",
         parameters=parameters_of(program),
-        plan=plan,
-        strategy=strategy,
-        batch=batch,
-        tokens=tokens,
-        flops=flops,
-        kernels=kernels or system.kernels,
         assumptions=_assumptions(result),
         pipeline=result.pipeline,
-        timings_s=dict(timings_s or {}),
         verdict=_verdict(result, program),
         links=links,
         path=functools.partial(critical_path, result.lanes),
-        warnings=warnings,
-        notes=notes,
     )
 
 
@@ -192,8 +201,8 @@ class _Events(Sequence[ReportEvent]):
     def __len__(self) -> int:
         return len(self._made)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._made[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._made[index]
 
 
 def _event(event: Event) -> ReportEvent:
@@ -314,17 +323,17 @@ def parameters_of(program: Program) -> tuple[ReportParameter, ...]:
     """Return the inputs and weights of the step with their placements."""
     parameters = []
     for number, name, value in program.inputs():
-        whole = value.whole_shape if value.whole_shape is not None else value.shape
+        shape = value.whole_shape if value.whole_shape is not None else value.shape
         local = math.prod(value.shape)
         item_bytes = value.bytes // local if local else 0
         parameters.append(
             ReportParameter(
                 name=name,
-                shape=tuple(whole),
+                shape=tuple(shape),
                 dtype=value.dtype,
                 mesh=program.meshes[number].name,
                 placement=value.placement or "",
-                whole_bytes=math.prod(whole) * item_bytes,
+                full_bytes=math.prod(shape) * item_bytes,
                 device_bytes=value.bytes,
             )
         )

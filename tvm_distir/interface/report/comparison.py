@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tvm_distir.performance import Result
 from tvm_distir.support import UsageError, align
@@ -49,7 +48,7 @@ class Comparison:
         first_s = self.outcomes[0].time_s
         return tuple(outcome.time_s / first_s if first_s > 0 else None for outcome in self.outcomes)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the content of the JSON of ``tvm-distir compare``."""
         rows = zip(self.outcomes, self.ratios, strict=True)
         return {
@@ -75,8 +74,8 @@ class Comparison:
     def _times(self) -> tuple[list[str], list[list[str]], str]:
         rows = []
         for outcome, ratio in zip(self.outcomes, self.ratios, strict=True):
-            whole_s = sum(outcome.spent_s.values())
-            parts = [units.share(spent_s, whole_s) for spent_s in outcome.spent_s.values()]
+            total_s = sum(outcome.spent_s.values())
+            parts = [units.share(spent_s, total_s) for spent_s in outcome.spent_s.values()]
             rows.append(
                 [
                     outcome.name,
@@ -148,7 +147,7 @@ def compare(*operands: object, names: Sequence[str] | None = None) -> Comparison
     Parameters
     ----------
     *operands : AnalysisResult, Result, mapping, str or Path
-        What :func:`tvm_distir.analyze` or :func:`tvm_distir.simulate` returns, the JSON of
+        What :func:`.analysis.analyze` or :func:`.simulator.simulate` returns, the JSON of
         ``tvm-distir analyze --json`` as data or as a file, the folder of ``analyze -o``, or a
         folder of such files and folders.
     names : sequence of str, optional
@@ -168,7 +167,12 @@ def compare(*operands: object, names: Sequence[str] | None = None) -> Comparison
 
     Examples
     --------
-    >>> td.compare(first_result, second_result)  # doctest: +SKIP
+    >>> model = "zoo:mlp?layers=2,hidden=64,batch=32"
+    >>> options = {"strategy": "data_parallel", "system": "a100"}
+    >>> results = [td.analyze(model, mesh={"dp": n}, **options) for n in (1, 2)]
+    >>> comparison = td.compare(*results, names=["one", "two"])
+    >>> [outcome.name for outcome in comparison.outcomes]
+    ['one', 'two']
     """
     outcomes: list[Outcome] = []
     for number, operand in enumerate(operands, 1):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from collections.abc import Mapping
 
 from tvm_distir.support import InternalError
 
@@ -15,7 +15,7 @@ from .figures import basis, figures
 from .model import SCHEMA_VERSION, Analysis
 
 
-def to_dict(analysis: Analysis) -> dict[str, Any]:
+def to_dict(analysis: Analysis) -> dict[str, object]:
     """Return the content of the JSON of ``tvm-distir analyze``.
 
     Returns
@@ -60,7 +60,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "ops": [dict(vars(op)) for op in analysis.ops],
         "memory": [
             {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}
-            for lane in analysis.lanes
+            for lane in analysis.timelines
             if lane.account is not None
         ],
         "out_of_memory": None if analysis.verdict is None else analysis.verdict.to_dict(),
@@ -76,7 +76,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def to_json(data: dict[str, Any]) -> str:
+def to_json(data: Mapping[str, object]) -> str:
     """Return a result as JSON, and refuse NaN and infinities, which JSON cannot represent.
 
     Raises
@@ -84,13 +84,13 @@ def to_json(data: dict[str, Any]) -> str:
     InternalError
         DIST0902 for a number that is not finite.
     """
-    place = _not_finite(data, "")
-    if place is not None:
-        raise InternalError("DIST0902", "a result is not a finite number", place=place)
+    path = _not_finite(data, "")
+    if path is not None:
+        raise InternalError("DIST0902", "a result is not a finite number", place=path)
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
-def _not_finite(value: Any, path: str) -> str | None:
+def _not_finite(value: object, path: str) -> str | None:
     if isinstance(value, float) and not math.isfinite(value):
         return path
     if isinstance(value, dict):
@@ -100,7 +100,7 @@ def _not_finite(value: Any, path: str) -> str | None:
     else:
         return None
     for where, item in items:
-        place = _not_finite(item, where)
-        if place is not None:
-            return place
+        infinite = _not_finite(item, where)
+        if infinite is not None:
+            return infinite
     return None

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from .model import ReportEvent, ReportLane
 
@@ -41,18 +40,18 @@ def shorten_events(events: Sequence[ReportEvent], limit: int = MAX_EVENTS) -> li
         else:
             bins.setdefault((event.stream, int(event.start_s / bin_s)), []).append(event)
     for (stream, _), group in bins.items():
-        longest = max(group, key=lambda e: e.duration_s)
+        slowest = max(group, key=lambda e: e.duration_s)
         if len(group) == 1:
-            shortened.append(longest)
+            shortened.append(slowest)
             continue
         shortened.append(
             ReportEvent(
-                name=f"{longest.name} and {len(group) - 1} more",
-                op=longest.op,
+                name=f"{slowest.name} and {len(group) - 1} more",
+                op=slowest.op,
                 stream=stream,
                 start_s=group[0].start_s,
                 duration_s=sum(e.duration_s for e in group),
-                scope=longest.scope,
+                scope=slowest.scope,
                 detail=f"{len(group)} events merged",
             )
         )
@@ -81,7 +80,7 @@ def shorten_memory(
     return sorted(thin, key=lambda step: step[0])
 
 
-def lane_data(lane: ReportLane, colours: dict[str, int]) -> dict[str, Any]:
+def lane_data(lane: ReportLane, colours: dict[str, int]) -> dict[str, object]:
     """Return a lane for the page's script: names once, events as rows of integers.
 
     Parameters

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tvm_distir.support import printable
 from tvm_distir.support.display import units
@@ -150,7 +150,7 @@ def basis_words(analysis: Analysis) -> str:
     return f"{words}: {printable(shown)}{more}"
 
 
-def basis(analysis: Analysis) -> dict[str, Any]:
+def basis(analysis: Analysis) -> dict[str, object]:
     """Return what the times are based on as plain data, with the numbers that the step uses."""
     numbers = analysis.hardware.numbers
     return {

@@ -65,11 +65,11 @@ def _holders(analysis: Analysis) -> dict[str, Any] | None:
     lane = fullest(analysis)
     if lane is None or lane.account is None:
         return None
-    account = lane.account
+    memory = lane.account
     return {
-        "words": " ".join([f"Devices {ranges(lane.devices)}.", *account_sentences(account)]),
-        "rows": [(group.bytes, holder_cells(group, account)) for group in account.holders],
-        "most_bytes": max((group.bytes for group in account.holders), default=0),
+        "words": " ".join([f"Devices {ranges(lane.devices)}.", *account_sentences(memory)]),
+        "rows": [(group.bytes, holder_cells(group, memory)) for group in memory.holders],
+        "most_bytes": max((group.bytes for group in memory.holders), default=0),
         "verdict": verdict_words(analysis),
     }
 
@@ -82,13 +82,13 @@ def _lane_title(lane: ReportLane) -> str:
 
 def _script_data(
     analysis: Analysis, groups: list[ParameterGroup], colours: dict[str, int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "time_ns": round(analysis.time_s * 1e9),
         "capacity": analysis.capacity_bytes,
         "legend": colour_legend(colours),
         "lanes": [
-            {"title": _lane_title(lane), **lane_data(lane, colours)} for lane in analysis.lanes
+            {"title": _lane_title(lane), **lane_data(lane, colours)} for lane in analysis.timelines
         ],
         "meshes": [
             {

@@ -54,18 +54,18 @@ def _time(analysis: Analysis) -> list[str]:
     if not analysis.ops:
         return []
     ordered = analysis.ops_by_time
-    whole = sum(op.time_s for op in ordered)
-    if whole <= 0:
+    total = sum(op.time_s for op in ordered)
+    if total <= 0:
         return []
     top = ordered[0]
     sentences = [
-        f"{top.op} takes {units.share(top.time_s, whole)} of the compute time ({top.count} calls)."
+        f"{top.op} takes {units.share(top.time_s, total)} of the compute time ({top.count} calls)."
     ]
     small = [op for op in ordered if op.bound_by == "launch"]
     small_s = sum(op.time_s for op in small)
-    if small_s >= 0.05 * whole:
+    if small_s >= 0.05 * total:
         sentences.append(
-            f"{units.share(small_s, whole)} of the compute time is spent in launch-bound kernels "
+            f"{units.share(small_s, total)} of the compute time is spent in launch-bound kernels "
             f"(mostly {small[0].op})."
         )
     return sentences
@@ -122,9 +122,9 @@ class ParameterGroup:
         return self.example.device_bytes * len(self.names)
 
     @property
-    def whole_bytes(self) -> int:
+    def full_bytes(self) -> int:
         """Return the bytes of all parameters, unsharded."""
-        return self.example.whole_bytes * len(self.names)
+        return self.example.full_bytes * len(self.names)
 
 
 def parameter_groups(parameters: tuple[ReportParameter, ...]) -> list[ParameterGroup]:

@@ -27,27 +27,27 @@ def memory_lines(analysis: Analysis, paint: Painter) -> list[str]:
             lines.append(f"  {ranges(ids)}: {sizes}")
             continue
         over = d.peak_memory_bytes > capacity
-        drawn = paint("red" if over else "green", bar(d.peak_memory_bytes, capacity))
+        bar_text = paint("red" if over else "green", bar(d.peak_memory_bytes, capacity))
         used = units.share(d.peak_memory_bytes, capacity)
-        lines.append(f"  {ranges(ids)}: [{drawn}] {used} of {units.size(capacity)}; {sizes}")
-    accounts = [lane.account for lane in analysis.lanes if lane.account]
-    host_bytes = max((account.host_bytes for account in accounts), default=0)
+        lines.append(f"  {ranges(ids)}: [{bar_text}] {used} of {units.size(capacity)}; {sizes}")
+    memories = [lane.account for lane in analysis.timelines if lane.account]
+    host_bytes = max((memory.host_bytes for memory in memories), default=0)
     if host_bytes:
         lines.append(f"  Host memory: at most {units.size(host_bytes)} per device.")
     lane = fullest(analysis)
     if lane is None or lane.account is None:
         return lines
-    account = lane.account
-    rows = [holder_cells(holder, account) for holder in account.holders]
+    memory = lane.account
+    rows = [holder_cells(holder, memory) for holder in memory.holders]
     lines += ["", paint("bold", f"Peak memory by buffer on devices {ranges(lane.devices)}")]
-    lines += [f"  {printable(line)}" for line in account_sentences(account)]
+    lines += [f"  {printable(line)}" for line in account_sentences(memory)]
     lines += align(_HEAD, rows, "rrllll")
     return [*lines, *(f"  {line}" for line in verdict_words(analysis))]
 
 
 def fullest(analysis: Analysis) -> ReportLane | None:
     """Return the lane with the highest peak memory; None without memory statistics."""
-    known = [lane for lane in analysis.lanes if lane.account is not None]
+    known = [lane for lane in analysis.timelines if lane.account is not None]
     return max(known, key=lambda lane: lane.account.peak_bytes if lane.account else 0, default=None)
 
 
@@ -73,19 +73,19 @@ def _what(holder: BufferGroup) -> str:
     return holder.what if holder.count == 1 else f"{holder.what} ({holder.count})"
 
 
-def holder_cells(holder: BufferGroup, account: MemoryAccount) -> list[str]:
+def holder_cells(holder: BufferGroup, memory: MemoryAccount) -> list[str]:
     """Return the cells of a row of a table: bytes, share, role, buffer, function, phase."""
-    share = units.share(holder.bytes, account.peak_bytes)
-    place = (holder.function or "-", holder.unit or "-")
-    return [units.size(holder.bytes), share, holder.role, _what(holder), *place]
+    share = units.share(holder.bytes, memory.peak_bytes)
+    origin = (holder.function or "-", holder.unit or "-")
+    return [units.size(holder.bytes), share, holder.role, _what(holder), *origin]
 
 
-def account_sentences(account: MemoryAccount) -> tuple[str, str]:
+def account_sentences(memory: MemoryAccount) -> tuple[str, str]:
     """Return sentences on the moment of the peak and on its bytes by role."""
     fragmentation = ""
-    if account.fragmentation_bytes:
-        size = units.size(account.fragmentation_bytes)
+    if memory.fragmentation_bytes:
+        size = units.size(memory.fragmentation_bytes)
         fragmentation = f"; fragmentation: at most {size} more"
-    parts = (f"{role} {units.size(size_bytes)}" for role, size_bytes in account.at_peak.items())
-    peak = f"Peak {units.size(account.peak_bytes)} at {account.moment}{fragmentation}."
+    parts = (f"{role} {units.size(size_bytes)}" for role, size_bytes in memory.at_peak.items())
+    peak = f"Peak {units.size(memory.peak_bytes)} at {memory.moment}{fragmentation}."
     return peak, f"{', '.join(parts)}."

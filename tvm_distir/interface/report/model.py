@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tvm_distir.hardware import SourcedNumber
 from tvm_distir.performance import (
@@ -73,7 +72,7 @@ class ReportParameter:
     dtype: str
     mesh: str
     placement: str
-    whole_bytes: int
+    full_bytes: int
     device_bytes: int
 
 
@@ -130,7 +129,7 @@ class Hardware:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedChange:
     """A change of what was asked for that was simulated.
 
     Attributes
@@ -180,12 +179,12 @@ class Analysis:
     collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...] = ()
     branches: tuple[Branch, ...] = ()
-    lanes: tuple[ReportLane, ...] = ()
+    timelines: tuple[ReportLane, ...] = ()
     ops: tuple[OpTime, ...] = ()
     functions: tuple[FunctionTime, ...] = ()
     focus: str = ""
     parameters: tuple[ReportParameter, ...] = ()
-    plan: Mapping[str, Any] | None = None
+    plan: Mapping[str, object] | None = None
     strategy: str | None = None
     batch: int | None = None
     tokens: int | None = None
@@ -198,7 +197,7 @@ class Analysis:
     pipeline: PipelineResult | None = None
     verdict: Verdict | None = None
     links: tuple[LinkUse, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[TriedChange, ...] = ()
     untried: tuple[tuple[str, str], ...] = ()
     path: Callable[[], tuple[PathPart, ...]] = field(default=tuple, compare=False, repr=False)
 
@@ -214,7 +213,7 @@ class Analysis:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the fullest device's peak is within its memory; None where unknown."""
+        """Return whether the fullest device's peak is within its memory; None where unknown."""
         if self.capacity_bytes is None:
             return None
         return self.peak_memory_bytes <= self.capacity_bytes
@@ -262,8 +261,8 @@ class Analysis:
     def bound_share(self) -> float:
         """Return the share of the step of :attr:`bound_by`."""
         step_s = self.spent_s
-        whole_s = sum(step_s.values())
-        return step_s[self.bound_by] / whole_s if whole_s > 0 else 0.0
+        total_s = sum(step_s.values())
+        return step_s[self.bound_by] / total_s if total_s > 0 else 0.0
 
 
 def spent_of(device: DeviceResult, ops: Iterable[OpTime]) -> dict[str, float]:

@@ -91,8 +91,8 @@ def read_steps(folders: Sequence[Path]) -> SavedSteps:
     return SavedSteps(rows, skipped)
 
 
-def _refuse(place: str, problem: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0740", problem, place=place, remedy=remedy)
+def _refuse(location: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0740", problem, place=location, remedy=remedy)
 
 
 def _steps(path: Path, label: str) -> Iterator[dict[str, Any]]:
@@ -111,8 +111,8 @@ def _steps(path: Path, label: str) -> Iterator[dict[str, Any]]:
                 yield _candidate(row, label)
 
 
-def _analysis(outcome: Outcome, label: str) -> dict[str, Any]:
-    whole_s = sum(outcome.spent_s.values()) or 1.0
+def _analysis(outcome: Outcome, label: str) -> dict[str, object]:
+    total_s = sum(outcome.spent_s.values()) or 1.0
     return {
         "name": outcome.strategy or outcome.name,
         "kind": ANALYSIS_STEP,
@@ -125,14 +125,14 @@ def _analysis(outcome: Outcome, label: str) -> dict[str, Any]:
         "peak_memory_bytes": outcome.peak_memory_bytes,
         "fits": None if outcome.fits is None else "yes" if outcome.fits else "NO",
         "bound_by": outcome.bound_by,
-        "compute": (outcome.spent_s["compute"] + outcome.spent_s["memory"]) / whole_s,
-        "communication": outcome.spent_s["communication"] / whole_s,
+        "compute": (outcome.spent_s["compute"] + outcome.spent_s["memory"]) / total_s,
+        "communication": outcome.spent_s["communication"] / total_s,
         "tokens_per_s": outcome.figures.get("tokens_per_s"),
         "mfu": outcome.figures.get("mfu"),
     }
 
 
-def _candidate(row: Mapping[str, Any], label: str) -> dict[str, Any]:
+def _candidate(row: Mapping[str, Any], label: str) -> dict[str, object]:
     """Return the step of a candidate of a search."""
     time_s = row["time_s"] or 1.0
     shares = {

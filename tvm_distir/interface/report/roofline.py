@@ -62,7 +62,7 @@ class _Axis:
         self.high = max(math.ceil(math.log10(max(values)) + 1e-9), self.low + 1)
         self._start, self._end = start, end
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         share = (math.log10(value) - self.low) / (self.high - self.low)
         return self._start + (self._end - self._start) * share
 
@@ -89,7 +89,7 @@ def roofline_plot(analysis: Analysis) -> RooflinePlot | None:
     most_s = max(op.time_s for op in ops)
     points: list[OpPoint] = []
     for op, intensity, speed in zip(ops, intensities, speeds, strict=True):
-        x, y = x_axis.place(intensity), y_axis.place(speed)
+        x, y = x_axis.position(intensity), y_axis.position(speed)
         named = [point for point in points if point.is_named]
         is_free = all(abs(x - point.x) > 90 or abs(y - point.y) > 12 for point in named)
         words = (
@@ -101,8 +101,8 @@ def roofline_plot(analysis: Analysis) -> RooflinePlot | None:
     return RooflinePlot(
         peak,
         rate,
-        [(x_axis.place(x), y_axis.place(y)) for x, y in roof],
-        [(x_axis.place(value), f"{value:g}") for value in x_axis.powers()],
-        [(y_axis.place(value), units.count(value, "FLOP/s")) for value in y_axis.powers()],
+        [(x_axis.position(x), y_axis.position(y)) for x, y in roof],
+        [(x_axis.position(value), f"{value:g}") for value in x_axis.powers()],
+        [(y_axis.position(value), units.count(value, "FLOP/s")) for value in y_axis.powers()],
         points,
     )

@@ -73,7 +73,7 @@ class Outcome:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak is within the memory of a device; None where that is unknown."""
+        """Return whether the peak is within the memory of a device; None where that is unknown."""
         capacity = self.memory_capacity_bytes
         return None if capacity is None else self.peak_memory_bytes <= capacity
 
@@ -81,7 +81,7 @@ class Outcome:
         """Return the outcome under another name."""
         return replace(self, name=name)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fields by name."""
         return {
             **self.__dict__,
@@ -102,7 +102,7 @@ class Outcome:
         return max(meshes.values(), key=lambda sizes: sum(sizes.values()), default={})
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], name: str, place: str = "result") -> Outcome:
+    def from_dict(cls, data: Mapping[str, Any], name: str, location: str = "result") -> Outcome:
         """Read the JSON of ``analyze``.
 
         Raises
@@ -110,8 +110,8 @@ class Outcome:
         SimulationError
             DIST0740 where it is no such JSON.
         """
-        content = check_version(data, place, _refuse, model.SCHEMA_VERSION)
-        result = read_model(_ResultFile, content, place, _refuse)
+        content = check_version(data, location, _refuse, model.SCHEMA_VERSION)
+        result = read_model(_ResultFile, content, location, _refuse)
         rows = ((row.mesh, row.kind, row.wire_bytes_per_device) for row in result.collectives)
         return cls(
             name=name,
@@ -189,8 +189,8 @@ class _ResultFile:
     throughput: dict[str, NotNegative | None] = field(default_factory=dict)
 
 
-def _refuse(place: str, problem: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0740", problem, place=place, remedy=remedy)
+def _refuse(location: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0740", problem, place=location, remedy=remedy)
 
 
 def _mesh_words(meshes: Iterable[_Mesh]) -> str:

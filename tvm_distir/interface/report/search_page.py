@@ -81,21 +81,21 @@ def front_plot(result: SearchResult, limit_bytes: int) -> FrontPlot | None:
     most_s = 1.05 * max(time_s for _, time_s, _ in rows)
     most_bytes = 1.05 * max([*(peak_bytes for _, _, peak_bytes in rows), limit_bytes])
 
-    def place(time_s: float, size_bytes: float) -> _Pixel:
+    def pixel(time_s: float, size_bytes: float) -> _Pixel:
         x = _LEFT + (_RIGHT - _LEFT) * time_s / most_s
         y = _TOP + (_BOTTOM - _TOP) * (1 - size_bytes / most_bytes)
         return round(x, 1), round(y, 1)
 
-    base, top, end = place(0, 0), place(0, most_bytes), place(most_s, 0)
-    limit = ("limit", place(0, limit_bytes), place(most_s, limit_bytes))
+    base, top, end = pixel(0, 0), pixel(0, most_bytes), pixel(most_s, 0)
+    limit = ("limit", pixel(0, limit_bytes), pixel(most_s, limit_bytes))
     ticks = []
     for time_s in _ticks(most_s):
-        x, y = place(time_s, 0)
+        x, y = pixel(time_s, 0)
         ticks.append((x, y + 18, units.duration(time_s), "middle"))
     for size_bytes in _ticks(most_bytes, 2 ** (10 * int(math.log2(most_bytes) // 10))):
-        x, y = place(0, size_bytes)
+        x, y = pixel(0, size_bytes)
         ticks.append((x - 6, y + 4, units.size(size_bytes), "end"))
-    corners = [place(row.time_s or 0.0, row.peak_bytes or 0) for row in result.front]
+    corners = [pixel(row.time_s or 0.0, row.peak_bytes or 0) for row in result.front]
     front = [(corners[0][0], top[1]), corners[0]] if corners else []
     for (_, before), (x, y) in itertools.pairwise(corners):
         front += [(x, before), (x, y)]
@@ -105,7 +105,7 @@ def front_plot(result: SearchResult, limit_bytes: int) -> FrontPlot | None:
     for row, time_s, peak_bytes in rows:
         kind = "best" if row in result.front else "dot" if row.state == "solved" else "no"
         words = f"{row.candidate.key}: {units.duration(time_s)}, {row.state}"
-        dots.append((kind, place(time_s, peak_bytes), f"{words}, {units.size(peak_bytes)}"))
+        dots.append((kind, pixel(time_s, peak_bytes), f"{words}, {units.size(peak_bytes)}"))
     return FrontPlot([("axis", base, top), ("axis", base, end), limit], ticks, front, dots)
 
 

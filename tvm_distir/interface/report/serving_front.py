@@ -25,10 +25,10 @@ def front_svg(result: ServingSearchResult, title: str) -> str:
         f'<text x="{_WIDTH / 2}" y="24" text-anchor="middle" font-size="15">{escape(title)}</text>',
         *_axes(most_x, most_y),
     ]
-    places = [(_x(p.per_user, most_x), _y(p.per_device, most_y)) for p in points]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    positions = [(_x(p.per_user, most_x), _y(p.per_device, most_y)) for p in points]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
     parts.append(f'<polyline points="{line}" fill="none" stroke="#999999"/>')
-    for point, (x, y) in zip(points, places, strict=True):
+    for point, (x, y) in zip(points, positions, strict=True):
         color = _COLORS[plans.index(point.plan) % len(_COLORS)]
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{color}"/>')
         parts.append(f'<text x="{x + 6:.1f}" y="{y - 6:.1f}">{point.users}</text>')

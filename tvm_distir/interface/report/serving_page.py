@@ -44,6 +44,6 @@ def serving_page(result: ServingSearchResult, title: str) -> str:
             ]
             for c in result.choices
         ],
-        cuts=[[cut.plan, cut.why] for cut in result.cuts],
+        cuts=[[pruned.plan, pruned.why] for pruned in result.cuts],
         best=None if result.best is None else result.best.text(),
     )  # fmt: skip

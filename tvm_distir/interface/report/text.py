@@ -68,15 +68,15 @@ def branch_words(analysis: Analysis) -> list[str]:
 
 
 def _time(analysis: Analysis, paint: Painter) -> list[str]:
-    whole = analysis.time_s
+    total = analysis.time_s
     rows = []
     for ids, d in analysis.device_groups:
         rows.append(
             [
                 ranges(ids),
-                f"{units.duration(d.compute_s)} ({units.share(d.compute_s, whole)})",
-                f"{units.duration(d.exposed_comm_s)} ({units.share(d.exposed_comm_s, whole)})",
-                f"{units.duration(d.idle_s)} ({units.share(d.idle_s, whole)})",
+                f"{units.duration(d.compute_s)} ({units.share(d.compute_s, total)})",
+                f"{units.duration(d.exposed_comm_s)} ({units.share(d.exposed_comm_s, total)})",
+                f"{units.duration(d.idle_s)} ({units.share(d.idle_s, total)})",
                 units.duration(d.comm_s),
                 work(d.flops),
             ]
@@ -118,13 +118,13 @@ def _ops(analysis: Analysis, paint: Painter) -> list[str]:
     if not analysis.ops:
         return []
     ordered = analysis.ops_by_time
-    whole = sum(op.time_s for op in ordered)
+    total = sum(op.time_s for op in ordered)
     rows = [
         [
             op.op,
             str(op.count),
             units.duration(op.time_s),
-            units.share(op.time_s, whole),
+            units.share(op.time_s, total),
             work(op.flops),
             units.size(op.bytes_moved),
         ]
@@ -138,7 +138,7 @@ def _ops(analysis: Analysis, paint: Painter) -> list[str]:
                 f"{len(rest)} more",
                 str(sum(op.count for op in rest)),
                 units.duration(rest_s),
-                units.share(rest_s, whole),
+                units.share(rest_s, total),
                 work(sum(op.flops for op in rest)),
                 units.size(sum(op.bytes_moved for op in rest)),
             ]

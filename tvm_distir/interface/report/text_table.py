@@ -16,11 +16,11 @@ def work(flops: int) -> str:
     return units.count(flops, "FLOP") if flops else "-"
 
 
-def bar(part: float, whole: float, width: int = _WIDTH) -> str:
+def bar(part: float, total: float, width: int = _WIDTH) -> str:
     """Return a bar of ``#`` as long as the share, with ``!`` where it exceeds the whole."""
-    if whole <= 0:
+    if total <= 0:
         return "." * width
-    filled = round(width * part / whole)
+    filled = round(width * part / total)
     if filled > width:
         return "#" * width + "!" * min(filled - width, 8)
     return "#" * filled + "." * (width - filled)

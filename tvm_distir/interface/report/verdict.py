@@ -70,8 +70,8 @@ def mesh_words(analysis: Analysis) -> str:
     for mesh in analysis.meshes:
         axes = ", ".join(f"{axis}={n}" for axis, n in zip(mesh.axes, mesh.shape))
         words.append(f"{mesh.name}: {axes}" if many else axes)
-    alike = {(mesh.axes, mesh.shape) for mesh in analysis.meshes}
-    if analysis.pipeline is not None and many and len(alike) == 1:
+    layouts = {(mesh.axes, mesh.shape) for mesh in analysis.meshes}
+    if analysis.pipeline is not None and many and len(layouts) == 1:
         words = [f"{len(analysis.meshes)} x ({words[0].partition(': ')[2]})"]
     total = len({d for mesh in analysis.meshes for d in mesh.device_ids})
     return f"{'; '.join(words)} ({total} device{'s' if total != 1 else ''})"

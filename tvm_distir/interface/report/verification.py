@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.support import align, printable
 from tvm_distir.support.display import units
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def verdict_dict(
     outcome: VerifyReport, model: str, timings_s: Mapping[str, float]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the JSON of ``verify``: ``equal``, differences, tolerances, ``collectives``."""
     return {
         **outcome.to_dict(),

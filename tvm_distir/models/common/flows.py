@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import ir, relax
 
@@ -64,7 +64,7 @@ class Flows:
         The flows of each variable, a flow per tensor that it holds.
     values : dict of Var to Any
         The value that each variable is bound to.
-    place : dict of Var to int
+    position_of : dict of Var to int
         Number of each binding.
     """
 
@@ -72,9 +72,9 @@ class Flows:
         self, mod: ir.IRModule, fn: relax.Function, known: dict[str, tuple[Flow, ...]] | None = None
     ) -> None:
         self._mod, self._cache = mod, {} if known is None else known
-        self.of: dict[Any, tuple[Flow, ...]] = {}
-        self.values: dict[Any, Any] = {}
-        self.place: dict[Any, int] = {}
+        self.of: dict[relax.Var, tuple[Flow, ...]] = {}
+        self.values: dict[relax.Var, relax.Expr] = {}
+        self.position_of: dict[relax.Var, int] = {}
         number = 0
         for param in fn.params:
             count = len(flat_types(param.ty))
@@ -84,14 +84,14 @@ class Flows:
         for binding in all_bindings(fn.body):
             value = getattr(binding, "value", None)
             self.values[binding.var] = value
-            self.place[binding.var] = len(self.place)
+            self.position_of[binding.var] = len(self.position_of)
             self.of[binding.var] = self._of(binding.var, value)
         body = fn.body.body if isinstance(fn.body, relax.SeqExpr) else fn.body
         self.results = self._leaves(body)
 
-    def operands(self, var: Any) -> list[Any]:
+    def operands(self, var: relax.Var) -> list[relax.Expr]:
         """Return the variables that a value depends on elementwise, if it is elementwise."""
-        value: Any = self.values.get(var)
+        value: relax.Var = self.values.get(var)
         if type(value) is not ir.Call or called_name(value) not in _ELEMENTWISE:
             return []
         shape = static_shape(var.ty)
@@ -99,18 +99,18 @@ class Flows:
             return []
         return [a for a in value.args if type(a) in VARIABLES and static_shape(a.ty) == shape]
 
-    def reads(self, var: Any) -> list[Any]:
+    def reads(self, var: relax.Var) -> list[relax.Expr]:
         """Return all variables that a value is computed from."""
         return list(variables(self.values[var]))
 
-    def _of(self, var: Any, value: Any) -> tuple[Flow, ...]:
+    def _of(self, var: relax.Var, value: relax.Expr) -> tuple[Flow, ...]:
         if type(value) is relax.Tuple or type(value) in VARIABLES:
             return self._leaves(value)
         if type(value) is relax.TupleGetItem and type(value.tuple_value) in VARIABLES:
             types = value.tuple_value.ty.fields
             first = sum(len(flat_types(ty)) for ty in types[: value.index])
-            whole = self.of[value.tuple_value]
-            return whole[first : first + len(flat_types(types[value.index]))]
+            leaves = self.of[value.tuple_value]
+            return leaves[first : first + len(flat_types(types[value.index]))]
         operands = self.operands(var)
         if operands:
             flows = [self.of[arg][0] for arg in operands]
@@ -125,7 +125,7 @@ class Flows:
         read = self._read(value)
         return tuple(Flow(read, 0, 0, read) for _ in flat_types(var.ty))
 
-    def _moved(self, value: Any, operands: list[Any]) -> int:
+    def _moved(self, value: relax.Expr, operands: list[relax.Expr]) -> int:
         name = called_name(value).removeprefix("relax.")
         if name == "subtract":
             operands = [arg for arg in operands if arg.same_as(value.args[0])]
@@ -139,18 +139,18 @@ class Flows:
             return 0
         return _union(self.of[arg][0].moved for arg in operands)
 
-    def _read(self, value: Any) -> int:
+    def _read(self, value: relax.Expr) -> int:
         return _union(
             flow.read for var in variables(value) if var in self.of for flow in self.of[var]
         )
 
-    def _leaves(self, expr: Any) -> tuple[Flow, ...]:
+    def _leaves(self, expr: relax.Expr) -> tuple[Flow, ...]:
         return tuple(
             self.of[var][number] if type(var) in VARIABLES and var in self.of else Flow()
             for var, number, _ in leaves_of(expr)
         )
 
-    def _called(self, gv: Any) -> tuple[Flow, ...] | None:
+    def _called(self, gv: ir.GlobalVar) -> tuple[Flow, ...] | None:
         """Return the dependences of a function's results on its parameters."""
         name = str(gv.name_hint)
         fn = self._mod[gv]
@@ -161,7 +161,7 @@ class Flows:
         return self._cache[name]
 
 
-def _union(masks: Any) -> int:
+def _union(masks: Iterable[int]) -> int:
     union = 0
     for mask in masks:
         union |= mask
@@ -190,7 +190,7 @@ def _through(flow: Flow, operands: list[Flow]) -> Flow:
     )
 
 
-def is_number(ty: Any) -> bool:
+def is_number(ty: ir.Type) -> bool:
     """Return whether a type is a float scalar."""
     tensor = tensor_type(ty)
     return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)

@@ -74,7 +74,7 @@ def _fields(fn: relax.Function) -> list[Any]:
     return list(body.fields) if isinstance(body, relax.Tuple) else []
 
 
-def _kind(ty: Any) -> tuple[Any, str]:
+def _kind(ty: ir.Type) -> tuple[Any, str]:
     """Return the shape and type of a tensor, which a replacement must share."""
     tensor = tensor_type(ty)
     return static_shape(ty), "" if tensor is None else str(tensor.dtype)
@@ -155,17 +155,17 @@ class _Step:
 
     def _matched(self, results: Mapping[int, Flow], needed: int) -> dict[int, int]:
         """Map parameters by number to the results that replace them."""
-        place = {i: self.flows.place[self.fields[i]] for i in results}
-        open_ = sorted(results, key=lambda i: (results[i].same.bit_count(), place[i]))
+        position_of = {i: self.flows.position_of[self.fields[i]] for i in results}
+        open_ = sorted(results, key=lambda i: (results[i].same.bit_count(), position_of[i]))
         matches: dict[int, int] = {}
         for at, result in enumerate(open_):
             flow, kind = results[result], _kind(self.fields[result].ty)
             open_bits = bits(flow.same & ~needed | flow.moved & needed)
-            fitting = [p for p in open_bits if p not in matches and self.kinds[p] == kind]
-            weights = [p for p in fitting if needed >> p & 1]
+            matching = [p for p in open_bits if p not in matches and self.kinds[p] == kind]
+            weights = [p for p in matching if needed >> p & 1]
             later = open_[at + 1 :]
             last = [w for w in weights if not any(results[r].moved >> w & 1 for r in later)]
-            chosen = last or [p for p in fitting if p not in weights] or weights
+            chosen = last or [p for p in matching if p not in weights] or weights
             if len(chosen) == 1:
                 matches[chosen[0]] = result
         return matches
@@ -173,15 +173,15 @@ class _Step:
     def _are_read(self, loss: int, weights: Mapping[int, int]) -> bool:
         """Return whether the loss depends on a new weight, in which case it is not a loss."""
         forbidden = {self.fields[r] for r in weights.values()}
-        waiting, seen = [self.fields[loss]], set()
-        while waiting:
-            var = waiting.pop()
+        pending, seen = [self.fields[loss]], set()
+        while pending:
+            var = pending.pop()
             if var in forbidden:
                 return True
             if var in seen or var not in self.flows.values:
                 continue
             seen.add(var)
-            waiting.extend(self.flows.reads(var))
+            pending.extend(self.flows.reads(var))
         return False
 
     def _states(
@@ -204,9 +204,9 @@ class _Step:
         """Return the only other value from which a weight and its states are updated."""
         mask = sum(1 << p for p in (weight, *states))
         edge, seen = set(), set()
-        waiting = [self.fields[r] for r in (result, *(matches[s] for s in states))]
-        while waiting:
-            var = waiting.pop()
+        pending = [self.fields[r] for r in (result, *(matches[s] for s in states))]
+        while pending:
+            var = pending.pop()
             if var in seen or var not in self.flows.values:
                 continue
             seen.add(var)
@@ -214,22 +214,22 @@ class _Step:
             if not any(flow.same & mask for flow in flows):
                 edge.update([var] if any(flow.read for flow in flows) else [])
                 continue
-            waiting.extend(self.flows.operands(var) or self.flows.reads(var))
-        common: set[Any] | None = None
+            pending.extend(self.flows.operands(var) or self.flows.reads(var))
+        common: set[relax.Var] | None = None
         for var in edge:
             if static_shape(var.ty) == self.kinds[weight][0]:
                 above = self._above(var)
                 common = above if common is None else common & above
-        return max(common or (), key=self.flows.place.__getitem__, default=None)
+        return max(common or (), key=self.flows.position_of.__getitem__, default=None)
 
-    def _above(self, var: Any) -> set[Any]:
+    def _above(self, var: relax.Var) -> set[relax.Var]:
         """Return a value and those that it depends on elementwise."""
-        visited, waiting = set(), [var]
-        while waiting:
-            operand = waiting.pop()
+        visited, pending = set(), [var]
+        while pending:
+            operand = pending.pop()
             if operand not in visited and operand in self.flows.values:
                 visited.add(operand)
-                waiting.extend(self.flows.operands(operand))
+                pending.extend(self.flows.operands(operand))
         return visited
 
 

@@ -31,7 +31,7 @@ def cached_import(
     outputs: str,
     make: Callable[[], ir.IRModule],
 ) -> ir.IRModule:
-    """Return the module of an archive, read from :data:`tvm_distir.support.CACHE` if it is there.
+    """Return the module of an archive, read from :data:`.cache.CACHE` if it is there.
 
     Parameters
     ----------

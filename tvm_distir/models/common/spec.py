@@ -96,13 +96,13 @@ def file_bytes(path: str | Path) -> bytes:
         ) from error
 
 
-def check_torch(place: str) -> None:
+def check_torch(location: str) -> None:
     """Reject the model if torch is not installed (DIST0304)."""
     if importlib.util.find_spec("torch") is None:
         raise ModelError(
             "DIST0304",
             "reading torch.export programs requires torch, which is not installed",
-            place=place,
+            place=location,
             remedy='Install the extra: pip install "tvm_distir[torch]".',
         )
 
@@ -138,13 +138,13 @@ def is_bytecode(data: bytes) -> bool:
     return data.startswith(_BYTECODE)
 
 
-def check_jax(place: str) -> None:
+def check_jax(location: str) -> None:
     """Reject the model if JAX is not installed (DIST0304)."""
     if importlib.util.find_spec("jaxlib") is None or importlib.util.find_spec("jax") is None:
         raise ModelError(
             "DIST0304",
             "reading MLIR bytecode requires jax, which is not installed",
-            place=place,
+            place=location,
             remedy='Install the extra: pip install "tvm_distir[jax]"; or write it as text.',
         )
 

@@ -33,29 +33,16 @@ class Ssa:
         return tensor_text(self.shape, self.dtype)
 
 
-@dataclass(frozen=True)
-class Handle(Ssa):
-    """Value that is no tensor: ``dtype`` is its full type, ``index`` or ``!shard.sharding``."""
-
-    @property
-    def type(self) -> str:
-        """Return the type as text."""
-        return self.dtype
-
-
 class Body:
     """Writer of lines in the generic form; a method writes an operation, or none for a no-op.
 
     Attributes
     ----------
     lines : list of str
-    placed : dict of str to Ssa
-        The annotated value by the name of a value, as the dialect ``shard`` annotates it first.
     """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.placed: dict[str, Ssa] = {}
         self._count = 0
 
     def new(self, shape: Shape, dtype: str) -> Ssa:
@@ -76,13 +63,6 @@ class Body:
         result = self.new(shape, dtype)
         self._line(f"{result.name} = ", name, operands, result.type, attributes, regions)
         return result
-
-    def special(self, name: str, operands: Sequence[Ssa], kind: str, attributes: str) -> Handle:
-        """Write an operation whose result is no tensor."""
-        self._count += 1
-        handle = Handle(f"%v{self._count}", (), kind)
-        self._line(f"{handle.name} = ", name, operands, kind, attributes, "")
-        return handle
 
     def several(
         self,
@@ -139,8 +119,8 @@ class Body:
         if value.shape == tuple(shape):
             return value
         first = len(shape) - len(value.shape)
-        places = range(first, len(shape)) if dims is None else dims
-        notes = f"broadcast_dimensions = {integers(places)}"
+        result_dims = range(first, len(shape)) if dims is None else dims
+        notes = f"broadcast_dimensions = {integers(result_dims)}"
         return self.op("broadcast_in_dim", [value], shape, value.dtype, notes)
 
     def filled(self, value: Any, like: Ssa) -> Ssa:

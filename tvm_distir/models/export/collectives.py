@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from tvm_distir.core.ir import (
 from tvm_distir.core.ir.operators import call_axes
 
 from .body_writer import Ssa
-from .grid import linear_index
 from .step import ExportStep, Write, refuse
 from .text import table
 
@@ -33,7 +31,7 @@ def _groups(step: ExportStep) -> list[list[int]]:
 
 def _channel(step: ExportStep, by_ids: bool = True) -> str:
     """Return whether device numbers are partitions of a program, or replicas of it."""
-    if step.devices.form != "manual":
+    if step.devices.partitioning != "manual":
         return ""
     ids = ", use_global_device_ids" if by_ids else ""
     return f", channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>{ids}"
@@ -85,12 +83,9 @@ def _permute(step: ExportStep) -> Ssa:
 
 def _at_position(step: ExportStep, rows: Any, dtype: str) -> Ssa:
     """Return the number at this device's position in a table."""
-    body, form = step.body, step.devices.form
-    if form == "shard":
-        device = linear_index(step)
-    else:
-        name = "partition_id" if form == "manual" else "replica_id"
-        device = body.cast(body.op(name, [], (), "uint32"), "int64")
+    body = step.body
+    name = "partition_id" if step.devices.partitioning == "manual" else "replica_id"
+    device = body.cast(body.op(name, [], (), "uint32"), "int64")
     table = body.constant(np.asarray(rows, dtype), dtype)
     return body.reshape(body.dynamic_slice(table, [device], [1]), ())
 
@@ -99,8 +94,8 @@ def _coordinate(step: ExportStep) -> Ssa:
     groups = _groups(step)
     rows = [0] * (1 + max(device for group in groups for device in group))
     for group in groups:
-        for place, device in enumerate(group):
-            rows[device] = place
+        for position, device in enumerate(group):
+            rows[device] = position
     return _at_position(step, rows, "int64")
 
 
@@ -132,7 +127,7 @@ def _gather_group(step: ExportStep, value: Ssa) -> Ssa:
     return step.body.op("all_gather", [value], shape, value.dtype, notes)
 
 
-def exchange(step: ExportStep, gathered: Callable[[ExportStep, Ssa], Ssa]) -> Ssa:
+def _exchange(step: ExportStep) -> Ssa:
     """Write an exchange as a gather and a slice, with more traffic than R.dist.exchange."""
     attrs, body, x = step.attrs, step.body, step[0]
     mesh, shape = attrs["device_mesh"], [int(n) for n in attrs["shape"]]
@@ -147,21 +142,21 @@ def exchange(step: ExportStep, gathered: Callable[[ExportStep, Ssa], Ssa]) -> Ss
         slices = shard_slices(shape, labels, mesh_shape(mesh), coordinates[device])
         return [(int(low), int(high)) for low, high in slices]
 
-    parts = gathered(step, body.reshape(x, (1, *x.shape)))
-    room = [n + m for n, m in zip(shape, out)]
-    whole = body.broadcast(body.constant(0, x.dtype), room)
-    for place, device in enumerate(groups[0]):  # all groups hold the same boxes
+    parts = _gather_group(step, body.reshape(x, (1, *x.shape)))
+    padded_shape = [n + m for n, m in zip(shape, out)]
+    full = body.broadcast(body.constant(0, x.dtype), padded_shape)
+    for position, device in enumerate(groups[0]):  # all groups hold the same boxes
         bounds = box(source, device)
         sizes = [high - low for low, high in bounds]
         if min(sizes, default=1) <= 0:
             continue
-        piece = body.slice(parts, [place] + [0] * rank, [place + 1, *sizes])
+        piece = body.slice(parts, [position] + [0] * rank, [position + 1, *sizes])
         starts = [body.constant(low, "int64") for low, _ in bounds]
         piece = body.reshape(piece, sizes)
-        whole = body.op("dynamic_update_slice", [whole, piece, *starts], whole.shape, x.dtype)
+        full = body.op("dynamic_update_slice", [full, piece, *starts], full.shape, x.dtype)
     boxes = [box(target, device) for device in sorted(coordinates)]
     starts = [_at_position(step, [b[i][0] for b in boxes], "int64") for i in range(rank)]
-    result = body.dynamic_slice(whole, starts, out)
+    result = body.dynamic_slice(full, starts, out)
     for i in range(rank):
         extents = [b[i][1] - b[i][0] for b in boxes]
         if any(size != out[i] for size in extents):
@@ -188,7 +183,7 @@ def _placed(step: ExportStep) -> Ssa:
     return step.body.op("sdy.sharding_constraint", [x], x.shape, x.dtype, notes)
 
 
-def at_levels(local: Write, before: Write) -> Write:
+def _at_levels(local: Write, before: Write) -> Write:
     """Write a collective at level 5, and a placement before it."""
     return lambda step: local(step) if step.devices.is_local else before(step)
 
@@ -200,12 +195,12 @@ _MOVES: dict[str, Write] = {
     "all_to_all": _all_to_all,
     "local_slice": _local_slice,
     "collective_permute": _permute,
-    "exchange": lambda step: exchange(step, _gather_group),
+    "exchange": _exchange,
 }
 
 WRITERS: dict[str, Write] = {
-    **{f"dist.{name}": at_levels(write, _placed) for name, write in _MOVES.items()},
-    "dist.partial": at_levels(_partial, _same),
+    **{f"dist.{name}": _at_levels(write, _placed) for name, write in _MOVES.items()},
+    "dist.partial": _at_levels(_partial, _same),
     "dist.axis_index": _coordinate,
     "dist.collective_done": _same,
     "dist.annotate_sharding": _placed,

@@ -13,7 +13,7 @@ from tvm.relax.distributed import DTensorType
 
 from .body_writer import Body, Ssa
 from .direct import is_direct
-from .grid import PREFIX
+from .port_attributes import PREFIX
 from .step import ExportStep, Write
 from .text import Unwritable, integers, number_text, string
 

@@ -62,8 +62,8 @@ def _einsum(step: ExportStep) -> Ssa:
             words[side] = words[side].replace(letter, "")
     batch = [c for c in words[0] if c in words[1] and c in result]
     inner = [c for c in words[0] if c in words[1] and c not in result]
-    places = [[[w.index(c) for c in letters] for w in words] for letters in (batch, inner)]
-    (left, right), (first, second) = places
+    positions = [[[w.index(c) for c in letters] for w in words] for letters in (batch, inner)]
+    (left, right), (first, second) = positions
     product = dot(step.body, values[0], values[1], (left, right), (first, second), step.dtype)
     have = batch + [c for w in words for c in w if c not in batch + inner]
     return step.body.transpose(product, [have.index(c) for c in result])
@@ -152,8 +152,8 @@ def _conv_transpose(step: ExportStep) -> Ssa:
         raise refuse(step, f"with the layouts {data} and {kernel}")
     inner, outer, *sizes = weight.shape
     if groups > 1:
-        apart = body.reshape(weight, [groups, inner // groups, outer, *sizes])
-        turned = body.transpose(apart, [1, 0, *range(2, rank + 3)])
+        grouped = body.reshape(weight, [groups, inner // groups, outer, *sizes])
+        turned = body.transpose(grouped, [1, 0, *range(2, rank + 3)])
         weight = body.reshape(turned, [inner // groups, groups * outer, *sizes])
     notes = f"dimensions = {integers(range(2, rank + 2))}"
     weight = body.op("reverse", [weight], weight.shape, weight.dtype, notes)

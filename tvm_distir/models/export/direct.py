@@ -121,8 +121,8 @@ def _slice(step: ExportStep) -> bool:
     sizes = [step[0].shape[a] for a in axes if 0 <= a < len(step[0].shape)]
     if axes != sorted({*axes}) or len(sizes) != len(axes):
         return False
-    cuts = zip(begins, ends, strides, sizes)
-    return all(0 <= b < e <= n and s > 0 and (b, e, s) != (0, n, 1) for b, e, s, n in cuts)
+    slices = zip(begins, ends, strides, sizes)
+    return all(0 <= b < e <= n and s > 0 and (b, e, s) != (0, n, 1) for b, e, s, n in slices)
 
 
 def _matmul(step: ExportStep) -> bool:

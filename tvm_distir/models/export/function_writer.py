@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
@@ -16,20 +16,30 @@ from tvm_distir.core.rewriting import all_bindings, op_name
 from tvm_distir.support import ModelError
 from tvm_distir.transforms import WRITTEN_OPS
 
+from . import collectives, contraction, elementwise, indexing, reductions, shapes
 from .body_writer import Body, Ssa
 from .composites import Composites
-from .grid import annotated
-from .op_writers import writers_of
-from .step import DeviceInterface, ExportStep, dims, dtype
+from .step import DeviceInterface, ExportStep, Write, dims, dtype
 from .text import Unwritable, string
 
+WRITERS: dict[str, Write] = {
+    **elementwise.WRITERS,
+    **shapes.WRITERS,
+    **contraction.WRITERS,
+    **reductions.WRITERS,
+    **indexing.WRITERS,
+    **collectives.WRITERS,
+}
+"""The writer of each op's calls, by the op's name without ``relax.``."""
 _REMEDY = "Write the module at an earlier level, or rewrite this part of the model."
+Written: TypeAlias = "Ssa | tuple[Written, ...]"
+"""Value of the text, or the values of a tuple."""
 _STARTED = "_start"
 
 
-def fault(place: str, problem: str) -> ModelError:
+def fault(location: str, problem: str) -> ModelError:
     """Return an error at a place (DIST0380)."""
-    return ModelError("DIST0380", problem, place=place, remedy=_REMEDY)
+    return ModelError("DIST0380", problem, place=location, remedy=_REMEDY)
 
 
 class FunctionWriter:
@@ -50,8 +60,7 @@ class FunctionWriter:
         self._name, self._fn, self._devices = name, fn, devices
         self._composites = composites
         self.body = Body()
-        self._writers = writers_of(devices.form)
-        self._values: dict[Any, Any] = {}
+        self._values: dict[relax.Expr, Any] = {}
         self.arguments: list[Ssa] = []
         self._notes: list[str] = []
 
@@ -71,53 +80,45 @@ class FunctionWriter:
         for binding in all_bindings(self._fn.body):
             self._bind(binding.var, binding.value)
         try:
-            leaves = _leaves(self._value(self._fn.body.body))
-            return [self._at_edge(*pair) for pair in zip(leaves, flat_types(self._fn.body.ty))]
+            return list(_leaves(self._value(self._fn.body.body)))
         except Unwritable as error:
             raise fault(self._name, str(error)) from error
 
-    def _new_arguments(self, ty: Any) -> Iterator[Ssa]:
+    def _new_arguments(self, ty: ir.Type) -> Iterator[Ssa]:
         for leaf in flat_types(ty):
             value = Ssa(f"%arg{len(self.arguments)}", dims(leaf), dtype(leaf))
             self.arguments.append(value)
             self._notes.append(self._note_of(leaf))
-            yield self._at_edge(value, leaf)
+            yield value
 
-    def _at_edge(self, value: Ssa, ty: Any) -> Ssa:
-        """Annotate an argument or a result if placements are separate operations."""
-        if self._devices.form != "shard" or not isinstance(ty, DTensorType):
-            return value
-        labels = labels_of(ty.placement)
-        return annotated(self.body, self._devices, value, ty.device_mesh, labels)
-
-    def _note_of(self, ty: Any) -> str:
-        if not isinstance(ty, DTensorType) or self._devices.form == "shard":
+    def _note_of(self, ty: ir.Type) -> str:
+        if not isinstance(ty, DTensorType):
             return ""
         text = self._devices.sharding(ty.device_mesh, labels_of(ty.placement), len(dims(ty)))
         return f"sdy.sharding = #sdy.sharding{text}"
 
-    def _packed(self, ty: Any, values: Iterator[Ssa]) -> Any:
+    def _packed(self, ty: ir.Type, values: Iterator[Ssa]) -> Written:
         if isinstance(ty, relax.TupleType):
             return tuple(self._packed(field, values) for field in ty.fields)
         return next(values)
 
-    def _bind(self, var: Any, value: Any) -> None:
-        place = f"{self._name}/{var.name} ({op_name(value)})"
+    def _bind(self, var: relax.Var, value: relax.Expr) -> None:
+        location = f"{self._name}/{var.name} ({op_name(value)})"
         try:
             bound = self._value(value)
             for leaf, ty in zip(_leaves(bound), flat_types(var.ty)):
                 self._check(leaf, ty)
         except Unwritable as error:
-            raise fault(place, str(error)) from error
+            raise fault(location, str(error)) from error
         self._values[var] = bound
 
     @staticmethod
-    def _check(result: Ssa, ty: Any) -> None:
+    def _check(result: Ssa, ty: ir.Type) -> None:
         """Check that a value has its variable's type; a mismatch is an internal error."""
         if (result.shape, result.dtype) != (dims(ty), dtype(ty)):
             raise Unwritable(f"it would be {result.type}, not of the shape {list(dims(ty))}")
 
-    def _value(self, expr: Any) -> Any:
+    def _value(self, expr: relax.Expr) -> Any:
         if expr in self._values:
             return self._values[expr]
         if isinstance(expr, relax.Tuple):
@@ -136,10 +137,10 @@ class FunctionWriter:
         if str(getattr(call.op, "name", "")) in WRITTEN_OPS:
             return self._written_out(call)
         name = str(getattr(call.op, "name", "")).removeprefix("relax.").removesuffix(_STARTED)
-        if name not in self._writers:
+        if name not in WRITERS:
             raise Unwritable(f"{op_name(call)} cannot be expressed in StableHLO")
         args = [self._argument(arg) for arg in call.args]
-        step, write = ExportStep(call, args, self.body, self._devices), self._writers[name]
+        step, write = ExportStep(call, args, self.body, self._devices), WRITERS[name]
         return self._composites.write(step, name, write) if self._composites else write(step)
 
     def _written_out(self, call: ir.Call) -> Any:
@@ -156,7 +157,7 @@ class FunctionWriter:
             self._bind(binding.var, binding.value)
         return self._value(body.body)
 
-    def _called(self, call: ir.Call) -> Any:
+    def _called(self, call: ir.Call) -> Written:
         operands = [leaf for arg in call.args for leaf in _leaves(self._value(arg))]
         results = [(dims(ty), dtype(ty)) for ty in flat_types(call.ty)]
         notes = f"callee = @{call.op.name_hint}"
@@ -166,7 +167,7 @@ class FunctionWriter:
             results_out = self.body.several("func.call", operands, results, notes)
         return self._packed(call.ty, iter(results_out))
 
-    def _argument(self, arg: Any) -> Any:
+    def _argument(self, arg: relax.Expr) -> Any:
         """Return a value, a tuple of values, a list of integers or a number."""
         if isinstance(arg, relax.ShapeExpr):
             return [_number(value) for value in arg.values]
@@ -176,8 +177,7 @@ class FunctionWriter:
 
     def signature(self, port_texts: Sequence[str] | None = None, public: bool = True) -> list[str]:
         """Return the arguments as text, with names and, for public functions, placements."""
-        places = public and self._devices.form != "shard"
-        first = self._first_annotations() if places else {}
+        first = self._first_annotations() if public else {}
         names = _leaf_names(self._fn)
         lines = []
         for value, note, name in zip(self.arguments, port_texts or self._notes, names):
@@ -207,7 +207,7 @@ class FunctionWriter:
         return [v.type + (f" {{{note}}}" if note else "") for v, note in zip(values, notes)]
 
 
-def _leaves(value: Any) -> Iterator[Ssa]:
+def _leaves(value: Written) -> Iterator[Ssa]:
     if isinstance(value, tuple):
         for item in value:
             yield from _leaves(item)
@@ -223,13 +223,13 @@ def _leaf_names(fn: relax.Function) -> list[str]:
     return names
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, str)) or isinstance(
         getattr(value, "ty", None), ir.PrimType
     )
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> bool | int | float:
     number = getattr(value, "value", value)
     if hasattr(number, "value"):
         number = number.value

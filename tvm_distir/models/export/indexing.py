@@ -84,9 +84,10 @@ def _slice_scatter(step: ExportStep) -> Ssa:
     axis = step.axis(len(x.shape))
     size = x.shape[axis]
     written_rows = range(size)[slice(*(int(step[i]) for i in (2, 3, 4)))]
-    places, covered = np.zeros(size, "int64"), np.zeros(size, bool)
-    places[list(written_rows)], covered[list(written_rows)] = np.arange(len(written_rows)), True
-    rows = take(body, new, body.constant(places, "int64"), axis)
+    row_sources, covered = np.zeros(size, "int64"), np.zeros(size, bool)
+    row_sources[list(written_rows)] = np.arange(len(written_rows))
+    covered[list(written_rows)] = True
+    rows = take(body, new, body.constant(row_sources, "int64"), axis)
     sizes = [size if i == axis else 1 for i in range(len(x.shape))]
     return body.select(body.constant(covered.reshape(sizes), "bool"), rows, x)
 
@@ -115,9 +116,9 @@ def _take_backward(step: ExportStep) -> Ssa:
 def _one_hot(step: ExportStep) -> Ssa:
     body, index, shape = step.body, step[0], step.shape
     axis = step.axis(len(shape))
-    places = [i for i in range(len(shape)) if i != axis]
+    result_dims = [i for i in range(len(shape)) if i != axis]
     line = body.iota(shape, axis, index.dtype)
-    hit = body.compare("EQ", body.broadcast(index, shape, places), line)
+    hit = body.compare("EQ", body.broadcast(index, shape, result_dims), line)
     on, off = (
         v if isinstance(v, Ssa) else body.constant(v, step.dtype) for v in (step[1], step[2])
     )

@@ -85,13 +85,13 @@ def _top(step: ExportStep) -> Any:
     x = body.transpose(x, order)
     x = x if attrs.largest else body.unary("negate", x)
     shape = (*x.shape[:-1], count)
-    values, places = body.several(
+    values, positions = body.several(
         "chlo.top_k", [x], [(shape, x.dtype), (shape, "int32")], f"k = {count} : i64"
     )
     values = values if attrs.largest else body.unary("negate", values)
     back = [order.index(i) for i in range(rank)]
-    places = body.cast(places, str(getattr(attrs.dtype, "dtype", attrs.dtype)))
-    pair = body.transpose(values, back), body.transpose(places, back)
+    positions = body.cast(positions, str(getattr(attrs.dtype, "dtype", attrs.dtype)))
+    pair = body.transpose(values, back), body.transpose(positions, back)
     return {"both": pair, "values": pair[0], "indices": pair[1]}[str(attrs.ret_type)]
 
 
@@ -151,7 +151,7 @@ def _argsort(step: ExportStep) -> Ssa:
     return _sorted(step, [x, line])[1]
 
 
-def _place(kind: str) -> Write:
+def _position(kind: str) -> Write:
     """Return the first index of the maximum or minimum."""
 
     def write(step: ExportStep) -> Ssa:
@@ -215,9 +215,9 @@ def _group_norm(step: ExportStep) -> Ssa:
     axis, groups = int(attrs.channel_axis) % len(x.shape), int(attrs.num_groups)
     if axis != 1:
         raise refuse(step, f"with channels in dim {axis}")
-    apart = [x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]]
+    group_shape = [x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]]
     over = [2, *(int(a) % len(x.shape) + 1 for a in attrs.axes)]
-    moved, variance = _spread(body, body.cast(body.reshape(x, apart), "float32"), over)
+    moved, variance = _spread(body, body.cast(body.reshape(x, group_shape), "float32"), over)
     normalized = body.reshape(_divided(body, moved, variance, float(attrs.epsilon)), x.shape)
     return body.cast(_scaled(step, normalized, [1], (step[1], step[2])), step.dtype)
 
@@ -260,8 +260,8 @@ WRITERS: dict[str, Write] = {
     "topk": _top,
     "sort": _sort,
     "argsort": _argsort,
-    "argmax": _place("max"),
-    "argmin": _place("min"),
+    "argmax": _position("max"),
+    "argmin": _position("min"),
     "nn.softmax": _softmax(False),
     "nn.log_softmax": _softmax(True),
     "nn.layer_norm": _layer_norm,

@@ -86,8 +86,8 @@ def _repeat(step: ExportStep) -> Ssa:
         x = body.reshape(x, [step.shape[0] // int(step.attrs.repeats)])
     axis = 0 if step.attrs.axis is None else step.axis(len(x.shape))
     wide = [*x.shape[: axis + 1], int(step.attrs.repeats), *x.shape[axis + 1 :]]
-    places = [i for i in range(len(wide)) if i != axis + 1]
-    return body.reshape(body.broadcast(x, wide, places), step.shape)
+    result_dims = [i for i in range(len(wide)) if i != axis + 1]
+    return body.reshape(body.broadcast(x, wide, result_dims), step.shape)
 
 
 def _tile(step: ExportStep) -> Ssa:
@@ -137,9 +137,9 @@ def _resize(step: ExportStep) -> Ssa:
         if rest:
             raise refuse(step, "by a factor that is not an integer")
         wide = [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]]
-        places = [i for i in range(len(wide)) if i != axis + 1]
+        result_dims = [i for i in range(len(wide)) if i != axis + 1]
         size = [n * times if i == axis else n for i, n in enumerate(x.shape)]
-        x = body.reshape(body.broadcast(x, wide, places), size)
+        x = body.reshape(body.broadcast(x, wide, result_dims), size)
     return x
 
 

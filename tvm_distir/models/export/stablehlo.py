@@ -1,13 +1,14 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Export modules of levels 1 to 5 as StableHLO text, with Shardy or ``shard`` shardings."""
+"""Export modules of levels 1 to 5 as StableHLO text with shardings of Shardy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import ir
+from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import (
     Labels,
@@ -31,17 +32,15 @@ from tvm_distir.support import UsageError, nearest
 from .body_writer import Ssa
 from .composites import Composites
 from .function_writer import FunctionWriter, fault
-from .grid import NUM_INPUT, grid_text, port_notes
-from .text import Unwritable, string, symbol, tensor_text
+from .port_attributes import NUM_INPUT, port_notes
+from .text import string, symbol, tensor_text
 
-FORMS = ("auto", "manual", "replicas", "shard")
-"""The forms in which a module can be written; the second and the third apply to local modules."""
-_WITH_PORTS = ("replicas", "shard")
-"""Forms of local shapes, where attributes say of which arrays arguments and results are parts."""
+PARTITIONINGS = ("auto", "manual", "replicas")
+"""How a local module can be written; other modules ignore it."""
 
 
 @gc_paused()
-def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = True) -> str:
+def to_stablehlo(mod: ir.IRModule, partitioning: str = "auto", *, composites: bool = True) -> str:
     """Write a module as text of StableHLO, in MLIR's generic form.
 
     Parameters
@@ -51,13 +50,12 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = Tru
         ``sdy.sharding`` on arguments and ``sdy.sharding_constraint``. Distributed and legalized:
         with shardings of all arguments and results, and constraints where values are redistributed
         (the partitioner that reads it chooses collectives). Local: with explicit collectives.
-    form : str
-        The form of the text. Of a local module: ``manual``, full arrays and
-        ``sdy.manual_computation``, which requires even shards; ``replicas``, the program of each
-        device, of local shapes, as replicas numbered in the order of device ids, with attributes
-        that say of which arrays arguments and results are parts; ``auto``, the first where it is
-        possible. Of a module of any level: ``shard``, shardings or collectives of MLIR's dialect
-        ``shard`` (LLVM 22) around the operations of StableHLO.
+    partitioning : str
+        How a local module is written: ``manual``, full arrays and ``sdy.manual_computation``,
+        which requires even shards; ``replicas``, the program of each device, of local shapes, as
+        replicas numbered in the order of device ids, with attributes that say of which arrays
+        arguments and results are parts; ``auto``, the first where it is possible. Modules of
+        other levels ignore it.
     composites : bool
         Whether ops that StableHLO lacks (softmax, layer_norm, take, ...) are written as its
         composites: by name and attributes, with a function that says what they compute. They are
@@ -70,22 +68,32 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = Tru
     Raises
     ------
     UsageError
-        DIST0152 for an unknown form.
+        DIST0152 for an unknown partitioning.
     ModelError
-        DIST0380 naming what has no form in StableHLO.
+        DIST0380 naming what StableHLO cannot express.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> print(td.to_stablehlo(mod))
+    module attributes {mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 1 : i32} {
+      func.func public @main(%arg0: tensor<4x8xf32> loc("x"), ...
     """
     check_module(mod, "td.to_stablehlo")
-    if form not in FORMS:
+    if partitioning not in PARTITIONINGS:
         raise UsageError(
-            "DIST0152", f'there is no form "{form}"', place="form", remedy=nearest(form, FORMS)
+            "DIST0152",
+            f'there is no partitioning "{partitioning}"',
+            place="partitioning",
+            remedy=nearest(partitioning, PARTITIONINGS),
         )
-    return _Writer(mod, form, Composites() if composites else None).text()
+    return _Writer(mod, partitioning, Composites() if composites else None).text()
 
 
 class _Writer:
     """Writer of a module, which provides its devices to functions."""
 
-    def __init__(self, mod: ir.IRModule, form: str, composites: Composites | None) -> None:
+    def __init__(self, mod: ir.IRModule, partitioning: str, composites: Composites | None) -> None:
         self._mod, self._composites = mod, composites
         self._meshes = meshes(mod)
         self._names, self._axes = mesh_names(mod), mesh_axes(mod)
@@ -99,10 +107,10 @@ class _Writer:
         numbers = self._on_own_devices()
         ids = sorted({d for number in numbers for d in self._devices(number)})
         self._numbers = {device: number for number, device in enumerate(ids)}
-        self.form = form if self.is_local or form == "shard" else "global"
-        if form == "auto" and self.is_local:
+        self.partitioning = partitioning if self.is_local else "global"
+        if self.partitioning == "auto":
             io = _io(mod[self._entries[0]])
-            self.form = "manual" if self._not_manual(io) is None else "replicas"
+            self.partitioning = "manual" if self._not_manual(io) is None else "replicas"
 
     def text(self) -> str:
         if len(self._entries) > 1:
@@ -113,10 +121,8 @@ class _Writer:
         )
         functions += "".join(self._composites.functions if self._composites else ())
         lines = [self._mesh(i) for i in self._on_own_devices()]
-        if self.form == "shard":
-            return "module {\n" + "".join(lines) + functions + "}\n"
-        replicas = len(self._numbers) if self.form == "replicas" else 1
-        partitions = len(self._numbers) if self.form != "replicas" and self._meshes else 1
+        replicas = len(self._numbers) if self.partitioning == "replicas" else 1
+        partitions = len(self._numbers) if self.partitioning != "replicas" and self._meshes else 1
         notes = f"mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = {replicas} : i32"
         return f"module attributes {{{notes}}} {{\n" + "".join(lines) + functions + "}\n"
 
@@ -133,11 +139,6 @@ class _Writer:
 
     def _mesh(self, index: int) -> str:
         mesh = self._meshes[index]
-        if self.form == "shard":
-            try:
-                return f"  {grid_text(self._names[index], mesh, self._axes[index])}\n"
-            except Unwritable as error:
-                raise fault(self._names[index], str(error)) from error
         axes = ", ".join(
             f"{string(name)}={size}" for name, size in zip(self._axes[index], mesh_shape(mesh))
         )
@@ -151,15 +152,11 @@ class _Writer:
         """Return the number of a device in the program."""
         return self._numbers[device]
 
-    def mesh_name(self, mesh: Any) -> str:
-        """Return the name of a mesh."""
-        return str(self._names[mesh_index(self._mod, mesh)])
-
-    def groups(self, mesh: Any, axes: Sequence[int]) -> list[list[int]]:
+    def groups(self, mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
         """Return the groups of devices along some axes, by number."""
         return [[self.number(d) for d in group] for group in axis_groups(mesh, axes)]
 
-    def sharding(self, mesh: Any, labels: Sequence[int], rank: int) -> str:
+    def sharding(self, mesh: DeviceMesh, labels: Sequence[int], rank: int) -> str:
         """Return a sharding such as ``<@mesh, [{"x"}, {}]>``."""
         index = mesh_index(self._mod, mesh)
         dims = []
@@ -168,37 +165,37 @@ class _Writer:
             dims.append("{" + ", ".join(map(string, names)) + "}")
         return f"<{symbol(self._names[index])}, [{', '.join(dims)}]>"
 
-    def _function(self, name: str, fn: Any) -> str:
+    def _function(self, name: str, fn: relax.Function) -> str:
         writer = FunctionWriter(name, fn, self, self._composites)
         results = writer.run()
         io = _io(fn)
-        if io is not None and self.form == "manual":
+        if io is not None and self.partitioning == "manual":
             return self._manual(writer, results, io, self._notes(fn))
         kind = "private" if is_private(fn) else "public"
         port_texts = None
-        if io is not None and self.form in _WITH_PORTS:
+        if io is not None and self.partitioning == "replicas":
             port_texts = port_notes(io, lambda port: self._names[self._mesh_of(port, io)])
-        whole = kind == "public"
-        arguments = ", ".join(writer.signature(port_texts.inputs if port_texts else None, whole))
+        is_public = kind == "public"
+        arguments = ", ".join(
+            writer.signature(port_texts.inputs if port_texts else None, is_public)
+        )
         title = "main" if io is not None else name
         head = f"  func.func {kind} @{title}({arguments})"
         types = ", ".join(writer.results(results, port_texts.outputs if port_texts else None))
         lines = "".join(f"    {line}\n" for line in writer.body.lines)
-        notes = self._notes(fn) if whole else ""
+        notes = self._notes(fn) if is_public else ""
         ended = _return("func.return", results)
         return f"{head} -> ({types}) {notes}{{\n{lines}    {ended}\n  }}\n"
 
-    def _notes(self, fn: Any) -> str:
+    def _notes(self, fn: relax.Function) -> str:
         """Return the attribute with the number of leading data arguments, if any."""
         count = num_input(fn)
         if count is None:
             return ""
-        if self.form == "shard":
-            return f"attributes {{{NUM_INPUT} = {count} : i64}} "
         note = f'{NUM_INPUT} = "{count}"'
         return f"attributes {{mhlo.frontend_attributes = {{{note}}}}} "
 
-    def _mesh_of(self, port: Any, io: Any) -> int:
+    def _mesh_of(self, port: ir.Map, io: ir.Map) -> int:
         """Return the number of the mesh of an input or output."""
         if "mesh" not in port:
             return int(io["mesh"])
@@ -208,7 +205,7 @@ class _Writer:
                 return number
         raise fault(_title(port), f"on a mesh {shape} that the module does not have")
 
-    def _not_manual(self, io: Any) -> str | None:
+    def _not_manual(self, io: ir.Map) -> str | None:
         """Return why an entry cannot be a manual computation, or None."""
         number = int(io["mesh"])
         sizes = mesh_shape(self._meshes[number])
@@ -224,21 +221,21 @@ class _Writer:
         return None
 
     @staticmethod
-    def _labels(port: Any) -> Labels:
+    def _labels(port: ir.Map) -> Labels:
         return parse_placement(str(port["placement"]))
 
-    def _port(self, port: Any, mesh: Any) -> tuple[str, str]:
+    def _port(self, port: ir.Map, mesh: DeviceMesh) -> tuple[str, str]:
         """Return the type and sharding of the full array of an input or output."""
         shape = [int(n) for n in port["shape"]]
         kind = tensor_text(shape, str(port["dtype"]))
         return kind, self.sharding(mesh, self._labels(port), len(shape))
 
-    def _manual(self, writer: FunctionWriter, results: list[Ssa], io: Any, notes: str) -> str:
+    def _manual(self, writer: FunctionWriter, results: list[Ssa], io: ir.Map, notes: str) -> str:
         """Write the entry as a function of full arrays around the local program."""
         reason = self._not_manual(io)
         if reason is not None:
             raise fault(
-                "main", f"no manual computation can express it, as {reason}; use the form replicas"
+                "main", f"no manual computation can express it, as {reason}; write it as replicas"
             )
         mesh = self._meshes[int(io["mesh"])]
         ins, outs = ([self._port(p, mesh) for p in io[side]] for side in ("inputs", "outputs"))
@@ -269,12 +266,12 @@ class _Writer:
         )
 
 
-def _io(fn: Any) -> Any:
+def _io(fn: relax.Function) -> Any:
     attrs: Any = fn.attrs or {}
     return attrs[IO_ATTR] if IO_ATTR in attrs else None
 
 
-def _title(port: Any) -> str:
+def _title(port: ir.Map) -> str:
     return str(port.get("name", f"output {port['index']}"))
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tvm import ir
+from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import known_shape, tensor_type
 
@@ -20,22 +21,19 @@ class DeviceInterface(Protocol):
     """Interface to the devices of a module for calls that communicate."""
 
     is_local: bool
-    form: str
+    partitioning: str
 
-    def mesh_name(self, mesh: Any) -> str:
-        """Return the name of a mesh in the text."""
-
-    def sharding(self, mesh: Any, labels: Sequence[int], rank: int) -> str:
+    def sharding(self, mesh: DeviceMesh, labels: Sequence[int], rank: int) -> str:
         """Return the text of a sharding."""
 
-    def groups(self, mesh: Any, axes: Sequence[int]) -> list[list[int]]:
+    def groups(self, mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
         """Return the groups of devices, by their numbers in the program."""
 
     def number(self, device: int) -> int:
         """Return the number of a device in the program."""
 
 
-def dims(ty: Any) -> tuple[int, ...]:
+def dims(ty: ir.Type) -> tuple[int, ...]:
     """Return the static shape of a type."""
     shape = known_shape(ty)
     if tensor_type(ty) is None:
@@ -45,9 +43,9 @@ def dims(ty: Any) -> tuple[int, ...]:
     return shape
 
 
-def dtype(ty: Any) -> str:
+def dtype(ty: ir.Type) -> str:
     """Return the name of the element type."""
-    tensor: Any = tensor_type(ty)
+    tensor: relax.TensorType = tensor_type(ty)
     return str(getattr(tensor.dtype, "dtype", tensor.dtype))
 
 
@@ -70,7 +68,7 @@ class ExportStep:
     devices: DeviceInterface
 
     @property
-    def attrs(self) -> Any:
+    def attrs(self) -> ir.Attrs:
         """Return the call's attributes."""
         return self.call.attrs
 

@@ -78,5 +78,7 @@ def _files(folder: Path) -> list[Path]:
     return [folder / Path(str(name)).name for name in sorted(set(files.values()))]
 
 
-def _unreadable(place: str, problem: str, remedy: str = "Download the file again.") -> ModelError:
-    return ModelError("DIST0315", problem, place=place, remedy=remedy)
+def _unreadable(
+    location: str, problem: str, remedy: str = "Download the file again."
+) -> ModelError:
+    return ModelError("DIST0315", problem, place=location, remedy=remedy)

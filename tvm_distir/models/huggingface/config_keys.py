@@ -40,8 +40,8 @@ quantizes is stated by :mod:`.quantized_config`."""
 class ConfigKeys:
     """Reader of the keys of a configuration, which says which keys nothing has read."""
 
-    def __init__(self, data: Mapping[str, Any], place: str) -> None:
-        self.data, self.place = data, place
+    def __init__(self, data: Mapping[str, Any], location: str) -> None:
+        self.data, self.location = data, location
         self.unread = {key for key in data if key not in NOT_IN_GRAPH}
 
     @property
@@ -80,4 +80,4 @@ class ConfigKeys:
 
     def fault(self, problem: str, remedy: str) -> ModelError:
         """Return the error DIST0334."""
-        return ModelError("DIST0334", problem, place=self.place, remedy=remedy)
+        return ModelError("DIST0334", problem, place=self.location, remedy=remedy)

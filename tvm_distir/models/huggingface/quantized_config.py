@@ -70,14 +70,14 @@ def quantization_note(reading: ConfigKeys, dtype: str) -> str:
     return f"{note} unless --kernels {profile}{serving} is given"
 
 
-def _fp8(config: Mapping[str, Any]) -> WeightType:
+def _fp8(config: Mapping[str, object]) -> WeightType:
     block = config.get("weight_block_size")
     if isinstance(block, list) and block:
         return WeightType(f"fp8, blocks of {' x '.join(map(str, block))}", "fp8-block")
     return WeightType("fp8", "fp8")
 
 
-def _integers(config: Mapping[str, Any]) -> WeightType | None:
+def _integers(config: Mapping[str, object]) -> WeightType | None:
     """Read weights of ``bits`` in groups, of which the activations are not quantized."""
     bits, group = config.get("bits", config.get("w_bit")), config.get("group_size")
     if not isinstance(bits, int):
@@ -86,13 +86,13 @@ def _integers(config: Mapping[str, Any]) -> WeightType | None:
     return WeightType(f"int{bits}{groups}", f"int{bits}")
 
 
-def _bitsandbytes(config: Mapping[str, Any]) -> WeightType | None:
+def _bitsandbytes(config: Mapping[str, object]) -> WeightType | None:
     if config.get("load_in_4bit"):
         return WeightType(str(config.get("bnb_4bit_quant_type", "fp4")))
     return WeightType("int8 with outliers") if config.get("load_in_8bit") else None
 
 
-def _modelopt(config: Mapping[str, Any]) -> WeightType | None:
+def _modelopt(config: Mapping[str, object]) -> WeightType | None:
     inner = config.get("quantization")
     algorithm = str((inner if isinstance(inner, Mapping) else config).get("quant_algo", ""))
     names = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "MXFP8": ""}
@@ -109,10 +109,10 @@ def _compressed(config: Mapping[str, Any]) -> WeightType | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _of_group(group: Any, config: Mapping[str, Any]) -> WeightType | None:
-    weights = group.get("weights") if isinstance(group, Mapping) else None
-    if not isinstance(weights, Mapping):
+def _of_group(group: object, config: Mapping[str, object]) -> WeightType | None:
+    if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
         return None
+    weights = group["weights"]
     kind, bits = weights.get("type"), weights.get("num_bits")
     if kind == "float" and bits == 8:
         return _fp8({"weight_block_size": weights.get("block_structure")})
@@ -126,7 +126,7 @@ def _of_group(group: Any, config: Mapping[str, Any]) -> WeightType | None:
     return _integers({"bits": bits, "group_size": weights.get("group_size")})
 
 
-def _torchao(config: Mapping[str, Any]) -> WeightType | None:
+def _torchao(config: Mapping[str, object]) -> WeightType | None:
     text = str(config.get("quant_type", "")).lower()
     if "float8" in text:
         return WeightType("fp8", "fp8")
@@ -134,7 +134,7 @@ def _torchao(config: Mapping[str, Any]) -> WeightType | None:
     return None if bits is None else WeightType(f"int{bits}", f"int{bits}")
 
 
-def _quanto(config: Mapping[str, Any]) -> WeightType | None:
+def _quanto(config: Mapping[str, object]) -> WeightType | None:
     kind = {"float8": "fp8"}.get(str(config.get("weights")), str(config.get("weights")))
     return WeightType(kind, kind) if kind in ("fp8", "int2", "int4", "int8") else None
 

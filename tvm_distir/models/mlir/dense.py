@@ -28,7 +28,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def element_type(word: str) -> np.dtype[Any] | None:
+def element_type(word: str) -> np.dtype[np.generic] | None:
     """Return NumPy's type of MLIR elements, or None if it is unsupported.
 
     Examples
@@ -40,7 +40,7 @@ def element_type(word: str) -> np.dtype[Any] | None:
     return None if name is None else np.dtype(name)
 
 
-def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[Any]:
+def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[np.generic]:
     """Read the content of ``dense<...>``.
 
     Returns
@@ -69,7 +69,7 @@ def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[
     return elements.reshape(shape) if len(words) == count else elements.reshape(1)
 
 
-def _element(word: str, dtype: np.dtype[Any]) -> Any:
+def _element(word: str, dtype: np.dtype[np.generic]) -> Any:
     if word in ("true", "false"):
         return word == "true"
     if "0x" not in word:
@@ -81,7 +81,7 @@ def _element(word: str, dtype: np.dtype[Any]) -> Any:
     return holder.view(dtype)[()]
 
 
-def _from_bytes(text: str, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+def _from_bytes(text: str, dtype: np.dtype[np.generic], count: int) -> npt.NDArray[np.generic]:
     """Read elements from their bytes; booleans may be packed, eight in a byte."""
     data = bytes.fromhex(text.removeprefix("0x"))
     if dtype.kind == "b" and len(data) == -(-count // 8) != count:

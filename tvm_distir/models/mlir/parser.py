@@ -10,7 +10,7 @@ from typing import Any
 from tvm_distir.support import ModelError
 
 from .attributes import NAME, STRING, SYMBOL, VALUE, Attributes, read_symbol
-from .pretty import DIALECTS, PrettyForms
+from .pretty import DIALECTS, PrettyOperations
 from .scanner import Scanner
 from .tree import Argument, Module, Opaque, Operation, RegionBlock, Type
 
@@ -25,14 +25,14 @@ _CUSTOM_CALL = re.compile(
 _ALIAS = re.compile(r"[#!][\w$.]+(?=\s*=)")
 
 
-def parse_module(text: str, place: str = "text") -> Module:
+def parse_module(text: str, location: str = "text") -> Module:
     """Parse the text of a module.
 
     Parameters
     ----------
     text : str
         The text in the form that MLIR prints, generic or pretty, with locations or without.
-    place : str
+    location : str
         The name of the text in errors.
 
     Raises
@@ -41,14 +41,14 @@ def parse_module(text: str, place: str = "text") -> Module:
         DIST0370 at the line that cannot be read, DIST0371 an operation of a dialect that is none
         of StableHLO's.
     """
-    return _Parser(Scanner(text, place)).module()
+    return _Parser(Scanner(text, location)).module()
 
 
 class _Parser:
     def __init__(self, scan: Scanner) -> None:
         self._scan = scan
         self._attributes = Attributes(scan)
-        self._pretty = PrettyForms(scan, self._attributes, self._region, self._argument)
+        self._pretty = PrettyOperations(scan, self._attributes, self._region, self._argument)
         self._locations: dict[str, str] = {}
 
     def module(self) -> Module:

@@ -43,7 +43,7 @@ _WINDOW = {
 }
 
 
-class PrettyForms:
+class PrettyOperations:
     """Parser of operations in their pretty forms, after the name.
 
     Parameters

@@ -22,13 +22,13 @@ class Scanner:
     Parameters
     ----------
     text : str
-    place : str
+    location : str
         The name of the text in errors.
     """
 
-    def __init__(self, text: str, place: str) -> None:
+    def __init__(self, text: str, location: str) -> None:
         self.text = text
-        self._place = place
+        self._location = location
         self._at = 0
         self._line_of = (0, 1)
         self._depth = 0
@@ -124,7 +124,7 @@ class Scanner:
         return ModelError(
             "DIST0370",
             problem,
-            place=f"{self._place}:{self.line}",
+            place=f"{self._location}:{self.line}",
             remedy="Write the text again with JAX's as_text(), or jax.export.",
         )
 
@@ -133,6 +133,6 @@ class Scanner:
         return ModelError(
             "DIST0371",
             f"{operation} cannot be imported",
-            place=f"{self._place}:{self.line} ({operation})",
+            place=f"{self._location}:{self.line} ({operation})",
             remedy=remedy,
         )

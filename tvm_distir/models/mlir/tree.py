@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 
@@ -61,7 +62,7 @@ class Opaque:
 class Dense:
     """Typed ``dense<...>``; ``values`` has a single element if all are equal."""
 
-    values: npt.NDArray[Any]
+    values: npt.NDArray[np.generic]
     type: TensorType
 
 

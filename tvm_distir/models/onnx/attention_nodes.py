@@ -225,7 +225,7 @@ class _AttentionWriter(NodeWriter):
         batch, _, rows, _ = self._shape(q)
         keys = self._shape(self._k)[2]
         columns = self.constant(np.arange(keys)[None], "int64")
-        places = self.constant(self._past + np.arange(rows)[:, None], "int64")
+        positions = self.constant(self._past + np.arange(rows)[:, None], "int64")
         masks = []
         if self.lengths is not None:
             name, more = self.lengths
@@ -235,9 +235,9 @@ class _AttentionWriter(NodeWriter):
             masks.append(self.add("Less", columns, ends))
             if self.offset_by_lengths:
                 starts = self.add("Sub", ends, self.constant(rows, "int64"))
-                places = self.add("Add", places, starts)
+                positions = self.add("Add", positions, starts)
         if self.causal:
-            masks.append(self.add("LessOrEqual", columns, places))
+            masks.append(self.add("LessOrEqual", columns, positions))
         return masks
 
     def _without_unseen_rows(self, scores: str, weights: str) -> str:

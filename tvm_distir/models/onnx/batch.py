@@ -41,14 +41,14 @@ class Shapes(Protocol):
         """Return the static shape of a tensor, None when unknown."""
 
 
-def node_place(node: onnx.NodeProto) -> str:
+def node_location(node: onnx.NodeProto) -> str:
     """Return the description of a node: its name, or its first output, and its operator."""
     return f"{node.name or (node.output[0] if node.output else '?')} ({node.op_type})"
 
 
 def refusal(node: onnx.NodeProto, problem: str) -> ModelError:
     """Return the DIST0314 error of a node that prevents another batch."""
-    return ModelError("DIST0314", problem, place=node_place(node), remedy=_REMEDY)
+    return ModelError("DIST0314", problem, place=node_location(node), remedy=_REMEDY)
 
 
 def carrying_dims(name: str, before: Shapes, after: Shapes) -> tuple[int, ...]:

@@ -74,8 +74,8 @@ def _scalar_inside(graph: onnx.GraphProto) -> bool:
         output for node in graph.node if node.op_type == "Reshape" for output in node.output
     }
     for node in graph.node:
-        again = node.op_type == "If" and node.input[0] not in reshaped
-        nodes.extend((with_scalar_condition(node, (1,)) or [node]) if again else [node])
+        is_scalar_needed = node.op_type == "If" and node.input[0] not in reshaped
+        nodes.extend((with_scalar_condition(node, (1,)) or [node]) if is_scalar_needed else [node])
     changed = len(nodes) != len(graph.node)
     if changed:
         del graph.node[:]

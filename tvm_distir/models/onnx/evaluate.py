@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from tvm_distir.models.common.quiet import reason
 from tvm_distir.support import ModelError
 
-from .batch import node_place
+from .batch import node_location
 
 Array = npt.NDArray[np.generic]
 
@@ -45,7 +45,7 @@ def evaluated(node: onnx.NodeProto, operands: Mapping[str, Array], model: onnx.M
         raise ModelError(
             "DIST0310",
             f"it cannot be evaluated on its constant operands: {reason(error)}",
-            place=node_place(node),
+            place=node_location(node),
             remedy="Check the constants of the model.",
         ) from error
 

@@ -81,8 +81,8 @@ def _mod(node: onnx.NodeProto, seen: Seen, _: int) -> Nodes | None:
     writer, (x, y) = NodeWriter(node), node.input
     zero = writer.constant(0, _dtype(seen, x))
     rest = writer.add("Mod", x, y, fmod=1)
-    apart = writer.add("Xor", writer.add("Less", rest, zero), writer.add("Less", y, zero))
-    moved = writer.add("Where", apart, writer.add("Add", rest, y), rest)
+    differ = writer.add("Xor", writer.add("Less", rest, zero), writer.add("Less", y, zero))
+    moved = writer.add("Where", differ, writer.add("Add", rest, y), rest)
     signed_zero = writer.add("Mul", writer.add("Abs", rest), writer.add("Sign", y))
     return writer.finish("Where", [writer.add("Equal", rest, zero), signed_zero, moved])
 
@@ -105,10 +105,10 @@ def _prelu(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     return writer.finish("Where", [negative, writer.add("Mul", x, slope), x])
 
 
-def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
     """Return whether a shape broadcasts to another."""
-    pairs = zip(reversed(shape), reversed(whole))
-    return len(shape) <= len(whole) and all(a in (1, b) for a, b in pairs)
+    pairs = zip(reversed(shape), reversed(full))
+    return len(shape) <= len(full) and all(a in (1, b) for a, b in pairs)
 
 
 def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
@@ -133,8 +133,8 @@ def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     part = node.input[0]
     if version < 10:  # TVM reads no slices with attributes
         for axis, bounds in zip(axes.tolist(), zip(begin, ends, strict=True), strict=True):
-            places = writer.constant(np.arange(*bounds), "int64")
-            part = writer.add("Gather", part, places, axis=axis)
+            positions = writer.constant(np.arange(*bounds), "int64")
+            part = writer.add("Gather", part, positions, axis=axis)
     else:
         operands = [writer.constant(values, "int64") for values in (begin, ends, axes)]
         part = writer.add("Slice", part, *operands)

@@ -26,7 +26,7 @@ from tvm_distir.models.common.quiet import (
 )
 from tvm_distir.support import ModelError
 
-from .batch import node_place
+from .batch import node_location
 from .input_shapes import static_shapes
 from .name_checks import check_names
 from .onnx_file import check_complete, opset_version, read_model
@@ -65,40 +65,40 @@ def from_onnx(
         DIST0301, DIST0303 the file; DIST0310 to DIST0314, DIST0316, DIST0317 the model.
     """
     if isinstance(source, onnx.ModelProto):
-        model, path, place, folder = source, "", source.graph.name or "model", ""
+        model, path, location, folder = source, "", source.graph.name or "model", ""
     else:
         path = str(Path(source).resolve())
-        model, place, folder = read_model(source), str(source), str(Path(source).parent)
-    check_complete(model, place)
-    _check_batch(batch, place)
-    check_sizes(dims or {}, place)
+        model, location, folder = read_model(source), str(source), str(Path(source).parent)
+    check_complete(model, location)
+    _check_batch(batch, location)
+    check_sizes(dims or {}, location)
     if model.ir_version < OLDEST_IR:
         raise ModelError(
             "DIST0310",
             f"the model's IR version is {model.ir_version}",
-            place=place,
+            place=location,
             remedy=f"Convert it to IR version {OLDEST_IR} or later.",
         )
-    check_names(model.graph, place)
-    check_inputs(model.graph, place)
+    check_names(model.graph, location)
+    check_inputs(model.graph, location)
     skeleton = strip_weights(model, folder)
     name_weights(skeleton)
-    old, new = static_shapes(skeleton.model, skeleton.data, dims or {}, batch, place)
+    old, new = static_shapes(skeleton.model, skeleton.data, dims or {}, batch, location)
     skeleton.model = resolve(skeleton.model, old, new)
-    mod = _import(skeleton, place)
+    mod = _import(skeleton, location)
     names = [*skeleton.data, *skeleton.weights]
     main = mod["main"].with_attrs({NUM_INPUT_ATTR: len(skeleton.data), PARAM_NAMES_ATTR: names})
     mod.update_func(mod.get_global_var("main"), main)
     about = {"format": "onnx", "source": path, "batch": batch or 0}
-    return noted_step(_fold_constants(mod.with_attr(FRONTEND_ATTR, about), place))
+    return noted_step(_fold_constants(mod.with_attr(FRONTEND_ATTR, about), location))
 
 
-def _check_batch(batch: int | None, place: str) -> None:
+def _check_batch(batch: int | None, location: str) -> None:
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         raise ModelError(
             "DIST0314",
             f"batch={batch!r} is not a size",
-            place=place,
+            place=location,
             remedy="Give a positive integer.",
         )
 
@@ -149,7 +149,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         return result
 
 
-def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
+def _import(skeleton: Skeleton, location: str) -> ir.IRModule:
     """Run TVM's importer on named nodes, and turn its errors into ModelErrors.
 
     The module holds ``main`` and the PrimFuncs that the importer writes for some operators.
@@ -164,7 +164,7 @@ def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
         raise ModelError(
             "DIST0311",
             _unsupported(skeleton.model, str(error)),
-            place=place,
+            place=location,
             remedy="Rewrite the model with operators that TVM imports.",
         ) from error
     except IMPORT_ERRORS as error:
@@ -174,7 +174,7 @@ def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
         raise ModelError(
             "DIST0312",
             f"TVM's importer refused the node: {reason(error)}",
-            place=node or place,
+            place=node or location,
             remedy="Check the operands and the operator set's version.",
         ) from error
     return mod
@@ -186,11 +186,11 @@ def _unsupported(model: onnx.ModelProto, message: str) -> str:
     first: dict[str, str] = {}
     for node in model.graph.node:
         if node.op_type in listed:
-            first.setdefault(node.op_type, node_place(node))
+            first.setdefault(node.op_type, node_location(node))
     return f"TVM cannot import {', '.join(first.values()) or message}"
 
 
-def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
+def _fold_constants(mod: ir.IRModule, location: str) -> ir.IRModule:
     """Fold values that depend only on constants, and remove unread values."""
     passes = tvm.transform.Sequential(
         [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination(["main"])]
@@ -203,7 +203,7 @@ def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
         raise ModelError(
             "DIST0312",
             f"TVM has no kernel for {call}: {reason(error)}",
-            place=place,
+            place=location,
             remedy="Rewrite the node that is imported as this call.",
         ) from error
 

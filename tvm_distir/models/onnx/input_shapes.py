@@ -29,7 +29,7 @@ def static_shapes(
     data: list[str],
     dims: Mapping[str, int],
     batch: int | None,
-    place: str,
+    location: str,
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Return the shapes of all graph inputs in the file, and as requested.
 
@@ -43,7 +43,7 @@ def static_shapes(
         Sizes for symbolic dims, by name, or ``INPUT.INDEX``.
     batch : int, optional
         New size of dim 0 of the data inputs.
-    place : str
+    location : str
         The model, for messages.
 
     Raises
@@ -53,37 +53,60 @@ def static_shapes(
     """
     old: dict[str, Shape] = {}
     open_names: dict[str, str] = {}
-    known = []
+    known: list[str] = []
     for value in model.graph.input:
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             raise ModelError(
                 "DIST0313",
                 f'the shape of the input "{value.name}" is unknown',
-                place=place,
+                place=location,
                 remedy="Export the model with a shape.",
             )
-        sizes = []
-        for index, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.HasField("dim_value") and dim.dim_value > 0:
-                sizes.append(int(dim.dim_value))
-                continue
-            name = dim.dim_param or f"{value.name}.{index}"
-            known += [name, *_names_in(name)]
-            size = _size_of(name, dims)
-            if size is None and index == 0 and batch is not None and value.name in data:
-                size = batch
-            if size is None:
-                word = f'dim {index} ("{dim.dim_param}")' if dim.dim_param else f"dim {index}"
-                open_names.setdefault(name, f'{word} of the input "{value.name}" is unknown')
-            sizes.append(size or 0)
-        old[value.name] = tuple(sizes)
+        batch_size = batch if value.name in data else None
+        old[value.name] = _shape_of(value, dims, batch_size, known, open_names)
     for name in dims:
         if name not in known:
-            raise unknown_dim(name, list(dict.fromkeys(known)), place)
+            raise unknown_dim(name, list(dict.fromkeys(known)), location)
     if open_names:
-        raise _unknown_dims(open_names, dims, place)
+        raise _unknown_dims(open_names, dims, location)
     if batch is None:
         return old, old
+    return old, _with_batch(old, data, batch, location)
+
+
+def _shape_of(
+    value: onnx.ValueInfoProto,
+    dims: Mapping[str, int],
+    batch: int | None,
+    known: list[str],
+    open_names: dict[str, str],
+) -> Shape:
+    """Return the shape of an input, 0 for a dim without a size.
+
+    ``known`` receives the names of its symbolic dims, and ``open_names`` the dims without a size,
+    with a sentence about the first of each name.
+    """
+    sizes = []
+    for index, dim in enumerate(value.type.tensor_type.shape.dim):
+        if dim.HasField("dim_value") and dim.dim_value > 0:
+            sizes.append(int(dim.dim_value))
+            continue
+        name = dim.dim_param or f"{value.name}.{index}"
+        known += [name, *_names_in(name)]
+        size = _size_of(name, dims)
+        if size is None and index == 0:
+            size = batch
+        if size is None:
+            word = f'dim {index} ("{dim.dim_param}")' if dim.dim_param else f"dim {index}"
+            open_names.setdefault(name, f'{word} of the input "{value.name}" is unknown')
+        sizes.append(size or 0)
+    return tuple(sizes)
+
+
+def _with_batch(
+    old: Mapping[str, Shape], data: list[str], batch: int, location: str
+) -> dict[str, Shape]:
+    """Return shapes with another dim 0 of the data inputs."""
     ranked = [name for name in data if old[name]]
     sizes_seen = sorted({old[name][0] for name in ranked} - {batch})
     if not ranked or len(sizes_seen) > 1:
@@ -91,11 +114,10 @@ def static_shapes(
         raise ModelError(
             "DIST0314",
             f"the data inputs have no common dim 0: {shown}",
-            place=place,
+            place=location,
             remedy="Remove --batch, or export the model with the required batch.",
         )
-    new = {name: (batch, *shape[1:]) if name in ranked else shape for name, shape in old.items()}
-    return old, new
+    return {name: (batch, *shape[1:]) if name in ranked else shape for name, shape in old.items()}
 
 
 def _parsed(text: str) -> ast.Expression:
@@ -134,11 +156,11 @@ def _value(node: ast.expr, dims: Mapping[str, int]) -> int:
     return dims[node.id] if isinstance(node, ast.Name) else int(ast.literal_eval(node))
 
 
-def _unknown_dims(names: Mapping[str, str], dims: Mapping[str, int], place: str) -> ModelError:
+def _unknown_dims(names: Mapping[str, str], dims: Mapping[str, int], location: str) -> ModelError:
     """Return the error for dims without a size, with options for all of them."""
     unknown = [dim for name in names for dim in _names_in(name) or [name] if dim not in dims]
     operand = next(iter(names.values()))
     remedy = dims_remedy(unknown or list(names), "td.from_onnx(file, dims={})")
     if "dim 0" in operand:
         remedy += " A batch, dim 0, may also be given by --batch N."
-    return ModelError("DIST0313", operand, place=place, remedy=remedy)
+    return ModelError("DIST0313", operand, place=location, remedy=remedy)

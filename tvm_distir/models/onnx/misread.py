@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from tvm_distir.support import ModelError
 
-from .batch import node_place
+from .batch import node_location
 
 
 class Seen(Protocol):
@@ -45,7 +45,7 @@ def check_read(node: onnx.NodeProto, seen: Seen) -> None:
         raise ModelError(
             "DIST0312",
             f"TVM's importer translates it incorrectly: {fault[0]}",
-            place=node_place(node),
+            place=node_location(node),
             remedy=fault[1],
         )
 

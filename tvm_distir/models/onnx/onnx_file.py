@@ -40,21 +40,21 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     return model
 
 
-def check_complete(model: onnx.ModelProto, place: str) -> None:
+def check_complete(model: onnx.ModelProto, location: str) -> None:
     """Reject a model without a graph (DIST0303) or a known operator set (DIST0310)."""
     graph = model.graph
     if not graph.output or not (graph.node or graph.input):
         raise ModelError(
             "DIST0303",
             "the file contains no graph with an output",
-            place=place,
+            place=location,
             remedy="Export or download it again.",
         )
     if not graph.node:
         raise ModelError(
             "DIST0310",
             "the graph has no nodes",
-            place=place,
+            place=location,
             remedy="Export the model again.",
         )
     version, newest = opset_version(model), onnx.defs.onnx_opset_version()
@@ -62,7 +62,7 @@ def check_complete(model: onnx.ModelProto, place: str) -> None:
         raise ModelError(
             "DIST0310",
             "the model imports no operator set of the default domain",
-            place=place,
+            place=location,
             remedy="Export it with an opset_import.",
         )
     if not 1 <= version <= newest:
@@ -70,7 +70,7 @@ def check_complete(model: onnx.ModelProto, place: str) -> None:
             "DIST0310",
             f"the model imports the operator set {version}, which onnx {onnx.__version__} does not "
             "know",
-            place=place,
+            place=location,
             remedy=f"Export it with one from 1 to {newest}, or install a newer onnx.",
         )
 

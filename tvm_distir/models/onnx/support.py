@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from tvm_distir.support import ModelError
 
-from .batch import node_place
+from .batch import node_location
 
 ELEMENT_TYPES = (
     TensorProto.BOOL,
@@ -76,7 +76,7 @@ SIZE_OPERANDS = {
 """Operands that say how large the results are."""
 
 
-def check_inputs(graph: onnx.GraphProto, place: str) -> None:
+def check_inputs(graph: onnx.GraphProto, location: str) -> None:
     """Reject inputs and outputs that are not tensors of supported elements (DIST0316)."""
     for value in [*graph.input, *graph.output]:
         fault = type_fault(value.type) if value.type.WhichOneof("value") else None
@@ -84,7 +84,7 @@ def check_inputs(graph: onnx.GraphProto, place: str) -> None:
             raise ModelError(
                 "DIST0316",
                 f'"{value.name}" is {fault}',
-                place=place,
+                place=location,
                 remedy=_REMEDY,
             )
 
@@ -121,7 +121,7 @@ def check_numbers(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> Non
             raise ModelError(
                 "DIST0316",
                 f'its result "{name}" is {fault}',
-                place=node_place(node),
+                place=node_location(node),
                 remedy=_REMEDY,
             )
 
@@ -152,7 +152,7 @@ def check_sizes(
     raise ModelError(
         "DIST0317",
         f"the size of its result depends on data: {problem}",
-        place=node_place(node),
+        place=node_location(node),
         remedy="Make that operand a constant, or remove the node: only static shapes are "
         "supported.",
     )

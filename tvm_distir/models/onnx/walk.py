@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper, shape_inference
 from tvm_distir.models.common.quiet import reason
 from tvm_distir.support import ModelError
 
-from .batch import node_place
+from .batch import node_location
 from .evaluate import evaluated
 from .expanding import expanded
 from .input_shapes import Shape
@@ -126,7 +126,7 @@ class ShapeWalk:
             raise ModelError(
                 "DIST0310",
                 f'"{missing[0]}" is read before it is defined',
-                place=node_place(node),
+                place=node_location(node),
                 remedy="Export the model again with topologically sorted nodes.",
             )
         nested = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
@@ -149,7 +149,7 @@ class ShapeWalk:
             raise ModelError(
                 "DIST0310",
                 f"the shapes do not match: {reason(error)} (operands {self._operands(node)})",
-                place=node_place(node),
+                place=node_location(node),
                 remedy="Check the model with onnx.checker.check_model(full_check=True).",
             ) from error
         self.types.update(outputs)
@@ -182,6 +182,6 @@ def unknown_operator(node: onnx.NodeProto) -> ModelError:
     return ModelError(
         "DIST0311",
         f'the operator "{node.op_type}"{domain} is unknown',
-        place=node_place(node),
+        place=node_location(node),
         remedy="Export the model with standard ONNX operators.",
     )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from tvm_distir.models.export.grid import NUM_INPUT
+from tvm_distir.models.export.port_attributes import NUM_INPUT
 from tvm_distir.models.mlir.attributes import read_name
 from tvm_distir.models.mlir.tree import Operation
 from tvm_distir.support import ModelError, nearest, parse_int
@@ -48,16 +48,16 @@ class ArgumentNames:
     data : collection of str, or None
         Names of the arguments that are data, or of structures such as ``batch`` all of whose parts
         are. None: those that are no part of a structure.
-    place : str
+    location : str
         The name of the text in errors.
     """
 
     def __init__(
-        self, locations: Mapping[str, str], data: Collection[str] | None, place: str
+        self, locations: Mapping[str, str], data: Collection[str] | None, location: str
     ) -> None:
         self._locations = locations
         self._data = None if data is None else {cleaned(name) for name in data}
-        self._place = place
+        self._location = location
 
     def of(self, function: Operation) -> Signature:
         """Return the names and order of a function's arguments.
@@ -85,7 +85,7 @@ class ArgumentNames:
                 raise ModelError(
                     "DIST0373",
                     f'there is no argument "{name}"',
-                    place=self._place,
+                    place=self._location,
                     remedy=nearest(name, titles),
                 )
         weights = [i for i in range(len(titles)) if i not in set(data)]

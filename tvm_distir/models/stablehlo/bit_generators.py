@@ -9,7 +9,6 @@ Philox-4x32 with 10 rounds. The state holds a key and a counter of 64 bits each.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tvm import relax
 
@@ -31,27 +30,27 @@ class _Words:
     def __init__(self, call: HloCall) -> None:
         self._emit = call.write.emit
 
-    def number(self, value: int) -> Any:
+    def number(self, value: int) -> relax.Expr:
         return constant(value, "uint64")
 
-    def low(self, x: Any) -> Any:
+    def low(self, x: relax.Expr) -> relax.Expr:
         return self._emit(_op.bitwise_and(x, self.number(_LOW)))
 
-    def high(self, x: Any) -> Any:
+    def high(self, x: relax.Expr) -> relax.Expr:
         return self._emit(_op.right_shift(x, self.number(32)))
 
-    def add(self, x: Any, y: Any) -> Any:
+    def add(self, x: relax.Expr, y: relax.Expr) -> relax.Expr:
         return self.low(self._emit(_op.add(x, y)))
 
-    def xor(self, x: Any, y: Any) -> Any:
+    def xor(self, x: relax.Expr, y: relax.Expr) -> relax.Expr:
         return self._emit(_op.bitwise_xor(x, y))
 
-    def product(self, x: Any, factor: int) -> tuple[Any, Any]:
+    def product(self, x: relax.Expr, factor: int) -> tuple[relax.Expr, relax.Expr]:
         """Return the high and the low word of a product."""
         wide = self._emit(_op.multiply(x, self.number(factor)))
         return self.high(wide), self.low(wide)
 
-    def rotated(self, x: Any, count: int) -> Any:
+    def rotated(self, x: relax.Expr, count: int) -> relax.Expr:
         left = self._emit(_op.left_shift(x, self.number(count)))
         right = self._emit(_op.right_shift(x, self.number(32 - count)))
         return self.low(self._emit(_op.bitwise_or(left, right)))
@@ -65,8 +64,8 @@ def _generated(call: HloCall) -> list[TranslatedTensor]:
     algorithm = str(call.attribute("rng_algorithm", call.attribute("algorithm")))
     if algorithm not in _ALGORITHMS:
         raise UnsupportedOperation(f'the algorithm "{algorithm}"')
-    whole = call.write.whole(state)
-    key, counter = (call.write.slice(whole, [i], [i + 1]) for i in (0, 1))
+    full = call.write.full(state)
+    key, counter = (call.write.slice(full, [i], [i + 1]) for i in (0, 1))
     words, used = _ALGORITHMS[algorithm](call, key, counter, shape, dtype == "uint64")
     bits = call.write.cast(words, dtype)
     after = call.write.emit(_op.add(counter, constant(used, "uint64")))
@@ -75,8 +74,8 @@ def _generated(call: HloCall) -> list[TranslatedTensor]:
 
 
 def _threefry(
-    call: HloCall, key: Any, counter: Any, shape: tuple[int, ...], is_wide: bool
-) -> tuple[Any, int]:
+    call: HloCall, key: relax.Expr, counter: relax.Expr, shape: tuple[int, ...], is_wide: bool
+) -> tuple[relax.Expr, int]:
     """Return elements of ``shape`` and the number of counters used.
 
     A counter gives two words. They are neighbors along the first even dim, or along the largest.
@@ -109,8 +108,8 @@ def _threefry(
 
 
 def _philox(
-    call: HloCall, key: Any, counter: Any, shape: tuple[int, ...], is_wide: bool
-) -> tuple[Any, int]:
+    call: HloCall, key: relax.Expr, counter: relax.Expr, shape: tuple[int, ...], is_wide: bool
+) -> tuple[relax.Expr, int]:
     """Return elements of ``shape`` and the number of counters used, each of which gives 4 words.
 
     XLA starts the high half of the 128-bit counter with the key.

@@ -12,7 +12,7 @@ from tvm import ir, relax, tirx
 from tvm_ffi import core
 
 from tvm_distir.models.export.composites import ARGUMENTS
-from tvm_distir.models.export.grid import PREFIX
+from tvm_distir.models.export.port_attributes import PREFIX
 from tvm_distir.models.mlir.tree import Operation
 
 from .emitter import Emitter
@@ -62,21 +62,21 @@ def read_composite(
     if make is None:
         return None
     write.hint = str(operation.attributes["name"]).rpartition(".")[2]
-    result = write.emit(make([_whole(value, write) for value in operands]))
+    result = write.emit(make([_full(value, write) for value in operands]))
     if not isinstance(result.ty, relax.TupleType):
         return [write.value(result)]
     return [write.value(write.emit(result[i])) for i in range(len(result.ty.fields))]
 
 
-def _whole(value: TranslatedTensor, write: Emitter) -> Any:
+def _full(value: TranslatedTensor, write: Emitter) -> relax.Expr:
     """Return an operand, with constants of equal numbers unexpanded."""
     number = value.scalar
     if number is None or not value.shape:
-        return write.whole(value)
+        return write.full(value)
     return relax.const(np.full(value.shape, number, array_type(value.dtype)), value.dtype)
 
 
-def _maker(operation: Operation) -> Callable[[list[Any]], Any] | None:
+def _maker(operation: Operation) -> Callable[[list[relax.Expr]], relax.Expr] | None:
     """Return the maker of a composite's call, or None if it does not fit the op."""
     stated: Any = operation.attributes.get("composite_attributes") or {}
     title = str(operation.attributes.get("name", ""))
@@ -96,7 +96,7 @@ def _maker(operation: Operation) -> Callable[[list[Any]], Any] | None:
         return None
     attrs = ir.make_node(key, **fields) if key else None
 
-    def make(operands: list[Any]) -> Any:
+    def make(operands: list[relax.Expr]) -> relax.Expr:
         values = iter(operands)
         return relax.Call(op, [_argument(item, values) for item in arguments], attrs)
 
@@ -119,20 +119,20 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
 """The conversions of fields to these types; None for any other value."""
 
 
-def _nothing(_: Any) -> Any:
+def _nothing(_: object) -> Any:
     return None
 
 
-def _is(value: Any, kind: type) -> bool:
+def _is(value: object, kind: type) -> bool:
     return type(value) is kind
 
 
-def _listed(value: Any, kind: type) -> Any:
+def _listed(value: object, kind: type) -> Any:
     good = isinstance(value, list) and all(type(item) is kind for item in value)
     return value if good else None
 
 
-def _integers(value: Any) -> Any:
+def _integers(value: object) -> Any:
     """Return an integer or several, as ``split`` has them."""
     if _is(value, int):
         return tirx.IntImm("int64", value)
@@ -140,7 +140,7 @@ def _integers(value: Any) -> Any:
     return None if items is None else [tirx.IntImm("int64", item) for item in items]
 
 
-def _floats(value: Any) -> Any:
+def _floats(value: object) -> Any:
     items = _listed(value, float)
     return None if items is None else [tirx.FloatImm("float32", item) for item in items]
 
@@ -162,7 +162,7 @@ def _fields(key: str, attributes: dict[str, Any]) -> dict[str, Any] | None:
     return fields
 
 
-def _tensors(arguments: Any) -> int:
+def _tensors(arguments: list[Any]) -> int:
     """Return the number of tensors in arguments, or -1 if another tool wrote them."""
     count = 0
     for item in arguments:
@@ -179,11 +179,11 @@ def _tensors(arguments: Any) -> int:
     return count
 
 
-def _is_shape(item: dict[str, Any]) -> bool:
+def _is_shape(item: dict[str, object]) -> bool:
     return set(item) == {"shape"} and _listed(item["shape"], int) is not None
 
 
-def _is_number(item: dict[str, Any]) -> bool:
+def _is_number(item: dict[str, object]) -> bool:
     good = set(item) == {"number", "type"} and type(item["number"]) in (int, float, bool)
     return good and item["type"] in ("int64", "int32", "float32", "float64", "bool")
 

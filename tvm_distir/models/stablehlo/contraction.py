@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import relax
 
@@ -33,7 +32,7 @@ def _dot_general(call: HloCall) -> TranslatedTensor:
         for kind in ("batching", "contracting")
         for side in ("lhs", "rhs")
     )
-    x, y = call.whole(0), call.whole(1)
+    x, y = call.full(0), call.full(1)
     if dtype_of(x) != dtype_of(y):  # a gradient of a product that accumulates in float32
         x, y = (write.cast(side, call.dtype) for side in (x, y))
     left, right = shape_of(x), shape_of(y)
@@ -62,7 +61,7 @@ def _dot_general(call: HloCall) -> TranslatedTensor:
     return TranslatedTensor(write.reshape(product, call.shape), call.shape)
 
 
-def _places(words: str) -> list[str]:
+def _dim_words(words: str) -> list[str]:
     return [word.strip() for word in words.split(",")]
 
 
@@ -71,14 +70,14 @@ def _convolution(call: HloCall) -> TranslatedTensor:
     sides = _SIDES.search(dims.body) if isinstance(dims, Opaque) else None
     if sides is None:
         raise UnsupportedOperation("the dims of a convolution cannot be read")
-    data, kernel, result = (_places(side) for side in sides.groups())
+    data, kernel, result = (_dim_words(side) for side in sides.groups())
     rank = len(data) - 2
     if rank not in _CONVOLUTIONS:
         raise UnsupportedOperation(f"a convolution over {rank} dims")
     spatial, write = [str(i) for i in range(rank)], call.write
     ones = [1] * rank
-    x = write.permute(call.whole(0), [data.index(w) for w in ["b", "f", *spatial]])
-    weight = write.permute(call.whole(1), [kernel.index(w) for w in ["o", "i", *spatial]])
+    x = write.permute(call.full(0), [data.index(w) for w in ["b", "f", *spatial]])
+    weight = write.permute(call.full(1), [kernel.index(w) for w in ["o", "i", *spatial]])
     for i, turned in enumerate(call.integers("window_reversal", [0] * rank)):
         weight = write.emit(_op.flip(weight, 2 + i)) if turned else weight
     groups = int(call.attribute("feature_group_count", 1))
@@ -110,11 +109,11 @@ def _convolution(call: HloCall) -> TranslatedTensor:
     )
 
 
-def _as_channels(call: HloCall, x: Any, groups: int) -> Any:
+def _as_channels(call: HloCall, x: relax.Expr, groups: int) -> relax.Expr:
     """Turn groups of the batch into groups of channels: ``(G b, c, ...)`` to ``(b, G c, ...)``."""
     batch, channels, *rest = shape_of(x)
-    apart = call.write.reshape(x, [groups, batch // groups, channels, *rest])
-    turned = call.write.permute(apart, [1, 0, *range(2, len(rest) + 3)])
+    grouped = call.write.reshape(x, [groups, batch // groups, channels, *rest])
+    turned = call.write.permute(grouped, [1, 0, *range(2, len(rest) + 3)])
     return call.write.reshape(turned, [batch // groups, groups * channels, *rest])
 
 

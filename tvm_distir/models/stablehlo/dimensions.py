@@ -19,7 +19,7 @@ _op = relax.op
 
 
 @dataclass(frozen=True)
-class Places:
+class IndexDims:
     """Positions of a table that a gather reads, or a scatter writes.
 
     Attributes
@@ -83,12 +83,12 @@ class Places:
             and self.vector == len(self.result)
         )
 
-    def row_indices(self, write: Emitter, indices: Any) -> Any:
+    def row_indices(self, write: Emitter, indices: relax.Expr) -> relax.Expr:
         """Return the indices without the dim of the index vector of size 1."""
         shape = shape_of(indices)
         return write.reshape(indices, [n for i, n in enumerate(shape) if i != self.vector])
 
-    def _column(self, write: Emitter, indices: Any, position: int) -> Any:
+    def _column(self, write: Emitter, indices: relax.Expr, position: int) -> relax.Expr:
         """Return a component of every index, with its dims at their positions in the result."""
         shape = shape_of(indices)
         if self.vector < len(shape):
@@ -101,7 +101,7 @@ class Places:
             sizes[dim] = size
         return write.reshape(indices, sizes)
 
-    def flat(self, write: Emitter, indices: Any, clip: bool) -> tuple[Any, Any]:
+    def flat(self, write: Emitter, indices: relax.Expr, clip: bool) -> tuple[Any, Any]:
         """Return the index of every element of the result in the flat table.
 
         Returns
@@ -128,7 +128,7 @@ class Places:
             total = write.emit(_op.broadcast_to(total, list(self.result)))
         return total, inside
 
-    def _steps(self, strides: Sequence[int]) -> Any:
+    def _steps(self, strides: Sequence[int]) -> relax.Expr:
         """Return the offsets within a window, and along batching dims."""
         rank = len(self.result)
         total = np.zeros([1] * rank, "int64")
@@ -143,7 +143,7 @@ class Places:
         return relax.const(total, "int64")
 
 
-def _both(write: Emitter, inside: Any, column: Any, highest: int) -> Any:
+def _both(write: Emitter, inside: relax.Expr, column: relax.Expr, highest: int) -> relax.Expr:
     zero, most = constant(0, dtype_of(column)), constant(highest, dtype_of(column))
     low, high = (
         write.emit(_op.greater_equal(column, zero)),
@@ -153,22 +153,22 @@ def _both(write: Emitter, inside: Any, column: Any, highest: int) -> Any:
     return in_range if inside is None else write.emit(_op.logical_and(inside, in_range))
 
 
-def inside_of(write: Emitter, indices: Any, size: int) -> Any:
+def inside_of(write: Emitter, indices: relax.Expr, size: int) -> relax.Expr:
     """Return which indices are within a number of rows."""
     return _both(write, None, indices, size - 1)
 
 
-def places_of(
+def index_dims_of(
     numbers: dict[str, Any],
     names: Sequence[str],
     table: Sequence[int],
     sizes: Sequence[int],
     result: Sequence[int],
-) -> Places:
+) -> IndexDims:
     """Read the dimension numbers of a gather or a scatter, named in the order of fields."""
     windows, dropped, indexed, batch, index_batch = (integers(numbers.get(n)) for n in names)
     vector = int(numbers.get("index_vector_dim", 0))
-    return Places(
+    return IndexDims(
         tuple(table),
         list(sizes),
         tuple(result),

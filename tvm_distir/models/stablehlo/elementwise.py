@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -15,7 +14,7 @@ from .operation_call import Converter, HloCall
 from .translated_values import HALVES, TranslatedTensor, UnsupportedOperation, constant, shape_of
 
 _op = relax.op
-_FOLDED: dict[Any, Callable[..., Any]] = {
+_FOLDED: dict[object, Callable[..., object]] = {
     _op.add: operator.add,
     _op.subtract: operator.sub,
     _op.multiply: operator.mul,
@@ -42,14 +41,14 @@ COMPARISONS = {
 
 
 def spread(
-    call: HloCall, make: Callable[..., Any], values: Sequence[TranslatedTensor]
+    call: HloCall, make: Callable[..., relax.Expr], values: Sequence[TranslatedTensor]
 ) -> TranslatedTensor:
     """Apply an op to operands of the same shape, which may be broadcast."""
     shape = max((value.shape for value in values), key=len)
     numbers = [value.integer for value in values]
     if None not in numbers and make in _FOLDED:
         return TranslatedTensor(constant(_FOLDED[make](*numbers), call.dtype), ())
-    parts = [value if value.rows is None else call.write.value(call.write.whole(value))
+    parts = [value if value.rows is None else call.write.value(call.write.full(value))
              for value in values]  # fmt: skip
     if len(values) == 1:
         return TranslatedTensor(call.write.emit(make(parts[0].expr)), shape)
@@ -64,12 +63,12 @@ def spread(
     return TranslatedTensor(result, shape)
 
 
-def elementwise_converter(make: Callable[..., Any]) -> Converter:
+def elementwise_converter(make: Callable[..., relax.Expr]) -> Converter:
     """Return a converter of an operation that Relax has."""
     return lambda call: spread(call, make, call.operands)
 
 
-def _wide(make: Callable[..., Any]) -> Converter:
+def _wide(make: Callable[..., relax.Expr]) -> Converter:
     """Return a converter for an op without half-precision kernels in TVM."""
 
     def convert(call: HloCall) -> TranslatedTensor:
@@ -82,7 +81,7 @@ def _wide(make: Callable[..., Any]) -> Converter:
     return convert
 
 
-def _logic(of_bools: Callable[..., Any], of_bits: Callable[..., Any]) -> Converter:
+def _logic(of_bools: Callable[..., relax.Expr], of_bits: Callable[..., relax.Expr]) -> Converter:
     def convert(call: HloCall) -> TranslatedTensor:
         if call.dtype != "bool":
             return spread(call, of_bits, call.operands)
@@ -93,7 +92,7 @@ def _logic(of_bools: Callable[..., Any], of_bits: Callable[..., Any]) -> Convert
 
 
 def _decided(
-    make: Callable[..., Any], values: Sequence[TranslatedTensor]
+    make: Callable[..., relax.Expr], values: Sequence[TranslatedTensor]
 ) -> TranslatedTensor | None:
     """Return the operand that decides a conjunction or disjunction with a number, or None."""
     if make not in (_op.logical_and, _op.logical_or):
@@ -197,7 +196,7 @@ def _erfc(call: HloCall) -> TranslatedTensor:
     return spread(call, _op.subtract, [number(1, x), spread(call, _op.erf, [x])])
 
 
-def _shifted(call: HloCall, make: Callable[..., Any], most: int | None) -> TranslatedTensor:
+def _shifted(call: HloCall, make: Callable[..., relax.Expr], most: int | None) -> TranslatedTensor:
     """Shift by any number of bits; TVM's shifts are defined below the width only.
 
     By more bits the result is zero, or that of a shift by ``most`` bits.
@@ -233,12 +232,12 @@ def _shift_right(call: HloCall) -> TranslatedTensor:
 
 
 def _narrowed(call: HloCall) -> TranslatedTensor:
-    form = str(call.attribute("format", ""))
+    precision = str(call.attribute("format", ""))
     exponent, mantissa = (call.attribute(f"{part}_bits") for part in ("exponent", "mantissa"))
-    form = form or f"e{exponent}m{mantissa}"
-    narrow = {"e8m7": "bfloat16", "e5m10": "float16", "e8m23": "float32"}.get(form)
+    precision = precision or f"e{exponent}m{mantissa}"
+    narrow = {"e8m7": "bfloat16", "e5m10": "float16", "e8m23": "float32"}.get(precision)
     if narrow is None:
-        raise UnsupportedOperation(f"precision reduced to {form}")
+        raise UnsupportedOperation(f"precision reduced to {precision}")
     x = call[0]
     return converted(call, converted(call, x, narrow), x.dtype)
 

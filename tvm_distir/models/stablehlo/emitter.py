@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tvm import relax, te
 
@@ -25,23 +24,23 @@ class Emitter:
         The builder of the module, which gets kernels.
     """
 
-    def __init__(self, builder: Any, module: Any) -> None:
+    def __init__(self, builder: relax.BlockBuilder, module: relax.BlockBuilder) -> None:
         self.builder, self._module = builder, module
         self.hint = ""
-        self._written: dict[int, tuple[TranslatedTensor, Any]] = {}
+        self._written: dict[int, tuple[TranslatedTensor, relax.Expr]] = {}
 
-    def emit(self, expr: Any) -> Any:
+    def emit(self, expr: relax.Expr) -> relax.Expr:
         """Bind an expression to a variable."""
         return self.builder.emit(expr, self.hint)
 
     def kernel(
         self,
         name: str,
-        compute: Callable[..., Any],
-        args: Sequence[Any],
+        compute: Callable[..., te.Tensor],
+        args: Sequence[relax.Expr],
         shape: Sequence[int],
         dtype: str,
-    ) -> Any:
+    ) -> relax.Expr:
         """Call a kernel that a function of TE tensors defines, for what no op of Relax does."""
         operands = enumerate(args)
         tensors = [te.placeholder(shape_of(x), dtype_of(x), f"x{i}") for i, x in operands]
@@ -50,25 +49,25 @@ class Emitter:
         result = relax.TensorType(list(shape), dtype)
         return self.emit(_op.call_tir(variable, list(args), out_ty=result))
 
-    def whole(self, value: TranslatedTensor) -> Any:
+    def full(self, value: TranslatedTensor) -> relax.Expr:
         """Return the full tensor, expanded once."""
-        if value.is_whole:
+        if value.is_full:
             return value.expr
         if id(value) not in self._written:
             unsharded = self._joined(value) if value.rows is not None else self._spread(value)
             self._written[id(value)] = value, unsharded
         return self._written[id(value)][1]
 
-    def value(self, expr: Any) -> TranslatedTensor:
+    def value(self, expr: relax.Expr) -> TranslatedTensor:
         """Return a value of a full tensor."""
         return TranslatedTensor(expr, shape_of(expr))
 
-    def _spread(self, value: TranslatedTensor) -> Any:
+    def _spread(self, value: TranslatedTensor) -> relax.Expr:
         if _without_ones(shape_of(value.expr)) == _without_ones(value.shape):
             return self.reshape(value.expr, value.shape)
         return self.emit(_op.broadcast_to(value.expr, list(value.shape)))
 
-    def _joined(self, value: TranslatedTensor) -> Any:
+    def _joined(self, value: TranslatedTensor) -> relax.Expr:
         """Concatenate rows, with contiguous ones sliced in runs."""
         rows, parts, first = value.rows or (), [], 0
         while first < len(rows):
@@ -77,10 +76,10 @@ class Emitter:
                 while end < len(rows) and rows[end] is None:
                     end += 1
                 parts.append(
-                    self.whole(self.rows_of(TranslatedTensor(value.expr, value.shape), first, end))
+                    self.full(self.rows_of(TranslatedTensor(value.expr, value.shape), first, end))
                 )
             else:
-                parts.append(self.whole(row))
+                parts.append(self.full(row))
             first = end
         return parts[0] if len(parts) == 1 else self.emit(_op.concat(parts, 0))
 
@@ -101,48 +100,48 @@ class Emitter:
             self.slice(value.expr, [begin] + [0] * (len(sizes) - 1), ends), shape
         )
 
-    def reshape(self, expr: Any, shape: Sequence[int]) -> Any:
+    def reshape(self, expr: relax.Expr, shape: Sequence[int]) -> relax.Expr:
         """Reshape a tensor."""
         if shape_of(expr) == tuple(shape):
             return expr
         return self.emit(_op.reshape(expr, list(shape)))
 
-    def permute(self, expr: Any, order: Sequence[int]) -> Any:
+    def permute(self, expr: relax.Expr, order: Sequence[int]) -> relax.Expr:
         """Permute the dims of a tensor."""
         if list(order) == list(range(len(order))):
             return expr
         turned = list(order) == list(range(len(order)))[::-1]
         return self.emit(_op.permute_dims(expr, None if turned else list(order)))
 
-    def cast(self, expr: Any, dtype: str) -> Any:
+    def cast(self, expr: relax.Expr, dtype: str) -> relax.Expr:
         """Cast a tensor."""
         return expr if dtype_of(expr) == dtype else self.emit(_op.astype(expr, dtype))
 
     def slice(
         self,
-        expr: Any,
+        expr: relax.Expr,
         begins: Sequence[int],
         ends: Sequence[int],
         steps: Sequence[int] | None = None,
-    ) -> Any:
+    ) -> relax.Expr:
         """Slice a tensor by bounds and steps of every dim."""
         strides = steps or [1] * len(begins)
-        whole = [(0, n, 1) for n in shape_of(expr)]
-        cut = [i for i, b in enumerate(zip(begins, ends, strides)) if b != whole[i]]
-        if not cut:
+        full = [(0, n, 1) for n in shape_of(expr)]
+        sliced_dims = [i for i, b in enumerate(zip(begins, ends, strides)) if b != full[i]]
+        if not sliced_dims:
             return expr
-        low, high, gaps = ([list_[i] for i in cut] for list_ in (begins, ends, strides))
-        apart = gaps if max(gaps) > 1 else None
-        return self.emit(_op.strided_slice(expr, cut, low, high, apart))
+        low, high, gaps = ([list_[i] for i in sliced_dims] for list_ in (begins, ends, strides))
+        dilations = gaps if max(gaps) > 1 else None
+        return self.emit(_op.strided_slice(expr, sliced_dims, low, high, dilations))
 
     def pad(
         self,
-        expr: Any,
+        expr: relax.Expr,
         low: Sequence[int],
         high: Sequence[int],
         inner: Sequence[int] = (),
         fill: float = 0.0,
-    ) -> Any:
+    ) -> relax.Expr:
         """Pad a tensor at edges and between elements, or crop it where numbers are negative."""
         if any(inner):
             expr = self._spaced(expr, inner, fill)
@@ -158,19 +157,19 @@ class Emitter:
         padded = self.emit(_op.nn.pad(self.cast(expr, "int8"), widths, pad_value=float(bool(fill))))
         return self.cast(padded, dtype)
 
-    def _spaced(self, expr: Any, inner: Sequence[int], fill: float) -> Any:
+    def _spaced(self, expr: relax.Expr, inner: Sequence[int], fill: float) -> relax.Expr:
         """Insert a number of elements between any two along each dim."""
         shape = shape_of(expr)
-        apart = [n for size, gap in zip(shape, inner) for n in ([size, 1] if gap else [size])]
+        separate = [n for size, gap in zip(shape, inner) for n in ([size, 1] if gap else [size])]
         widths: list[int] = []
         for gap in inner:
             widths += [0, 0, 0, gap] if gap else [0, 0]
-        wide = self.emit(_op.nn.pad(self.reshape(expr, apart), widths, pad_value=fill))
+        wide = self.emit(_op.nn.pad(self.reshape(expr, separate), widths, pad_value=fill))
         joined = [size * (gap + 1) for size, gap in zip(shape, inner)]
         ends = [max((size - 1) * (gap + 1) + 1, 0) for size, gap in zip(shape, inner)]
         return self.slice(self.reshape(wide, joined), [0] * len(ends), ends)
 
-    def clipped(self, index: Any, highest: int) -> Any:
+    def clipped(self, index: relax.Expr, highest: int) -> relax.Expr:
         """Clip indices from 0 to a maximum."""
         if self._is_clipped(index, highest):
             return index
@@ -178,16 +177,16 @@ class Emitter:
         least = self.emit(_op.maximum(index, constant(0, dtype)))
         return self.emit(_op.minimum(least, constant(max(highest, 0), dtype)))
 
-    def _is_clipped(self, index: Any, highest: int) -> bool:
+    def _is_clipped(self, index: relax.Expr, highest: int) -> bool:
         """Return whether indices are clipped to 0 and a maximum."""
         low, most = self._bounded(index, "relax.minimum")
         _, least = self._bounded(low, "relax.maximum")
         return most is not None and most <= highest and least is not None and least >= 0
 
-    def _bounded(self, index: Any, name: str) -> tuple[Any, int | None]:
+    def _bounded(self, index: relax.Expr, name: str) -> tuple[relax.Expr, int | None]:
         """Return both sides of such an operation with a number, or None."""
         is_bound = isinstance(index, relax.Var)
-        bound: Any = self.builder.lookup_binding(index) if is_bound else None
+        bound: relax.Expr = self.builder.lookup_binding(index) if is_bound else None
         if getattr(getattr(bound, "op", None), "name", "") != name:
             return None, None
         sides = [TranslatedTensor(side, ()) if is_constant(side) else None for side in bound.args]
@@ -196,16 +195,16 @@ class Emitter:
                 return other, side.integer
         return None, None
 
-    def counting(self, size: int, dtype: str) -> Any:
+    def counting(self, size: int, dtype: str) -> relax.Expr:
         """Return ``0, 1, ...`` as a tensor of a single dim."""
         index_dtype = dtype if "int" in dtype else "int64"
         return self.cast(self.emit(_op.arange(0, size, 1, index_dtype)), dtype)
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+    def zeros(self, shape: Sequence[int], dtype: str) -> relax.Expr:
         """Return a tensor of zeros."""
         return self.emit(_op.full(list(shape), constant(0, dtype), dtype))
 
-    def rows_flat(self, expr: Any) -> Any:
+    def rows_flat(self, expr: relax.Expr) -> relax.Expr:
         """Flatten a tensor."""
         return self.reshape(expr, [math.prod(shape_of(expr))])
 

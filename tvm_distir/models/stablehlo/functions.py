@@ -11,22 +11,18 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
-from tvm_distir.models.export.grid import PORT
+from tvm_distir.models.export.port_attributes import PORT
 from tvm_distir.models.mlir.attributes import read_name
-from tvm_distir.models.mlir.tree import Module, Operation, OtherType, RegionBlock, Symbol
+from tvm_distir.models.mlir.tree import Module, Operation, RegionBlock, Symbol, Type
 from tvm_distir.support import ModelError
 
-from .argument_names import ArgumentNames
+from .argument_names import ArgumentNames, Signature
 from .composites import read_composite
 from .converters import CALLS, CONVERTERS, RETURNS
 from .emitter import Emitter
-from .grid_ops import CONVERTERS as GRID_OPS
-from .grid_ops import shard_results
-from .grids import Grids
 from .local_collectives import MOVES
-from .manual import local_program
+from .manual import LocalProgram, ManualMesh, local_program
 from .operation_call import HloCall
-from .ports import has_ports, read_ports
 from .shardings import Shardings, sharding_of
 from .sizes import MAX_OPERATIONS, Sizes
 from .translated_values import TranslatedTensor, UnsupportedOperation, cleaned, identifier, typed
@@ -41,7 +37,7 @@ class Functions:
     Parameters
     ----------
     module : Module
-    place : str
+    location : str
         The name of the text in errors.
     inline : int
         Private functions of at most so many operations are written into their callers.
@@ -55,15 +51,15 @@ class Functions:
     def __init__(
         self,
         module: Module,
-        place: str,
+        location: str,
         inline: int,
         shardings: Shardings,
         annotates: bool,
         loops: int | None = None,
     ) -> None:
-        self.module, self.place, self.loops = module, place, loops
+        self.module, self.location, self.loops = module, location, loops
         self.shardings = shardings if annotates else None
-        self.grids = Grids(shardings, annotates)
+        self.manual_mesh = ManualMesh(shardings)
         self._shardings = shardings
         replicas = module.attributes.get("mhlo.num_replicas")
         self._replicas = replicas if type(replicas) is int else 1
@@ -84,35 +80,43 @@ class Functions:
     def written(self, names: ArgumentNames) -> ir.IRModule:
         """Return the module with each public function and its callees."""
         for name in self.public:
-            if self._replicas > 1 and has_ports(self.by_name[name]):
-                problem = f"a local program of {self._replicas} replicas"
-                raise self.fault(self.by_name[name], problem, _LOCAL_REMEDY)
-            try:
-                operation = local_program(self.by_name[name], self._shardings, self.grids)
-            except UnsupportedOperation as error:
-                raise self.fault(
-                    self.by_name[name], f"the importer does not support {error}"
-                ) from error
-            self.by_name[name], signature = operation, names.of(operation)
+            program = self._local_program(name)
+            signature = names.of(self.by_name[name])
             function = self.translate(name, signature)
             try:
-                if has_ports(operation):
-                    io = read_ports(operation, function, signature, self._shardings)
-                    function = function.with_attr(IO_ATTR, io)
-                elif self.grids.moves:
-                    problem = f"{self.grids.moves} where no argument has its placement ({PORT})"
+                if program is not None:
+                    interface = program.interface(function, signature, self._shardings)
+                    function = function.with_attr(IO_ATTR, interface)
+                elif self.manual_mesh.first_collective:
+                    problem = f"{self.manual_mesh.first_collective} on full arrays"
                     raise UnsupportedOperation(problem)
             except UnsupportedOperation as error:
-                raise self.fault(operation, str(error)) from error
+                raise self.fault(self.by_name[name], str(error)) from error
             self._root.add_func(function.with_attr("global_symbol", name), name)
         return self._root.get()
+
+    def _local_program(self, name: str) -> LocalProgram | None:
+        """Return the local program of a manual computation, and translate it as the function."""
+        operation = self.by_name[name]
+        notes = [argument.attributes for argument in operation.regions[0].arguments]
+        if any(PORT in each for each in (*notes, *(operation.attributes.get("res_attrs") or []))):
+            problem = f"a local program of {self._replicas} replicas"
+            raise self.fault(operation, problem, _LOCAL_REMEDY)
+        try:
+            program = local_program(operation, self._shardings)
+            if program is not None:
+                self.manual_mesh.use(program.mesh)
+                self.by_name[name] = program.operation
+        except UnsupportedOperation as error:
+            raise self.fault(operation, f"the importer does not support {error}") from error
+        return program
 
     def fault(self, operation: Operation, problem: str, remedy: str = _REMEDY) -> ModelError:
         """Return an error at an operation (DIST0372)."""
         return ModelError(
             "DIST0372",
             problem,
-            place=f"{self.place}:{operation.line} ({operation.name})",
+            place=f"{self.location}:{operation.line} ({operation.name})",
             remedy=remedy,
         )
 
@@ -142,7 +146,7 @@ class Functions:
             self._written[name] = self._root.add_func(function, title)
         return self._written[name]
 
-    def translate(self, name: str, names: Any) -> Any:
+    def translate(self, name: str, names: Signature | None) -> relax.Function:
         """Translate a function to Relax.
 
         Parameters
@@ -189,12 +193,16 @@ class Functions:
 class _Body:
     """Translator of the body of a function."""
 
-    def __init__(self, functions: Functions, builder: Any, module: Any) -> None:
+    def __init__(
+        self, functions: Functions, builder: relax.BlockBuilder, module: relax.BlockBuilder
+    ) -> None:
         self._functions = functions
         self._write = Emitter(builder, module)
         self._scopes: list[dict[str, TranslatedTensor]] = []
 
-    def function(self, operation: Operation, params: Sequence[Any], public: bool) -> list[Any]:
+    def function(
+        self, operation: Operation, params: Sequence[relax.Var], public: bool
+    ) -> list[relax.Expr]:
         """Translate a function; return the expressions of its results."""
         block, shardings = operation.regions[0], self._functions.shardings
         values = []
@@ -205,7 +213,7 @@ class _Body:
             values.append(self._write.value(expr))
         results = self.run(block, values)
         try:
-            full_results = [self._write.whole(value) for value in results]
+            full_results = [self._write.full(value) for value in results]
         except IMPORT_ERRORS as error:
             problem = f"its results do not match: {reason(error)}"
             raise self._functions.fault(operation, problem) from error
@@ -215,9 +223,11 @@ class _Body:
                 full_results[index] = self._placed(operation, full_results[index], attributes)
         return full_results
 
-    def _placed(self, operation: Operation, expr: Any, attributes: dict[str, Any]) -> Any:
+    def _placed(
+        self, operation: Operation, expr: relax.Expr, attributes: dict[str, Any]
+    ) -> relax.Expr:
         shardings = self._functions.shardings
-        sharding = sharding_of(attributes, f"{self._functions.place}:{operation.line}")
+        sharding = sharding_of(attributes, f"{self._functions.location}:{operation.line}")
         if sharding is None or shardings is None:
             return expr
         try:
@@ -242,8 +252,6 @@ class _Body:
             for operation in block.operations:
                 operands = [self._value(operation, name) for name in operation.operands]
                 if operation.name in RETURNS:
-                    if not all(isinstance(value, TranslatedTensor) for value in operands):
-                        raise self._functions.fault(operation, "a sharding is returned")
                     return operands
                 self._functions.count(operation)
                 for name in operation.results:
@@ -255,7 +263,7 @@ class _Body:
         raise ModelError(
             "DIST0370",
             "a block returns no value",
-            place=self._functions.place,
+            place=self._functions.location,
             remedy="Write the text again with JAX.",
         )
 
@@ -288,15 +296,13 @@ class _Body:
         self,
         operation: Operation,
         values: Sequence[TranslatedTensor],
-        types: Sequence[Any],
+        types: Sequence[Type],
         label: str,
     ) -> None:
         """Reject values of other types than declared."""
         if len(values) != len(types):
             raise self._functions.fault(operation, f"{len(values)} {label}s of {len(types)} types")
         for value, kind in zip(values, types):
-            if operation.name in GRID_OPS and isinstance(kind, OtherType):
-                continue  # a sharding, an index
             shape, dtype = typed(kind)
             if (value.shape, value.dtype) != (shape, dtype):
                 is_ = f"{value.dtype}{list(value.shape)}"
@@ -308,17 +314,15 @@ class _Body:
         if operation.name in CALLS:
             return self._called(operation, operands)
         if operation.name in MOVES:
-            mesh = self._functions.grids.of_devices(operation)
+            mesh = self._functions.manual_mesh.of_collective(operation)
             return MOVES[operation.name](HloCall(operation, operands, self._write, self.run), mesh)
-        if operation.name in GRID_OPS:
-            return shard_results(self._functions.grids, operation, operands, self._write)
         attributes = operation.attributes
         if operation.name in ("sdy.sharding_constraint", "stablehlo.custom_call"):
             if "sharding" in attributes:
                 attributes = {"sdy.sharding": attributes["sharding"]}
             if self._functions.shardings is None:
                 return operands
-            placed = self._placed(operation, self._write.whole(operands[0]), attributes)
+            placed = self._placed(operation, self._write.full(operands[0]), attributes)
             return [self._write.value(placed)]
         call = HloCall(operation, operands, self._write, self.run, self._functions.loops)
         converted = CONVERTERS[operation.name](call)
@@ -334,7 +338,7 @@ class _Body:
         if self._functions.sizes.is_inlined(name, operands) or operation.name != "func.call":
             return self._in_scope(self._functions.by_name[name].regions[0], operands, [])
         variable = self._functions.variable(operation, name)
-        args = [self._write.whole(value) for value in operands]
+        args = [self._write.full(value) for value in operands]
         result = self._write.emit(relax.Call(variable, args))
         if len(operation.result_types) == 1:
             return [self._write.value(result)]

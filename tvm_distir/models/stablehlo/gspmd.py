@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from .translated_values import UnsupportedOperation
 
-_FORM = re.compile(
+_TILES = re.compile(
     r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))"
     r"(\s*last_tile_dim_replicate)?"
 )
@@ -36,7 +36,7 @@ def _numbers(text: str | None) -> list[int]:
 
 
 def _read(text: str) -> _Tiles | None:
-    match = _FORM.search(text)
+    match = _TILES.search(text)
     if match is None:
         return None
     shape, sizes = _numbers(match.group(1)), _numbers(match.group(2))
@@ -66,11 +66,11 @@ def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
     count = tilings[0].devices.size
     if any(tiles.devices.size != count for tiles in tilings):
         raise UnsupportedOperation("shardings over different numbers of devices")
-    cuts = {count, 1}
+    boundaries = {count, 1}
     for tiles in tilings:
         for sizes in (tiles.sizes, tiles.devices.shape):
-            cuts.update(itertools.accumulate(reversed(sizes), lambda a, b: a * b))
-    ordered = sorted(cuts)
+            boundaries.update(itertools.accumulate(reversed(sizes), lambda a, b: a * b))
+    ordered = sorted(boundaries)
     pairs = [(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
     if any(b % a for a, b in pairs):
         raise UnsupportedOperation("shardings that cannot share a mesh")
@@ -90,10 +90,10 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
         if "replicated" in text and "maximal" not in text:
             return [-1] * len(mesh)
         raise UnsupportedOperation(f'the sharding "{text}"')
-    places = np.empty((tiles.devices.size, tiles.devices.ndim), int)
-    for place, device in np.ndenumerate(tiles.devices):
-        places[device] = place
-    grid = places[:, : tiles.dims].reshape(*mesh, tiles.dims)
+    positions = np.empty((tiles.devices.size, tiles.devices.ndim), int)
+    for position, device in np.ndenumerate(tiles.devices):
+        positions[device] = position
+    grid = positions[:, : tiles.dims].reshape(*mesh, tiles.dims)
     labels = []
     for axis, size in enumerate(mesh):
         moved = np.take(grid, min(1, size - 1), axis) != np.take(grid, 0, axis)
@@ -110,9 +110,9 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
 
 def _tile_labels(labels: Sequence[int], mesh: Sequence[int], dims: int) -> npt.NDArray[Any]:
     """Return the tile of each device by labels."""
-    places = np.indices(mesh)
+    positions = np.indices(mesh)
     result = np.zeros((*mesh, dims), int)
     for axis, (label, size) in enumerate(zip(labels, mesh)):
         if label >= 0:
-            result[..., label] = result[..., label] * size + places[axis]
+            result[..., label] = result[..., label] * size + positions[axis]
     return result

@@ -20,13 +20,12 @@ from .argument_names import ArgumentNames
 from .composites import COMPOSITE, is_known
 from .converters import ANNOTATIONS, CALLS, CONVERTERS, RETURNS, SHARDING_CALL
 from .functions import Functions
-from .grid_ops import CONVERTERS as GRID_OPS
 from .local_collectives import MOVES
 from .manual import MANUAL
 from .shardings import Shardings, sharding_of
 from .source import read_source
 
-_KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *GRID_OPS, *MOVES, MANUAL}
+_KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *MOVES, MANUAL}
 
 
 def from_stablehlo(
@@ -37,21 +36,21 @@ def from_stablehlo(
     loops: int | None = None,
     shardings: bool = True,
 ) -> ir.IRModule:
-    """Import a module of StableHLO (see :func:`tvm_distir.from_stablehlo`)."""
-    text, place = read_source(source)
-    module = parse_module(text, place)
-    _check_operations(module, place)
-    annotations = Shardings(module, _texts(module, place) if shardings else [])
-    functions = Functions(module, place, inline, annotations, shardings, loops)
+    """Import a module of StableHLO (see :func:`.hlo.from_stablehlo`)."""
+    text, location = read_source(source)
+    module = parse_module(text, location)
+    _check_operations(module, location)
+    annotations = Shardings(module, _texts(module, location) if shardings else [])
+    functions = Functions(module, location, inline, annotations, shardings, loops)
     if not functions.public:
         raise ModelError(
             "DIST0370",
             "the module has no public function",
-            place=place,
+            place=location,
             remedy="Export a function with jax.export.",
         )
     try:
-        mod = functions.written(ArgumentNames(module.locations, data, place))
+        mod = functions.written(ArgumentNames(module.locations, data, location))
     except ModelError as error:
         drop_half_built(error)
         raise
@@ -91,7 +90,7 @@ def _operations(module: Module) -> Iterator[Operation]:
         if operation.name == "func.func":
             if operation.attributes.get("sym_name") not in unread:
                 yield from _walk(operation.regions[0])
-        elif operation.name not in ("sdy.mesh", "shard.grid"):
+        elif operation.name != "sdy.mesh":
             yield operation
 
 
@@ -108,7 +107,7 @@ def _decompositions(module: Module) -> set[str]:
     return known - others
 
 
-def _check_operations(module: Module, place: str) -> None:
+def _check_operations(module: Module, location: str) -> None:
     """Reject unsupported operations, each with its first occurrence (DIST0371)."""
     first: dict[str, int] = {}
     for operation in _operations(module):
@@ -126,20 +125,20 @@ def _check_operations(module: Module, place: str) -> None:
         raise ModelError(
             "DIST0371",
             f"the importer does not support {', '.join(first)}",
-            place=f"{place}:{line} ({name})",
+            place=f"{location}:{line} ({name})",
             remedy="Write the model with other operations.",
         )
 
 
-def _texts(module: Module, place: str) -> list[str]:
+def _texts(module: Module, location: str) -> list[str]:
     """Return all GSPMD shardings in a module."""
     texts: list[Any] = []
     for function in (op for op in module.operations if op.name == "func.func"):
         for argument in function.regions[0].arguments:
-            texts.append(sharding_of(argument.attributes, place))
+            texts.append(sharding_of(argument.attributes, location))
         for notes in function.attributes.get("res_attrs") or []:
-            texts.append(sharding_of(notes, place))
+            texts.append(sharding_of(notes, location))
     for operation in _operations(module):
         if operation.name == "stablehlo.custom_call":
-            texts.append(sharding_of(operation.attributes, place))
+            texts.append(sharding_of(operation.attributes, location))
     return [sharding for sharding in texts if isinstance(sharding, str)]

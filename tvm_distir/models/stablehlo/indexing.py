@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tvm import relax
 
-from .dimensions import Places, inside_of, places_of
+from .dimensions import IndexDims, index_dims_of, inside_of
 from .operation_call import Converter, HloCall
 from .reductions import applied
-from .shapes import cut
+from .shapes import sliced
 from .translated_values import TranslatedTensor, UnsupportedOperation, constant, dtype_of, shape_of
 
 _op = relax.op
@@ -37,34 +36,34 @@ def _gather(call: HloCall) -> TranslatedTensor:
     """Translate to ``take`` for rows, to ``gather_elements`` in rows, else to flat indices."""
     write, numbers = call.write, call.numbers("dimension_numbers")
     sizes = call.integers("slice_sizes")
-    places = places_of(numbers, _GATHER, call[0].shape, sizes, call.shape)
-    table, indices = call.whole(0), call.whole(1)
-    if places.is_of_rows:
-        return TranslatedTensor(_rows(call, places, table, indices), call.shape)
-    if places.is_along_last:
-        last = len(places.table) - 1
-        near = write.clipped(places.row_indices(write, indices), places.table[last] - 1)
+    dims = index_dims_of(numbers, _GATHER, call[0].shape, sizes, call.shape)
+    table, indices = call.full(0), call.full(1)
+    if dims.is_of_rows:
+        return TranslatedTensor(_rows(call, dims, table, indices), call.shape)
+    if dims.is_along_last:
+        last = len(dims.table) - 1
+        near = write.clipped(dims.row_indices(write, indices), dims.table[last] - 1)
         count = math.prod(shape_of(near)[last:])
-        many = write.reshape(near, [*places.table[:last], count])
+        many = write.reshape(near, [*dims.table[:last], count])
         gathered = write.emit(_op.gather_elements(table, many, axis=last))
         return TranslatedTensor(write.reshape(gathered, call.shape), call.shape)
-    flat, _ = places.flat(write, indices, clip=True)
+    flat, _ = dims.flat(write, indices, clip=True)
     return TranslatedTensor(
         write.emit(_op.take(write.rows_flat(table), flat, axis=0, mode="clip")), call.shape
     )
 
 
-def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
-    write, axis = call.write, places.indexed[0]
-    near = places.row_indices(write, indices)
+def _rows(call: HloCall, dims: IndexDims, table: relax.Expr, indices: relax.Expr) -> relax.Expr:
+    write, axis = call.write, dims.indexed[0]
+    near = dims.row_indices(write, indices)
     count = len(shape_of(near))
     rows = write.emit(_op.take(table, near, axis=axis, mode="clip"))
-    rest = [("window", i) for i in range(len(places.table) - 1)]
+    rest = [("window", i) for i in range(len(dims.table) - 1)]
     have = rest[:axis] + [("index", i) for i in range(count)] + rest[axis:]
     seen = {"window": 0, "index": 0}
     needed_rows = []
-    for dim in range(len(places.result)):
-        kind = "window" if dim in places.windows else "index"
+    for dim in range(len(dims.result)):
+        kind = "window" if dim in dims.windows else "index"
         needed_rows.append((kind, seen[kind]))
         seen[kind] += 1
     return write.permute(rows, [have.index(item) for item in needed_rows])
@@ -76,21 +75,21 @@ def _scatter(call: HloCall) -> TranslatedTensor:
         raise UnsupportedOperation("a scatter into several tensors")
     kind = _combine_written(call)
     updates = call[2].shape
-    places = _scattered(call, updates)
-    if kind == "add" and places.is_of_rows and places.indexed == [0]:
-        front = len(updates) - len(places.kept)
-        if places.windows == list(range(front, len(updates))) and "float" in call.dtype:
-            return _added_rows(call, places)
-    if places.is_along_last and len(updates) == len(places.table) and kind in ("add", "update"):
+    dims = _scattered(call, updates)
+    if kind == "add" and dims.is_of_rows and dims.indexed == [0]:
+        front = len(updates) - len(dims.kept)
+        if dims.windows == list(range(front, len(updates))) and "float" in call.dtype:
+            return _added_rows(call, dims)
+    if dims.is_along_last and len(updates) == len(dims.table) and kind in ("add", "update"):
         if updates[-1] == 1:
-            return _masked(call, places, kind)
-    write, indices = call.write, call.whole(1)
-    flat, inside = places.flat(write, indices, clip=False)
-    count = math.prod(places.table)
+            return _masked(call, dims, kind)
+    write, indices = call.write, call.full(1)
+    flat, inside = dims.flat(write, indices, clip=False)
+    count = math.prod(dims.table)
     if inside is not None:
         flat = write.emit(_op.where(inside, flat, constant(count, "int64")))
-    table = write.pad(write.rows_flat(call.whole(0)), [0], [1])
-    flat, new = write.rows_flat(flat), write.rows_flat(call.whole(2))
+    table = write.pad(write.rows_flat(call.full(0)), [0], [1])
+    flat, new = write.rows_flat(flat), write.rows_flat(call.full(2))
     scattered = write.emit(_op.scatter_elements(table, flat, new, axis=0, reduction=kind))
     return TranslatedTensor(
         write.reshape(write.slice(scattered, [0], [count]), call.shape), call.shape
@@ -109,22 +108,22 @@ def _combine_written(call: HloCall) -> str:
     return _REDUCTIONS[kind]
 
 
-def _scattered(call: HloCall, updates: tuple[int, ...]) -> Places:
+def _scattered(call: HloCall, updates: tuple[int, ...]) -> IndexDims:
     numbers, table = call.numbers("scatter_dimension_numbers"), call[0].shape
-    places = places_of(numbers, _SCATTER, table, [1] * len(table), updates)
+    dims = index_dims_of(numbers, _SCATTER, table, [1] * len(table), updates)
     sizes = [1] * len(table)
-    for dim, source in zip(places.windows, places.kept):
+    for dim, source in zip(dims.windows, dims.kept):
         sizes[source] = updates[dim]
-    return places_of(numbers, _SCATTER, table, sizes, updates)
+    return index_dims_of(numbers, _SCATTER, table, sizes, updates)
 
 
-def _added_rows(call: HloCall, places: Places) -> TranslatedTensor:
+def _added_rows(call: HloCall, dims: IndexDims) -> TranslatedTensor:
     """Add rows at indices, skipping those outside of the table."""
-    write, rows = call.write, places.table[0]
-    indices = write.rows_flat(places.row_indices(write, call.whole(1)))
+    write, rows = call.write, dims.table[0]
+    indices = write.rows_flat(dims.row_indices(write, call.full(1)))
     inside = inside_of(write, indices, rows)
-    width = math.prod(places.table[1:])
-    new = write.reshape(call.whole(2), [shape_of(indices)[0], width])
+    width = math.prod(dims.table[1:])
+    new = write.reshape(call.full(2), [shape_of(indices)[0], width])
     mask = write.reshape(inside, [shape_of(indices)[0], 1])
     new = write.emit(_op.where(mask, new, constant(0, call.dtype)))
     table = write.zeros([rows, width], call.dtype)
@@ -132,23 +131,23 @@ def _added_rows(call: HloCall, places: Places) -> TranslatedTensor:
     added = write.emit(_op.grad.take_backward(new, table, near, axis=0))
     added = write.reshape(added, call.shape)
     if call[0].scalar != 0:
-        added = write.emit(_op.add(call.whole(0), added))
+        added = write.emit(_op.add(call.full(0), added))
     return TranslatedTensor(added, call.shape)
 
 
-def _masked(call: HloCall, places: Places, kind: str) -> TranslatedTensor:
+def _masked(call: HloCall, dims: IndexDims, kind: str) -> TranslatedTensor:
     """Write a single element per row by a comparison of positions, which preserves any sharding."""
-    write, last = call.write, len(places.table) - 1
-    indices = write.reshape(call.whole(1), [*places.table[:last], 1])
-    line = write.counting(places.table[last], dtype_of(indices))
-    sizes = [1] * last + [places.table[last]]
+    write, last = call.write, len(dims.table) - 1
+    indices = write.reshape(call.full(1), [*dims.table[:last], 1])
+    line = write.counting(dims.table[last], dtype_of(indices))
+    sizes = [1] * last + [dims.table[last]]
     hit = write.emit(_op.equal(indices, write.reshape(line, sizes)))
-    table, new = call[0], call.whole(2)
+    table, new = call[0], call.full(2)
     if kind == "update":
-        return TranslatedTensor(write.emit(_op.where(hit, new, write.whole(table))), call.shape)
+        return TranslatedTensor(write.emit(_op.where(hit, new, write.full(table))), call.shape)
     masked = write.emit(_op.where(hit, new, constant(0, call.dtype)))
     if table.scalar != 0:
-        masked = write.emit(_op.add(write.whole(table), masked))
+        masked = write.emit(_op.add(write.full(table), masked))
     return TranslatedTensor(masked, call.shape)
 
 
@@ -159,18 +158,18 @@ def _starts(call: HloCall, first: int) -> list[TranslatedTensor]:
 def _dynamic_slice(call: HloCall) -> TranslatedTensor:
     sizes, shape = call.integers("slice_sizes"), call[0].shape
     begins = []
-    for start, size, whole in zip(_starts(call, 1), sizes, shape):
-        known = 0 if size == whole else start.integer
-        begins.append(None if known is None else max(0, min(known, whole - size)))
+    for start, size, full in zip(_starts(call, 1), sizes, shape):
+        known = 0 if size == full else start.integer
+        begins.append(None if known is None else max(0, min(known, full - size)))
     if None not in begins:
         firsts = [int(b or 0) for b in begins]
         ends = [first + size for first, size in zip(firsts, sizes)]
-        return cut(call, firsts, ends, [1] * len(firsts))
-    result, write = call.whole(0), call.write
-    for axis, (start, size, whole) in enumerate(zip(_starts(call, 1), sizes, shape)):
-        if size == whole:
+        return sliced(call, firsts, ends, [1] * len(firsts))
+    result, write = call.full(0), call.write
+    for axis, (start, size, full) in enumerate(zip(_starts(call, 1), sizes, shape)):
+        if size == full:
             continue
-        first = write.clipped(start.expr, whole - size)
+        first = write.clipped(start.expr, full - size)
         line = write.reshape(first, [1])
         if size > 1:
             line = write.emit(_op.add(write.counting(size, dtype_of(first)), first))
@@ -193,22 +192,22 @@ def _dynamic_update_slice(call: HloCall) -> TranslatedTensor:
         return TranslatedTensor(
             _replaced(call, moved[0], int(starts[moved[0]].integer or 0)), x.shape
         )
-    result, inside = write.whole(new), None
+    result, inside = write.full(new), None
     for axis in moved:
         size, part = x.shape[axis], new.shape[axis]
         first = write.clipped(starts[axis].expr, size - part)
-        place = write.emit(_op.subtract(write.counting(size, dtype_of(first)), first))
-        result = write.emit(_op.take(result, place, axis=axis, mode="clip"))
-        here = inside_of(write, place, part)
+        position = write.emit(_op.subtract(write.counting(size, dtype_of(first)), first))
+        result = write.emit(_op.take(result, position, axis=axis, mode="clip"))
+        here = inside_of(write, position, part)
         sizes = [size if i == axis else 1 for i in range(len(x.shape))]
         here = write.reshape(here, sizes)
         inside = here if inside is None else write.emit(_op.logical_and(inside, here))
-    return TranslatedTensor(write.emit(_op.where(inside, result, write.whole(x))), x.shape)
+    return TranslatedTensor(write.emit(_op.where(inside, result, write.full(x))), x.shape)
 
 
-def _replaced(call: HloCall, axis: int, start: int) -> Any:
+def _replaced(call: HloCall, axis: int, start: int) -> relax.Expr:
     """Replace a part of a tensor along a single dim."""
-    write, x, new = call.write, call.whole(0), call.whole(1)
+    write, x, new = call.write, call.full(0), call.full(1)
     shape = call[0].shape
     first = max(0, min(start, shape[axis] - call[1].shape[axis]))
     last = first + call[1].shape[axis]

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from tvm import relax
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import axis_groups, mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators import ops
@@ -31,7 +31,7 @@ def _rows(call: HloCall, name: str) -> list[list[int]]:
     return [[int(n) for n in row if n >= 0] for row in table]
 
 
-def _axes(call: HloCall, mesh: Any, ordered: bool) -> list[int]:
+def _axes(call: HloCall, mesh: DeviceMesh, ordered: bool) -> list[int]:
     """Return the fewest axes along which groups are formed."""
     groups = _normal(_rows(call, "replica_groups"), ordered)
     rank = len(mesh_shape(mesh))
@@ -56,41 +56,44 @@ def _reduction(call: HloCall) -> str:
 
 
 def _along(
-    call: HloCall, mesh: Any, ordered: bool, make: Callable[[Any, list[int]], Any]
+    call: HloCall,
+    mesh: DeviceMesh,
+    ordered: bool,
+    make: Callable[[relax.Expr, list[int]], relax.Expr],
 ) -> list[TranslatedTensor]:
     """Apply a collective to each operand, unless groups have a single device."""
     axes = _axes(call, mesh, ordered)
     if not axes:
         return call.operands
     return [
-        call.write.value(call.write.emit(make(call.whole(i), axes)))
+        call.write.value(call.write.emit(make(call.full(i), axes)))
         for i in range(len(call.operands))
     ]
 
 
-def _all_reduce(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+def _all_reduce(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
     kind = _reduction(call)
     return _along(call, mesh, False, lambda x, axes: ops.all_reduce(x, mesh, axes, kind))
 
 
-def _all_gather(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+def _all_gather(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
     dim = int(call.attribute("all_gather_dim", -1))
     return _along(call, mesh, True, lambda x, axes: ops.all_gather(x, mesh, axes, dim))
 
 
-def _reduce_scatter(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+def _reduce_scatter(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
     dim, kind = int(call.attribute("scatter_dimension", -1)), _reduction(call)
     return _along(call, mesh, True, lambda x, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
 
 
-def _all_to_all(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+def _all_to_all(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
     split, concat = (int(call.attribute(f"{side}_dimension", -1)) for side in ("split", "concat"))
     if split == concat:
         raise UnsupportedOperation("an exchange between parts of a single dim")
     return _along(call, mesh, True, lambda x, axes: ops.all_to_all(x, mesh, axes, concat, split))
 
 
-def _shifts(mesh: Any) -> Iterator[tuple[int, int, bool, list[list[int]]]]:
+def _shifts(mesh: DeviceMesh) -> Iterator[tuple[int, int, bool, list[list[int]]]]:
     """Return axes, shifts and whether groups are rings, with the pairs of sending devices."""
     for axis, size in enumerate(mesh_shape(mesh)):
         groups = axis_groups(mesh, [axis])
@@ -105,16 +108,16 @@ def _shifts(mesh: Any) -> Iterator[tuple[int, int, bool, list[list[int]]]]:
                 yield axis, shift, ring, sorted(pairs)
 
 
-def _permute(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+def _permute(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
     requested_pairs = sorted(_rows(call, "source_target_pairs"))
     for axis, shift, ring, pairs in _shifts(mesh):
         if pairs == requested_pairs:
-            result = ops.collective_permute(call.whole(0), mesh, axis, shift, wrap=ring)
+            result = ops.collective_permute(call.full(0), mesh, axis, shift, wrap=ring)
             return [call.write.value(call.write.emit(result))]
     raise UnsupportedOperation(f"pairs {requested_pairs[:4]} that are not a shift along an axis")
 
 
-def _number(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+def _number(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
     """Return the number of the running device."""
     devices = [int(device) for device in mesh_devices(mesh).ravel()]
     if devices != list(range(len(devices))):
@@ -127,7 +130,7 @@ def _number(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
     return [write.value(write.cast(index, call.dtype))]
 
 
-MOVES: dict[str, Callable[[HloCall, Any], list[TranslatedTensor]]] = {
+MOVES: dict[str, Callable[[HloCall, DeviceMesh], list[TranslatedTensor]]] = {
     "stablehlo.all_reduce": _all_reduce,
     "stablehlo.all_gather": _all_gather,
     "stablehlo.reduce_scatter": _reduce_scatter,

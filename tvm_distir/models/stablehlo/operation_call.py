@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from tvm import relax
 
 from tvm_distir.models.mlir.tree import Dense, Operation, RegionBlock
 
@@ -49,9 +50,9 @@ class HloCall:
     def __getitem__(self, index: int) -> TranslatedTensor:
         return self.operands[index]
 
-    def whole(self, index: int) -> Any:
+    def full(self, index: int) -> relax.Expr:
         """Return an operand as a Relax tensor."""
-        return self.write.whole(self.operands[index])
+        return self.write.full(self.operands[index])
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return an attribute, or its default."""

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm import te, tirx
+from tvm import relax, te, tirx
 
 from .operation_call import Converter, HloCall
 from .translated_values import TranslatedTensor, UnsupportedOperation
@@ -37,31 +35,31 @@ def _bitcast(call: HloCall) -> TranslatedTensor:
         shape, make = x.shape[:-1], _joined(target // source, source, dtype)
     else:
         shape, make = (*x.shape, source // target), _parted(target, dtype)
-    return call.write.value(call.write.kernel("bitcast", make, [call.write.whole(x)], shape, dtype))
+    return call.write.value(call.write.kernel("bitcast", make, [call.write.full(x)], shape, dtype))
 
 
-def _unsigned(value: Any) -> Any:
+def _unsigned(value: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the bits of an element as an unsigned integer."""
     kind = f"uint{_bits(str(value.ty.dtype))}"
     return value if str(value.ty.dtype) == kind else tirx.reinterpret(kind, value)
 
 
-def _from_unsigned(value: Any, dtype: str) -> Any:
+def _from_unsigned(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     return value if str(value.ty.dtype) == dtype else tirx.reinterpret(dtype, value)
 
 
-def _same_width(dtype: str) -> Any:
-    def compute(x: Any) -> Any:
+def _same_width(dtype: str) -> relax.Expr:
+    def compute(x: te.Tensor) -> te.Tensor:
         return te.compute(x.shape, lambda *at: tirx.reinterpret(dtype, x(*at)), name="bitcast")
 
     return compute
 
 
-def _joined(count: int, width: int, dtype: str) -> Any:
+def _joined(count: int, width: int, dtype: str) -> relax.Expr:
     wide = f"uint{count * width}"
 
-    def compute(x: Any) -> Any:
-        def element(*at: Any) -> Any:
+    def compute(x: te.Tensor) -> te.Tensor:
+        def element(*at: tirx.Var) -> te.Tensor:
             value = tirx.Cast(wide, _unsigned(x(*at, 0)))
             for i in range(1, count):
                 part = tirx.Cast(wide, _unsigned(x(*at, i)))
@@ -73,12 +71,12 @@ def _joined(count: int, width: int, dtype: str) -> Any:
     return compute
 
 
-def _parted(width: int, dtype: str) -> Any:
-    def compute(x: Any) -> Any:
+def _parted(width: int, dtype: str) -> relax.Expr:
+    def compute(x: te.Tensor) -> te.Tensor:
         wide = f"uint{_bits(str(x.dtype))}"
         shape = (*x.shape, _bits(str(x.dtype)) // width)
 
-        def element(*at: Any) -> Any:
+        def element(*at: tirx.Var) -> te.Tensor:
             shift = tirx.Cast(wide, at[-1]) * tirx.const(width, wide)
             part = tirx.Cast(f"uint{width}", _unsigned(x(*at[:-1])) >> shift)
             return _from_unsigned(part, dtype)
@@ -104,18 +102,18 @@ def _erf_inv(call: HloCall) -> TranslatedTensor:
     x = call[0]
     if x.dtype != "float32":
         raise UnsupportedOperation(f"the inverse error function of {x.dtype}")
-    args = [call.write.whole(x)]
+    args = [call.write.full(x)]
     return call.write.value(call.write.kernel("erf_inv", _te_erf_inv, args, x.shape, x.dtype))
 
 
-def _te_erf_inv(x: Any) -> Any:
-    def polynomial(terms: tuple[float, ...], at: Any) -> Any:
+def _te_erf_inv(x: te.Tensor) -> te.Tensor:
+    def polynomial(terms: tuple[float, ...], at: tirx.Var) -> te.Tensor:
         value = tirx.const(terms[0], "float32")
         for term in terms[1:]:
             value = value * at + tirx.const(term, "float32")
         return value
 
-    def element(*at: Any) -> Any:
+    def element(*at: tirx.Var) -> te.Tensor:
         value = x(*at)
         unit, bound = tirx.const(1.0, "float32"), tirx.const(5.0, "float32")
         log = -tirx.log1p(-value * value)

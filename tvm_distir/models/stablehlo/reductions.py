@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from tvm import relax
 
@@ -47,7 +45,7 @@ def is_neutral(kind: str, value: TranslatedTensor) -> bool:
     return bool(number == (bounds.min if kind == "maximum" else bounds.max))
 
 
-def _reduce(call: HloCall) -> Any:
+def _reduce(call: HloCall) -> relax.Expr:
     kind, dims = applied(call.region()), call.integers("dimensions")
     if len(call.operands) == 4:
         return _of_pairs(call, dims)
@@ -57,12 +55,12 @@ def _reduce(call: HloCall) -> Any:
         return call[0]
     write = call.write
     if call.dtype == "bool" and kind in ("or", "and"):
-        counted = write.cast(call.whole(0), "int8")
+        counted = write.cast(call.full(0), "int8")
         reduced = write.emit((_op.max if kind == "or" else _op.min)(counted, dims))
         return TranslatedTensor(write.cast(reduced, "bool"), call.shape)
     if kind not in _REDUCTIONS:
         raise UnsupportedOperation(f"a reduction by {kind}")
-    reduced = write.emit(_REDUCTIONS[kind](call.whole(0), dims))
+    reduced = write.emit(_REDUCTIONS[kind](call.full(0), dims))
     if not is_neutral(kind, call[1]):
         reduced = write.emit(_COMBINE[kind](reduced, call[1].expr))
     return TranslatedTensor(reduced, call.shape)
@@ -77,10 +75,10 @@ def _of_pairs(call: HloCall, dims: list[int]) -> list[TranslatedTensor]:
     names = [argument.name for argument in call.region().arguments]
     if first is None or first.operands != [names[0], names[2]]:
         raise UnsupportedOperation("a reduction of two tensors that is not argmax or argmin")
-    largest, write, x = direction[0] == "G", call.write, call.whole(0)
-    place = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
+    largest, write, x = direction[0] == "G", call.write, call.full(0)
+    position = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
     extreme = write.emit((_op.max if largest else _op.min)(x, dims))
-    return [write.value(extreme), write.value(write.cast(place, call.result_dtype(1)))]
+    return [write.value(extreme), write.value(write.cast(position, call.result_dtype(1)))]
 
 
 def _sort(call: HloCall) -> list[TranslatedTensor]:
@@ -88,7 +86,7 @@ def _sort(call: HloCall) -> list[TranslatedTensor]:
     axis, write = int(call.attribute("dimension", -1)) % len(call[0].shape), call.write
     descending = _is_descending(call.region())
     dtype = call[0].dtype  # TVM has no sort of unsigned integers
-    x = write.cast(call.whole(0), "int64" if dtype in ("uint8", "uint16", "uint32") else dtype)
+    x = write.cast(call.full(0), "int64" if dtype in ("uint8", "uint16", "uint32") else dtype)
     ordered = write.emit(_op.sort(x, axis, descending))
     results = [write.value(write.cast(ordered, dtype))]
     if len(call.operands) > 1:
@@ -97,7 +95,7 @@ def _sort(call: HloCall) -> list[TranslatedTensor]:
             if call[index].counts == axis and call[index].dtype == "int32":
                 results.append(write.value(order))
                 continue
-            moved = write.emit(_op.gather_elements(call.whole(index), order, axis=axis))
+            moved = write.emit(_op.gather_elements(call.full(index), order, axis=axis))
             results.append(write.value(moved))
     return results
 
@@ -129,7 +127,7 @@ def _source(name: str, producers: dict[str, Operation]) -> str:
 def _top_k(call: HloCall) -> list[TranslatedTensor]:
     count, write = int(call.attribute("k")), call.write
     dtype = call.result_dtype(1)
-    pair = write.emit(_op.topk(call.whole(0), k=count, axis=-1, ret_type="both", dtype=dtype))
+    pair = write.emit(_op.topk(call.full(0), k=count, axis=-1, ret_type="both", dtype=dtype))
     return [write.value(write.emit(pair[i])) for i in range(2)]
 
 

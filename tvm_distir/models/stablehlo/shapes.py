@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -48,7 +47,7 @@ def _broadcast(call: HloCall) -> TranslatedTensor:
     """Broadcast the operand's dims to their positions, with size 1 elsewhere."""
     x, shape = call[0], call.shape
     dims = call.integers("broadcast_dimensions", [])
-    expr = x.expr if x.rows is None else call.write.whole(x)
+    expr = x.expr if x.rows is None else call.write.full(x)
     local_sizes = shape_of(expr)
     if not local_sizes:
         return TranslatedTensor(expr, shape)
@@ -70,19 +69,19 @@ def _reshape(call: HloCall) -> TranslatedTensor:
         return TranslatedTensor(x.expr, call.shape)
     if x.rows is not None and len(x.rows) == 1 and x.rows[0] is not None:
         x = x.rows[0]
-    return TranslatedTensor(call.write.reshape(call.write.whole(x), call.shape), call.shape)
+    return TranslatedTensor(call.write.reshape(call.write.full(x), call.shape), call.shape)
 
 
 def _transpose(call: HloCall) -> TranslatedTensor:
     x, order = call[0], call.integers("permutation")
     if x.rows is None and not shape_of(x.expr):
         return TranslatedTensor(x.expr, call.shape)
-    expr = x.expr if x.rows is None else call.write.whole(x)
+    expr = x.expr if x.rows is None else call.write.full(x)
     return TranslatedTensor(call.write.permute(expr, order), call.shape)
 
 
 def _concatenate(call: HloCall) -> TranslatedTensor:
-    parts = [call.whole(i) for i in range(len(call.operands)) if 0 not in call[i].shape]
+    parts = [call.full(i) for i in range(len(call.operands)) if 0 not in call[i].shape]
     if len(parts) == 1:
         return call.write.value(parts[0])
     return TranslatedTensor(
@@ -90,13 +89,13 @@ def _concatenate(call: HloCall) -> TranslatedTensor:
     )
 
 
-def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> TranslatedTensor:
+def sliced(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> TranslatedTensor:
     """Slice the first operand."""
     x = call[0]
     rest = zip(begins[1:], ends[1:], steps[1:], x.shape[1:])
     if begins and steps[0] == 1 and all((b, e, s) == (0, n, 1) for b, e, s, n in rest):
         return call.write.rows_of(x, begins[0], ends[0])
-    expr = x.expr if x.rows is None else call.write.whole(x)
+    expr = x.expr if x.rows is None else call.write.full(x)
     sizes = shape_of(expr)
     shape = tuple(-(-(e - b) // s) for b, e, s in zip(begins, ends, steps))
     if sizes:
@@ -111,15 +110,15 @@ def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> 
 def _slice(call: HloCall) -> TranslatedTensor:
     """Slice a tensor; a single element of a constant is a number."""
     x, begins = call[0], call.integers("start_indices")
-    if x.is_whole and is_constant(x.expr) and math.prod(call.shape) == 1:
+    if x.is_full and is_constant(x.expr) and math.prod(call.shape) == 1:
         element = x.expr.value.numpy()[tuple(begins)]
         return TranslatedTensor(constant(element, x.dtype), call.shape)
     steps = call.integers("strides", [1] * len(x.shape))
-    return cut(call, begins, call.integers("limit_indices"), steps)
+    return sliced(call, begins, call.integers("limit_indices"), steps)
 
 
 def _reverse(call: HloCall) -> TranslatedTensor:
-    result = call.whole(0)
+    result = call.full(0)
     for dim in call.integers("dimensions"):
         result = call.write.emit(_op.flip(result, dim))
     return TranslatedTensor(result, call.shape)
@@ -131,10 +130,10 @@ def _pad(call: HloCall) -> TranslatedTensor:
     fill = call[1].scalar
     if fill is not None:
         return TranslatedTensor(
-            call.write.pad(call.whole(0), low, high, inner, float(fill)), call.shape
+            call.write.pad(call.full(0), low, high, inner, float(fill)), call.shape
         )
-    padded = call.write.pad(call.whole(0), low, high, inner, 0.0)
-    ones: Any = relax.const(np.ones(call[0].shape, "bool"), "bool")
+    padded = call.write.pad(call.full(0), low, high, inner, 0.0)
+    ones: relax.Expr = relax.const(np.ones(call[0].shape, "bool"), "bool")
     inside = call.write.pad(ones, low, high, inner, 0.0)
     return TranslatedTensor(call.write.emit(_op.where(inside, padded, call[1].expr)), call.shape)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import (
     AXES_ATTR,
@@ -21,9 +22,8 @@ from tvm_distir.core.ir import (
     mesh_devices,
     placement_of,
 )
-from tvm_distir.models.export.grid import AXES
 from tvm_distir.models.mlir.attributes import unescaped
-from tvm_distir.models.mlir.tree import Module, Opaque, Operation
+from tvm_distir.models.mlir.tree import Module, Opaque
 from tvm_distir.support import ModelError, parse_int
 
 from .gspmd import labels_of_tiles, mesh_of_tiles
@@ -64,13 +64,13 @@ class Shardings:
 
     def __init__(self, module: Module, texts: Sequence[str]) -> None:
         self._meshes = {mesh.name: mesh for mesh in _meshes(module)}
-        self._used: dict[str, Any] = {}
+        self._used: dict[str, DeviceMesh] = {}
         sizes = mesh_of_tiles(texts)
         if sizes and GSPMD_MESH not in self._meshes:
             axes = {f"axis{i}": n for i, n in enumerate(sizes)}
             self._meshes[GSPMD_MESH] = NamedMesh(GSPMD_MESH, axes)
 
-    def annotated(self, builder: Any, expr: Any, sharding: Any) -> Any:
+    def annotated(self, builder: relax.BlockBuilder, expr: relax.Expr, sharding: Any) -> DeviceMesh:
         """Annotate an expression with a sharding, unless the sharding is empty.
 
         Parameters
@@ -97,25 +97,14 @@ class Shardings:
             return expr
         return builder.emit(placed)
 
-    def _device_mesh(self, mesh: NamedMesh) -> Any:
+    def _device_mesh(self, mesh: NamedMesh) -> DeviceMesh:
         if mesh.name not in self._used:
             self._used[mesh.name] = device_mesh(mesh.axes, device_ids=mesh.device_ids)
         return self._used[mesh.name]
 
-    def grid(self, name: str) -> tuple[NamedMesh, Any]:
-        """Return a mesh by its name, and mark it as used.
-
-        Raises
-        ------
-        UnsupportedOperation
-            The module has none of that name, or does not say its size.
-        """
-        if name not in self._meshes:
-            raise UnsupportedOperation(f'the grid "{name}", which the module does not have')
-        mesh = self._meshes[name]
-        if min(mesh.axes.values(), default=1) < 0:
-            raise UnsupportedOperation(f'the grid "{name}", whose size is dynamic')
-        return mesh, self._device_mesh(mesh)
+    def used_mesh(self, name: str) -> relax.distributed.DeviceMesh:
+        """Return a device mesh by its name, and mark it as used."""
+        return self._device_mesh(self._meshes[name])
 
     def number(self, name: str) -> int:
         """Return the number of a mesh among those used."""
@@ -151,11 +140,11 @@ class Shardings:
         if not names or is_open:
             return None  # a mesh without axes, or all dims left to propagation
         for dim, text in enumerate(dims):
-            places = [self._axis(name, names, sharding) for name in _axis_words(text)]
-            if places != sorted(places):
+            positions = [self._axis(name, names, sharding) for name in _axis_words(text)]
+            if positions != sorted(positions):
                 raise UnsupportedOperation(f"axes out of the mesh's order: <{sharding.body}>")
-            for place in places:
-                labels[place] = dim
+            for position in positions:
+                labels[position] = dim
         return mesh, labels
 
     @staticmethod
@@ -211,8 +200,6 @@ def _meshes(module: Module) -> list[NamedMesh]:
     meshes = []
     for operation in module.operations:
         mesh: Any = operation.attributes.get("mesh")
-        if operation.name == "shard.grid":
-            meshes.append(_grid(operation))
         if operation.name != "sdy.mesh" or not isinstance(mesh, Opaque):
             continue
         ids = _IDS.search(mesh.body)
@@ -222,47 +209,13 @@ def _meshes(module: Module) -> list[NamedMesh]:
     return meshes
 
 
-def _says(before: Any, placed: Any) -> bool:
+def _says(before: relax.Expr, placed: relax.Expr) -> bool:
     """Return whether an expression is an annotation equal to another."""
     same_op = isinstance(before, ir.Call) and before.op.same_as(placed.op)
     return same_op and bool(tvm_ffi.structural_equal(before.attrs, placed.attrs))
 
 
-def _grid(operation: Operation) -> NamedMesh:
-    """Return a grid of the dialect ``shard``, with its axis names if exported by this package."""
-    attributes = operation.attributes
-    sizes = attributes.get("shape")
-    if not isinstance(sizes, list) or not all(isinstance(n, int) for n in sizes):
-        raise ModelError(
-            "DIST0370",
-            "a grid has no shape",
-            place=f"line {operation.line}",
-            remedy="Write the text again.",
-        )
-    names = attributes.get(AXES)
-    if not isinstance(names, list) or len({*map(str, names)}) != len(sizes):
-        names = list(range(len(sizes)))
-    axes = {str(name): int(n) for name, n in zip(names, sizes)}
-    return NamedMesh(str(attributes.get("sym_name", "")), axes)
-
-
-def split_axes(axes: Any) -> list[list[int]]:
-    """Return the axes that shard each dim, as in ``[[0], []]``.
-
-    Raises
-    ------
-    UnsupportedOperation
-        For any other attribute.
-    """
-    if not isinstance(axes, Opaque) or not axes.body.startswith("axisarray"):
-        raise UnsupportedOperation("split_axes that are not lists of axes")
-    return [
-        [parse_int(n) or 0 for n in re.findall(r"\d+", dim)]
-        for dim in re.findall(r"\[([\d,\s]*)\]", axes.body.removeprefix("axisarray")[1:-1])
-    ]
-
-
-def sharding_of(attributes: Mapping[str, Any], source: str) -> Any:
+def sharding_of(attributes: Mapping[str, Any], source: str) -> Opaque | str | None:
     """Return the sharding among the attributes of a value or an operation, or None."""
     sharding = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
     if sharding is not None and not isinstance(sharding, (str, Opaque)):

@@ -42,48 +42,48 @@ def read_source(source: Any) -> tuple[str, str]:
     content: bytes | None = None
     if isinstance(source, bytes | bytearray | memoryview):
         data = content = bytes(source)
-        place = "bytes"
+        location = "bytes"
     elif isinstance(source, str | Path):
-        data, place = file_bytes(source), str(source)
+        data, location = file_bytes(source), str(source)
     else:
         raise ModelError(
             "DIST0302", f"a {type(source).__name__} is no module of StableHLO", place="source",
             remedy="Give text, a path, bytecode, or what jax.jit(f).lower(...) returns.",
         )  # fmt: skip
     if is_bytecode(data):
-        return _text_of(data, place), place
+        return _text_of(data, location), location
     try:
-        return data.decode("utf-8"), place
+        return data.decode("utf-8"), location
     except UnicodeDecodeError as error:
-        if content is not None or place.lower().endswith(JAX_ARTIFACT):
-            return _text_of(_exported(data, place), place), place
-        raise _unreadable(place) from error
+        if content is not None or location.lower().endswith(JAX_ARTIFACT):
+            return _text_of(_exported(data, location), location), location
+        raise _unreadable(location) from error
 
 
-def _exported(data: bytes, place: str) -> bytes:
+def _exported(data: bytes, location: str) -> bytes:
     """Return the bytecode in what ``Exported.serialize()`` of JAX wrote.
 
     Only this field is read: ``jax.export.deserialize`` also rebuilds the structures of arguments,
     for which all their classes, such as the states of an optimizer, have to be registered.
     """
-    check_jax(place)
+    check_jax(location)
     remedy = (
         "Register the classes of its arguments, and give what jax.export.deserialize returns; or "
         "write text, jax.jit(f).lower(...).as_text()."
     )
     module = "jax._src.export.serialization_generated"
-    root = _internal(module, "Exported.GetRootAsExported", place, remedy)
-    field = _internal(module, "Exported.MlirModuleSerializedAsNumpy", place, remedy)
+    root = _internal(module, "Exported.GetRootAsExported", location, remedy)
+    field = _internal(module, "Exported.MlirModuleSerializedAsNumpy", location, remedy)
     try:
         code = field(root(data)).tobytes()
     except Exception as error:  # the reader of the format trusts its bytes
-        raise _unreadable(place) from error
+        raise _unreadable(location) from error
     if not is_bytecode(code):
-        raise _unreadable(place)
+        raise _unreadable(location)
     return bytes(code)
 
 
-def _internal(module: str, name: str, place: str, remedy: str) -> Any:
+def _internal(module: str, name: str, location: str, remedy: str) -> Any:
     """Return what JAX has in a module that is not public (ModelError DIST0304 where it lacks)."""
     try:
         return attrgetter(name)(importlib.import_module(module))
@@ -92,34 +92,34 @@ def _internal(module: str, name: str, place: str, remedy: str) -> Any:
         raise ModelError(
             "DIST0304",
             f"jax {version} has no {module}.{name}, by which this kind of file is read",
-            place=place,
+            place=location,
             remedy=remedy,
         ) from error
 
 
-def _unreadable(place: str) -> ModelError:
+def _unreadable(location: str) -> ModelError:
     return ModelError(
         "DIST0303",
         "it is neither text nor bytecode of MLIR, nor an artifact of jax.export",
-        place=place,
+        place=location,
         remedy="Write it with jax.export, or with as_text().",
     )
 
 
-def _text_of(data: bytes, place: str) -> str:
+def _text_of(data: bytes, location: str) -> str:
     """Convert bytecode to text by the MLIR bindings in the wheel of jaxlib."""
-    check_jax(place)
+    check_jax(location)
     remedy = "Write text: jax.jit(f).lower(...).as_text()."
-    context = _internal("jax._src.interpreters.mlir", "make_ir_context", place, remedy)
+    context = _internal("jax._src.interpreters.mlir", "make_ir_context", location, remedy)
     name = "deserialize_portable_artifact"
-    deserialize = _internal("jaxlib.mlir.dialects.stablehlo", name, place, remedy)
+    deserialize = _internal("jaxlib.mlir.dialects.stablehlo", name, location, remedy)
     try:
         module: Any = deserialize(context(), data)
     except Exception as error:  # the bindings raise what MLIR's readers say
         raise ModelError(
             "DIST0303",
             f"the bytecode cannot be read: {reason(error)}",
-            place=place,
+            place=location,
             remedy="Write it again with jax.export.",
         ) from error
     return str(module.operation.get_asm(enable_debug_info=True, print_generic_op_form=True))

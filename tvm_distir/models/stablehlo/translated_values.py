@@ -50,18 +50,28 @@ def typed(kind: TensorType | OtherType) -> tuple[tuple[int, ...], str]:
     return tuple(n for n in kind.shape if n is not None), _DTYPES[kind.element]
 
 
-def shape_of(expr: Any) -> tuple[int, ...]:
-    """Return the static shape of a Relax expression."""
-    shape = known_shape(expr.ty)
+def tensor_of_type(ty: ir.Type) -> tuple[tuple[int, ...], str]:
+    """Return the static shape and the element type of a Relax type.
+
+    Raises
+    ------
+    UnsupportedOperation
+        The shape is unknown.
+    """
+    shape = known_shape(ty)
     if shape is None:
         raise UnsupportedOperation("a tensor of unknown shape")
-    return shape
+    return shape, str(getattr(ty.dtype, "dtype", ty.dtype))
 
 
-def dtype_of(expr: Any) -> str:
+def shape_of(expr: relax.Expr) -> tuple[int, ...]:
+    """Return the static shape of a Relax expression."""
+    return tensor_of_type(expr.ty)[0]
+
+
+def dtype_of(expr: relax.Expr) -> str:
     """Return the element type of an expression."""
-    dtype = expr.ty.dtype
-    return str(dtype.dtype if hasattr(dtype, "dtype") else dtype)
+    return str(getattr(expr.ty.dtype, "dtype", expr.ty.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,11 +94,11 @@ class TranslatedTensor:
         full rank reads it in place of ``expr``.
     """
 
-    expr: Any
+    expr: relax.Expr
     shape: tuple[int, ...]
     rows: tuple[TranslatedTensor | None, ...] | None = None
     counts: int | None = None
-    base: Any = None
+    base: relax.Expr | None = None
 
     @property
     def dtype(self) -> str:
@@ -96,7 +106,7 @@ class TranslatedTensor:
         return dtype_of(self.expr)
 
     @property
-    def is_whole(self) -> bool:
+    def is_full(self) -> bool:
         """Return whether ``expr`` is the tensor itself."""
         return self.rows is None and shape_of(self.expr) == self.shape
 
@@ -114,7 +124,7 @@ class TranslatedTensor:
         return int(number) if isinstance(number, (bool, int)) else None
 
 
-def is_constant(expr: Any) -> bool:
+def is_constant(expr: relax.Expr) -> bool:
     """Return whether an expression is a constant."""
     return isinstance(expr, ir.GenericConst)
 
@@ -124,7 +134,7 @@ def array_type(dtype: str) -> Any:
     return getattr(ml_dtypes, dtype) if hasattr(ml_dtypes, dtype) else np.dtype(dtype)
 
 
-def constant(value: Any, dtype: str) -> Any:
+def constant(value: Any, dtype: str) -> ir.GenericConst:
     """Return a constant, with its elements converted as NumPy does."""
     array: npt.NDArray[Any] = np.asarray(value).astype(array_type(dtype))
     return relax.const(array, dtype)

@@ -34,7 +34,7 @@ class _Windows:
         rows = enumerate(zip(self.sizes, self.steps, self.pads))
         return [i for i, (size, step, pad) in rows if (size, step, pad) != (1, 1, (0, 0))]
 
-    def pooling(self, dims: tuple[int, int]) -> dict[str, Any]:
+    def pooling(self, dims: tuple[int, int]) -> dict[str, object]:
         """Return the arguments of a Relax pool over two dims."""
         return {
             "pool_size": [self.sizes[i] for i in dims],
@@ -63,7 +63,7 @@ def _reduce_window(call: HloCall) -> TranslatedTensor:
         raise UnsupportedOperation(
             f"windows whose {kind or 'reduction'} has an unsupported initial value"
         )
-    x = call.whole(0)
+    x = call.full(0)
     spaces = [n - 1 for n in call.integers("base_dilations", [1] * len(call[0].shape))]
     if any(spaces):
         flat = [0] * len(spaces)
@@ -74,7 +74,7 @@ def _reduce_window(call: HloCall) -> TranslatedTensor:
     )
 
 
-def _cumulative(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
+def _cumulative(call: HloCall, kind: str, windows: _Windows, x: relax.Expr) -> relax.Expr:
     """Translate a window over all preceding or following elements to a cumulative op."""
     if len(windows.moved) != 1 or kind not in ("add", "multiply"):
         return None
@@ -91,7 +91,7 @@ def _cumulative(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
     return call.write.emit(_op.flip(turned, dim))
 
 
-def _pooled(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
+def _pooled(call: HloCall, kind: str, windows: _Windows, x: relax.Expr) -> relax.Expr:
     """Translate to a pool over two dims, with the pooled dims moved to the end."""
     moved, shape, write = windows.moved, shape_of(x), call.write
     if len(moved) > 2 or kind not in ("add", "maximum", "minimum"):
@@ -109,12 +109,12 @@ def _pooled(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
     flat = write.reshape(write.permute(x, order), [math.prod(sizes[:-2]), 1, *sizes[-2:]])
     pair = (last[0], last[1])
     pooled = _pool(call, kind, flat, {**windows.pooling(pair), "layout": "NCHW"})
-    apart = write.reshape(pooled, [*sizes[:-2], *shape_of(pooled)[-2:]])
-    return write.permute(apart, [order.index(i) for i in range(len(order))])
+    unpooled = write.reshape(pooled, [*sizes[:-2], *shape_of(pooled)[-2:]])
+    return write.permute(unpooled, [order.index(i) for i in range(len(order))])
 
 
-def _pool(call: HloCall, kind: str, x: Any, how: dict[str, Any]) -> Any:
-    emit: Callable[..., Any] = call.write.emit
+def _pool(call: HloCall, kind: str, x: relax.Expr, how: dict[str, Any]) -> relax.Expr:
+    emit: Callable[..., relax.Expr] = call.write.emit
     if kind == "maximum":
         return emit(_op.nn.max_pool2d(x, **how))
     if kind == "minimum":
@@ -140,7 +140,7 @@ def _select_and_scatter(call: HloCall) -> TranslatedTensor:
             "a scatter of windows that is not over the two spatial dims of images"
         )
     order = [0, 3, 1, 2] if dims == (1, 2) else [0, 1, 2, 3]
-    x, grad = (write.permute(call.whole(index), order) for index in range(2))
+    x, grad = (write.permute(call.full(index), order) for index in range(2))
     how = windows.pooling(dims)
     gradient = write.emit(_op.grad.max_pool2d_backward(grad, x, **how))
     back = [order.index(i) for i in range(4)]

@@ -9,7 +9,6 @@ factor ``alpha`` of sums; here the type of the result, or of the comparison, is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tvm import relax
 
@@ -18,26 +17,28 @@ from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype
 _op = relax.op
 
 
-def _binary(make: Callable[[Any, Any], Any], compares: bool = False) -> Converter:
-    def convert(call: AtenCall) -> Any:
+def _binary(
+    make: Callable[[relax.Expr, relax.Expr], relax.Expr], compares: bool = False
+) -> Converter:
+    def convert(call: AtenCall) -> relax.Expr:
         dtype = call.common_dtype("self", "other") if compares else call.dtype
         return call.emit(make(call.cast(call["self"], dtype), call.cast(call["other"], dtype)))
 
     return convert
 
 
-def _wide_binary(make: Callable[[Any, Any], Any]) -> Converter:
-    def convert(call: AtenCall) -> Any:
+def _wide_binary(make: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> Converter:
+    def convert(call: AtenCall) -> relax.Expr:
         operands = (call.cast(call[name], call.dtype) for name in ("self", "other"))
         return call.in_float32(make, *operands)
 
     return convert
 
 
-def _scaled_sum(make: Callable[[Any, Any], Any]) -> Converter:
+def _scaled_sum(make: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> Converter:
     """Return ``self + alpha * other``, or a difference."""
 
-    def convert(call: AtenCall) -> Any:
+    def convert(call: AtenCall) -> relax.Expr:
         a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
         if call["alpha"] != 1:
             b = call.emit(_op.multiply(b, constant(call["alpha"], call.dtype)))
@@ -46,7 +47,7 @@ def _scaled_sum(make: Callable[[Any, Any], Any]) -> Converter:
     return convert
 
 
-def _reversed_difference(call: AtenCall) -> Any:
+def _reversed_difference(call: AtenCall) -> relax.Expr:
     """Return ``other - alpha * self``."""
     a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
     if call["alpha"] != 1:
@@ -54,26 +55,29 @@ def _reversed_difference(call: AtenCall) -> Any:
     return call.emit(_op.subtract(b, a))
 
 
-def _logical(make: Callable[..., Any], *names: str) -> Converter:
+def _logical(make: Callable[..., relax.Expr], *names: str) -> Converter:
     return lambda call: call.emit(make(*(call.cast(call[name], "bool") for name in call.names)))
 
 
-def _bitwise(make: Callable[[Any, Any], Any], of_bools: Callable[[Any, Any], Any]) -> Converter:
+def _bitwise(
+    make: Callable[[relax.Expr, relax.Expr], relax.Expr],
+    of_bools: Callable[[relax.Expr, relax.Expr], relax.Expr],
+) -> Converter:
     """Return a converter with a separate op for bools."""
 
-    def convert(call: AtenCall) -> Any:
+    def convert(call: AtenCall) -> relax.Expr:
         a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
         return call.emit((of_bools if call.dtype == "bool" else make)(a, b))
 
     return convert
 
 
-def _bitwise_not(call: AtenCall) -> Any:
+def _bitwise_not(call: AtenCall) -> relax.Expr:
     x = call["self"]
     return call.emit(_op.logical_not(x) if dtype_of(x) == "bool" else _op.bitwise_not(x))
 
 
-def _divide_rounded(call: AtenCall) -> Any:
+def _divide_rounded(call: AtenCall) -> relax.Expr:
     a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
     mode = call["rounding_mode"]
     if mode == "floor":
@@ -82,7 +86,7 @@ def _divide_rounded(call: AtenCall) -> Any:
     return call.emit(_op.trunc(quotient)) if mode and is_float(call.dtype) else quotient
 
 
-def _power(call: AtenCall) -> Any:
+def _power(call: AtenCall) -> relax.Expr:
     dtype = call.dtype
     base, exponent = (call[name] for name in call.names)
     if isinstance(exponent, (int, float)) and exponent == 2:
@@ -98,7 +102,7 @@ def _power(call: AtenCall) -> Any:
     raise UnsupportedOperator("a power of integers with a tensor as exponent")
 
 
-def _clamp(call: AtenCall) -> Any:
+def _clamp(call: AtenCall) -> relax.Expr:
     low, high = (call[name] if name in call.names else None for name in ("min", "max"))
     x, dtype = call.cast(call["self"], call.dtype), call.dtype
     if low is not None:
@@ -106,12 +110,12 @@ def _clamp(call: AtenCall) -> Any:
     return x if high is None else call.emit(_op.minimum(x, call.cast(high, dtype)))
 
 
-def _where(call: AtenCall) -> Any:
+def _where(call: AtenCall) -> relax.Expr:
     a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
     return call.emit(_op.where(call.cast(call["condition"], "bool"), a, b))
 
 
-def _masked_fill(call: AtenCall) -> Any:
+def _masked_fill(call: AtenCall) -> relax.Expr:
     x = call["self"]
     return call.emit(_op.where(call["mask"], call.cast(call["value"], dtype_of(x)), x))
 

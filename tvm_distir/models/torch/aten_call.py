@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import fx
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ir import known_shape
 
@@ -31,7 +32,7 @@ class Absent:
     what: str
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """Return TVM's name of a torch dtype.
 
     Raises
@@ -45,13 +46,13 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
-def dtype_of(value: Any) -> str:
+def dtype_of(value: relax.Expr) -> str:
     """Return the element type of a tensor."""
     dtype = value.ty.dtype
     return str(dtype.dtype if hasattr(dtype, "dtype") else dtype)
 
 
-def shape_of(value: Any) -> tuple[int, ...]:
+def shape_of(value: relax.Expr) -> tuple[int, ...]:
     """Return the static shape of a tensor.
 
     Raises
@@ -70,7 +71,7 @@ def is_float(dtype: str) -> bool:
     return "float" in dtype
 
 
-def translated(value: Any, env: Mapping[fx.Node, Any]) -> Any:
+def translated(value: Any, env: Mapping[fx.Node, relax.Expr]) -> Any:
     """Return an argument with all nodes in it replaced by their values."""
     if isinstance(value, fx.Node):
         return env[value]
@@ -102,8 +103,8 @@ class AtenCall:
     def __init__(
         self,
         node: fx.Node,
-        env: Mapping[fx.Node, Any],
-        builder: Any,
+        env: Mapping[fx.Node, relax.Expr],
+        builder: relax.BlockBuilder,
         sizes: Mapping[str, list[int]] | None = None,
     ) -> None:
         self.node = node
@@ -183,22 +184,22 @@ class AtenCall:
         """Return whether one of several results is read."""
         return any(len(user.args) > 1 and user.args[1] == index for user in self.node.users)
 
-    def emit(self, value: Any) -> Any:
+    def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind an expression to a variable, named after the module that computes it."""
         return self.builder.emit(value, self._hint)
 
-    def in_float32(self, make: Callable[..., Any], *values: Any) -> Any:
+    def in_float32(self, make: Callable[..., relax.Expr], *values: relax.Expr) -> relax.Expr:
         """Apply an op to tensors, in float32 if they are of half precision."""
         if dtype_of(values[0]) not in HALVES:
             return self.emit(make(*values))
         wide = self.emit(make(*(self.cast(value, "float32") for value in values)))
         return self.cast(wide, dtype_of(values[0]))
 
-    def normalized(self, value: Any) -> Any:
+    def normalized(self, value: relax.Expr) -> relax.Expr:
         """Return an unbound expression with its type inferred."""
         return self.builder.normalize(value)
 
-    def cast(self, value: Any, dtype: str) -> Any:
+    def cast(self, value: relax.Expr, dtype: str) -> relax.Expr:
         """Return a tensor or a number as a tensor of a type."""
         if not isinstance(value, relax.Expr):
             return constant(value, dtype)
@@ -206,13 +207,13 @@ class AtenCall:
             return value
         return self.emit(relax.op.astype(value, dtype))
 
-    def broadcast(self, value: Any, shape: Sequence[int]) -> Any:
+    def broadcast(self, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
         """Broadcast a tensor to a shape."""
         if shape_of(value) == tuple(shape):
             return value
         return self.emit(relax.op.broadcast_to(value, list(shape)))
 
-    def reshaped(self, value: Any, shape: Sequence[int]) -> Any:
+    def reshaped(self, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
         """Reshape a tensor."""
         if shape_of(value) == tuple(shape):
             return value
@@ -223,7 +224,7 @@ Converter = Callable[[AtenCall], Any]
 """Writes what a call computes: an expression, or a list of what its results are."""
 
 
-def constant(value: Any, dtype: str) -> Any:
+def constant(value: Any, dtype: str) -> ir.GenericConst:
     """Return a scalar or an array as a constant, cast from float to integer as torch does."""
     if isinstance(value, float) and not is_float(dtype):
         if not math.isfinite(value):

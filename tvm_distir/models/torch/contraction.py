@@ -8,7 +8,6 @@ TVM's importer gives products the type float32 whatever their operands have; her
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import relax
 
@@ -31,7 +30,7 @@ _LAYOUTS = {
 
 
 def _product(second: str) -> Converter:
-    def convert(call: AtenCall) -> Any:
+    def convert(call: AtenCall) -> relax.Expr:
         return call.emit(_op.matmul(call["self"], call[second]))
 
     return convert
@@ -40,7 +39,7 @@ def _product(second: str) -> Converter:
 def _product_and_sum(first: str, second: str) -> Converter:
     """Return ``beta * self + alpha * first @ second``."""
 
-    def convert(call: AtenCall) -> Any:
+    def convert(call: AtenCall) -> relax.Expr:
         dtype = call.dtype
         product = call.emit(_op.matmul(call[first], call[second]))
         if call["alpha"] != 1:
@@ -55,7 +54,7 @@ def _product_and_sum(first: str, second: str) -> Converter:
     return convert
 
 
-def _linear(call: AtenCall) -> Any:
+def _linear(call: AtenCall) -> relax.Expr:
     turned = call["weight"]
     if len(shape_of(turned)) == 2:
         turned = call.emit(_op.permute_dims(turned, [1, 0]))
@@ -63,7 +62,7 @@ def _linear(call: AtenCall) -> Any:
     return product if call["bias"] is None else call.emit(_op.add(product, call["bias"]))
 
 
-def _attention(call: AtenCall) -> Any:
+def _attention(call: AtenCall) -> relax.Expr:
     q, k, v = (call[name] for name in ("query", "key", "value"))
     if call["dropout_p"]:
         raise UnsupportedOperator("dropout of a model in training mode")
@@ -88,7 +87,7 @@ def _attention(call: AtenCall) -> Any:
     return call.reshaped(mixed, [*shape[:-1], shape_of(mixed)[-1]])
 
 
-def _scaled(call: AtenCall, q: Any) -> tuple[Any, float | None]:
+def _scaled(call: AtenCall, q: relax.Expr) -> tuple[relax.Expr, float | None]:
     """Return queries and a scale; TVM's half-precision kernel supports only its default scale."""
     default = shape_of(q)[-1] ** -0.5
     scale = default if call["scale"] is None else float(call["scale"])
@@ -99,7 +98,7 @@ def _scaled(call: AtenCall, q: Any) -> tuple[Any, float | None]:
     return call.emit(_op.multiply(q, constant(scale / default, dtype_of(q)))), None
 
 
-def _as_batch(call: AtenCall, x: Any) -> Any:
+def _as_batch(call: AtenCall, x: relax.Expr) -> relax.Expr:
     """Reshape to four dims: batch (all leading dims), heads, positions, width."""
     shape = shape_of(x)
     batch = 1
@@ -108,7 +107,7 @@ def _as_batch(call: AtenCall, x: Any) -> Any:
     return call.reshaped(x, [batch, *shape[-3:]])
 
 
-def _mask(call: AtenCall, mask: Any, dtype: str, shape: Sequence[int]) -> Any:
+def _mask(call: AtenCall, mask: relax.Expr, dtype: str, shape: Sequence[int]) -> relax.Expr:
     """Convert a mask to a term of the scores."""
     if dtype_of(mask) == "bool":
         low = -6e4 if dtype == "float16" else -1e30
@@ -126,7 +125,7 @@ def sizes(value: int | Sequence[int], rank: int) -> list[int]:
     return listed * (rank if len(listed) == 1 else 1)
 
 
-def _convolution(call: AtenCall) -> Any:
+def _convolution(call: AtenCall) -> relax.Expr:
     x, w, bias = call["input"], call["weight"], call["bias"]
     rank = len(shape_of(w)) - 2
     batched = len(shape_of(x)) == rank + 2

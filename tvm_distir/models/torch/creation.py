@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tvm import relax
 
@@ -22,7 +21,7 @@ from .aten_call import (
 _op = relax.op
 
 
-def full_tensor(call: AtenCall, shape: list[int], value: Any, dtype: str) -> Any:
+def full_tensor(call: AtenCall, shape: list[int], value: object, dtype: str) -> relax.Expr:
     """Return a tensor of a single value, infinite ones included, which TVM's ``full`` rejects."""
     number = constant(value, dtype)
     if isinstance(value, float) and not math.isfinite(value):
@@ -30,31 +29,31 @@ def full_tensor(call: AtenCall, shape: list[int], value: Any, dtype: str) -> Any
     return call.emit(_op.full(shape, number, dtype))
 
 
-def _fill(value: Any) -> Converter:
+def _fill(value: object) -> Converter:
     return lambda call: full_tensor(call, call["size"], value, call.dtype)
 
 
-def _fill_like(value: Any) -> Converter:
+def _fill_like(value: object) -> Converter:
     return lambda call: full_tensor(call, list(shape_of(call["self"])), value, call.dtype)
 
 
-def _full(call: AtenCall) -> Any:
+def _full(call: AtenCall) -> relax.Expr:
     return full_tensor(call, call["size"], call["fill_value"], call.dtype)
 
 
-def _full_like(call: AtenCall) -> Any:
+def _full_like(call: AtenCall) -> relax.Expr:
     return full_tensor(call, list(shape_of(call["self"])), call["fill_value"], call.dtype)
 
 
-def _fill_scalar(call: AtenCall) -> Any:
+def _fill_scalar(call: AtenCall) -> relax.Expr:
     return full_tensor(call, list(shape_of(call["self"])), call["value"], call.dtype)
 
 
-def _fill_tensor(call: AtenCall) -> Any:
+def _fill_tensor(call: AtenCall) -> relax.Expr:
     return call.broadcast(call.cast(call["value"], call.dtype), shape_of(call["self"]))
 
 
-def _arange(call: AtenCall) -> Any:
+def _arange(call: AtenCall) -> relax.Expr:
     start = call["start"] if "start" in call.names else 0
     step = call["step"] if "step" in call.names else 1
     if call.dtype in ("int64", "int32", "float32"):
@@ -62,25 +61,25 @@ def _arange(call: AtenCall) -> Any:
     return call.cast(call.emit(_op.arange(start, call["end"], step, "float32")), call.dtype)
 
 
-def _eye(call: AtenCall) -> Any:
+def _eye(call: AtenCall) -> relax.Expr:
     n = call["n"]
     return call.emit(_op.eye(n, call["m"] if "m" in call.names else n, 0, call.dtype))
 
 
-def _same(call: AtenCall) -> Any:
+def _same(call: AtenCall) -> relax.Expr:
     return call["self"]
 
 
-def _cast(call: AtenCall) -> Any:
+def _cast(call: AtenCall) -> relax.Expr:
     return call.cast(call["self"], call.dtype)
 
 
-def _copied(call: AtenCall) -> Any:
+def _copied(call: AtenCall) -> relax.Expr:
     """Return the value that ``copy_(self, src)`` leaves in ``self``."""
     return call.broadcast(call.cast(call["src"], call.dtype), shape_of(call["self"]))
 
 
-def _dropout(call: AtenCall) -> Any:
+def _dropout(call: AtenCall) -> relax.Expr:
     """Return the input, as the model is exported for inference."""
     x = call[call.names[0]]
     if call["train"] is not False and call["p"]:
@@ -88,8 +87,8 @@ def _dropout(call: AtenCall) -> Any:
     return x if len(call.results) == 1 else [x, call.absent(1)]
 
 
-def _triangle(make: Any) -> Converter:
-    def convert(call: AtenCall) -> Any:
+def _triangle(make: relax.Expr) -> Converter:
+    def convert(call: AtenCall) -> relax.Expr:
         x, dtype = call["self"], call.dtype
         if dtype != "bool":
             return call.emit(make(x, call["diagonal"]))
@@ -98,10 +97,10 @@ def _triangle(make: Any) -> Converter:
     return convert
 
 
-def _cumulative(make: Any) -> Converter:
+def _cumulative(make: relax.Expr) -> Converter:
     """Return a cumulative op whose integers and bools are int64 as in torch, unlike in TVM."""
 
-    def convert(call: AtenCall) -> Any:
+    def convert(call: AtenCall) -> relax.Expr:
         x = call.cast(call["self"], call.dtype)
         if not shape_of(x):
             return x

@@ -81,7 +81,7 @@ class Substitute:
         Whether the operands of the node are read too.
     """
 
-    write: Callable[[AtenCall, Any], Any]
+    write: Callable[[AtenCall, relax.Expr], relax.Expr]
     source: fx.Node
     reads_operands: bool = False
 
@@ -173,8 +173,8 @@ class _SortedRegion:
             return _Kind.EMPTY
         if name == "index_put.default" and kinds == {_Kind.EMPTY, _Kind.ORDER}:
             empty, indices, values = node.args[:3]
-            places = [self._kinds.get(n) for n in indices]
-            if self._kinds.get(empty) is _Kind.EMPTY and places == [_Kind.ORDER]:
+            index_kinds = [self._kinds.get(n) for n in indices]
+            if self._kinds.get(empty) is _Kind.EMPTY and index_kinds == [_Kind.ORDER]:
                 if _counts_up(values) and len(node.args) == 3:
                     return _Kind.INVERSE
         raise _NotSeparate
@@ -254,8 +254,8 @@ def _check_dims(node: fx.Node, name: str, rank: int) -> None:
     index = [spec.name for spec in schema].index(name)
     dim = node.args[index] if index < len(node.args) else node.kwargs.get(name, 0)
     dims = dim if isinstance(dim, (list, tuple)) else [dim]
-    whole = rank + (overload_name(node.target) == "unsqueeze.default")
-    if not dims or any(not isinstance(d, int) or axis_of(d, whole) == 0 for d in dims):
+    operand_rank = rank + (overload_name(node.target) == "unsqueeze.default")
+    if not dims or any(not isinstance(d, int) or axis_of(d, operand_rank) == 0 for d in dims):
         raise _NotSeparate
 
 

@@ -100,7 +100,7 @@ def _register_class(name: str) -> None:
     )
 
 
-def _register_operator(target: str, place: str) -> None:
+def _register_operator(target: str, location: str) -> None:
     namespace, _, rest = target.removeprefix(_TARGET).partition(".")
     name = rest.partition(".")[0]
     if hasattr(getattr(torch.ops, namespace), name):
@@ -109,7 +109,7 @@ def _register_operator(target: str, place: str) -> None:
         raise ModelError(
             "DIST0360",
             f"the importer does not support {namespace}.{rest}",
-            place=place,
+            place=location,
             remedy="Write the model with other operators, or export it to ONNX.",
         )
     if importlib.util.find_spec("transformers") is not None:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import fx
 from tvm import relax
 
@@ -29,7 +30,7 @@ def scope_of(node: fx.Node) -> str:
     return str(next(reversed(list(stack.values())))[0]) if stack else ""
 
 
-def _place(node: fx.Node) -> str:
+def _location(node: fx.Node) -> str:
     scope = scope_of(node)
     return f"{scope + '/' if scope else ''}{node.name} ({overload_name(node.target)})"
 
@@ -40,7 +41,7 @@ def check_operators(graphs: Iterable[fx.Graph]) -> None:
     for graph in graphs:
         for node in graph.nodes:
             if node.op == "call_function" and not _is_known(node):
-                first.setdefault(overload_name(node.target), _place(node))
+                first.setdefault(overload_name(node.target), _location(node))
     if first:
         raise ModelError(
             "DIST0360",
@@ -85,12 +86,12 @@ class Translation:
         The change of a batch that the program fixes.
     """
 
-    def __init__(self, builder: Any, batch: PinnedBatch | None = None) -> None:
+    def __init__(self, builder: relax.BlockBuilder, batch: PinnedBatch | None = None) -> None:
         self._builder = builder
         self._batch = batch
         self._substitutes: dict[fx.Node, Substitute] = {}
 
-    def run(self, owner: Any, graph: fx.Graph, env: dict[fx.Node, Any]) -> list[Any]:
+    def run(self, owner: torch.nn.Module, graph: fx.Graph, env: dict[fx.Node, Any]) -> list[Any]:
         """Translate a graph; return the flat values of its output node.
 
         Parameters
@@ -137,7 +138,7 @@ class Translation:
             if self._batch is not None:
                 raise self._batch.fault(node, "its operands do not match") from error
         raise ModelError(
-            "DIST0361", problem, place=_place(node), remedy="Rewrite this part of the model."
+            "DIST0361", problem, place=_location(node), remedy="Rewrite this part of the model."
         ) from cause
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:

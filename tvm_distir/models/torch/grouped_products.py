@@ -8,8 +8,6 @@ order; see :mod:`.expert_order`, which removes the sort of a mixture of experts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from tvm import relax
 
@@ -20,13 +18,13 @@ from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype
 _op = relax.op
 
 
-def multiplied(call: AtenCall, names: tuple[str, str], ids: Any) -> Any:
+def multiplied(call: AtenCall, names: tuple[str, str], ids: relax.Expr) -> relax.Expr:
     """Multiply rows by the matrices of their groups."""
     x, w = (call[name] for name in names)
     return call.emit(grouped_matmul(x, w, ids, shape_of(w)[0]))
 
 
-def _groups_of_rows(call: AtenCall, rows: int) -> Any:
+def _groups_of_rows(call: AtenCall, rows: int) -> relax.Expr:
     """Return the group of each row from where groups end: the groups that end at it or before."""
     ends = call.cast(call["offs"], "int64")
     row = relax.const(np.arange(rows, dtype="int64")[:, None], "int64")
@@ -35,7 +33,7 @@ def _groups_of_rows(call: AtenCall, rows: int) -> Any:
 
 
 def _grouped(first: str, second: str) -> Converter:
-    def convert(call: AtenCall) -> Any:
+    def convert(call: AtenCall) -> relax.Expr:
         x, w = call[first], call[second]
         if "bias" in call.names and call["bias"] is not None:
             raise UnsupportedOperator("a bias of groups")
@@ -56,7 +54,7 @@ def _grouped(first: str, second: str) -> Converter:
     return convert
 
 
-def _histogram(call: AtenCall) -> Any:
+def _histogram(call: AtenCall) -> relax.Expr:
     """Count elements in bins of equal width; the last bin includes its end."""
     low, high, bins = float(call["min"]), float(call["max"]), int(call["bins"])
     if low >= high:

@@ -34,21 +34,21 @@ def from_exported_program(
     dims: Mapping[str, int] | None = None,
     outputs: str = "user",
 ) -> ir.IRModule:
-    """Import a program of ``torch.export`` (see :func:`tvm_distir.from_exported_program`)."""
+    """Import a program of ``torch.export`` (see :func:`.model.from_exported_program`)."""
     if isinstance(source, ExportedProgram):
-        program, place = source, "program"
+        program, location = source, "program"
     else:
-        program, place = read_archive(source), str(source)
+        program, location = read_archive(source), str(source)
     if outputs not in OUTPUTS:
         raise ModelError(
             "DIST0362",
             f'"{outputs}" is not a choice of outputs',
-            place=place,
+            place=location,
             remedy=f"Give {' or '.join(OUTPUTS)}.",
         )
-    program = _prepared(program, place)
+    program = _prepared(program, location)
     check_operators(_graphs(program.graph_module))
-    inputs = read_inputs(program, batch, dims or {}, place)
+    inputs = read_inputs(program, batch, dims or {}, location)
     try:
         mod = _without_aliases(program, inputs, outputs)
     except ModelError as error:
@@ -67,7 +67,7 @@ def _graphs(owner: Any) -> Iterator[fx.Graph]:
                     yield from _graphs(getattr(owner, str(arg.target)))
 
 
-def _prepared(program: ExportedProgram, place: str) -> ExportedProgram:
+def _prepared(program: ExportedProgram, location: str) -> ExportedProgram:
     """Return the program with unsupported operators decomposed by torch.
 
     That runs the model again without values, which takes longer than the whole import: programs
@@ -94,7 +94,7 @@ def _prepared(program: ExportedProgram, place: str) -> ExportedProgram:
         raise ModelError(
             "DIST0361",
             f"torch cannot decompose the program: {reason(error)}",
-            place=place,
+            place=location,
             remedy="Check the output of program.run_decompositions().",
         ) from error
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from torch import fx
@@ -26,21 +25,21 @@ _COUNTED = ("arange", "argmax", "argmin", "topk", "argsort", "sort")
 """Operators whose results are never negative."""
 
 
-def _embedding(call: AtenCall) -> Any:
+def _embedding(call: AtenCall) -> relax.Expr:
     return call.emit(_op.take(call["weight"], call["indices"], axis=0))
 
 
-def _index_select(call: AtenCall) -> Any:
+def _index_select(call: AtenCall) -> relax.Expr:
     axis = axis_of(call["dim"], max(len(shape_of(call["self"])), 1))
     return call.emit(_op.take(call["self"], call["index"], axis=axis))
 
 
-def _gather(call: AtenCall) -> Any:
+def _gather(call: AtenCall) -> relax.Expr:
     axis = axis_of(call["dim"], max(len(shape_of(call["self"])), 1))
     return call.emit(_op.gather_elements(call["self"], call["index"], axis))
 
 
-def _is_counted(node: Any) -> bool:
+def _is_counted(node: object) -> bool:
     """Return whether a node's values are known to be non-negative."""
     while isinstance(node, fx.Node):
         name = str(getattr(node.target, "__name__", ""))
@@ -53,7 +52,7 @@ def _is_counted(node: Any) -> bool:
     return False
 
 
-def _counted_from_front(call: AtenCall, node: Any, index: Any, size: int) -> Any:
+def _counted_from_front(call: AtenCall, node: object, index: relax.Expr, size: int) -> relax.Expr:
     """Add ``size`` to negative indices, as torch reads them."""
     if dtype_of(index) == "bool":
         raise UnsupportedOperator("an index that is a mask: the size of its result depends on data")
@@ -67,7 +66,7 @@ def _counted_from_front(call: AtenCall, node: Any, index: Any, size: int) -> Any
     return call.emit(_op.where(below, call.emit(_op.add(index, constant(size, kind))), index))
 
 
-def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[Any]]:
+def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[relax.Expr]]:
     """Return the indexed axes, and their indices."""
     axes, indices = [], []
     for axis, node in enumerate(call.argument("indices")):
@@ -78,7 +77,9 @@ def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[An
     return axes, indices
 
 
-def _flat_index(call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[Any]) -> Any:
+def _flat_index(
+    call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[relax.Expr]
+) -> relax.Expr:
     """Return a single index into the flattened adjacent axes."""
     if axes != list(range(axes[0], axes[0] + len(axes))):
         raise UnsupportedOperator("indices of axes that are not adjacent")
@@ -89,7 +90,7 @@ def _flat_index(call: AtenCall, shape: tuple[int, ...], axes: list[int], indices
     return total
 
 
-def _index(call: AtenCall) -> Any:
+def _index(call: AtenCall) -> relax.Expr:
     """Index by several tensors elementwise; TVM's importer takes their cross product."""
     x = call["self"]
     shape = shape_of(x)
@@ -104,7 +105,7 @@ def _index(call: AtenCall) -> Any:
     return call.emit(_op.take(flat, index, axis=first))
 
 
-def _index_put(call: AtenCall) -> Any:
+def _index_put(call: AtenCall) -> relax.Expr:
     x, values = call["self"], call["values"]
     shape, adds = shape_of(x), bool(call["accumulate"])
     values = call.cast(values, dtype_of(x))
@@ -113,10 +114,10 @@ def _index_put(call: AtenCall) -> Any:
         return _put_at_mask(call, x, values, call.value(masks[0]), adds)
     axes, indices = _indices(call, shape)
     index = _flat_index(call, shape, axes, indices)
-    first, last, place = axes[0], axes[-1] + 1, shape_of(index)
+    first, last, index_shape = axes[0], axes[-1] + 1, shape_of(index)
     flat = call.reshaped(x, [*shape[:first], math.prod(shape[first:last]), *shape[last:]])
-    count = math.prod(place)
-    values = call.broadcast(values, [*shape[:first], *place, *shape[last:]])
+    count = math.prod(index_shape)
+    values = call.broadcast(values, [*shape[:first], *index_shape, *shape[last:]])
     values = call.reshaped(values, [*shape[:first], count, *shape[last:]])
     line = [1] * first + [count] + [1] * (len(shape) - last)
     index = call.broadcast(call.reshaped(index, line), shape_of(values))
@@ -124,7 +125,9 @@ def _index_put(call: AtenCall) -> Any:
     return call.reshaped(call.emit(done), shape)
 
 
-def _put_at_mask(call: AtenCall, x: Any, values: Any, mask: Any, adds: bool) -> Any:
+def _put_at_mask(
+    call: AtenCall, x: relax.Expr, values: relax.Expr, mask: relax.Expr, adds: bool
+) -> relax.Expr:
     if math.prod(shape_of(values)) != 1:
         raise UnsupportedOperator("values written at a mask: their number depends on data")
     inner = [*shape_of(mask), *[1] * (len(shape_of(x)) - len(shape_of(mask)))]
@@ -134,7 +137,7 @@ def _put_at_mask(call: AtenCall, x: Any, values: Any, mask: Any, adds: bool) -> 
 
 
 def _scatter(reduction: str) -> Converter:
-    def convert(call: AtenCall) -> Any:
+    def convert(call: AtenCall) -> relax.Expr:
         x, index = call["self"], call["index"]
         axis = axis_of(call["dim"], max(len(shape_of(x)), 1))
         if "value" in call.names:
@@ -148,12 +151,12 @@ def _scatter(reduction: str) -> Converter:
     return convert
 
 
-def _one_hot(call: AtenCall) -> Any:
+def _one_hot(call: AtenCall) -> relax.Expr:
     index, classes = call["self"], int(call["num_classes"])
     if classes < 0:
         raise UnsupportedOperator("one_hot without a number of classes")
-    places = call.emit(_op.arange(0, classes, 1, dtype_of(index)))
-    same = call.emit(_op.equal(call.emit(_op.expand_dims(index, -1)), places))
+    all_classes = call.emit(_op.arange(0, classes, 1, dtype_of(index)))
+    same = call.emit(_op.equal(call.emit(_op.expand_dims(index, -1)), all_classes))
     return call.cast(same, "int64")
 
 

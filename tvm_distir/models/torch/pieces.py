@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import relax
 
 from .aten_call import AtenCall, Converter, UnsupportedOperator, axis_of, dtype_of, shape_of
@@ -15,7 +13,7 @@ _MOST = 2**63 - 1
 """Torch's word for the end of a dim."""
 
 
-def _cat(call: AtenCall) -> Any:
+def _cat(call: AtenCall) -> relax.Expr:
     parts = [call.cast(part, call.dtype) for part in call["tensors"]]
     nonempty = [part for part in parts if shape_of(part) != (0,)]  # torch passes over empty vectors
     if not nonempty:
@@ -24,13 +22,13 @@ def _cat(call: AtenCall) -> Any:
     return nonempty[0] if len(nonempty) == 1 else call.emit(_op.concat(nonempty, axis))
 
 
-def _stack(call: AtenCall) -> Any:
+def _stack(call: AtenCall) -> relax.Expr:
     parts = [call.cast(part, call.dtype) for part in call["tensors"]]
     axis = axis_of(call["dim"], len(shape_of(parts[0])) + 1)
     return call.emit(_op.concat([call.emit(_op.expand_dims(part, axis)) for part in parts], axis))
 
 
-def _cut(call: AtenCall, sizes: list[int], axis: int) -> list[Any]:
+def _cut(call: AtenCall, sizes: list[int], axis: int) -> list[relax.Expr]:
     if len(sizes) == 1:
         return [call["self"]]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
@@ -38,74 +36,76 @@ def _cut(call: AtenCall, sizes: list[int], axis: int) -> list[Any]:
     return [call.emit(relax.TupleGetItem(parts, i)) for i in range(len(sizes))]
 
 
-def _split(call: AtenCall) -> Any:
+def _split(call: AtenCall) -> relax.Expr:
     shape = shape_of(call["self"])
     axis = axis_of(call["dim"], len(shape))
     if "split_sizes" in call.names:
         return _cut(call, [int(n) for n in call["split_sizes"]], axis)
-    size, whole = call["split_size"], shape[axis]
-    return _cut(call, [min(size, whole - begin) for begin in range(0, whole, size)], axis)
+    size, total = call["split_size"], shape[axis]
+    return _cut(call, [min(size, total - begin) for begin in range(0, total, size)], axis)
 
 
-def _chunk(call: AtenCall) -> Any:
+def _chunk(call: AtenCall) -> relax.Expr:
     shape = shape_of(call["self"])
     axis = axis_of(call["dim"], len(shape))
     size = -(-shape[axis] // call["chunks"])
     return _cut(call, [min(size, shape[axis] - b) for b in range(0, shape[axis], size)], axis)
 
 
-def _unbind(call: AtenCall) -> Any:
+def _unbind(call: AtenCall) -> relax.Expr:
     shape = shape_of(call["self"])
     axis = axis_of(call["dim"], len(shape))
     parts = _cut(call, [1] * shape[axis], axis)
     return [call.emit(_op.squeeze(part, [axis])) for part in parts]
 
 
-def sliced(call: AtenCall, x: Any, axis: int, begin: int, end: int, step: int = 1) -> Any:
+def sliced(
+    call: AtenCall, x: relax.Expr, axis: int, begin: int, end: int, step: int = 1
+) -> relax.Expr:
     """Return ``x[begin:end:step]`` along an axis, with bounds as in Python."""
-    whole = shape_of(x)[axis]
-    first, last, _ = slice(begin, end, step).indices(whole)
-    if (first, step) == (0, 1) and last >= whole:
+    total = shape_of(x)[axis]
+    first, last, _ = slice(begin, end, step).indices(total)
+    if (first, step) == (0, 1) and last >= total:
         return x
     return call.emit(_op.strided_slice(x, [axis], [first], [max(last, first)], [step]))
 
 
-def _slice(call: AtenCall) -> Any:
+def _slice(call: AtenCall) -> relax.Expr:
     x = call["self"]
     begin, end = call["start"], call["end"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     return sliced(call, x, axis, begin or 0, _MOST if end is None else end, call["step"])
 
 
-def _narrow(call: AtenCall) -> Any:
+def _narrow(call: AtenCall) -> relax.Expr:
     x = call["self"]
     axis, begin = axis_of(call["dim"], len(shape_of(x))), call["start"]
     begin = begin + shape_of(x)[axis] if begin < 0 else begin
     return sliced(call, x, axis, begin, begin + call["length"])
 
 
-def _select(call: AtenCall) -> Any:
+def _select(call: AtenCall) -> relax.Expr:
     x = call["self"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     index = call["index"] + (shape_of(x)[axis] if call["index"] < 0 else 0)
     return call.emit(_op.squeeze(sliced(call, x, axis, index, index + 1), [axis]))
 
 
-def _roll(call: AtenCall) -> Any:
+def _roll(call: AtenCall) -> relax.Expr:
     x = call["self"]
     if not call["dims"]:
         raise UnsupportedOperator("a roll over the flattened tensor")
     for shift, dim in zip(call["shifts"], call["dims"], strict=True):
         axis = axis_of(dim, len(shape_of(x)))
         size = shape_of(x)[axis]
-        cut = -shift % size
-        if cut:
-            parts = [sliced(call, x, axis, cut, size), sliced(call, x, axis, 0, cut)]
+        boundary = -shift % size
+        if boundary:
+            parts = [sliced(call, x, axis, boundary, size), sliced(call, x, axis, 0, boundary)]
             x = call.emit(_op.concat(parts, axis))
     return x
 
 
-def _pad(call: AtenCall) -> Any:
+def _pad(call: AtenCall) -> relax.Expr:
     if "mode" in call.names and call["mode"] != "constant":
         raise UnsupportedOperator(f'padding of the mode "{call["mode"]}"')
     x, pads = call["self"], [int(n) for n in call["pad"]]
@@ -124,7 +124,7 @@ def _pad(call: AtenCall) -> Any:
     return call.cast(padded, dtype)
 
 
-def _diff(call: AtenCall) -> Any:
+def _diff(call: AtenCall) -> relax.Expr:
     x = call["self"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     ends = [call["prepend"], x, call["append"]]
@@ -138,7 +138,7 @@ def _diff(call: AtenCall) -> Any:
     return x
 
 
-def _slice_scatter(call: AtenCall) -> Any:
+def _slice_scatter(call: AtenCall) -> relax.Expr:
     x, src = call["self"], call["src"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     size = shape_of(x)[axis]
@@ -152,7 +152,7 @@ def _slice_scatter(call: AtenCall) -> Any:
     return call.emit(_op.concat(parts, axis)) if len(parts) > 1 else src
 
 
-def _select_scatter(call: AtenCall) -> Any:
+def _select_scatter(call: AtenCall) -> relax.Expr:
     x = call["self"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     size = shape_of(x)[axis]

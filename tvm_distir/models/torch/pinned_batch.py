@@ -62,12 +62,12 @@ class PinnedBatch:
     ----------
     old, new : int
         Size of dim 0 of the data in the program, and the wanted size.
-    place : str
+    location : str
         The program.
     """
 
-    def __init__(self, old: int, new: int, place: str) -> None:
-        self.old, self.new, self._place = old, new, place
+    def __init__(self, old: int, new: int, location: str) -> None:
+        self.old, self.new, self._location = old, new, location
         self._outer: dict[fx.Node, int] = {}
         self._values: dict[fx.Node, torch.Tensor | None] = {}
 
@@ -148,7 +148,7 @@ class PinnedBatch:
         return ModelError(
             "DIST0314",
             f"the batch {self.old} cannot become {self.new}: {problem}",
-            place=f"{self._place}: {node.name} ({overload_name(node.target)})",
+            place=f"{self._location}: {node.name} ({overload_name(node.target)})",
             remedy="Export the model at this batch, or with dynamic_shapes for dim 0.",
         )
 

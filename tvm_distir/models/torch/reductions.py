@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from tvm import relax
 
@@ -28,7 +27,7 @@ from .aten_call import (
 _op = relax.op
 
 
-def _axes(call: AtenCall, x: Any) -> list[int]:
+def _axes(call: AtenCall, x: relax.Expr) -> list[int]:
     return axes_of(call["dim"] if "dim" in call.names else None, len(shape_of(x)))
 
 
@@ -36,8 +35,8 @@ def _keeps(call: AtenCall) -> bool:
     return bool(call["keepdim"]) if "keepdim" in call.names else False
 
 
-def _sum_of(make: Callable[..., Any]) -> Converter:
-    def convert(call: AtenCall) -> Any:
+def _sum_of(make: Callable[..., relax.Expr]) -> Converter:
+    def convert(call: AtenCall) -> relax.Expr:
         x = call.cast(call["self"], call.dtype)
         axes, keeps = _axes(call, x), _keeps(call)
         return call.in_float32(lambda value: make(value, axes, keeps), x) if axes else x
@@ -45,8 +44,8 @@ def _sum_of(make: Callable[..., Any]) -> Converter:
     return convert
 
 
-def _extreme(make: Callable[..., Any]) -> Converter:
-    def convert(call: AtenCall) -> Any:
+def _extreme(make: Callable[..., relax.Expr]) -> Converter:
+    def convert(call: AtenCall) -> relax.Expr:
         x = call["self"]
         axes = _axes(call, x)
         return call.emit(make(x, axes, _keeps(call))) if axes else x
@@ -54,10 +53,10 @@ def _extreme(make: Callable[..., Any]) -> Converter:
     return convert
 
 
-def _quantifier(make: Callable[..., Any]) -> Converter:
+def _quantifier(make: Callable[..., relax.Expr]) -> Converter:
     """Translate ``any`` and ``all`` to the maximum or minimum of bytes."""
 
-    def convert(call: AtenCall) -> Any:
+    def convert(call: AtenCall) -> relax.Expr:
         x = call["self"]
         if dtype_of(x) != "bool":
             x = call.emit(_op.not_equal(x, constant(0, dtype_of(x))))
@@ -68,7 +67,7 @@ def _quantifier(make: Callable[..., Any]) -> Converter:
     return convert
 
 
-def _variance(call: AtenCall, x: Any, axes: list[int]) -> Any:
+def _variance(call: AtenCall, x: relax.Expr, axes: list[int]) -> relax.Expr:
     """Return the variance of float32 values, with torch's correction (1 by default)."""
     correction = 1 if call["correction"] is None else call["correction"]
     count = math.prod(shape_of(x)[axis] for axis in axes)
@@ -79,20 +78,20 @@ def _variance(call: AtenCall, x: Any, axes: list[int]) -> Any:
     return call.emit(_op.multiply(spread, constant(scale, dtype_of(x))))
 
 
-def _var(call: AtenCall) -> Any:
+def _var(call: AtenCall) -> relax.Expr:
     x = call["self"]
     wide = call.cast(x, "float32") if dtype_of(x) in HALVES else x
     return call.cast(_variance(call, wide, _axes(call, x)), call.dtype)
 
 
-def _var_mean(call: AtenCall) -> Any:
+def _var_mean(call: AtenCall) -> relax.Expr:
     x = call["self"]
     wide, axes = call.cast(x, "float32") if dtype_of(x) in HALVES else x, _axes(call, x)
     mean = call.emit(_op.mean(wide, axes, _keeps(call)))
     return [call.cast(v, call.dtype) for v in (_variance(call, wide, axes), mean)]
 
 
-def _vector_norm(call: AtenCall) -> Any:
+def _vector_norm(call: AtenCall) -> relax.Expr:
     x, order = call.cast(call["self"], call.dtype), call["ord"]
     axes, keeps = _axes(call, x), _keeps(call)
     if order == 2:
@@ -106,15 +105,15 @@ def _vector_norm(call: AtenCall) -> Any:
     raise UnsupportedOperator(f"the norm of order {order}")
 
 
-def _ordered(call: AtenCall, x: Any) -> Any:
+def _ordered(call: AtenCall, x: relax.Expr) -> relax.Expr:
     """Cast to a type that TVM's sorts order; they silently treat bfloat16 as integers."""
     return call.cast(x, "float32") if dtype_of(x) in HALVES else x
 
 
-def _place(make: Callable[..., Any]) -> Converter:
+def _position(make: Callable[..., relax.Expr]) -> Converter:
     """Translate ``argmax`` and ``argmin``."""
 
-    def convert(call: AtenCall) -> Any:
+    def convert(call: AtenCall) -> relax.Expr:
         x, dim = call["self"], call["dim"]
         axis = None if dim is None else axis_of(dim, len(shape_of(x)))
         return call.emit(make(_ordered(call, x), axis, _keeps(call)))
@@ -122,41 +121,43 @@ def _place(make: Callable[..., Any]) -> Converter:
     return convert
 
 
-def _extreme_and_place(value: Callable[..., Any], place: Callable[..., Any]) -> Converter:
-    def convert(call: AtenCall) -> Any:
+def _extreme_and_position(
+    value: Callable[..., relax.Expr], position: Callable[..., relax.Expr]
+) -> Converter:
+    def convert(call: AtenCall) -> relax.Expr:
         x, keeps = call["self"], _keeps(call)
         axis = axis_of(call["dim"], len(shape_of(x)))
         extreme = call.emit(value(x, [axis], keeps))
         if not call.is_read(1):
             return [extreme, call.absent(1)]
-        return [extreme, call.emit(place(_ordered(call, x), axis, keeps))]
+        return [extreme, call.emit(position(_ordered(call, x), axis, keeps))]
 
     return convert
 
 
-def _top(call: AtenCall) -> Any:
+def _top(call: AtenCall) -> relax.Expr:
     x = call["self"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     wide, count = _ordered(call, x), int(call["k"])
     pair = call.emit(_op.topk(wide, count, axis, "both", bool(call["largest"]), "int64"))
-    values, places = (call.emit(relax.TupleGetItem(pair, i)) for i in (0, 1))
-    return [call.cast(values, dtype_of(x)), places]
+    values, positions = (call.emit(relax.TupleGetItem(pair, i)) for i in (0, 1))
+    return [call.cast(values, dtype_of(x)), positions]
 
 
-def _order(call: AtenCall, x: Any) -> Any:
+def _order(call: AtenCall, x: relax.Expr) -> relax.Expr:
     axis = axis_of(call["dim"], len(shape_of(x)))
     return call.emit(_op.argsort(_ordered(call, x), axis, bool(call["descending"]), "int64"))
 
 
-def _sort(call: AtenCall) -> Any:
+def _sort(call: AtenCall) -> relax.Expr:
     x = call["self"]
     order = _order(call, x)
     axis = axis_of(call["dim"], len(shape_of(x)))
     return [call.emit(_op.gather_elements(x, order, axis)), order]
 
 
-def _softmax(make: Callable[..., Any]) -> Converter:
-    def convert(call: AtenCall) -> Any:
+def _softmax(make: Callable[..., relax.Expr]) -> Converter:
+    def convert(call: AtenCall) -> relax.Expr:
         x = call["self"]
         if dtype_of(x) not in HALVES:
             x = call.cast(x, call.dtype)
@@ -179,10 +180,10 @@ CONVERTERS: dict[str, Converter] = {
     "amin.default": _extreme(_op.min),
     "max.default": _extreme(_op.max),
     "min.default": _extreme(_op.min),
-    "max.dim": _extreme_and_place(_op.max, _op.argmax),
-    "min.dim": _extreme_and_place(_op.min, _op.argmin),
-    "argmax.default": _place(_op.argmax),
-    "argmin.default": _place(_op.argmin),
+    "max.dim": _extreme_and_position(_op.max, _op.argmax),
+    "min.dim": _extreme_and_position(_op.min, _op.argmin),
+    "argmax.default": _position(_op.argmax),
+    "argmin.default": _position(_op.argmin),
     "var.correction": _var,
     "var_mean.correction": _var_mean,
     "linalg_vector_norm.default": _vector_norm,

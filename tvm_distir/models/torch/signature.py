@@ -60,7 +60,7 @@ def _placeholders(program: ExportedProgram) -> Iterator[tuple[fx.Node, Any]]:
 
 
 def read_inputs(
-    program: ExportedProgram, batch: int | None, dims: Mapping[str, int], place: str
+    program: ExportedProgram, batch: int | None, dims: Mapping[str, int], location: str
 ) -> Inputs:
     """Classify the placeholders of a program.
 
@@ -77,11 +77,11 @@ def read_inputs(
         for node, spec in _placeholders(program)
         if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
     }
-    opened = OpenDims(program, shapes, batch, dims, place)
+    opened = OpenDims(program, shapes, batch, dims, location)
     tables = _tables(program)
     inputs = Inputs()
     if opened.pinned is not None and batch is not None:
-        inputs.batch = PinnedBatch(opened.pinned, batch, place)
+        inputs.batch = PinnedBatch(opened.pinned, batch, location)
     for node, spec in _placeholders(program):
         if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument):
             inputs.env[node] = spec.arg.value
@@ -91,7 +91,7 @@ def read_inputs(
             raise ModelError(
                 "DIST0362",
                 f'the input "{node.name}" is not a tensor ({spec.kind.name.lower()})',
-                place=place,
+                place=location,
                 remedy="Export a module of tensors, with numbers as constants and without custom "
                 "objects.",
             )

@@ -25,7 +25,7 @@ class OpenDims:
         Size of dim 0 of the data.
     dims : mapping of str to int
         Sizes by the symbol that torch prints, or as ``INPUT.INDEX``.
-    place : str
+    location : str
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class OpenDims:
         inputs: Mapping[str, Any],
         batch: int | None,
         dims: Mapping[str, int],
-        place: str,
+        location: str,
     ) -> None:
-        self._place = place
+        self._location = location
         self.pinned: int | None = None
         self._names: dict[str, str] = {}
         for name, value in inputs.items():
@@ -56,16 +56,16 @@ class OpenDims:
                     self._names.setdefault(f"{name}.{index}", str(_expression(size)))
         self._sizes: dict[str, int] = {}
         for name, size in dims.items():
-            self._sizes[self._symbol(name)] = _checked(name, size, place, "DIST0313")
+            self._sizes[self._symbol(name)] = _checked(name, size, location, "DIST0313")
         if batch is not None:
-            self._set_batch(_checked("batch", batch, place, "DIST0314"), inputs)
+            self._set_batch(_checked("batch", batch, location, "DIST0314"), inputs)
         for symbol, allowed in program.range_constraints.items():
             size_of = self._sizes.get(str(symbol))
             if size_of is not None and not allowed.lower <= size_of <= allowed.upper:
                 raise ModelError(
                     "DIST0313",
                     f"{symbol}={size_of} is outside {allowed.lower} to {allowed.upper}",
-                    place=place,
+                    place=location,
                     remedy="Export the model with a wider range of this dim.",
                 )
 
@@ -78,7 +78,7 @@ class OpenDims:
             raise ModelError(
                 "DIST0313",
                 f'no input has a symbolic dim "{name}"',
-                place=self._place,
+                place=self._location,
                 remedy=remedy if known else "Remove it: all dims of this program have sizes.",
             )
         return self._names.get(name, name)
@@ -101,7 +101,7 @@ class OpenDims:
             raise ModelError(
                 "DIST0314",
                 f'dim 0 of the input "{name}" is {old} in the program, and others differ ({has})',
-                place=self._place,
+                place=self._location,
                 remedy="Remove the batch, or export with dynamic_shapes for dim 0.",
             )
         self.pinned = old
@@ -126,7 +126,7 @@ class OpenDims:
             raise ModelError(
                 "DIST0313",
                 f'dim {index} ("{expression}") of the input "{name}" is unknown',
-                place=self._place,
+                place=self._location,
                 remedy=f"Give its size: {batch}--dim {missing[0]}=N (dims= in Python).",
             )
         return int(expression.subs({s: self._sizes[str(s)] for s in expression.free_symbols}))
@@ -137,9 +137,12 @@ def _expression(size: Any) -> Any:
     return size.node.expr
 
 
-def _checked(name: str, size: Any, place: str, code: str) -> int:
+def _checked(name: str, size: Any, location: str, code: str) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ModelError(
-            code, f"{name}={size!r} is not a size", place=place, remedy="Give a positive integer."
+            code,
+            f"{name}={size!r} is not a size",
+            place=location,
+            remedy="Give a positive integer.",
         )
     return size

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from . import (
     arithmetic,
     backward,
@@ -47,13 +45,12 @@ NOTES += ("sym_constrain_range_for_size.default", "sym_constrain_range.default")
 """Operators that check and compute nothing."""
 
 
-def overload_name(target: Any) -> str:
+def overload_name(target: object) -> str:
     """Return ``add.Tensor`` for ``torch.ops.aten.add.Tensor``, or the name of other targets."""
-    if getattr(target, "namespace", None) == "aten":
-        return str(target.__name__)
-    return str(target)
+    is_aten = getattr(target, "namespace", None) == "aten"
+    return str(getattr(target, "__name__", target) if is_aten else target)
 
 
-def is_translated(target: Any) -> bool:
+def is_translated(target: object) -> bool:
     """Return whether calls of an overload are translated."""
     return overload_name(target) in CONVERTERS

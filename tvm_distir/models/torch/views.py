@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import relax
 
 from .aten_call import AtenCall, Converter, UnsupportedOperator, axes_of, axis_of, shape_of
@@ -17,20 +15,20 @@ def _size(call: AtenCall) -> list[int]:
     """Return the shape of the result, with -1 resolved."""
     shape = [int(n) for n in call["shape" if "shape" in call.names else "size"]]
     if -1 in shape:
-        whole, known = 1, 1
+        total, known = 1, 1
         for n in shape_of(call["self"]):
-            whole *= n
+            total *= n
         for n in shape:
             known *= 1 if n == -1 else n
-        shape[shape.index(-1)] = whole // known if known else 0
+        shape[shape.index(-1)] = total // known if known else 0
     return shape
 
 
-def _view(call: AtenCall) -> Any:
+def _view(call: AtenCall) -> relax.Expr:
     return call.reshaped(call["self"], _size(call))
 
 
-def _flatten(call: AtenCall) -> Any:
+def _flatten(call: AtenCall) -> relax.Expr:
     shape = shape_of(call["self"])
     first, last = axes_of([call["start_dim"], call["end_dim"]], len(shape))
     middle = 1
@@ -39,7 +37,7 @@ def _flatten(call: AtenCall) -> Any:
     return call.reshaped(call["self"], [*shape[:first], middle, *shape[last + 1 :]])
 
 
-def _unflatten(call: AtenCall) -> Any:
+def _unflatten(call: AtenCall) -> relax.Expr:
     shape = shape_of(call["self"])
     axis, sizes = axis_of(call["dim"], len(shape)), [int(n) for n in call["sizes"]]
     if -1 in sizes:
@@ -50,7 +48,7 @@ def _unflatten(call: AtenCall) -> Any:
     return call.reshaped(call["self"], [*shape[:axis], *sizes, *shape[axis + 1 :]])
 
 
-def _expand(call: AtenCall) -> Any:
+def _expand(call: AtenCall) -> relax.Expr:
     shape, size = shape_of(call["self"]), list(call["size"])
     old = [1] * (len(size) - len(shape)) + list(shape)
     return call.broadcast(
@@ -58,17 +56,17 @@ def _expand(call: AtenCall) -> Any:
     )
 
 
-def _permuted(call: AtenCall, axes: list[int]) -> Any:
+def _permuted(call: AtenCall, axes: list[int]) -> relax.Expr:
     if axes == list(range(len(axes))):
         return call["self"]
     return call.emit(_op.permute_dims(call["self"], axes))
 
 
-def _permute(call: AtenCall) -> Any:
+def _permute(call: AtenCall) -> relax.Expr:
     return _permuted(call, axes_of(call["dims"], len(shape_of(call["self"]))))
 
 
-def _transpose(call: AtenCall) -> Any:
+def _transpose(call: AtenCall) -> relax.Expr:
     axes = list(range(len(shape_of(call["self"]))))
     if not axes:
         return call["self"]
@@ -77,15 +75,15 @@ def _transpose(call: AtenCall) -> Any:
     return _permuted(call, axes)
 
 
-def _matrix_transpose(call: AtenCall) -> Any:
+def _matrix_transpose(call: AtenCall) -> relax.Expr:
     return _permuted(call, list(range(len(shape_of(call["self"]))))[::-1])
 
 
-def _unsqueeze(call: AtenCall) -> Any:
+def _unsqueeze(call: AtenCall) -> relax.Expr:
     return call.emit(_op.expand_dims(call["self"], call["dim"]))
 
 
-def _squeeze(call: AtenCall) -> Any:
+def _squeeze(call: AtenCall) -> relax.Expr:
     """Squeeze only dims of size 1, even if others are given."""
     x = call["self"]
     shape = shape_of(x)
@@ -96,21 +94,21 @@ def _squeeze(call: AtenCall) -> Any:
     return call.emit(_op.squeeze(x, removed)) if removed else x
 
 
-def _flip(call: AtenCall) -> Any:
+def _flip(call: AtenCall) -> relax.Expr:
     x = call["self"]
     for axis in axes_of(call["dims"], len(shape_of(x))) if call["dims"] else []:
         x = call.emit(_op.flip(x, axis))
     return x
 
 
-def _repeat(call: AtenCall) -> Any:
+def _repeat(call: AtenCall) -> relax.Expr:
     repeats = [int(n) for n in call["repeats"]]
     x = call["self"]
     x = call.reshaped(x, [1] * (len(repeats) - len(shape_of(x))) + list(shape_of(x)))
     return x if all(n == 1 for n in repeats) else call.emit(_op.tile(x, repeats))
 
 
-def _repeat_interleave(call: AtenCall) -> Any:
+def _repeat_interleave(call: AtenCall) -> relax.Expr:
     if call["dim"] is None:
         raise UnsupportedOperator("repeat_interleave over the flattened tensor")
     axis = axis_of(call["dim"], len(shape_of(call["self"])))

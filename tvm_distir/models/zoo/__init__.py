@@ -1,6 +1,13 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Build models of any size without weights: transformers, convolutional nets, MLPs."""
+"""Build models of any size without weights: transformers, convolutional nets, MLPs.
+
+Examples
+--------
+>>> mod = td.zoo.build("gpt", {"size": "tiny"})
+>>> mod["main"].ret_ty
+R.Tensor((16, 16, 503), dtype="float32")
+"""
 
 from __future__ import annotations
 
@@ -82,7 +89,7 @@ __all__ = [
 ]
 
 
-def gpt(**keys: Any) -> ir.IRModule:
+def gpt(**keys: object) -> ir.IRModule:
     """Build a GPT-2 style decoder, ``main(input_ids, *weights) -> logits``.
 
     Weights are named ``wte.weight``, ``wpe.weight``, ``h.<i>.ln_1.weight``, ``.bias``,
@@ -105,7 +112,7 @@ def gpt(**keys: Any) -> ir.IRModule:
     return _built("gpt", keys)
 
 
-def llama(**keys: Any) -> ir.IRModule:
+def llama(**keys: object) -> ir.IRModule:
     """Build a Llama style decoder, ``main(input_ids, *weights) -> logits``.
 
     Weights are named ``embed_tokens.weight``, ``layers.<i>.input_layernorm.weight``,
@@ -129,7 +136,7 @@ def llama(**keys: Any) -> ir.IRModule:
     return _built("llama", keys)
 
 
-def bert(**keys: Any) -> ir.IRModule:
+def bert(**keys: object) -> ir.IRModule:
     """Build a BERT encoder.
 
     ``main(input_ids, token_type_ids, attention_mask, *weights) -> logits``.
@@ -152,7 +159,7 @@ def bert(**keys: Any) -> ir.IRModule:
     return bert_model.build(config("bert", keys))
 
 
-def vit(**keys: Any) -> ir.IRModule:
+def vit(**keys: object) -> ir.IRModule:
     """Build a Vision Transformer, ``main(images, *weights) -> logits``.
 
     Weights are named ``embed``, ``class_token``, ``places``, ``layers.<i>.ln_1``,
@@ -173,7 +180,7 @@ def vit(**keys: Any) -> ir.IRModule:
     return vit_model.build(config("vit", keys))
 
 
-def t5(**keys: Any) -> ir.IRModule:
+def t5(**keys: object) -> ir.IRModule:
     """Build a T5, ``main(input_ids, decoder_input_ids, *weights) -> logits``.
 
     Weights are named ``shared``, ``encoder.relative``, ``encoder.layers.<i>.ln_1``,
@@ -195,7 +202,7 @@ def t5(**keys: Any) -> ir.IRModule:
     return t5_model.build(config("t5", keys))
 
 
-def whisper(**keys: Any) -> ir.IRModule:
+def whisper(**keys: object) -> ir.IRModule:
     """Build a Whisper, ``main(input_features, decoder_input_ids, *weights) -> logits``.
 
     Weights are named ``encoder.conv1``, ``encoder.layers.<i>.self_attn.{q,k,v,o}_proj``,
@@ -215,7 +222,7 @@ def whisper(**keys: Any) -> ir.IRModule:
     return whisper_model.build(config("whisper", keys))
 
 
-def moe(**keys: Any) -> ir.IRModule:
+def moe(**keys: object) -> ir.IRModule:
     """Build a Mixtral style mixture of experts, ``main(input_ids, *weights) -> logits``.
 
     Weights are named as those of :func:`llama`, but ``layers.<i>.mlp.router.weight`` (in, experts)
@@ -236,7 +243,7 @@ def moe(**keys: Any) -> ir.IRModule:
     return _built("moe", keys)
 
 
-def unet(**keys: Any) -> ir.IRModule:
+def unet(**keys: object) -> ir.IRModule:
     """Build a diffusion U-Net, ``main(sample, timesteps, text, *weights) -> noise``.
 
     Without ``text`` when ``context`` is 0.
@@ -255,7 +262,7 @@ def unet(**keys: Any) -> ir.IRModule:
     return unet_model.build(config("unet", keys))
 
 
-def resnet(**keys: Any) -> ir.IRModule:
+def resnet(**keys: object) -> ir.IRModule:
     """Build a ResNet for inference, ``main(images, *weights) -> logits``.
 
     Weights are named ``stem``, ``blocks.<i>.convs.<j>``, ``blocks.<i>.shortcut``, each with
@@ -275,7 +282,7 @@ def resnet(**keys: Any) -> ir.IRModule:
     return resnet_model.build(config("resnet", keys))
 
 
-def mlp(**keys: Any) -> ir.IRModule:
+def mlp(**keys: object) -> ir.IRModule:
     """Build linear layers with a ReLU between them, ``main(x, *weights) -> y``.
 
     Weights are named ``layers.<i>.linear`` and ``head``.
@@ -297,7 +304,7 @@ def mlp(**keys: Any) -> ir.IRModule:
 def _family(name: str) -> Callable[..., ir.IRModule]:
     """Return the function that builds a decoder of a family."""
 
-    def make(**keys: Any) -> ir.IRModule:
+    def make(**keys: object) -> ir.IRModule:
         return _built(name, keys)
 
     make.__name__ = make.__qualname__ = name
@@ -372,7 +379,7 @@ WITHOUT_SERVING: Mapping[str, str] = {
 
 
 @gc_paused()
-def _built(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
+def _built(name: str, keys: Mapping[str, object]) -> ir.IRModule:
     """Build a decoder from keys: forward, or its serving step."""
     rest, caches = split_serve_keys(f"zoo:{name}", keys)
     if caches is not None:
@@ -385,7 +392,7 @@ def _decoder(known: DecoderConfig | GptConfig) -> DecoderConfig:
     return known.decoder if isinstance(known, GptConfig) else known
 
 
-def config(name: str, keys: Mapping[str, Any]) -> Any:
+def config(name: str, keys: Mapping[str, object]) -> Any:
     """Return the configuration of a model, such as :class:`GptConfig`, read from keys.
 
     Raises
@@ -397,7 +404,7 @@ def config(name: str, keys: Mapping[str, Any]) -> Any:
     return configure(name, _MODELS[name].presets, keys)
 
 
-def served_config(name: str, keys: Mapping[str, Any]) -> DecoderConfig:
+def served_config(name: str, keys: Mapping[str, object]) -> DecoderConfig:
     """Return the configuration of a decoder that serves; few tokens load experts unevenly.
 
     Raises
@@ -444,7 +451,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def build(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
+def build(name: str, keys: Mapping[str, object]) -> ir.IRModule:
     """Build a model of the zoo by name.
 
     Raises

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.frontend import nn
@@ -88,7 +87,7 @@ class BertLayer(nn.Module):  # type: ignore[misc]
         self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype)
         self.mlp_norm = LayerNorm(config.hidden, config.dtype, config.eps)
 
-    def forward(self, x: Any, mask: Any) -> Any:
+    def forward(self, x: nn.Tensor, mask: nn.Tensor) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         x = self.attn_norm(nn.op.add(x, self.attn(x, mask)))
         return self.mlp_norm(nn.op.add(x, self.mlp(x)))
@@ -104,12 +103,12 @@ class Embeddings(nn.Module):  # type: ignore[misc]
         self.types = nn.Embedding(config.types, config.hidden, config.dtype)
         self.norm = LayerNorm(config.hidden, config.dtype, config.eps)
 
-    def forward(self, ids: Any, types: Any) -> Any:
+    def forward(self, ids: nn.Tensor, types: nn.Tensor) -> nn.Tensor:
         """Map two times (batch, seq) to (batch, seq, hidden)."""
         tokens = nn.op.take(self.tokens.weight, ids, axis=0, name="tokens")
-        places = nn.op.take(self.positions.weight, positions(ids.shape[1]), axis=0, name="places")
+        rows = nn.op.take(self.positions.weight, positions(ids.shape[1]), axis=0, name="places")
         kinds = nn.op.take(self.types.weight, types, axis=0, name="kinds")
-        return self.norm(nn.op.add(nn.op.add(tokens, kinds), places))
+        return self.norm(nn.op.add(nn.op.add(tokens, kinds), rows))
 
 
 class MlmHead(nn.Module):  # type: ignore[misc]
@@ -121,7 +120,7 @@ class MlmHead(nn.Module):  # type: ignore[misc]
         self.norm = LayerNorm(config.hidden, config.dtype, config.eps)
         self.bias = nn.Parameter((config.vocab,), config.dtype)
 
-    def forward(self, x: Any, table: Any) -> Any:
+    def forward(self, x: nn.Tensor, table: nn.Tensor) -> nn.Tensor:
         """Map (batch, seq, hidden) and (vocab, hidden) to (batch, seq, vocab)."""
         x = self.norm(nn.op.gelu(self.dense(x)))
         logits = nn.op.matmul(x, nn.op.permute_dims(table), name="scores")
@@ -136,7 +135,7 @@ class ClassifyHead(nn.Module):  # type: ignore[misc]
         self.pooler = nn.Linear(config.hidden, config.hidden, dtype=config.dtype)
         self.classifier = nn.Linear(config.hidden, config.classes, dtype=config.dtype)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Map (batch, seq, hidden) to (batch, classes)."""
         batch, _, hidden = x.shape
         first = emit(relax.op.strided_slice(x._expr, [1], [0], [1]), "first")
@@ -158,7 +157,9 @@ class Bert(nn.Module):  # type: ignore[misc]
         else:
             self.classify = ClassifyHead(config)
 
-    def main(self, input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
+    def main(
+        self, input_ids: nn.Tensor, token_type_ids: nn.Tensor, attention_mask: nn.Tensor
+    ) -> nn.Tensor:
         """Map int32 (batch, seq) inputs to logits; the mask is 0 at padding tokens."""
         batch, seq = attention_mask.shape
         mask = nn.op.not_equal(attention_mask, Tensor.from_scalar(0, "int32"), name="counts")

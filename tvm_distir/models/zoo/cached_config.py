@@ -63,7 +63,7 @@ class CacheConfig(Config):
 
 
 def split_serve_keys(
-    place: str, keys: Mapping[str, Any]
+    location: str, keys: Mapping[str, object]
 ) -> tuple[dict[str, Any], CacheConfig | None]:
     """Separate the keys of a serving step from those of the model.
 
@@ -85,20 +85,20 @@ def split_serve_keys(
         return rest, None
     if entry != SERVE:
         remedy = f"Use {ENTRY}={SERVE}, or remove the key."
-        raise ModelError("DIST0331", f'unknown entry "{entry}"', place=place, remedy=remedy)
+        raise ModelError("DIST0331", f'unknown entry "{entry}"', place=location, remedy=remedy)
     known = {f.name: type(f.default) for f in fields(CacheConfig)}
     values = {
-        key: convert_key(place, key, rest.pop(key), kind)
+        key: convert_key(location, key, rest.pop(key), kind)
         for key, kind in known.items()
         if key in rest
     }
     caches = CacheConfig(**values)
     for problem, remedy in caches.faults():
-        raise ModelError("DIST0332", problem, place=place, remedy=remedy)
+        raise ModelError("DIST0332", problem, place=location, remedy=remedy)
     return rest, caches
 
 
-def serving_config(place: str, config: DecoderConfig, caches: CacheConfig) -> DecoderConfig:
+def serving_config(location: str, config: DecoderConfig, caches: CacheConfig) -> DecoderConfig:
     """Return the configuration of a decoder whose requests and positions fit the caches.
 
     Raises
@@ -110,7 +110,7 @@ def serving_config(place: str, config: DecoderConfig, caches: CacheConfig) -> De
     tokens = caches.past + config.seq
     if 0 < config.positions < tokens:
         problem = f"past + seq = {tokens} exceeds positions={config.positions}"
-        raise ModelError("DIST0332", problem, place=place, remedy=f"Add positions={tokens}.")
+        raise ModelError("DIST0332", problem, place=location, remedy=f"Add positions={tokens}.")
     for problem, remedy in indivisible("batch", config.batch, "pools", caches.pools):
-        raise ModelError("DIST0332", problem, place=place, remedy=remedy)
+        raise ModelError("DIST0332", problem, place=location, remedy=remedy)
     return config

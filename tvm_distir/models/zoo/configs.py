@@ -75,7 +75,7 @@ class FourfoldFfn(Config):
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
-def configure(name: str, presets: Mapping[str, AnyConfig], keys: Mapping[str, Any]) -> AnyConfig:
+def configure(name: str, presets: Mapping[str, AnyConfig], keys: Mapping[str, object]) -> AnyConfig:
     """Return a preset with single keys overridden.
 
     Parameters
@@ -119,7 +119,7 @@ def configure(name: str, presets: Mapping[str, AnyConfig], keys: Mapping[str, An
     return config
 
 
-def convert_key(place: str, key: str, value: Any, kind: type) -> Any:
+def convert_key(location: str, key: str, value: Any, kind: type) -> Any:
     """Convert the value of a key, which may be text (ModelError DIST0332)."""
     if kind is str:
         return str(value)
@@ -130,7 +130,7 @@ def convert_key(place: str, key: str, value: Any, kind: type) -> Any:
         raise ModelError(
             "DIST0332",
             f"{key}={shortened(value)!r} is not {word}",
-            place=place,
+            place=location,
             remedy="Fix it.",
         ) from error
     return number

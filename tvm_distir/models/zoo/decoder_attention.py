@@ -28,15 +28,15 @@ class PositionTables(NamedTuple):
     Those of the rotary embedding are None where positions are learned.
     """
 
-    mask: Any
-    cos: Any = None
-    sin: Any = None
+    mask: nn.Tensor
+    cos: nn.Tensor = None
+    sin: nn.Tensor = None
 
-    def arrange(self, rows: Any) -> Any:
+    def arrange(self, rows: nn.Tensor) -> nn.Tensor:
         """Return (batch, seq, heads, width) in the order of dims that :meth:`mix` takes."""
         return nn.op.permute_dims(rows, [0, 2, 1, 3])
 
-    def mix(self, attention: AttentionBlock, q: Any, k: Any, v: Any) -> Any:
+    def mix(self, attention: AttentionBlock, q: nn.Tensor, k: nn.Tensor, v: nn.Tensor) -> nn.Tensor:
         """Attend to all tokens: (batch, heads, seq, width) of each to (batch, seq, hidden)."""
         config = attention.config
         sinks = attention.sinks if config.sinks else None
@@ -47,17 +47,17 @@ class PositionTables(NamedTuple):
 class FlashTables(PositionTables):
     """Tables of attention as a single op."""
 
-    def arrange(self, rows: Any) -> Any:
+    def arrange(self, rows: nn.Tensor) -> nn.Tensor:
         """Return (batch, seq, heads, width)."""
         return rows
 
-    def mix(self, attention: AttentionBlock, q: Any, k: Any, v: Any) -> Any:
+    def mix(self, attention: AttentionBlock, q: nn.Tensor, k: nn.Tensor, v: nn.Tensor) -> nn.Tensor:
         """Attend to all tokens: (batch, seq, heads, width) of each to (batch, seq, hidden)."""
         batch, seq, heads, width = q.shape
         return nn.op.reshape(attend_at_once(q, k, v), (batch, seq, heads * width))
 
 
-def norm(width: int, config: DecoderConfig) -> Any:
+def norm(width: int, config: DecoderConfig) -> nn.Module:
     """Return the norm of a configuration over ``width`` elements."""
     if config.norm == "layer":
         return LayerNorm(width, config.dtype, config.eps)
@@ -105,25 +105,25 @@ class GroupedAttention(AttentionBlock):
             self.q_norm = norm(queries, config)
             self.k_norm = norm(keys, config)
 
-    def forward(self, x: Any, places: PositionTables) -> Any:
+    def forward(self, x: nn.Tensor, tables: PositionTables) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
         if config.positions:
-            q, k, v = (places.arrange(rows) for rows in self._rows(x))
-            return self.o_proj(places.mix(self, q, k, v))
+            q, k, v = (tables.arrange(rows) for rows in self._rows(x))
+            return self.o_proj(tables.mix(self, q, k, v))
         q, k = self.q_proj(x), self.k_proj(x)
         if config.joint_qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = places.arrange(by_head(q, config.heads))
-        k = places.arrange(by_head(k, config.kv_heads))
-        v = places.arrange(by_head(self.v_proj(x), config.kv_heads))
+        q = tables.arrange(by_head(q, config.heads))
+        k = tables.arrange(by_head(k, config.kv_heads))
+        v = tables.arrange(by_head(self.v_proj(x), config.kv_heads))
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = rotate(q, places.cos, places.sin, config)
-        k = rotate(k, places.cos, places.sin, config)
-        return self.o_proj(places.mix(self, q, k, v))
+        q = rotate(q, tables.cos, tables.sin, config)
+        k = rotate(k, tables.cos, tables.sin, config)
+        return self.o_proj(tables.mix(self, q, k, v))
 
-    def _rows(self, x: Any) -> Iterable[Any]:
+    def _rows(self, x: nn.Tensor) -> Iterable[nn.Tensor]:
         """Return queries, keys and values, (batch, seq, heads, width), one after the other."""
         heads, kv_heads = self.config.heads, self.config.kv_heads
         if self.config.fused_qkv:
@@ -153,29 +153,29 @@ class LatentAttention(AttentionBlock):
         )
         self.add_output(config.v_dim)
 
-    def forward(self, x: Any, places: Any) -> Any:
+    def forward(self, x: nn.Tensor, tables: Any) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
         heads, nope = config.heads, config.nope_dim
         queries = split_heads(self.queries(x), heads)
-        turned = rotate(part(queries, nope, config.width, "q_rope"), places.cos, places.sin, config)
+        turned = rotate(part(queries, nope, config.width, "q_rope"), tables.cos, tables.sin, config)
         q = nn.op.concat([part(queries, 0, nope, "q_nope"), turned], dim=3, name="q")
         compressed, shared = self.latent(x)
-        shared = rotate(split_heads(shared, 1), places.cos, places.sin, config)
+        shared = rotate(split_heads(shared, 1), tables.cos, tables.sin, config)
         both = split_heads(self.kv_b_proj(compressed), heads)
         batch, _, seq, _ = both.shape
         shared = nn.op.broadcast_to(shared, (batch, heads, seq, config.rope_dim))
         k = nn.op.concat([part(both, 0, nope, "k_nope"), shared], dim=3, name="k")
-        return self.o_proj(places.mix(self, q, k, part(both, nope, nope + config.v_dim, "v")))
+        return self.o_proj(tables.mix(self, q, k, part(both, nope, nope + config.v_dim, "v")))
 
-    def latent(self, x: Any) -> tuple[Any, Any]:
+    def latent(self, x: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
         """Return the compressed keys and values, and the keys that all heads share, unrotated."""
         rank, width = self.config.kv_rank, self.config.kv_rank + self.config.rope_dim
         latent = self.kv_a_proj_with_mqa(x)
         shared = part(latent, rank, width, "k_rope", axis=2)
         return self.kv_a_layernorm(part(latent, 0, rank, "compressed", axis=2)), shared
 
-    def queries(self, x: Any) -> Any:
+    def queries(self, x: nn.Tensor) -> nn.Tensor:
         """Return the queries of all heads, (batch, seq, heads * width)."""
         if self.config.q_rank:
             return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tvm_distir.support import nearest
 
 from .configs import Config, Fault, indivisible
+from .decoder_experts import ExpertSizes
 
 ATTENTIONS = ("softmax", "flash")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
@@ -21,7 +22,7 @@ DISPATCHES = ("permutation", "one_hot")
 
 
 @dataclass(frozen=True)
-class DecoderConfig(Config):
+class DecoderConfig(ExpertSizes, Config):
     """Configuration of a decoder of today's families.
 
     Attributes
@@ -235,27 +236,10 @@ class DecoderConfig(Config):
             return scale * yarn_scale(self.rotary_factor, self.rotary_mscale_all) ** 2
         return scale
 
-    @property
-    def expert_width(self) -> int:
-        """Return the width of an expert."""
-        return self.expert_ffn or self.ffn
-
-    @property
-    def capacity(self) -> int:
-        """Return the slots of an expert for a sample."""
-        if not self.capacity_factor:
-            return self.seq
-        even = self.seq * self.top_k * self.capacity_factor / self.experts
-        return min(self.seq, max(1, math.ceil(even)))
-
     def has_window(self, layer: int) -> bool:
         """Return whether the attention of a layer has a window."""
         period = self.window_period
         return bool(self.window) and not (period and (layer + 1) % period == 0)
-
-    def has_experts(self, layer: int) -> bool:
-        """Return whether a layer has experts."""
-        return bool(self.experts) and layer >= self.dense_layers
 
     def faults(self) -> Iterator[Fault]:
         """Yield faults, including sizes that do not divide and words that are unknown."""
@@ -286,7 +270,7 @@ class DecoderConfig(Config):
             yield "parallel blocks with norms of results", "Remove post_norms; give 1 or 2 norms."
         yield from self._gpt_faults()
         if self.experts:
-            yield from self._expert_faults()
+            yield from self.expert_faults()
 
     def _gpt_faults(self) -> Iterator[Fault]:
         if self.dropout >= 1:
@@ -302,19 +286,6 @@ class DecoderConfig(Config):
             yield "positions with latent attention or norms of queries", "Give positions=0."
         if 0 < self.positions < self.seq:
             yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
-
-    def _expert_faults(self) -> Iterator[Fault]:
-        if self.top_k > self.experts:
-            yield (
-                f"top_k={self.top_k} exceeds experts={self.experts}",
-                f"Add experts={self.top_k}, or choose a smaller top_k.",
-            )
-        yield from indivisible("experts", self.experts, "expert_groups", self.expert_groups)
-        if self.top_groups > self.expert_groups:
-            yield (
-                f"top_groups={self.top_groups} exceeds expert_groups={self.expert_groups}",
-                "Choose a smaller top_groups.",
-            )
 
 
 def yarn_scale(factor: float, mscale: float = 1.0) -> float:

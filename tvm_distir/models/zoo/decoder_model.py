@@ -13,8 +13,7 @@ from tvm.relax.frontend import nn
 
 from .decoder_attention import FlashTables, GroupedAttention, LatentAttention, PositionTables, norm
 from .decoder_config import DecoderConfig
-from .mixture import Mixture, feed_forward
-from .one_hot_mixture import OneHotMixture
+from .mixture import Mixture, OneHotMixture, feed_forward
 from .rotary import tables
 from .transformer_blocks import (
     Tensor,
@@ -28,13 +27,13 @@ from .transformer_blocks import (
 )
 
 
-def windowed_mask(places: Any, window: int) -> Any:
+def windowed_mask(position_ids: nn.Tensor, window: int) -> nn.Tensor:
     """Return a bool (seq, seq) mask of the last ``window`` tokens up to the row's."""
-    rows = nn.op.unsqueeze(places, 1, name="rows")
-    columns = nn.op.unsqueeze(places, 0, name="columns")
+    rows = nn.op.unsqueeze(position_ids, 1, name="rows")
+    columns = nn.op.unsqueeze(position_ids, 0, name="columns")
     far = nn.op.add(columns, Tensor.from_scalar(window, "int32"))
     near = emit(relax.op.greater(far._expr, rows._expr), "near")
-    return emit(relax.op.logical_and(causal_mask(places)._expr, near._expr), "window_mask")
+    return emit(relax.op.logical_and(causal_mask(position_ids)._expr, near._expr), "window_mask")
 
 
 class TransformerLayer(nn.Module):  # type: ignore[misc]
@@ -57,19 +56,21 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
         """Return the experts."""
         return (OneHotMixture if self.config.dispatch == "one_hot" else Mixture)(self.config)
 
-    def forward(self, x: Any, mask: Any, cos: Any = None, sin: Any = None) -> Any:
+    def forward(
+        self, x: nn.Tensor, mask: nn.Tensor, cos: nn.Tensor = None, sin: nn.Tensor = None
+    ) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         tables = FlashTables if self.config.attention == "flash" else PositionTables
         return self.block(x, tables(mask, cos, sin))
 
-    def block(self, x: Any, places: Any) -> Any:
+    def block(self, x: nn.Tensor, position_tables: Any) -> nn.Tensor:
         """Apply attention, with what it reads by position, and the feed-forward block."""
         config = self.config
         read = self.input_layernorm(x) if config.pre_norms else x
-        mixed = dropped(self.self_attn(read, places), config.dropout)
+        mixed = dropped(self.self_attn(read, position_tables), config.dropout)
         if config.parallel:
-            apart = self.mlp_layernorm(x) if config.parallel_norms == 2 else read
-            return nn.op.add(nn.op.add(x, mixed), self._fed(apart))
+            normed = self.mlp_layernorm(x) if config.parallel_norms == 2 else read
+            return nn.op.add(nn.op.add(x, mixed), self._fed(normed))
         if not config.post_norms:
             x = nn.op.add(x, mixed)
             return nn.op.add(x, self._fed(self.post_attention_layernorm(x)))
@@ -77,7 +78,7 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
         out = self._fed(self.pre_feedforward_layernorm(x) if config.pre_norms else x)
         return nn.op.add(x, self.post_feedforward_layernorm(out))
 
-    def _fed(self, x: Any) -> Any:
+    def _fed(self, x: nn.Tensor) -> nn.Tensor:
         return dropped(self.mlp(x), self.config.dropout)
 
 
@@ -113,17 +114,17 @@ class Decoder(nn.Module):  # type: ignore[misc]
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
 
-    def main(self, input_ids: Any) -> Any:
+    def main(self, input_ids: nn.Tensor) -> nn.Tensor:
         """Map ids (batch, seq) to logits (batch, seq, vocab)."""
         config = self.config
-        places = positions(config.seq)
-        x = self.embedded(input_ids, places)
-        by_window = self._tables(places)
+        position_ids = positions(config.seq)
+        x = self.embedded(input_ids, position_ids)
+        by_window = self._tables(position_ids)
         for number, layer in enumerate(self.layers):
             x = layer(x, *by_window[config.has_window(number)])
         return self.logits(x)
 
-    def embedded(self, input_ids: Any, places: Any) -> Any:
+    def embedded(self, input_ids: nn.Tensor, position_ids: nn.Tensor) -> nn.Tensor:
         """Map ids (batch, seq) at positions, (seq,) or (batch, seq), to (batch, seq, hidden)."""
         config = self.config
         x = nn.op.take(self.embed_tokens.weight, input_ids, axis=0, name="tokens")
@@ -132,10 +133,10 @@ class Decoder(nn.Module):  # type: ignore[misc]
             x = nn.op.multiply(x, scale, name="scaled_tokens")
         if config.positions:
             table = self.embed_positions.weight
-            x = nn.op.add(x, nn.op.take(table, places, axis=0, name="places"))
+            x = nn.op.add(x, nn.op.take(table, position_ids, axis=0, name="places"))
         return dropped(x, config.dropout)
 
-    def logits(self, x: Any) -> Any:
+    def logits(self, x: nn.Tensor) -> nn.Tensor:
         """Map (batch, seq, hidden) to logits (batch, seq, vocab)."""
         config = self.config
         if config.tied:
@@ -145,19 +146,23 @@ class Decoder(nn.Module):  # type: ignore[misc]
             logits = self.lm_head(self.norm(x))
         return capped(logits, config.logit_cap)
 
-    def _tables(self, places: Any) -> dict[bool, tuple[Any, ...]]:
+    def _tables(self, position_ids: nn.Tensor) -> dict[bool, tuple[nn.Tensor, ...]]:
         """Return the mask, and the tables of rotation, of layers with and without a window."""
         config = self.config
-        by_window: dict[bool, tuple[Any, ...]] = {}
-        table: tuple[Any, ...] = ()
+        by_window: dict[bool, tuple[nn.Tensor, ...]] = {}
+        table: tuple[nn.Tensor, ...] = ()
         for windowed in sorted({config.has_window(number) for number in range(config.layers)}):
-            mask = windowed_mask(places, config.window) if windowed else causal_mask(places)
+            mask = (
+                windowed_mask(position_ids, config.window)
+                if windowed
+                else causal_mask(position_ids)
+            )
             if config.positions:
                 table = ()
             elif windowed and config.local_theta:
-                table = tables(local_rotary(config), places, config.local_theta)
+                table = tables(local_rotary(config), position_ids, config.local_theta)
             elif not table:
-                table = tables(config, places, config.theta)
+                table = tables(config, position_ids, config.theta)
             by_window[windowed] = (mask, *table)
         return by_window
 

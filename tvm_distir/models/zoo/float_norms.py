@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from tvm import relax
 from tvm.relax.frontend import nn
@@ -19,14 +17,14 @@ class LayerNorm(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, dtype: str, eps: float = 1e-5, weighted: bool = True) -> None:
         super().__init__()
         if weighted:
-            self.weight: Any = nn.Parameter((width,), dtype)
-            self.bias: Any = nn.Parameter((width,), dtype)
+            self.weight: nn.Parameter = nn.Parameter((width,), dtype)
+            self.bias: nn.Parameter = nn.Parameter((width,), dtype)
         else:
             self.weight = Tensor.from_const(np.ones(width, "float32"))
             self.bias = Tensor.from_const(np.zeros(width, "float32"))
         self.eps = eps
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Normalise (..., width)."""
         out = relax.op.nn.layer_norm(
             in_float32(x)._expr,
@@ -49,7 +47,7 @@ class RmsNorm(nn.Module):  # type: ignore[misc]
         self.weight = nn.Parameter((width,), dtype)
         self.eps, self.offset = eps, offset
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Normalise (..., width)."""
         source, weight = in_float32(x), in_float32(self.weight)
         if self.offset:
@@ -67,7 +65,7 @@ class GroupNorm(nn.Module):  # type: ignore[misc]
         self.bias = nn.Parameter((width,), dtype)
         self.groups, self.eps = groups, eps
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Normalise (batch, width, rows, columns)."""
         out = relax.op.nn.group_norm(
             in_float32(x)._expr,
@@ -92,7 +90,7 @@ class BatchNorm(nn.Module):  # type: ignore[misc]
         self.variance = nn.Parameter((width,), dtype)
         self.eps = eps
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Normalise (batch, width, rows, columns)."""
         tensors = (x, self.weight, self.bias, self.mean, self.variance)
         out = relax.op.nn.batch_norm(

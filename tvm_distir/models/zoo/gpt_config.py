@@ -18,26 +18,8 @@ from .decoder_config import DecoderConfig
 class GptConfig(FourfoldFfn):
     """Configuration of a GPT-2 style decoder.
 
-    Attributes
-    ----------
-    layers, hidden, heads, ffn, vocab : int
-        Sizes; ``ffn`` 0 means four times ``hidden``.
-    positions : int
-        Rows of the learned position table; ``seq`` cannot exceed it.
-    batch, seq : int
-        Samples and tokens per sample of the data input ``input_ids``.
-    dtype : str
-        The dtype of weights and activations: float32, float16 or bfloat16.
-    nested : int
-        1: a layer is a private function; 0: all layers are part of ``main``.
-    dropout : float
-        Share of elements that training drops: of embeddings, weights of attention, and results of
-        blocks.
-    fused_qkv : int
-        1: a joint projection to query, key and value, by head.
-    attention : str
-        ``softmax``: products and a softmax; ``flash``: a single op, with ``fused_qkv`` and without
-        dropout.
+    The fields mean what those of :class:`.DecoderConfig` mean, with other defaults; ``ffn`` 0 means
+    four times ``hidden``.
     """
 
     FLAGS = frozenset({"nested", "fused_qkv"})

@@ -12,8 +12,6 @@ hands by an all-to-all.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from tvm import relax
 from tvm.relax.frontend import nn
@@ -26,7 +24,7 @@ _GPT_OSS_SLOPE = 1.702
 """Slope of the sigmoid in GPT-OSS's gated activation, as its published code has it."""
 
 
-def activated(config: DecoderConfig, gate: Any) -> Any:
+def activated(config: DecoderConfig, gate: nn.Tensor) -> nn.Tensor:
     """Return the activation of the gates of experts."""
     limit = config.swiglu_limit
     if not limit:
@@ -36,7 +34,7 @@ def activated(config: DecoderConfig, gate: Any) -> Any:
     return nn.op.multiply(gate, nn.op.sigmoid(nn.op.multiply(gate, slope)))
 
 
-def bounded(config: DecoderConfig, up: Any) -> Any:
+def bounded(config: DecoderConfig, up: nn.Tensor) -> nn.Tensor:
     """Return the values that the gates of experts multiply."""
     limit = config.swiglu_limit
     if not limit:
@@ -63,7 +61,7 @@ class ExpertRouter(nn.Module):  # type: ignore[misc]
         if config.routing == "sigmoid":
             self.correction = nn.Parameter((config.experts,), "float32")
 
-    def forward(self, x: Any) -> tuple[Any, Any]:
+    def forward(self, x: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
         """Select experts for the tokens of (groups, seq, hidden).
 
         Returns
@@ -95,7 +93,7 @@ class ExpertRouter(nn.Module):  # type: ignore[misc]
             gates = nn.op.multiply(gates, Tensor.from_scalar(config.routing_scale, "float32"))
         return gates, indices
 
-    def _admitted(self, choice: Any, count_of_best: int) -> Any:
+    def _admitted(self, choice: nn.Tensor, count_of_best: int) -> nn.Tensor:
         """Return scores (groups, seq, experts), 0 for experts that a token may not use.
 
         It may use those of the groups of experts with the largest sums of their best scores.
@@ -115,10 +113,10 @@ class ExpertRouter(nn.Module):  # type: ignore[misc]
         return nn.op.reshape(masked, (groups, seq, experts))
 
 
-def rows_at(x: Any, index: Any, name: str) -> Any:
+def rows_at(x: nn.Tensor, index: nn.Tensor, name: str) -> nn.Tensor:
     """Return the rows (groups, count, hidden) of ``x`` at int32 (groups, count) places."""
-    place = nn.op.unsqueeze(nn.op.astype(index, "int64"), 2)
-    return emit(relax.op.gather_nd(x._expr, place._expr, batch_dims=1), name)
+    position = nn.op.unsqueeze(nn.op.astype(index, "int64"), 2)
+    return emit(relax.op.gather_nd(x._expr, position._expr, batch_dims=1), name)
 
 
 class Permutation:
@@ -132,7 +130,7 @@ class Permutation:
 
     Attributes
     ----------
-    taken : Tensor
+    admitted : Tensor
         float32 (groups, seq, top_k), 1 where the choice has a slot.
     slot_of_choice : Tensor
         int32 (groups, seq * top_k): where the result of a choice is; the last slot without one.
@@ -140,7 +138,7 @@ class Permutation:
         int32 (groups, experts * capacity): the token in each slot; 0 where the slot is empty.
     """
 
-    def __init__(self, indices: Any, config: DecoderConfig) -> None:
+    def __init__(self, indices: nn.Tensor, config: DecoderConfig) -> None:
         groups, seq, k = indices.shape
         experts, capacity = config.experts, config.capacity
         slots = experts * capacity
@@ -148,9 +146,9 @@ class Permutation:
         numbers = Tensor.from_const(np.arange(experts, dtype="int32"))
         chosen = nn.op.astype(nn.op.equal(nn.op.unsqueeze(order, 2), numbers), "int32")
         before = nn.op.cumsum(chosen, axis=1, exclusive=True)
-        place = nn.op.sum(nn.op.multiply(before, chosen), axis=2, name="place")
-        fits = nn.op.less(place, Tensor.from_scalar(capacity, "int32"))
-        slot = nn.op.add(nn.op.multiply(order, Tensor.from_scalar(capacity, "int32")), place)
+        position = nn.op.sum(nn.op.multiply(before, chosen), axis=2, name="place")
+        fits = nn.op.less(position, Tensor.from_scalar(capacity, "int32"))
+        slot = nn.op.add(nn.op.multiply(order, Tensor.from_scalar(capacity, "int32")), position)
         slot = nn.op.where(fits, slot, Tensor.from_scalar(slots, "int32"), name="slot")
         token = Tensor.from_const(np.tile(np.arange(seq, dtype="int32"), k)[None, :])
         token = nn.op.broadcast_to(token, (groups, k * seq))
@@ -162,7 +160,7 @@ class Permutation:
         by_token = nn.op.permute_dims(nn.op.reshape(slot, (groups, k, seq)), [0, 2, 1])
         last = Tensor.from_scalar(slots - 1, "int32")
         self.slot_of_choice = nn.op.reshape(nn.op.minimum(by_token, last), (groups, seq * k))
-        self.taken = nn.op.astype(
+        self.admitted = nn.op.astype(
             nn.op.less(by_token, Tensor.from_scalar(slots, "int32")), "float32"
         )
 
@@ -185,7 +183,7 @@ class Mixture(nn.Module):  # type: ignore[misc]
         if config.shared_ffn:
             self.shared_experts = feed_forward(config, config.shared_ffn)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Map (groups, seq, hidden) to the same shape."""
         gates, indices = self.router(x)
         result = self.mixed(x, gates, indices)
@@ -193,16 +191,16 @@ class Mixture(nn.Module):  # type: ignore[misc]
             result = nn.op.add(in_float32(result), in_float32(self.shared_experts(x)))
         return back_to(result, x.dtype)
 
-    def mixed(self, x: Any, gates: Any, indices: Any) -> Any:
+    def mixed(self, x: nn.Tensor, gates: nn.Tensor, indices: nn.Tensor) -> nn.Tensor:
         """Return the sums of the results of experts, weighted by the gates of their tokens."""
         permutation = Permutation(indices, self.config)
         outputs = self.by_expert(rows_at(x, permutation.token_of_slot, "dispatched"))
         rows = rows_at(outputs, permutation.slot_of_choice, "returned")
         rows = in_float32(nn.op.reshape(rows, (*indices.shape, x.shape[2])))
-        weights = nn.op.unsqueeze(nn.op.multiply(gates, permutation.taken), 3)
+        weights = nn.op.unsqueeze(nn.op.multiply(gates, permutation.admitted), 3)
         return nn.op.sum(nn.op.multiply(rows, weights), axis=2, name="combined")
 
-    def by_expert(self, rows: Any) -> Any:
+    def by_expert(self, rows: nn.Tensor) -> nn.Tensor:
         """Map the rows in slots of experts, (groups, experts * capacity, hidden), to results."""
         config = self.config
         (groups, slots, hidden), experts = rows.shape, config.experts
@@ -217,10 +215,63 @@ class Mixture(nn.Module):  # type: ignore[misc]
         rows = nn.op.permute_dims(rows, [1, 0, 2, 3])
         return nn.op.reshape(rows, (groups, slots, hidden))
 
-    def _biased(self, x: Any, name: str) -> Any:
+    def _biased(self, x: nn.Tensor, name: str) -> nn.Tensor:
         """Add the biases of the experts, where they have some."""
         return nn.op.add(x, getattr(self, f"{name}_bias")) if self.config.expert_bias else x
 
-    def product(self, rows: Any, weight: Any, name: str) -> Any:
+    def product(self, rows: nn.Tensor, weight: nn.Tensor, name: str) -> nn.Tensor:
         """Multiply (experts, rows, in) by the matrices of the experts, (experts, in, out)."""
         return nn.op.matmul(rows, weight, name=name)
+
+
+class OneHotMixture(Mixture):
+    """Experts whose slots one product fills with tokens, and another one empties.
+
+    Tokens take the same slots as those of :class:`.mixture.Mixture`.
+    """
+
+    def mixed(self, x: nn.Tensor, gates: nn.Tensor, indices: nn.Tensor) -> nn.Tensor:
+        """Return the sums of the results of experts, weighted by the gates of their tokens."""
+        groups, seq, _ = x.shape
+        slots = self.config.experts * self.config.capacity
+        dispatch, combine = self._tables(gates, indices, x.dtype)
+        into = nn.op.permute_dims(nn.op.reshape(dispatch, (groups, seq, slots)), [0, 2, 1])
+        outputs = self.by_expert(nn.op.matmul(into, x, name="dispatched"))
+        combine = nn.op.reshape(combine, (groups, seq, slots))
+        return nn.op.matmul(combine, outputs, name="combined")
+
+    def _tables(
+        self, gates: nn.Tensor, indices: nn.Tensor, dtype: str
+    ) -> tuple[nn.Tensor, nn.Tensor]:
+        """Return the tables of the choices of tokens, (groups, seq, top_k).
+
+        Returns
+        -------
+        dispatch : Tensor
+            (groups, seq, experts, capacity), 1 where the token takes the slot.
+        combine : Tensor
+            The same shape: the token's gate there.
+        """
+        groups, seq, k = indices.shape
+        experts = self.config.experts
+        chosen = _one_hot(indices, experts)
+        order = nn.op.permute_dims(chosen, [0, 2, 1, 3])
+        order = nn.op.reshape(order, (groups, k * seq, experts))
+        before = nn.op.reshape(
+            nn.op.cumsum(order, axis=1, exclusive=True), (groups, k, seq, experts)
+        )
+        before = nn.op.permute_dims(before, [0, 2, 1, 3])
+        position = nn.op.sum(nn.op.multiply(before, chosen), axis=3, name="place")
+        slots = _one_hot(nn.op.astype(position, "int32"), self.config.capacity)
+        pairs = nn.op.permute_dims(chosen, [0, 1, 3, 2])
+        weighted = nn.op.multiply(pairs, nn.op.unsqueeze(gates, 2))
+        dispatch = nn.op.matmul(pairs, slots, name="dispatch")
+        combine = nn.op.matmul(weighted, slots, name="combine")
+        return back_to(dispatch, dtype), back_to(combine, dtype)
+
+
+def _one_hot(indices: nn.Tensor, size: int) -> nn.Tensor:
+    """Map int32 (...) to float32 (..., size), with 1 at the index if it is in range."""
+    numbers = Tensor.from_const(np.arange(size, dtype="int32"))
+    same = nn.op.equal(nn.op.unsqueeze(indices, indices.ndim), numbers)
+    return nn.op.astype(same, "float32")

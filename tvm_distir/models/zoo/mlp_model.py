@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import ir
 from tvm.relax.frontend import nn
@@ -53,7 +52,7 @@ class MlpLayer(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.linear = linear(config)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Map (batch, hidden) to the same shape."""
         return nn.op.relu(self.linear(x))
 
@@ -67,14 +66,14 @@ class Mlp(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList([layer(config) for _ in range(config.layers - 1)])
         self.head = linear(config)
 
-    def main(self, x: Any) -> Any:
+    def main(self, x: nn.Tensor) -> nn.Tensor:
         """Map (batch, hidden) to the same shape."""
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
 
 
-def linear(config: MlpConfig) -> Any:
+def linear(config: MlpConfig) -> nn.Linear:
     """Return a linear layer as wide as all others."""
     return nn.Linear(config.hidden, config.hidden, bool(config.bias), config.dtype)
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,12 +43,12 @@ def frequencies(config: DecoderConfig, theta: float) -> tuple[Floats, float]:
 def _yarn(config: DecoderConfig, plain: Floats, theta: float) -> tuple[Floats, float]:
     width, factor = config.rotated, config.rotary_factor
 
-    def place(rotations: float) -> float:
+    def dim_of(rotations: float) -> float:
         """Return the pair whose angle makes so many rotations over the original positions."""
         turns = config.rotary_positions / (rotations * 2 * math.pi)
         return width * math.log(turns) / (2 * math.log(theta))
 
-    first, last = place(config.rotary_high), place(config.rotary_low)
+    first, last = dim_of(config.rotary_high), dim_of(config.rotary_low)
     if config.rotary_rounded:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, width - 1)
@@ -62,7 +61,9 @@ def _yarn(config: DecoderConfig, plain: Floats, theta: float) -> tuple[Floats, f
     return angles, yarn_scale(factor)
 
 
-def tables(config: DecoderConfig, places: Any, theta: float) -> tuple[Any, Any]:
+def tables(
+    config: DecoderConfig, position_ids: nn.Tensor, theta: float
+) -> tuple[nn.Tensor, nn.Tensor]:
     """Return cosines and signed sines for positions (..., seq), both float32 (..., seq, rotated).
 
     The sines of the first half are negated, so that ``x cos + swapped(x) sin`` is the rotation.
@@ -72,8 +73,8 @@ def tables(config: DecoderConfig, places: Any, theta: float) -> tuple[Any, Any]:
     both = np.concatenate([speeds, speeds]).astype("float32")[None, :]
     factors = np.full((1, 2 * half), scale, "float32")
     signed = factors * np.where(np.arange(2 * half) < half, -1.0, 1.0).astype("float32")
-    place = nn.op.unsqueeze(nn.op.astype(places, "float32"), places.ndim)
-    angles = nn.op.multiply(place, Tensor.from_const(both), name="angles")
+    position = nn.op.unsqueeze(nn.op.astype(position_ids, "float32"), position_ids.ndim)
+    angles = nn.op.multiply(position, Tensor.from_const(both), name="angles")
     cos = emit(relax.op.cos(angles._expr), "cos")
     if scale != 1.0:
         cos = nn.op.multiply(cos, Tensor.from_const(factors), name="scaled_cos")
@@ -81,7 +82,7 @@ def tables(config: DecoderConfig, places: Any, theta: float) -> tuple[Any, Any]:
     return cos, nn.op.multiply(sin, Tensor.from_const(signed), name="signed_sin")
 
 
-def rotate(x: Any, cos: Any, sin: Any, config: DecoderConfig) -> Any:
+def rotate(x: nn.Tensor, cos: nn.Tensor, sin: nn.Tensor, config: DecoderConfig) -> nn.Tensor:
     """Apply the rotary embedding to (batch, heads, seq, width), computed in float32.
 
     Of a wider head the first part is rotated. Nothing is where positions are learned.

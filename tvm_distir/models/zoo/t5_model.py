@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -127,8 +127,10 @@ def relative_buckets(config: T5Config, count: int, causal: bool) -> npt.NDArray[
     growth = np.log(np.maximum(offset, 1).astype("float32") / exact)
     step = growth / math.log(config.distance / exact) * (buckets - exact)
     far = np.minimum(exact + step.astype("int64"), buckets - 1)
-    places: npt.NDArray[np.int32] = (first + np.where(offset < exact, offset, far)).astype("int32")
-    return places
+    bucket_of: npt.NDArray[np.int32] = (first + np.where(offset < exact, offset, far)).astype(
+        "int32"
+    )
+    return bucket_of
 
 
 class T5Attention(nn.Module):  # type: ignore[misc]
@@ -142,7 +144,7 @@ class T5Attention(nn.Module):  # type: ignore[misc]
             setattr(self, name, nn.Linear(config.hidden, width, bias=False, dtype=config.dtype))
         self.o_proj = nn.Linear(width, config.hidden, bias=False, dtype=config.dtype)
 
-    def forward(self, x: Any, source: Any, bias: Any = None) -> Any:
+    def forward(self, x: nn.Tensor, source: nn.Tensor, bias: nn.Tensor = None) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape, with keys and values of ``source``."""
         q = split_heads(self.q_proj(x), self.heads)
         k, v = (split_heads(proj(source), self.heads) for proj in (self.k_proj, self.v_proj))
@@ -173,7 +175,7 @@ class T5Layer(nn.Module):  # type: ignore[misc]
             self.ln_3 = RmsNorm(config.hidden, config.dtype, config.eps)
         self.mlp = _feed_forward(config)
 
-    def forward(self, x: Any, bias: Any, encoded: Any = None) -> Any:
+    def forward(self, x: nn.Tensor, bias: nn.Tensor, encoded: nn.Tensor = None) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         y = self.ln_1(x)
         x = nn.op.add(x, self.self_attn(y, y, bias))
@@ -194,17 +196,19 @@ class T5Stack(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList([layer(config, crosses=causal) for _ in range(layers)])
         self.norm = RmsNorm(config.hidden, config.dtype, config.eps)
 
-    def forward(self, x: Any, *encoded: Any) -> Any:
+    def forward(self, x: nn.Tensor, *encoded: nn.Tensor) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         bias = self._bias(x.shape[1])
         for layer in self.layers:
             x = layer(x, bias, *encoded)
         return self.norm(x)
 
-    def _bias(self, count: int) -> Any:
+    def _bias(self, count: int) -> nn.Tensor:
         """Return the float32 terms of the scores, (1, heads, count, count)."""
-        places = relative_buckets(self.config, count, self.causal)
-        table = nn.op.take(self.relative.weight, Tensor.from_const(places), axis=0, name="relative")
+        buckets = relative_buckets(self.config, count, self.causal)
+        table = nn.op.take(
+            self.relative.weight, Tensor.from_const(buckets), axis=0, name="relative"
+        )
         bias = in_float32(nn.op.permute_dims(table, [2, 0, 1]))
         if self.causal:
             mask = np.triu(np.full((count, count), MASKED_SCORE, "float32"), 1)
@@ -224,7 +228,7 @@ class T5(nn.Module):  # type: ignore[misc]
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
 
-    def main(self, input_ids: Any, decoder_input_ids: Any) -> Any:
+    def main(self, input_ids: nn.Tensor, decoder_input_ids: nn.Tensor) -> nn.Tensor:
         """Map ids (batch, seq) and (batch, decoder_seq) to logits (batch, decoder_seq, vocab)."""
         config, table = self.config, self.shared.weight
         encoded = self.encoder(nn.op.take(table, input_ids, axis=0, name="tokens"))

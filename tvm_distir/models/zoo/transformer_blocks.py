@@ -22,57 +22,57 @@ MASKED_SCORE = float(np.finfo("float32").min)
 Tensor = nn.Tensor
 
 
-def emit(expr: Any, name: str) -> Any:
+def emit(expr: relax.Expr, name: str) -> nn.Tensor:
     """Bind a Relax expression and return it as a tensor of relax.nn."""
     return nn.op.wrap_nested(expr, name)
 
 
-def positions(count: int) -> Any:
+def positions(count: int) -> nn.Tensor:
     """Return the positions 0..count-1 as an int32 constant of shape (count,)."""
     return Tensor.from_const(np.arange(count, dtype="int32"))
 
 
-def causal_mask(places: Any) -> Any:
+def causal_mask(position_ids: nn.Tensor) -> nn.Tensor:
     """Return a bool (seq, seq) mask, True where the column is not after the row."""
-    rows = nn.op.unsqueeze(places, 1, name="rows")
-    columns = nn.op.unsqueeze(places, 0, name="columns")
+    rows = nn.op.unsqueeze(position_ids, 1, name="rows")
+    columns = nn.op.unsqueeze(position_ids, 0, name="columns")
     return nn.op.less_equal(columns, rows, name="mask")
 
 
-def in_float32(x: Any) -> Any:
+def in_float32(x: nn.Tensor) -> nn.Tensor:
     """Cast ``x`` to float32 if needed."""
     return x if x.dtype == "float32" else nn.op.astype(x, "float32")
 
 
-def back_to(x: Any, dtype: str) -> Any:
+def back_to(x: nn.Tensor, dtype: str) -> nn.Tensor:
     """Cast ``x`` to ``dtype`` if needed."""
     return x if x.dtype == dtype else nn.op.astype(x, dtype)
 
 
-def by_head(x: Any, heads: int) -> Any:
+def by_head(x: nn.Tensor, heads: int) -> nn.Tensor:
     """Split (batch, seq, heads * width) into (batch, seq, heads, width)."""
     batch, seq, hidden = x.shape
     return nn.op.reshape(x, (batch, seq, heads, hidden // heads))
 
 
-def split_heads(x: Any, heads: int) -> Any:
+def split_heads(x: nn.Tensor, heads: int) -> nn.Tensor:
     """Split (batch, seq, heads * width) into (batch, heads, seq, width)."""
     return nn.op.permute_dims(by_head(x, heads), [0, 2, 1, 3])
 
 
-def merge_heads(x: Any) -> Any:
+def merge_heads(x: nn.Tensor) -> nn.Tensor:
     """Merge (batch, heads, seq, width) into (batch, seq, heads * width)."""
     batch, heads, seq, width = x.shape
     x = nn.op.permute_dims(x, [0, 2, 1, 3])
     return nn.op.reshape(x, (batch, seq, heads * width))
 
 
-def part(x: Any, begin: int, end: int, name: str, axis: int = 3) -> Any:
+def part(x: nn.Tensor, begin: int, end: int, name: str, axis: int = 3) -> nn.Tensor:
     """Return ``x[begin:end]`` along an axis."""
     return emit(relax.op.strided_slice(x._expr, [axis], [begin], [end]), name)
 
 
-def capped(x: Any, cap: float) -> Any:
+def capped(x: nn.Tensor, cap: float) -> nn.Tensor:
     """Return ``cap tanh(x / cap)``, or ``x`` where the cap is 0."""
     if not cap:
         return x
@@ -80,12 +80,12 @@ def capped(x: Any, cap: float) -> Any:
     return nn.op.multiply(nn.op.tanh(ratio), Tensor.from_scalar(cap, x.dtype), name="capped")
 
 
-def dropped(x: Any, rate: float) -> Any:
+def dropped(x: nn.Tensor, rate: float) -> nn.Tensor:
     """Apply dropout to ``x`` in training, unless the rate is 0."""
     return emit(relax.op.nn.dropout(x._expr, rate), "dropout")[0] if rate else x
 
 
-def attend_at_once(q: Any, k: Any, v: Any) -> Any:
+def attend_at_once(q: nn.Tensor, k: nn.Tensor, v: nn.Tensor) -> nn.Tensor:
     """Compute causal attention as a single op: (batch, seq, heads, width) to the same shape."""
     width = q.shape[3]
     mixed = relax.op.nn.attention(
@@ -95,15 +95,15 @@ def attend_at_once(q: Any, k: Any, v: Any) -> Any:
 
 
 def attend(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: nn.Tensor,
+    k: nn.Tensor,
+    v: nn.Tensor,
+    mask: nn.Tensor = None,
     dropout: float = 0.0,
     scale: float = 0.0,
     cap: float = 0.0,
-    sinks: Any = None,
-) -> Any:
+    sinks: nn.Tensor = None,
+) -> nn.Tensor:
     """Compute scaled dot product attention, with softmax in float32.
 
     Parameters
@@ -225,7 +225,7 @@ def _in_words(name: str, words: Mapping[str, str]) -> str:
 
 def _short_names(fn: relax.Function, words: Mapping[str, str]) -> relax.Function:
     names = [str(p.name) for p in fn.params[:]]
-    places = [name.split(".")[:-1] for name in names if "." in name]
-    shared = takewhile(lambda words: len(set(words)) == 1, zip(*places))
+    modules = [name.split(".")[:-1] for name in names if "." in name]
+    shared = takewhile(lambda words: len(set(words)) == 1, zip(*modules))
     prefix = "".join(f"{words[0]}." for words in shared)
     return _Renamer().rename(fn, [_in_words(name.removeprefix(prefix), words) for name in names])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.frontend import nn
@@ -82,7 +81,7 @@ class VitLayer(nn.Module):  # type: ignore[misc]
         self.ln_2 = LayerNorm(config.hidden, config.dtype, config.eps)
         self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         x = nn.op.add(x, self.attn(self.ln_1(x)))
         return nn.op.add(x, self.mlp(self.ln_2(x)))
@@ -104,7 +103,7 @@ class Vit(nn.Module):  # type: ignore[misc]
         self.norm = LayerNorm(config.hidden, config.dtype, config.eps)
         self.head = nn.Linear(config.hidden, config.classes, dtype=config.dtype)
 
-    def main(self, images: Any) -> Any:
+    def main(self, images: nn.Tensor) -> nn.Tensor:
         """Map (batch, channels, image, image) to (batch, classes)."""
         config = self.config
         batch, hidden = config.batch, config.hidden

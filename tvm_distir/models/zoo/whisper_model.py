@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tvm import ir
 from tvm.relax.frontend import nn
@@ -99,7 +99,7 @@ class WhisperLayer(nn.Module):  # type: ignore[misc]
         self.mlp = FeedForward(hidden, ffn, dtype)
         self.final_layer_norm = LayerNorm(hidden, dtype)
 
-    def forward(self, x: Any, encoded: Any = None, mask: Any = None) -> Any:
+    def forward(self, x: nn.Tensor, encoded: nn.Tensor = None, mask: nn.Tensor = None) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         x = nn.op.add(x, self.self_attn(self.self_attn_layer_norm(x), mask))
         if encoded is not None:
@@ -123,7 +123,7 @@ class AudioEncoder(nn.Module):  # type: ignore[misc]
         )
         self.layer_norm = LayerNorm(hidden, dtype)
 
-    def forward(self, features: Any) -> Any:
+    def forward(self, features: nn.Tensor) -> nn.Tensor:
         """Map (batch, mels, 2 frames) to (batch, frames, hidden)."""
         x = nn.op.gelu(self.conv2(nn.op.gelu(self.conv1(features))))
         x = nn.op.permute_dims(x, [0, 2, 1])
@@ -147,12 +147,12 @@ class TextDecoder(nn.Module):  # type: ignore[misc]
         )
         self.layer_norm = LayerNorm(config.hidden, config.dtype)
 
-    def forward(self, ids: Any, encoded: Any) -> Any:
+    def forward(self, ids: nn.Tensor, encoded: nn.Tensor) -> nn.Tensor:
         """Map ids (batch, seq) to logits (batch, seq, vocab)."""
-        places = positions(ids.shape[1])
+        position_ids = positions(ids.shape[1])
         x = nn.op.take(self.embed_tokens.weight, ids, axis=0, name="tokens")
-        rows = nn.op.take(self.embed_positions.weight, places, axis=0, name="places")
-        x, mask = nn.op.add(x, rows), causal_mask(places)
+        rows = nn.op.take(self.embed_positions.weight, position_ids, axis=0, name="places")
+        x, mask = nn.op.add(x, rows), causal_mask(position_ids)
         for layer in self.layers:
             x = layer(x, encoded, mask)
         head = nn.op.permute_dims(self.embed_tokens.weight)
@@ -166,7 +166,7 @@ class Whisper(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.encoder, self.decoder = AudioEncoder(config), TextDecoder(config)
 
-    def main(self, input_features: Any, decoder_input_ids: Any) -> Any:
+    def main(self, input_features: nn.Tensor, decoder_input_ids: nn.Tensor) -> nn.Tensor:
         """Map (batch, mels, 2 frames) and ids (batch, seq) to logits (batch, seq, vocab)."""
         return self.decoder(decoder_input_ids, self.encoder(input_features))
 

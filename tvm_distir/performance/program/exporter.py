@@ -58,6 +58,14 @@ def export(mod: ir.IRModule) -> Program:
         DIST0341 where the module has several entry functions of which none is ``main``.
     LoweringError
         DIST0512 where the stages of a step do not fit together.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> [(op.op, op.flops) for op in td.export(dist).functions["main"].ops if op.kind != "view"]
+    [('relax.matmul', 256), ('relax.dist.all_reduce', 0), ('relax.add', 32)]
     """
     check_module(mod, "td.export")
     entries, pipeline = _entry_functions(mod), Pipeline.of(mod)

@@ -46,6 +46,15 @@ class Program:
         Stages and schedule, whose phases take the place of entries.
     storage : Storage, optional
         TVM's storage plan: what is taken and freed where TVM runs the program.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> program = td.export(dist)
+    >>> td.Program.from_json(program.to_json()) == program
+    True
     """
 
     meshes: tuple[Mesh, ...]

@@ -92,6 +92,15 @@ def simulate(
         DIST0110 without the native library.
     UsageError
         DIST0152 for an unknown allocator.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> result = td.simulate(td.export(dist), "h100")
+    >>> len(result.devices), result.time_s < 1e-3
+    (2, True)
     """
     if not isinstance(program, Program):
         program = export(program)

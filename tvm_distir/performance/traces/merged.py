@@ -31,9 +31,18 @@ def merge_traces(path: str | Path, **traces: str | Path) -> None:
 
     Examples
     --------
-    >>> td.run(dist, inputs, engine="threads", trace="run.json")
-    >>> td.simulate(dist, "h100").to_perfetto("step.json")
-    >>> td.merge_traces("both.json", measured="run.json", predicted="step.json")
+    >>> import os, tempfile
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> result = td.simulate(td.export(dist), "h100")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     paths = [f"{folder}/{name}.json" for name in ("first", "second", "both")]
+    ...     for path in paths[:2]:
+    ...         result.to_perfetto(path)
+    ...     td.merge_traces(paths[2], first=paths[0], second=paths[1])
+    ...     os.path.getsize(paths[2]) > os.path.getsize(paths[0])
+    True
     """
     events = [
         _moved(event, label, number, len(traces))

@@ -113,10 +113,10 @@ def calibrate(
     folds: int = 5,
     seed: int = 0,
     source: str = "calibrated",
-    jobs: int | None = None,
+    workers: int | None = None,
     executor: Executor | None = None,
 ) -> Calibration:
-    """Fit the constants of a system to measured steps of models, or to matrix products.
+    r"""Fit the constants of a system to measured steps of models, or to matrix products.
 
     Each step is exported through the full pipeline once and cached on disk. Its time is the sum of
     the parts on its critical path, which is computed again with the fitted constants.
@@ -138,7 +138,7 @@ def calibrate(
         The seed of the folds.
     source : str
         The text that is written as the source of the constants.
-    jobs : int, optional
+    workers : int, optional
         The number of programs that are made at once, by as many processes; the result does not
         depend on it.
     executor : concurrent.futures.Executor, optional
@@ -153,6 +153,16 @@ def calibrate(
     SimulationError
         DIST0730 for rows that cannot be read, or of which there are none, or none that the device
         can reach, for a system without constants, and for a name in ``fit_also`` that is none.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:  # products of matrices
+    ...     _ = file.write("m,k,n,time_us\n1024,1024,1024,15.8\n4096,4096,4096,620\n")
+    ...     file.flush()
+    ...     result = td.calibrate("a100", file.name, folds=0)
+    >>> 0 < result.values["nic_efficiency"] <= 1
+    True
     """
     known = system if isinstance(system, System) else System.load(system)
     measured = list(rows) if not isinstance(rows, str | Path) else read_rows(rows)
@@ -172,8 +182,8 @@ def calibrate(
             "DIST0730", f"{unknown[0]!r} cannot be fitted", place="calibrate",
             remedy=f"Known: {', '.join([*FIXED, *LINKS])}.",
         )  # fmt: skip
-    with Workers(jobs, executor) as workers:
-        work = _Work(known, measured, tolerance, workers, fit_also)
+    with Workers(workers, executor) as pool:
+        work = _Work(known, measured, tolerance, pool, fit_also)
     for _ in range(2):
         result = work.fit(range(len(work.rows)))
         times = work.model.walk(work.values(result.point))

@@ -42,7 +42,7 @@ class StepTimeModel:
         workers = workers or Workers()
         lookahead = Lookahead(workers, step_terms, system)
         self._steps = [
-            lookahead.get(row, rows[number : number + workers.jobs])
+            lookahead.get(row, rows[number : number + workers.count])
             for number, row in enumerate(rows, 1)
         ]
         self._ways: list[CostTerms] = []

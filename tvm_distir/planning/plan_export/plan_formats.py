@@ -70,8 +70,8 @@ def export_plan(mod: ir.IRModule, plan: PlanLike, form: str) -> str:
     >>> plan = td.planning.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 2})
     >>> print(td.export_plan(mod, plan, "megatron"), end="")
     --tensor-model-parallel-size 2
-    --micro-batch-size 1
-    --global-batch-size 2
+    --micro-batch-size 8
+    --global-batch-size 16
     """
     if form not in PLAN_FORMATS:
         raise UsageError(

@@ -145,6 +145,13 @@ def auto_shard(
         DIST0802 where the rules allow nothing.
     PlanError
         DIST0237 where the rules or the module have another mesh, or a function several.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> sharding = td.auto_shard(mod, {"tp": 2}, "h100")
+    >>> sharding.status, sharding.plan().meshes[0].axes
+    ('exact', {'tp': 2})
     """
     check_module(mod, "td.auto_shard")
     with gc_paused():

@@ -54,7 +54,7 @@ def search(
     why: bool = False,
     folder: Folder | None = None,
     on_progress: OnProgress | None = None,
-    jobs: int | None = None,
+    workers: int | None = None,
     executor: Executor | None = None,
 ) -> SearchResult:
     """Find the fastest plans of a model on a cluster.
@@ -104,7 +104,7 @@ def search(
     on_progress : callable, optional
         Called after each plan and each candidate with the number of candidates by outcome, and the
         best plan so far.
-    jobs : int, optional
+    workers : int, optional
         The number of candidates that are tried at once, by as many processes; the result does not
         depend on it, except that plans have no ``simulated``.
     executor : concurrent.futures.Executor, optional
@@ -120,6 +120,12 @@ def search(
     UsageError
         DIST0151 where the plan to compare with is for another number of devices, and for numbers
         of micro-batches of a step that cannot be divided.
+
+    Examples
+    --------
+    >>> result = td.search("zoo:mlp?size=tiny", 2, "h100", batch=8)
+    >>> result.complete, result.plans[0].plan.meshes[0].device_count
+    (True, 2)
     """
     resolved = System.required(system)
     check_products(Profile.resolve(resolved.kernels), resolved)
@@ -139,14 +145,14 @@ def search(
         )
     in_stages = enumeration.in_stages
     trials = Trials(source, resolved, limit, gap, rules, margin, in_stages=in_stages)
-    with gc_paused(), Workers(jobs, executor) as workers:
-        search_run = _Search(trials, enumeration, top, folder, workers, time_limit_s, on_progress)
+    with gc_paused(), Workers(workers, executor) as pool:
+        search_run = _Search(trials, enumeration, top, folder, pool, time_limit_s, on_progress)
         baseline = None
         if compare is not None and isinstance(compare[1], Plan):
             baseline = trials.given(compare[0], compare[1], devices)
         search_run.begin_with(first_plans(trials, enumeration))
         result = search_run.run()
-        workers.drop()
+        pool.drop()
         if compare is not None and not result.interrupted:
             name, comparison = compare
             if not isinstance(comparison, Plan):
@@ -277,7 +283,7 @@ class _Search:
 
     def _following(self) -> Iterator[Task]:
         """Yield the trials that are likely to be next."""
-        for queued in self.queue.first(self.workers.jobs):
+        for queued in self.queue.first(self.workers.count):
             known = self.folder is not None and self.folder.known(queued.candidate) is not None
             if queued.least_s < self._worst_s and not known:
                 yield queued.task

@@ -210,6 +210,15 @@ def serve_analyze(
     SimulationError
         DIST0760 for a plan whose steps cannot be predicted, DIST0761 for a workload, scheduler,
         router or acceptance that is invalid, and for requests that the caches do not hold.
+
+    Examples
+    --------
+    >>> report = td.serve_analyze(
+    ...     "zoo:llama?size=tiny", "megatron", {"tp": 2}, "h100",
+    ...     "poisson:2,in=16,out=4,count=8",
+    ... )
+    >>> report.summary.requests
+    8
     """
     resolved = System.required(system)
     resolved = with_weights(resolved, weights)

@@ -201,6 +201,16 @@ def search_serving(
         DIST0331 for a model without a serving step.
     UsageError
         DIST0152 for an unknown type of weights.
+
+    Examples
+    --------
+    >>> from tvm_distir.planning import ServiceLevels
+    >>> result = td.search_serving(
+    ...     "zoo:llama?size=tiny", 1, "h100", "poisson:1,in=16,out=4,count=8",
+    ...     ServiceLevels(ttft_s=1.0), schedulers=["continuous:tokens=512"], front=False,
+    ... )
+    >>> result.strategy
+    'megatron'
     """
     resolved = System.required(system)
     work = Workload.parse(workload) if isinstance(workload, str) else workload

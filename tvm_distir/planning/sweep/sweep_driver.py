@@ -61,7 +61,7 @@ def sweep(
     structures: bool = True,
     cache: str | Path | None = None,
     on_progress: OnProgress | None = None,
-    jobs: int | None = None,
+    workers: int | None = None,
     executor: Executor | None = None,
 ) -> SweepResult:
     """Predict the step of a model in many configurations.
@@ -105,7 +105,7 @@ def sweep(
         Folder in which programs of samples and rows are kept; that of the user by default.
     on_progress : callable, optional
         Called about every second with the ``Progress`` of the sweep.
-    jobs : int, optional
+    workers : int, optional
         The number of programs that are made at once, by as many processes; the result does not
         depend on it.
     executor : concurrent.futures.Executor, optional
@@ -123,6 +123,12 @@ def sweep(
     UsageError
         DIST0151 for a model whose text gives a batch, an ``output`` with other rows; DIST0152 for
         ``cuts`` or ``decide`` that are none; DIST0153.
+
+    Examples
+    --------
+    >>> result = td.sweep("zoo:gpt?size=tiny", {"tp": [1, 2]}, "h100")
+    >>> [(row["tp"], row["status"]) for row in result.to_dicts()]
+    [(1, 'ok'), (2, 'ok')]
     """
     for option, word, words in (("cuts", cuts, CUTS), ("decide", decide, DECIDE)):
         if word not in words:
@@ -139,7 +145,7 @@ def sweep(
     folder = None if cache is None else Path(cache)
     kind = ServingPipeline if serves(model) else ProgramPipeline
     pipeline = kind(model, resolved, train, tensor, cuts, decide, dims or {}, folder)
-    with gc_paused(), Workers(jobs, executor) as workers:
+    with gc_paused(), Workers(workers, executor) as pool:
         if isinstance(rows, Mapping):
             axes = {name: [str(value) for value in values] for name, values in rows.items()}
             table = grid_table(axes, pipeline.keys, micro_batches)
@@ -151,7 +157,7 @@ def sweep(
             pipeline.divide(table)
         table.show(pipeline.usual)
         work = _Sweep(
-            pipeline, table, output, resume, settings or {}, structures, on_progress, workers,
+            pipeline, table, output, resume, settings or {}, structures, on_progress, pool,
         )  # fmt: skip
         return work.run()
 
@@ -197,7 +203,7 @@ class _Sweep:
                 differences = self._by_structures()
             rows = self._open().tolist()
             for number, row in enumerate(rows, 1):
-                self._done(row, self._outcome(row, rows[number : number + self.workers.jobs]))
+                self._done(row, self._outcome(row, rows[number : number + self.workers.count]))
         except KeyboardInterrupt:
             interrupted = True
         finally:

@@ -49,7 +49,7 @@ def read_text(path: str | Path, refuse: Refuse, remedy: str = "Check the path.")
 
 
 def parse_json(
-    text: str, place: str, refuse: Refuse, remedy: str = "Repair the file.",
+    text: str, location: str, refuse: Refuse, remedy: str = "Repair the file.",
     repeated: Refuse | None = None,
 ) -> Any:  # fmt: skip
     """Return the plain data of a JSON text.
@@ -57,7 +57,7 @@ def parse_json(
     Parameters
     ----------
     text : str
-    place : str
+    location : str
     refuse : callable
         Makes the error of a text that is no JSON.
     remedy : str
@@ -72,14 +72,14 @@ def parse_json(
         if len(out) < len(pairs):
             names = [key for key, _ in pairs]
             twice = next(key for key in names if names.count(key) > 1)
-            raise (repeated or refuse)(place, f'the key "{twice}" occurs twice', "Remove one.")
+            raise (repeated or refuse)(location, f'the key "{twice}" occurs twice', "Remove one.")
         return out
 
     try:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise refuse(f"{place}{line}", f"it is not JSON: {error}", remedy) from error
+        raise refuse(f"{location}{line}", f"it is not JSON: {error}", remedy) from error
 
 
 def read_json(

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval, MinLen
 
 from tvm_distir.support.errors.tree import DistIRError
 from tvm_distir.support.errors.user_input import nearest, shortened
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 LARGEST = 1 << 60
 """Bound of integers: sums of a few still fit in 64 bits."""
@@ -64,7 +68,9 @@ class Check:
 
     function: Callable[[Any], Any]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         from pydantic_core.core_schema import no_info_after_validator_function
 
         return no_info_after_validator_function(self._checked, handler(source))
@@ -80,10 +86,12 @@ class Check:
 class Keys:
     """Constraint of a mapping: its keys, each with the type of its value; some may be missing."""
 
-    types: Mapping[str, Any]
+    types: Mapping[str, object]
     optional: Collection[str] = ()
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         from pydantic_core.core_schema import typed_dict_field, typed_dict_schema
 
         fields = {
@@ -99,7 +107,9 @@ class KeysByKind:
 
     keys: Mapping[str, Keys]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         from pydantic_core.core_schema import tagged_union_schema
 
         choices = {

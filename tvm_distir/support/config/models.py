@@ -21,6 +21,7 @@ from .json_types import STRICT, InvalidValue
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
 
@@ -32,21 +33,21 @@ _SHOULD = "Input should be "
 _QUOTED = re.compile('"(.*)"')
 
 
-def shown(data: Any) -> str:
+def shown(data: object) -> str:
     """Return a value as text for a message: strings quoted, long values shortened."""
     return shortened(data) if isinstance(data, int) else shortened(repr(data))
 
 
 def check_version(
-    data: Any, place: str, refuse: Refuse, *supported: int, other: Refuse | None = None
+    data: object, location: str, refuse: Refuse, *supported: int, other: Refuse | None = None
 ) -> dict[str, Any]:
     """Return a JSON object without its schema version, which must be a supported one.
 
     ``other`` makes the error of another version, where it is not ``refuse``.
     """
     if not isinstance(data, Mapping):
-        raise refuse(place, f"{shown(data)} is not an object", "Give an object: {...}.")
-    at, versions = f"{place}/schema_version", " or ".join(map(str, supported))
+        raise refuse(location, f"{shown(data)} is not an object", "Give an object: {...}.")
+    at, versions = f"{location}/schema_version", " or ".join(map(str, supported))
     if "schema_version" not in data:
         remedy = f'Add "schema_version": {versions}.'
         raise (other or refuse)(at, "a key is missing", remedy)
@@ -58,7 +59,11 @@ def check_version(
 
 
 def read_model(
-    model: Callable[..., T], data: Any, place: str, refuse: Refuse, faults: Faults | None = None
+    model: Callable[..., T],
+    data: object,
+    location: str,
+    refuse: Refuse,
+    faults: Faults | None = None,
 ) -> T:
     """Make an instance of an annotated dataclass from JSON data.
 
@@ -69,7 +74,7 @@ def read_model(
         other dataclasses; a field whose key has another name has ``metadata={"alias": key}``.
     data : value
         The data, as ``json.loads`` returns it.
-    place : str
+    location : str
         The file, and the keys that lead to the value: ``plan.json/rules/0``.
     refuse : callable
         Makes the error of each fault.
@@ -86,20 +91,20 @@ def read_model(
 
     adapter = _adapter(model)
     try:
-        text = json.dumps({place: data}, default=_plain)
+        text = json.dumps({location: data}, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
-        raise refuse(place, f"it is not JSON data: {error}", "Give JSON data.") from error
+        raise refuse(location, f"it is not JSON data: {error}", "Give JSON data.") from error
     try:
-        instance: T = adapter.validate_json(text)[place]
+        instance: T = adapter.validate_json(text)[location]
         return instance
     except ValidationError as error:
         entries = error.errors(include_url=False)
     except DistIRError as error:  # of a constructor
-        raise error.placed(_below(place)) from None
+        raise error.placed(_below(location)) from None
     coded = faults is not None
-    faults = faults or Faults(place, refuse(place, "the file has several faults", ""))
+    faults = faults or Faults(location, refuse(location, "the file has several faults", ""))
     schema = adapter.json_schema()
-    located = [(*_locate(schema, entry["loc"] or (place,)), entry) for entry in entries]
+    located = [(*_locate(schema, entry["loc"] or (location,)), entry) for entry in entries]
     remedies = {
         where: nearest(where[-1], keys) for where, keys, entry in located if _is_unknown(entry)
     }
@@ -111,7 +116,7 @@ def read_model(
         elif entry["type"] not in _MISSING or where not in misspelt:
             faults.add(refuse("/".join(where), *_describe(entry, remedies.get(where, ""))))
     faults.raise_all()
-    raise AssertionError(place)
+    raise AssertionError(location)
 
 
 @functools.cache
@@ -122,29 +127,29 @@ def _adapter(model: Any) -> TypeAdapter[Any]:
     return TypeAdapter(dict[str, model], config=STRICT)
 
 
-def _plain(data: Any) -> Any:
+def _plain(data: object) -> object:
     if isinstance(data, Mapping):
         return dict(data)
     raise TypeError(f"{shown(data)} is of type {type(data).__name__}")
 
 
-def _below(place: str) -> Callable[[str], str]:
+def _below(location: str) -> Callable[[str], str]:
     """Return what moves the places of an error below a place, whose last key they may repeat."""
 
     def moved(at: str) -> str:
         first, _, rest = at.partition("/")
-        if first == place.rpartition("/")[2]:
-            return f"{place}/{rest}" if rest else place
-        return f"{place} ({at})" if at else place
+        if first == location.rpartition("/")[2]:
+            return f"{location}/{rest}" if rest else location
+        return f"{location} ({at})" if at else location
 
     return moved
 
 
-def _is_unknown(entry: Any) -> bool:
+def _is_unknown(entry: ErrorDetails) -> bool:
     return entry["type"] in ("unexpected_keyword_argument", "extra_forbidden")
 
 
-def _describe(entry: Any, remedy: str) -> tuple[str, str]:
+def _describe(entry: ErrorDetails, remedy: str) -> tuple[str, str]:
     """Return the fault and the remedy of an entry of a validation error."""
     kind, key, message, value = entry["type"], entry["loc"][-1:], entry["msg"], entry["input"]
     context = entry.get("ctx", {})
@@ -164,7 +169,7 @@ def _describe(entry: Any, remedy: str) -> tuple[str, str]:
     return f"{shown(value)} is refused: {message}", "Correct the value."
 
 
-def _locate(schema: Any, loc: Sequence[Any]) -> tuple[tuple[str, ...], Iterable[str]]:
+def _locate(schema: Any, loc: Sequence[str | int]) -> tuple[tuple[str, ...], Iterable[str]]:
     """Return the keys that lead to a fault, and the known keys beside the last of them.
 
     ``loc`` has the kind of an object behind its key, too, where the kind decides its keys.

@@ -64,7 +64,7 @@ class OutputRecord:
         except OSError:
             return False
 
-    def check(self, patterns: Iterable[str], place: str) -> None:
+    def check(self, patterns: Iterable[str], location: str) -> None:
         """Refuse to replace files of the user.
 
         Parameters
@@ -72,7 +72,7 @@ class OutputRecord:
         patterns : iterable of str
             Names of the files that are to be written, with ``*`` and ``?`` where they are not
             known yet.
-        place : str
+        location : str
             The option that names the folder.
 
         Raises
@@ -87,7 +87,7 @@ class OutputRecord:
                 "DIST0160",
                 f"{self.folder} holds {', '.join(foreign[:_SHOWN])}{more}, which tvm-distir did "
                 "not write or which was edited since, and which would be replaced",
-                place=place,
+                place=location,
                 remedy="Give another folder, or replace them with --force.",
             )
 

@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.support.plugins.extras import optional_module
 
 from .tables import DataTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 
 class Displayed:
@@ -27,7 +31,7 @@ class Displayed:
         """Return the tables; the first is that of :meth:`to_pandas`."""
         raise NotImplementedError
 
-    def _draw(self, axes: Any) -> None:
+    def _draw(self, axes: Axes) -> None:
         """Draw the result on axes of matplotlib."""
         raise NotImplementedError
 
@@ -47,7 +51,7 @@ class Displayed:
         head = html.escape(self._headline()).replace("\n", "<br>")
         return f"<p>{head}</p>" + "".join(x.to_html() for x in self._tables() if x.rows)
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pd.DataFrame:
         """Return the rows as a ``pandas.DataFrame``, with units in the names of columns.
 
         Raises
@@ -57,7 +61,7 @@ class Displayed:
         """
         return self._tables()[0].to_pandas()
 
-    def plot(self, axes: Any = None) -> Any:
+    def plot(self, axes: Axes | None = None) -> Axes:
         """Draw the result with matplotlib.
 
         Parameters

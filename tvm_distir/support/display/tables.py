@@ -7,10 +7,13 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.support.errors.user_input import printable
 from tvm_distir.support.plugins.extras import optional_module
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _CELL = "padding:2px 10px;text-align:"
 
@@ -33,7 +36,7 @@ class Column:
     title: str
     text: Callable[[Any], str] | None = None
 
-    def cell(self, value: Any) -> str:
+    def cell(self, value: object) -> str:
         """Format a value; None is ``-``."""
         return "-" if value is None else str(value) if self.text is None else self.text(value)
 
@@ -52,7 +55,7 @@ class DataTable:
 
     title: str
     columns: tuple[Column, ...]
-    rows: Sequence[Sequence[Any]]
+    rows: Sequence[Sequence[object]]
 
     def to_lines(self) -> list[str]:
         """Return the title and the aligned rows."""
@@ -75,7 +78,7 @@ class DataTable:
         caption = f'<caption style="text-align:left">{html.escape(self.title)}</caption>'
         return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pd.DataFrame:
         """Return the values as a ``pandas.DataFrame``.
 
         Raises

@@ -61,11 +61,11 @@ def difference(value_s: float) -> str:
     return f"{'-' if value_s < 0 else '+'}{duration(abs(value_s))}"
 
 
-def share(part: float, whole: float) -> str:
+def share(part: float, total: float) -> str:
     """Format a share in percent, with one decimal below ten: ``4.2%``."""
-    if whole <= 0:
+    if total <= 0:
         return "-"
-    value = 100.0 * part / whole
+    value = 100.0 * part / total
     return f"{value:.1f}%" if value < 9.95 else f"{value:.0f}%"
 
 

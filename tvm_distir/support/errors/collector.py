@@ -27,7 +27,7 @@ class Faults:
 
     Parameters
     ----------
-    place : str
+    location : str
         The subject of the check: a plan's file, ``inputs``.
     common : DistIRError
         An error whose class and code are those of the error for faults of several codes.
@@ -41,8 +41,8 @@ class Faults:
     >>> faults.raise_all()
     """
 
-    def __init__(self, place: str, common: DistIRError) -> None:
-        self._place = place
+    def __init__(self, location: str, common: DistIRError) -> None:
+        self._place = location
         self._common = common
         self._errors: list[DistIRError] = []
 

@@ -29,7 +29,7 @@ class Carried(Protocol):
         """Return the fields."""
         ...
 
-    def restore(self, fields: Mapping[str, Any]) -> None:
+    def restore(self, fields: Mapping[str, object]) -> None:
         """Restore the fields."""
         ...
 
@@ -64,7 +64,7 @@ class _ErrorCell(ctypes.Structure):
     )
 
 
-def register(classes: Iterable[type[Any]]) -> None:
+def register(classes: Iterable[type[Carried]]) -> None:
     """Register error classes with the FFI, and how to reconstruct an error."""
     import tvm_ffi
 
@@ -75,18 +75,18 @@ def register(classes: Iterable[type[Any]]) -> None:
         tvm_ffi.register_error(name, type(cls.__name__, (), {"__new__": _beginner(cls)}))
 
 
-def _beginner(cls: type[Any]) -> Callable[[type, str], Any]:
+def _beginner(cls: type[Carried]) -> Callable[[type, str], Carried]:
     """Return the constructor of an error whose fields are restored later."""
 
-    def begin(_: type, message: str) -> Any:
-        error: Any = BaseException.__new__(cls)
+    def begin(_: type, message: str) -> Carried:
+        error: Carried = cls.__new__(cls)
         error.restore({"code": "DIST0901", "what": message, "place": "", "remedy": ""})
         return error
 
     return begin
 
 
-def pack(error: Carried, known: type[Any], ours: type[Any]) -> Any:
+def pack(error: Carried, known: type[Carried], ours: type[Carried]) -> Any:
     """Make the ``tvm_ffi`` error that carries an error of ours.
 
     Parameters
@@ -109,10 +109,10 @@ def pack(error: Carried, known: type[Any], ours: type[Any]) -> Any:
     return carrier
 
 
-def _causes(error: Carried, ours: type[Any]) -> list[Exception]:
+def _causes(error: Carried, ours: type[Carried]) -> list[Exception]:
     """Return the chain of causes up to the first error of the package."""
     chain: list[Exception] = []
-    seen: list[Any] = [error]
+    seen: list[object] = [error]
     at = error.__cause__
     while isinstance(at, Exception):
         if any(at is before for before in seen):

@@ -3,7 +3,7 @@
 """Define the error classes, whose code, message, place and remedy are fields.
 
 An error is reported to people by its text, and to programs by its fields: pickled, copied, written
-down (:meth:`DistIRError.to_dict`) or thrown through TVM's FFI (:mod:`.crossing`) it is rebuilt from
+down (:meth:`DistIRError.to_dict`) or thrown through TVM's FFI (:mod:`.ffi`) it is rebuilt from
 the fields. Nothing reads them back from a text.
 """
 
@@ -119,7 +119,7 @@ class DistIRError(Exception):
             violations=[Violation(**{k: str(v) for k, v in entry.items()}) for entry in listed],
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         extra = {k: v for k, v in vars(self).items() if k not in _FIELDS}
         return _rebuilt, (type(self), self.to_dict()), extra
 

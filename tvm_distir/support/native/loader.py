@@ -15,11 +15,14 @@ import warnings
 from collections.abc import Iterator
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.support.errors.tree import DependencyError
 from tvm_distir.support.native.references import REFERENCES
 from tvm_distir.support.native.tvm_nodes import check_nodes
+
+if TYPE_CHECKING:
+    from tvm_ffi import Module
 
 ABI_VERSION = 14
 """Version of the interface that the Python side is written for (``passes/ffi/abi.cc``)."""
@@ -132,7 +135,7 @@ def _reference(name: str) -> Any:
     return getattr(import_module(module), function)
 
 
-def load_library() -> Any:
+def load_library() -> Module:
     """Load the library once per path and check that its interface is as expected.
 
     It is looked for once for each value of :data:`LIBRARY_VARIABLE`.
@@ -172,37 +175,37 @@ def _native_function(name: str, named: str | None) -> Any:
 
 
 @functools.cache
-def _library(named: str | None) -> Any:
+def _library(named: str | None) -> Module:
     """Return the library, while the environment variable has this value."""
     return _load(library_path())
 
 
 @functools.cache
-def _load(path: Path) -> Any:
+def _load(path: Path) -> Module:
     import tvm_ffi
 
-    place = f"native library {path}"
+    location = f"native library {path}"
     try:
         module = tvm_ffi.load_module(str(path))
     except Exception as err:  # the loader reports what dlopen says in several classes
         raise DependencyError(
             "DIST0110",
             f"it cannot be loaded: {str(err).strip().splitlines()[-1]}",
-            place=place,
+            place=location,
             remedy=_REBUILD,
         ) from err
     try:
         version = int(module["abi_version"]())
     except AttributeError as err:
         raise DependencyError(
-            "DIST0110", "it does not report its version: it is another library", place=place,
+            "DIST0110", "it does not report its version: it is another library", place=location,
             remedy=_REBUILD,
         ) from err  # fmt: skip
     if version != ABI_VERSION:
         raise DependencyError(
             "DIST0110",
             f"its interface has version {version}, this package requires {ABI_VERSION}",
-            place=place,
+            place=location,
             remedy=_REBUILD,
         )
     return module

@@ -7,7 +7,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any
 
 _SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
 _ROLE = re.compile(r":\w+:`~?\.*([\w.]+)`")
@@ -25,13 +24,13 @@ def _sentence(text: str) -> str:
     return re.split(r"(?<=[\w)\"'])\. (?=[A-Z])|\.$", plain, maxsplit=1)[0].rstrip(":")
 
 
-def summary(target: Any) -> str:
+def summary(target: object) -> str:
     """Return the first sentence of the docstring; empty where there is none."""
     paragraph = (inspect.getdoc(target) or "").strip().partition("\n\n")[0]
     return _sentence(paragraph)
 
 
-def parameter_texts(target: Callable[..., Any] | type) -> dict[str, str]:
+def parameter_texts(target: Callable[..., object] | type) -> dict[str, str]:
     """Return the text on each parameter (of a dataclass: each attribute), by its name."""
     parts = _SECTION.split(inspect.getdoc(target) or "")
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -49,6 +48,6 @@ def parameter_texts(target: Callable[..., Any] | type) -> dict[str, str]:
     return result
 
 
-def parameter_help(target: Callable[..., Any] | type) -> dict[str, str]:
+def parameter_help(target: Callable[..., object] | type) -> dict[str, str]:
     """Return the first sentence on each parameter, by its name."""
     return {name: _sentence(text) for name, text in parameter_texts(target).items()}

@@ -10,27 +10,27 @@ from typing import Any
 from tvm_distir.support.errors.tree import DependencyError
 
 
-def missing_extra(problem: str, place: str, extra: str) -> DependencyError:
+def missing_extra(problem: str, location: str, extra: str) -> DependencyError:
     """Return the error DIST0111 for an optional dependency that is not installed.
 
     Parameters
     ----------
-    problem, place : str
+    problem, location : str
         What is missing, and what requires it.
     extra : str
         The extra of this package that installs it.
     """
     remedy = f'Install the extra: pip install "tvm_distir[{extra}]".'
-    return DependencyError("DIST0111", problem, place=place, remedy=remedy)
+    return DependencyError("DIST0111", problem, place=location, remedy=remedy)
 
 
-def optional_module(name: str, place: str, extra: str) -> Any:
+def optional_module(name: str, location: str, extra: str) -> Any:
     """Import a module of an optional dependency.
 
     Parameters
     ----------
     name : str
-    place : str
+    location : str
         What requires it.
     extra : str
         The extra of this package that installs it.
@@ -45,4 +45,4 @@ def optional_module(name: str, place: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != name.split(".")[0]:
             raise
-        raise missing_extra(f"{name.split('.')[0]} is not installed", place, extra) from None
+        raise missing_extra(f"{name.split('.')[0]} is not installed", location, extra) from None

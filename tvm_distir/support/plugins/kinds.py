@@ -74,11 +74,11 @@ class OptionType:
 
     word: str
     expects: str
-    read: Callable[[Term], Any]
+    read: Callable[[Term], object]
     make: Callable[[Any], Any]
 
 
-def _keep(value: Any) -> Any:
+def _keep(value: object) -> object:
     return value
 
 
@@ -126,7 +126,7 @@ def _read_none(term: Term) -> None:
         raise Unreadable("none")
 
 
-_SIMPLE: dict[Any, OptionType] = {
+_SIMPLE: dict[object, OptionType] = {
     bool: OptionType("bool", "true or false", _read_bool, _keep),
     int: OptionType("int", "an integer", _read_int, _keep),
     float: OptionType("float", "a number", _read_float, _keep),
@@ -135,7 +135,7 @@ _SIMPLE: dict[Any, OptionType] = {
 }
 
 
-def kind_of(annotation: Any) -> OptionType | None:
+def kind_of(annotation: object) -> OptionType | None:
     """Return the notation of an annotated type; None if the type has none."""
     if annotation in _SIMPLE:
         return _SIMPLE[annotation]
@@ -145,8 +145,8 @@ def kind_of(annotation: Any) -> OptionType | None:
     if origin is typing.Literal:
         return _literal(arguments)
     if origin in (collections.abc.Sequence, list, tuple):
-        alike = len(arguments) == 1 or arguments[1:] == (Ellipsis,)
-        return _sequence(arguments[0]) if alike else None
+        is_uniform = len(arguments) == 1 or arguments[1:] == (Ellipsis,)
+        return _sequence(arguments[0]) if is_uniform else None
     if isinstance(annotation, type) and hasattr(annotation, "load"):
         return _loaded(annotation)
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
@@ -154,7 +154,7 @@ def kind_of(annotation: Any) -> OptionType | None:
     return None
 
 
-def _union(members: Sequence[Any]) -> OptionType | None:
+def _union(members: Sequence[object]) -> OptionType | None:
     """Return the notation of a union, which the first matching member reads."""
     named = any(hasattr(member, "load") for member in members)
     candidates = [kind_of(member) for member in members if not (named and member is str)]
@@ -165,7 +165,7 @@ def _union(members: Sequence[Any]) -> OptionType | None:
     shown = [*kinds, _SIMPLE[type(None)]] if optional else kinds
     expects = " or ".join(kind.expects for kind in shown)
 
-    def read(term: Term) -> Any:
+    def read(term: Term) -> object:
         if optional and term == Token("none"):
             return None
         for kind in kinds[:-1]:
@@ -176,37 +176,38 @@ def _union(members: Sequence[Any]) -> OptionType | None:
         except Unreadable as fault:
             raise Unreadable(expects, fault.remedy) from None
 
-    def make(value: Any) -> Any:
+    def make(value: object) -> object:
         return value if value is None else kinds[0].make(value)
 
     return OptionType("|".join(kind.word for kind in shown), expects, read, make)
 
 
-def _literal(values: Sequence[Any]) -> OptionType | None:
-    if not all(isinstance(value, str) for value in values):
+def _literal(values: Sequence[object]) -> OptionType | None:
+    words = [value for value in values if isinstance(value, str)]
+    if len(words) < len(values):
         return None
-    expects = "one of " + ", ".join(values)
+    expects = "one of " + ", ".join(words)
 
     def read(term: Term) -> str:
-        if not isinstance(term, Token) or term.text not in values:
+        if not isinstance(term, Token) or term.text not in words:
             raise Unreadable(expects)
         return term.text
 
-    return OptionType("|".join(values), expects, read, _keep)
+    return OptionType("|".join(words), expects, read, _keep)
 
 
-def _sequence(item: Any) -> OptionType | None:
+def _sequence(item: object) -> OptionType | None:
     kind = kind_of(item)
     if kind is None:
         return None
     expects = f"a list in brackets, each {kind.expects}"
 
-    def read(term: Term) -> tuple[Any, ...]:
+    def read(term: Term) -> tuple[object, ...]:
         if not isinstance(term, ListToken):
             raise Unreadable(expects)
         return tuple(kind.read(item) for item in term.items)
 
-    def make(value: Sequence[Any]) -> tuple[Any, ...]:
+    def make(value: Sequence[Any]) -> tuple[object, ...]:
         return tuple(kind.make(item) for item in value)
 
     return OptionType(f"[{kind.word},...]", expects, read, make)
@@ -221,7 +222,7 @@ def _loaded(cls: Any) -> OptionType:
             raise Unreadable(expects)
         return term.text
 
-    def make(value: Any) -> Any:
+    def make(value: object) -> object:
         return cls.load(value) if isinstance(value, str) else value
 
     return OptionType(word, expects, read, make)
@@ -235,7 +236,7 @@ def _record(cls: Any) -> OptionType | None:
         return None
     expects = f"{cls.__name__.lower()} in braces, of {', '.join(kinds)}"
 
-    def read(term: Term) -> dict[str, Any]:
+    def read(term: Term) -> dict[str, object]:
         if not isinstance(term, NamedFields):
             raise Unreadable(expects)
         values = {}
@@ -245,7 +246,7 @@ def _record(cls: Any) -> OptionType | None:
             values[name] = kinds[name].read(value)
         return values
 
-    def make(value: Any) -> Any:
+    def make(value: object) -> object:
         if not isinstance(value, Mapping):
             return value
         return cls(**{name: kinds[name].make(item) for name, item in value.items()})

@@ -76,13 +76,13 @@ class Call:
         return f"{self.name}{self.options if self.options.pairs else ''}"
 
 
-def read_calls(text: str, place: str) -> tuple[Call, ...]:
+def read_calls(text: str, location: str) -> tuple[Call, ...]:
     """Read names with options.
 
     Parameters
     ----------
     text : str
-    place : str
+    location : str
         The place of the text, for messages.
 
     Raises
@@ -91,12 +91,12 @@ def read_calls(text: str, place: str) -> tuple[Call, ...]:
         DIST0152 where the text breaks the grammar, quoting the rest from there; or gives an
         option twice.
     """
-    return _Reader(text, place).calls()
+    return _Reader(text, location).calls()
 
 
 class _Reader:
-    def __init__(self, text: str, place: str) -> None:
-        self.text, self.place = text, place
+    def __init__(self, text: str, location: str) -> None:
+        self.text, self.place = text, location
         self.at = 0
 
     def calls(self) -> tuple[Call, ...]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -16,14 +15,12 @@ from .docstrings import parameter_texts
 
 Reader = Callable[[Any, str], Any]
 """A function from the text of an option, and the option, to the value."""
-_NAMES = re.compile(r":? ?\{\w+\} ?")
-"""What stands for lists of names, which the command fills in."""
 _Parameters = ParamSpec("_Parameters")
 _Options = TypeVar("_Options")
 _Result = TypeVar("_Result")
 
 
-def _keep(text: Any, _option: str) -> Any:
+def _keep(text: object, _option: str) -> object:
     return text
 
 
@@ -45,6 +42,8 @@ class CommandOption:
         Whether the option may be given several times.
     choices : tuple of str, optional
         The only texts.
+    frequent : bool
+        Whether the short help shows it.
     name, flag : str
         The field, and the option, as ``--bucket-bytes``.
     default, usual : value
@@ -60,10 +59,11 @@ class CommandOption:
     to: tuple[str, ...] = ()
     repeated: bool = False
     choices: Sequence[str] | None = None
+    frequent: bool = False
     name: str = ""
     flag: str = ""
-    default: Any = None
-    usual: Any = None
+    default: object = None
+    usual: object = None
     help: str = ""
 
     @property
@@ -121,7 +121,7 @@ def parameters_of(
     """
     signature, texts = inspect.signature(cls), _texts(cls)  # type: ignore[arg-type]
     listed = "".join(
-        f"    {name} : {parameter.annotation}\n        {_NAMES.sub('', texts[name])}\n"
+        f"    {name} : {parameter.annotation}\n        {texts[name]}\n"
         for name, parameter in signature.parameters.items()
     )
 

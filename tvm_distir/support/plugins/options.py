@@ -8,7 +8,6 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 from .docstrings import parameter_help
 from .kinds import OptionType, as_term, kind_of
@@ -35,14 +34,14 @@ class Option:
 
     name: str
     kind: OptionType
-    default: Any
+    default: object
     help: str
 
-    def read(self, term: Term) -> Any:
+    def read(self, term: Term) -> object:
         """Read a plain value (:class:`.kinds.Unreadable` where the text is none of the type)."""
         return self.kind.read(term)
 
-    def make(self, value: Any) -> Any:
+    def make(self, value: object) -> object:
         """Convert a plain value to the argument of the function."""
         return self.kind.make(value)
 
@@ -63,7 +62,7 @@ class Option:
         return f"Its default is {default}." if default else f"Give {self.kind.expects}."
 
 
-def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> dict[str, Option]:
+def options_of(function: Callable[..., object], without: Collection[str] = ()) -> dict[str, Option]:
     """Return the options of a function by name: the parameters whose type has a notation.
 
     Parameters
@@ -86,7 +85,7 @@ def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> d
     return options
 
 
-def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+def _annotation(function: Callable[..., object], parameter: inspect.Parameter) -> object:
     """Return the type of a parameter; of its default where none is written."""
     if parameter.annotation is REQUIRED:
         return None if parameter.default is REQUIRED else type(parameter.default)

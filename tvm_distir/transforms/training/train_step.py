@@ -131,6 +131,13 @@ def train_step(
         into stages, or its loss not into micro-batches.
     PlanError
         DIST0236 the schedule is wrong.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> step = td.train_step(mod, optimizer="sgd", rate=0.1)
+    >>> [str(param.name) for param in step["main"].params]
+    ['x', 'targets', 'head.weight', 'head.bias']
     """
     check_module(mod, "td.train_step")
     stages = Schedule.resolve(schedule)

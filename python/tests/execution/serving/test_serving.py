@@ -36,13 +36,13 @@ def training_step(optimizer="adamw"):
 
 
 def serve(count, *words, expect=0, engine="torch"):
-    """Run ``tvm-distir serve`` with ``torchrun`` or ``mpiexec``; returns what it printed."""
+    """Run ``tvm-distir run --job`` with ``torchrun`` or ``mpiexec``; returns what it printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={count}"]
     if engine == "mpi":
         command = [*find_launcher(), "-n", str(count), sys.executable]
         words = (*words, "--engine", "mpi")
-    command += ["-m", "tvm_distir_command", "serve", *map(str, words)]
+    command += ["-m", "tvm_distir_command", "run", "--job", *map(str, words)]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
@@ -152,7 +152,7 @@ def test_refusals_of_a_job_of_mpi(served, capsys):
         (["--engine", "mpi", "--reduce", "library"], "DIST0151 --reduce"),
         (["--engine", "threads"], "DIST0152 --engine"),
     ):
-        assert main(["serve", str(folder / "four"), *words]) != 0
+        assert main(["run", "--job", str(folder / "four"), *words]) != 0
         assert code in capsys.readouterr().err
 
 
@@ -188,7 +188,7 @@ def test_without_a_launcher(tmp_path, monkeypatch, capsys):
 
     for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         monkeypatch.delenv(name, raising=False)
-    assert main(["serve", str(tmp_path)]) == 1
+    assert main(["run", "--job", str(tmp_path)]) == 1
     assert "DIST0633" in capsys.readouterr().err
 
 

@@ -130,12 +130,6 @@ stablehlo.return %j{i}, {result} : tensor<i32>, {T}
 
 ADD = f"%r = stablehlo.add %a, %a : {T}"
 SDY = f'%r = sdy.sharding_constraint %a <@m, [{{"x"}}, {{}}]> : {T}'
-GRID = (
-    '%s = "shard.sharding"() <{grid = @g, split_axes = #shard<axisarray[[0]]>}>'
-    " : () -> !shard.sharding\n"
-    f'%r = "shard.shard"(%a, %s) : ({T}, !shard.sharding) -> {T}'
-)
-SIZES = '"shard.grid"() <{{shape = array<i64: {}>, sym_name = "g"}}> : () -> ()'
 
 MLIR = {
     "cut": function(ADD)[:-30],
@@ -179,9 +173,6 @@ stablehlo.return %x : {T}
     "mesh of a billion": function(SDY, 'sdy.mesh @m = <["x"=1000000000]>'),
     "mesh of nothing": function(SDY, 'sdy.mesh @m = <["x"=0]>'),
     "digits of a mesh": function(SDY, f'sdy.mesh @m = <["x"={DIGITS}]>'),
-    "grid of a billion": function(GRID, SIZES.format("100000, 100000")),
-    "no grid": function(GRID),
-    "digits of a grid": function(GRID, SIZES.format(DIGITS)),
 }  # fmt: skip
 
 BYTECODE = {

@@ -90,7 +90,7 @@ def test_options_that_are_advised_are_there(given, capsys):
     """Every option in the words of a change is one of the command."""
     result = analysed([*given, "--advice", "full"], capsys)
     changes = [t["change"] for each in result["advice"] for t in (*each["gains"], *each["others"])]
-    assert main(["analyze", "--help"]) == 0
+    assert main(["analyze", "--help-all"]) == 0
     there = capsys.readouterr().out
     assert changes
     for change in changes:

@@ -60,9 +60,9 @@ def test_json_is_the_explanation(work: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_prices_can_be_left_out(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", *MLP, "main/y", "--json", "--no-prices"]) == 0
+    assert main(["explain", *MLP, "main/y", "--json", "--no-alternatives"]) == 0
     assert json.loads(capsys.readouterr().out)["alternatives"] == []
-    assert main(["explain", *MLP, "main/y", "--no-prices"]) == 0
+    assert main(["explain", *MLP, "main/y", "--no-alternatives"]) == 0
     assert "Alternative placements" not in capsys.readouterr().out
 
 

@@ -168,3 +168,45 @@ def test_the_frame_itself_does_not_load_tvm() -> None:
         "assert 'tvm' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [word for action in parser._actions for word in action.option_strings]
+
+
+def _commands() -> dict[str, argparse.ArgumentParser]:
+    for action in app.build_parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    raise AssertionError("there are no commands")
+
+
+def test_the_help_of_a_command_fits_on_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rarely given options are on the second page, with the full texts."""
+    for name, parser in _commands().items():
+        assert main([name, "--help"]) == 0
+        short = capsys.readouterr().out
+        assert len(short.splitlines()) <= 44, name
+        assert main([name, "--help-all"]) == 0
+        full = capsys.readouterr().out
+        for word in _options(parser):
+            assert word in full, (name, word)
+        if "more options" in short:
+            assert len(full) > len(short)
+
+
+def test_no_two_options_differ_by_a_letter() -> None:
+    """A typing mistake in the name of an option never gives another option."""
+    words = {word for parser in _commands().values() for word in _options(parser)}
+    long = sorted(word for word in words if word.startswith("--"))
+    assert len(long) > 100
+    alike = {(a, b) for a in long for b in long if a < b and _differ_by_a_letter(a, b)}
+    assert alike == set()
+
+
+def _differ_by_a_letter(a: str, b: str) -> bool:
+    if len(a) > len(b):
+        a, b = b, a
+    if len(a) == len(b):
+        return sum(x != y for x, y in zip(a, b)) == 1
+    return any(b[:i] + b[i + 1 :] == a for i in range(len(b)))

@@ -28,8 +28,8 @@ def left(folder: Path) -> list[str]:
 
 def test_files_are_written_on_commit_only(tmp_path: Path) -> None:
     outputs = Outputs()
-    single = outputs.promise(str(tmp_path / "a.txt"), "--one")
-    folder = outputs.promise_folder(str(tmp_path / "out"), "-o")
+    single = outputs.reserve(str(tmp_path / "a.txt"), "--one")
+    folder = outputs.reserve_folder(str(tmp_path / "out"), "-o")
     assert folder is not None
     outputs.add(single, "text\n")
     outputs.add(folder / "b.bin", b"\x00\xff")
@@ -47,9 +47,9 @@ def test_a_failing_writer_leaves_nothing_and_old_files_as_they_were(tmp_path: Pa
     old = tmp_path / "old.txt"
     old.write_text("old")
     outputs = Outputs()
-    folder = outputs.promise_folder(str(tmp_path / "out"), "-o")
+    folder = outputs.reserve_folder(str(tmp_path / "out"), "-o")
     assert folder is not None
-    outputs.add(outputs.promise(str(old), "--one"), "new")
+    outputs.add(outputs.reserve(str(old), "--one"), "new")
 
     def fail(path: str) -> None:
         Path(path).write_text("half")
@@ -67,8 +67,8 @@ def test_a_full_disk_is_a_usage_error_and_leaves_nothing(tmp_path: Path) -> None
     def fail(path: str) -> None:
         raise OSError(28, "No space left on device")
 
-    outputs.add(outputs.promise(str(tmp_path / "a.txt"), "--one"), "first")
-    outputs.add(outputs.promise(str(tmp_path / "b.txt"), "--two"), fail)
+    outputs.add(outputs.reserve(str(tmp_path / "a.txt"), "--one"), "first")
+    outputs.add(outputs.reserve(str(tmp_path / "b.txt"), "--two"), fail)
     with pytest.raises(UsageError, match=r"DIST0153 .*b\.txt.*No space left"):
         outputs.commit()
     assert left(tmp_path) == []
@@ -79,8 +79,8 @@ def test_modes_are_those_of_ordinary_files(tmp_path: Path) -> None:
     remaining.write_text("x")
     remaining.chmod(0o600)
     outputs = Outputs()
-    outputs.add(outputs.promise(str(remaining), "--one"), "y")
-    outputs.add(outputs.promise(str(tmp_path / "new.txt"), "--two"), "z")
+    outputs.add(outputs.reserve(str(remaining), "--one"), "y")
+    outputs.add(outputs.reserve(str(tmp_path / "new.txt"), "--two"), "z")
     outputs.commit()
     plain = tmp_path / "plain.txt"
     plain.write_text("")
@@ -94,15 +94,15 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     link = tmp_path / "link.txt"
     link.symlink_to(target)
     outputs = Outputs()
-    outputs.add(outputs.promise(str(link), "--one"), "new")
+    outputs.add(outputs.reserve(str(link), "--one"), "new")
     outputs.commit()
     assert link.is_symlink() and target.read_text() == "new"
 
 
 def test_a_device_is_written_to_and_stays_one() -> None:
     outputs = Outputs()
-    outputs.add(outputs.promise(os.devnull, "--one"), "gone")
-    outputs.add(outputs.promise(os.devnull, "--two"), "gone too")
+    outputs.add(outputs.reserve(os.devnull, "--one"), "gone")
+    outputs.add(outputs.reserve(os.devnull, "--two"), "gone too")
     outputs.commit()
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
@@ -119,7 +119,7 @@ def test_a_device_is_written_to_and_stays_one() -> None:
 def test_bad_paths_are_refused_before_the_work(tmp_path: Path, path: str, words: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=words):
-        Outputs().promise(str(tmp_path / path) if path else path, "--one")
+        Outputs().reserve(str(tmp_path / path) if path else path, "--one")
 
 
 def test_bad_folders_are_refused_before_the_work(tmp_path: Path) -> None:
@@ -129,22 +129,22 @@ def test_bad_folders_are_refused_before_the_work(tmp_path: Path) -> None:
         (tmp_path / "no" / "such", "does not exist"),
     ):
         with pytest.raises(UsageError, match=words):
-            Outputs().promise_folder(str(path), "-o")
+            Outputs().reserve_folder(str(path), "-o")
 
 
 def test_read_only_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(UsageError, match="not writable"):
-        Outputs().promise(str(tmp_path / "a.txt"), "--one")
+        Outputs().reserve(str(tmp_path / "a.txt"), "--one")
     with pytest.raises(UsageError, match="not writable"):
-        Outputs().promise_folder(str(tmp_path), "-o")
+        Outputs().reserve_folder(str(tmp_path), "-o")
 
 
 def test_one_path_for_two_outputs_is_refused(tmp_path: Path) -> None:
     outputs = Outputs()
-    outputs.promise(str(tmp_path / "a"), "--report")
+    outputs.reserve(str(tmp_path / "a"), "--report")
     with pytest.raises(UsageError, match=r"DIST0151 .*--report and --trace both name"):
-        outputs.promise(str(tmp_path / "." / "a"), "--trace")
+        outputs.reserve(str(tmp_path / "." / "a"), "--trace")
 
 
 def test_what_a_folder_gets_stands_in_lines(tmp_path: Path) -> None:

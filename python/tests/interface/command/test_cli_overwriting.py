@@ -93,11 +93,11 @@ def test_other_files_beside_the_inputs_are_written(
 
 def test_a_file_of_the_folder_that_is_read(inside: Path) -> None:
     outputs = Outputs({"FOLDER": "folder"})
-    outputs.promise("folder/new.npz", "-o")
+    outputs.reserve("folder/new.npz", "-o")
     with pytest.raises(
         UsageError, match=r"DIST0151 -o: .*main\.so is read by the command \(FOLDER\)"
     ):
-        outputs.promise("folder/main.so", "-o")
+        outputs.reserve("folder/main.so", "-o")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device"])

@@ -14,7 +14,7 @@ import pytest
 
 from tests.interface.command.cli_inputs import FAULTY, RUDE, write_inputs
 from tvm_distir.interface.command import main
-from tvm_distir.interface.command.terminal import put, say
+from tvm_distir.interface.command.terminal import print_message, print_result
 from tvm_distir.support.errors.user_input import printable
 
 PLACES = "--strategy data_parallel --mesh dp=2"
@@ -86,24 +86,28 @@ def test_options_of_an_optimizer_out_of_range(
 
 
 @pytest.mark.parametrize(
-    ("options", "problem", "remedy"),
+    ("words", "old", "remedy"),
     [
-        ("--serve --seq 512", "search --serve has no --seq", "--workload"),
-        ("--serve --batch 8", "search --serve has no --batch", "--workload"),
-        ("--serve --top 3", "search --serve has no --top", "without --serve"),
-        ("--serve --train", "search --serve has no --train", "without --serve"),
-        ("--serve -o found", "search --serve has no -o", "without --serve"),
-        ("--workload burst", "--workload needs --serve", "Add --serve."),
-        ("--apart", "--apart needs --serve", "Add --serve."),
+        ("search M --devices 2 --system h100 --serve", "--serve", "tvm-distir serve-search."),
+        ("search M --devices 2 --system h100 --jobs=3", "--jobs", "--workers."),
+        ("search M --devices 2 --system h100 --fix tp=2", "--fix", "--fixed."),
+        ("search M --devices 2 --micro-batch 1", "--micro-batch", "--micro-batch-sizes."),
+        ("serve-search M --devices 2 --system h100 --kv-dtypes T", "--kv-dtypes", "--kv-dtype."),
+        ("serve folder", "serve", "tvm-distir run FOLDER --job."),
     ],
-)
-def test_options_of_the_other_kind_of_search(
-    options: str, problem: str, remedy: str, capsys: pytest.CaptureFixture[str]
+)  # fmt: skip
+def test_earlier_names_of_options(
+    words: str, old: str, remedy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = f"search zoo:llama3?size=tiny --devices 2 --system h100 {options}"
     assert main(shlex.split(words)) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"DIST0151 tvm-distir search: {problem} [") and remedy in err
+    command = words.split()[0]
+    problem = f"DIST0150 tvm-distir {command}: {old} has another name now"
+    assert capsys.readouterr().err == f"{problem} [Write {remedy}]\n"
+
+
+def test_options_of_a_job_without_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "folder", "-o", "y.npz", "--steps", "x.npz"]) == 2
+    assert capsys.readouterr().err.startswith("DIST0151 tvm-distir run: --steps needs --job [")
 
 
 def test_a_model_to_serve_with_a_size_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,16 +131,16 @@ def test_control_characters_of_names_are_shown(
 def test_what_a_terminal_gets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(f"a{RUDE}\n")  # a file gets what is
-    say(f"b{RUDE}")
+    print_result(f"a{RUDE}\n")  # a file gets what is
+    print_message(f"b{RUDE}")
     assert capsys.readouterr() == (f"a{RUDE}\n", f"b{SHOWN}\n")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    put(f"\x1b[1mhead\x1b[0m\n\t{RUDE}é\n")
+    print_result(f"\x1b[1mhead\x1b[0m\n\t{RUDE}é\n")
     assert capsys.readouterr().out == f"\x1b[1mhead\x1b[0m\n\t{SHOWN}é\n"
     monkeypatch.setenv("NO_COLOR", "1")
-    put("\x1b[1mhead\n")
+    print_result("\x1b[1mhead\n")
     assert capsys.readouterr().out == "\\x1b[1mhead\n"
 
 

@@ -35,7 +35,7 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0
         (["--top", "0"], 2, "DIST0152 --top"),
         (["--devices", "x"], 2, "DIST0152 --devices"),
         (["--max", "pt=2"], 2, 'DIST0152 most: there is no axis "pt"'),
-        (["--micro-batch", "1,a"], 2, "DIST0152 --micro-batch"),
+        (["--micro-batch-sizes", "1,a"], 2, "DIST0152 --micro-batch-sizes"),
         (["--resume"], 2, "DIST0151 --resume"),
         (["--clip", "1"], 2, "DIST0151.*--clip needs --train"),
         (["--max", "dp=1,tp=2"], 3, "DIST0802 search: no mesh of 4 devices"),
@@ -76,7 +76,7 @@ def test_a_step_of_training_with_what_it_is_compared_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, train = tmp_path / "found", ["--train", "--optimizer", "adam"]
-    axes = ["--axes", "pp,dp,tp", "--fix", "pp=2", "--micro-batch", "2"]
+    axes = ["--axes", "pp,dp,tp", "--fixed", "pp=2", "--micro-batch-sizes", "2"]
     text = said([*train, *axes, "--compare", "data_parallel", "-o", str(folder)], capsys)
     assert "pp=2,dp=2" in text and "candidates:" in text
     assert re.search(r"#  plan +divides +step +compute +comm +cost +gap +peak\n", text)

@@ -25,18 +25,18 @@ package.__version__ = '0'
 sys.modules['tvm_distir'] = package
 from tvm_distir.interface.command import main, opt
 from tvm_distir.interface.command.outputs import Outputs
-from tvm_distir.interface.command.terminal import put, say
+from tvm_distir.interface.command.terminal import print_message, print_result
 from tvm_distir.support.errors import ModelError
 
 def run(arguments):
     outputs = Outputs()
-    path = outputs.promise(arguments.output, '-o')
+    path = outputs.reserve(arguments.output, '-o')
     if arguments.passes == 'fail':
         raise ModelError('DIST0301', 'no such file', place='m.onnx', remedy='Look.')
-    say('a message')
+    print_message('a message')
     outputs.add(path, 'a file\\n' * 20000)
     outputs.commit()
-    put('a result\\n' * 20000)
+    print_result('a result\\n' * 20000)
     # What is opened next must not get the number of a standard stream.
     return 0 if os.open(os.devnull, os.O_RDONLY) > 2 else 99
 

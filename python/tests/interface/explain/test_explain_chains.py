@@ -95,7 +95,7 @@ def hops(reason):
 
 
 def test_a_chain_through_ops():
-    e = explain(module(MLP), "lv1", prices=False)
+    e = explain(module(MLP), "lv1", alternatives=False)
     assert (e.name, e.placement, e.made_by) == ("main/lv1", "S[0], S[1]", "nn.relu")
     assert (e.shape, e.local_shape) == (("8", "32"), ("4", "16"))
     assert (e.size_bytes, e.bytes_per_device) == (4 * 8 * 32, 4 * 4 * 16)
@@ -116,14 +116,14 @@ def test_a_sum_through_a_linear_op():
     # Where the sum is completed is left to propagation; its rewriter says what it did.
     placed = placements(PropagateSharding()(mod))["main"]
     for name in ("lv2", "lv3"):
-        e = explain(mod, name, prices=False)
+        e = explain(mod, name, alternatives=False)
         tp = e.axes[1]
         assert tp.reason == ("summed" if tp.produced == "P" else "unreached")
         assert e.placement.replace("P", "R") == placed[name]
-    e = explain(mod, "lv2", prices=False)
+    e = explain(mod, "lv2", alternatives=False)
     assert e.axes[1].produced == "P" and e.axes[1].annotation == "main/b"
     assert hops(e.axes[1]) == [("matmul", "main/b", 0, "main/lv2", None)]
-    moved = [m for name in ("lv2", "lv3") for m in explain(mod, name, prices=False).moves]
+    moved = [m for name in ("lv2", "lv3") for m in explain(mod, name, alternatives=False).moves]
     assert [[c.kind for c in m.collectives] for m in moved] == [["all_reduce"]]
     assert moved[0].collectives[0].wire_bytes == 2 * (4 * 4 * 16) // 2
 
@@ -152,7 +152,7 @@ def test_partial_sums_cross_calls():
             R.output(gv)
         return gv
     """)
-    e = explain(mod, "z", prices=False)
+    e = explain(mod, "z", alternatives=False)
     (reason,) = [r for r in e.axes if r.axis == "tp"]
     assert (reason.reason, reason.produced) == ("summed", "P")
     assert hops(reason) == [
@@ -167,7 +167,7 @@ def test_a_chain_across_calls_and_specialisations():
     mod = module(NESTED)
     placed = placements(PropagateSharding()(mod))
     assert sorted(placed) == ["inner", "inner_1", "main", "outer", "outer_1"]
-    e = explain(mod, "inner/q", prices=False)
+    e = explain(mod, "inner/q", alternatives=False)
     assert e.placement == placed["inner"]["q"] == "S[1], S[0]"
     assert dict(e.specialisations) == {n: placed[n]["q"] for n in ("inner", "inner_1")}
     assert hops(e.axes[0]) == [
@@ -176,7 +176,7 @@ def test_a_chain_across_calls_and_specialisations():
         ("call inner", "outer/r", 0, "inner/p", 0),
         ("permute_dims", "inner/p", 0, "inner/q", 1),
     ]
-    second = explain(mod, "inner_1/q", prices=False)
+    second = explain(mod, "inner_1/q", alternatives=False)
     assert second.placement == placed["inner_1"]["q"] == "S[0], S[1]"
     assert hops(second.axes[0]) == [
         ("call outer_1", "main/y", 1, "outer_1/p", 1),
@@ -184,7 +184,7 @@ def test_a_chain_across_calls_and_specialisations():
         ("call inner_1", "outer_1/r", 1, "inner_1/p", 1),
         ("permute_dims", "inner_1/p", 1, "inner_1/q", 0),
     ]
-    top = explain(mod, "u", prices=False)
+    top = explain(mod, "u", alternatives=False)
     assert (top.made_by, hops(top.axes[0])[-1]) == (
         "call outer",
         ("call outer", "outer/s", 1, "main/u", 1),
@@ -203,14 +203,14 @@ def test_an_annotation_flows_backwards():
             R.output(gv)
         return gv
     """)
-    e = explain(mod, "x", prices=False)
+    e = explain(mod, "x", alternatives=False)
     assert e.axes[0].annotation == "main/lv2"
     assert hops(e.axes[0]) == [
         ("annotate_sharding", "main/lv2", 1, "main/lv1", 1),
         ("permute_dims", "main/lv1", 1, "main/lv", 0),
         ("nn.relu", "main/lv", 0, "main/x", 0),
     ]
-    here = explain(mod, "lv2", prices=False)
+    here = explain(mod, "lv2", alternatives=False)
     assert (here.axes[0].reason, here.axes[0].steps) == ("annotated", ())
     assert here.axes[1].reason == "annotated" and here.axes[1].label == "R"
 
@@ -227,13 +227,13 @@ def test_a_conflict_names_both_sides():
             R.output(gv)
         return gv
     """)
-    e = explain(mod, "gv", prices=False)
+    e = explain(mod, "gv", alternatives=False)
     dp, tp = e.axes
     assert dp.conflict and dict(dp.claims) == {"S[0]": "main/x", "S[1]": "main/w"}
     assert dp.label in ("S[0]", "S[1]") and dp.annotation == dict(dp.claims)[dp.label]
     assert (tp.reason, tp.claims) == ("unreached", ())
     lost = "x" if dp.label == "S[1]" else "w"
-    (move,) = explain(mod, lost, prices=False).moves
+    (move,) = explain(mod, lost, alternatives=False).moves
     assert move.target == "R, R" and move.collectives[0].kind == "all_gather"
     assert f"conflict: main/{lost} requests" in e.to_text()
     priced = explain(mod, "gv")
@@ -254,7 +254,7 @@ def test_what_cannot_be_sharded_is_said():
             R.output(lv)
         return lv
     """)
-    e = explain(mod, "lv", prices=True)
+    e = explain(mod, "lv", alternatives=True)
     texts = [" ".join(d.obstacles) for d in e.dims]
     assert "main/lv (sort) produces it replicated" in texts[0]
     assert "padded to 6" in texts[1] and "too small" in texts[2]
@@ -288,7 +288,7 @@ def test_every_placement_of_a_model_is_the_one_written(specs):
         for variable in list(row)[:: 4 if name == "main" else 2]:
             if variable.endswith("_placed") or f"{name}/{variable}" == "layer/gv":
                 continue
-            e = explain(annotated, f"{name}/{variable}", prices=False)
+            e = explain(annotated, f"{name}/{variable}", alternatives=False)
             assert e.placement.replace("P", "R") == row[variable], (name, variable)
             for reason in e.axes:
                 sharded = reason.label.startswith("S")
@@ -354,7 +354,7 @@ def test_names_that_are_not_clear():
         with pytest.raises(PropagationError) as caught:
             explain(mod, name)
         assert caught.value.code == "DIST0431" and hint in caught.value.remedy, name
-    assert explain(mod, "two/t", prices=False).made_by == "exp"
+    assert explain(mod, "two/t", alternatives=False).made_by == "exp"
     field, alias = explain(mod, "c.1"), explain(mod, "d")
     assert field.placement == alias.placement == "S[0], R" and field.axes == alias.axes
     assert field.alternatives == alias.alternatives != ()
@@ -388,9 +388,9 @@ def test_parameters_go_by_the_names_of_the_model():
     mod = zoo.gpt(size="tiny", layers=2)
     annotated = AnnotateSharding(compose(mod, {"tp": 2}, parse("megatron")))(mod)
     for name in ("h.1.mlp.up_proj.weight", "main/h_1_mlp_up_proj_weight"):
-        e = explain(annotated, name, prices=False)
+        e = explain(annotated, name, alternatives=False)
         assert (e.placement, e.axes[0].reason) == ("S[0]", "annotated")
-    inside = explain(annotated, "layer/mlp.up_proj.weight", prices=False)
+    inside = explain(annotated, "layer/mlp.up_proj.weight", alternatives=False)
     assert hops(inside.axes[0])[0][0] == "call layer"
 
 

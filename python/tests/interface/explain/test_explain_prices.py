@@ -131,7 +131,7 @@ def test_an_annotation_taken_away():
     without = tvm.script.from_source(bare)
     base, other = propagate(mod), propagate(without)
     assert (free.axis, free.cost) == ("tp", (other.cost - base.cost) / base.conversions.costs.wire)
-    assert free.becomes == explain(without, "main/x", prices=False).placement
+    assert free.becomes == explain(without, "main/x", alternatives=False).placement
 
 
 def count_collectives(mod):
@@ -177,7 +177,7 @@ def test_traffic_is_what_legalized_ir_sends(specs, mesh, nested):
     traffic = traffic_of(propagate(annotated))
     assert traffic.counts == counts and traffic.wire_bytes == sent
     assert counts["all_reduce", "tp"] == 2 * 3 + 1
-    assert explain(annotated, "logits", prices=False).wire_bytes == sum(sent.values())
+    assert explain(annotated, "logits", alternatives=False).wire_bytes == sum(sent.values())
 
 
 @pytest.mark.parametrize("label", ["S[0]", "S[1]"])

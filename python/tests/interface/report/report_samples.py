@@ -63,7 +63,7 @@ def sample(
             ),
         ),
         unmodelled_ops=unmodelled,
-        lanes=(
+        timelines=(
             ReportLane("mesh0", (0, 1, 2, 3), events(layers), ((0.0, GIB), (5e-3, peak_bytes))),
         ),
         ops=(

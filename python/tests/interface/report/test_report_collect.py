@@ -121,8 +121,8 @@ def test_random_bits_do_not_decide_the_type_of_the_peak() -> None:
 def test_parameters_say_whole_and_local_sizes() -> None:
     x, w = parameters_of(program())
     assert (x.name, x.shape, x.placement, x.mesh) == ("x", (2 * ROWS, INNER), "S[0]", "mesh0")
-    assert (x.whole_bytes, x.device_bytes) == (2 * 2 * ROWS * INNER, 2 * ROWS * INNER)
-    assert w.whole_bytes == w.device_bytes == 2 * INNER * COLS
+    assert (x.full_bytes, x.device_bytes) == (2 * 2 * ROWS * INNER, 2 * ROWS * INNER)
+    assert w.full_bytes == w.device_bytes == 2 * INNER * COLS
 
 
 def test_times_are_those_of_the_system(analysis: Analysis) -> None:
@@ -131,7 +131,7 @@ def test_times_are_those_of_the_system(analysis: Analysis) -> None:
     kernel_s = system.roofline(FLOPS, moved, "matmul", "bfloat16").time_s
     reduce_s = system.collective_time_s("all_reduce", 2 * ROWS * COLS, (0, 1))
     assert analysis.time_s == pytest.approx(2 * kernel_s + reduce_s, rel=1e-6)
-    (lane,) = analysis.lanes
+    (lane,) = analysis.timelines
     assert lane.devices == (0, 1)
     names = [(e.name, e.op, e.stream, e.scope) for e in lane.events]
     assert names == [

@@ -28,7 +28,7 @@ from tvm_distir.interface.report.collect import analysis_of
 from tvm_distir.interface.report.document import to_dict
 from tvm_distir.interface.report.html import to_html
 from tvm_distir.interface.report.links import links_of
-from tvm_distir.interface.report.model import Trial
+from tvm_distir.interface.report.model import TriedChange
 from tvm_distir.interface.report.text import to_text
 from tvm_distir.performance.simulation.critical import PathPart, critical_path
 from tvm_distir.performance.simulation.result import PipelineResult
@@ -56,11 +56,11 @@ def test_the_largest_part_is_told_first():
 def test_changes_that_were_simulated():
     """Those that gain stand with their part, the best first; a part without any is dropped."""
     trials = (
-        Trial("communication", "--mesh tp=4", 16e-3, 1.25, 1, 4, GIB, True),
-        Trial("communication", "--batch 16", 20e-3, 2.0, 2, 2, GIB, True),
-        Trial("communication", "--mesh dp=8", 2e-3, 10.0, 1, 8, 20 * GIB, False),
-        Trial("memory", "kernels", 19.9e-3, 1.005, 1, 4, GIB, True),
-        Trial("fit", "--recompute full", 25e-3, 0.8, 1, 4, GIB, True),
+        TriedChange("communication", "--mesh tp=4", 16e-3, 1.25, 1, 4, GIB, True),
+        TriedChange("communication", "--batch 16", 20e-3, 2.0, 2, 2, GIB, True),
+        TriedChange("communication", "--mesh dp=8", 2e-3, 10.0, 1, 8, 20 * GIB, False),
+        TriedChange("memory", "kernels", 19.9e-3, 1.005, 1, 4, GIB, True),
+        TriedChange("fit", "--recompute full", 25e-3, 0.8, 1, 4, GIB, True),
     )
     analysis = replace(sample(), trials=trials, untried=(("launch", "x"), ("compute", "--mesh y")))
     fit, over, _, last = (each for each in advice(analysis))

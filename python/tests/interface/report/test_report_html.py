@@ -84,9 +84,9 @@ def test_asks_for_nothing_outside() -> None:
 
 def test_names_cannot_break_out() -> None:
     analysis = sample(model=EVIL, parameter=EVIL + "{}", unmodelled=(EVIL,))
-    single = analysis.lanes[0].events[0]
-    lanes = (replace(analysis.lanes[0], events=(replace(single, name=EVIL, scope=EVIL),)),)
-    page = Page(to_html(replace(analysis, lanes=lanes, strategy=EVIL, command=EVIL)))
+    single = analysis.timelines[0].events[0]
+    lanes = (replace(analysis.timelines[0], events=(replace(single, name=EVIL, scope=EVIL),)),)
+    page = Page(to_html(replace(analysis, timelines=lanes, strategy=EVIL, command=EVIL)))
     scripts = [attrs for tag, attrs in page.tags if tag == "script"]
     assert len(scripts) == 2
     assert not [a for _, attrs in page.tags for a in attrs if a.startswith("on")]
@@ -134,7 +134,7 @@ def test_many_events_are_joined_but_no_time_is_lost() -> None:
     assert lane["joined"] is True and lane["total"] == 60_000
     for stream, name in ((0, "compute"), (1, "comm")):
         got = sum(e[1] for e in lane["events"] if e[2] == stream)
-        want = sum(e.duration_s for e in analysis.lanes[0].events if e.stream == name) * 1e9
+        want = sum(e.duration_s for e in analysis.timelines[0].events if e.stream == name) * 1e9
         assert got == pytest.approx(want, rel=1e-6)
 
 
@@ -142,7 +142,7 @@ def test_memory_peak_survives_thinning() -> None:
     steps = tuple((i * 1e-6, 1000 + (i * 7919) % 5000) for i in range(30_000))
     steps = (*steps[:12_345], (steps[12_345][0], 10**9), *steps[12_346:])
     base = sample()
-    lane = data_of(to_html(replace(base, lanes=(replace(base.lanes[0], memory=steps),))))
+    lane = data_of(to_html(replace(base, timelines=(replace(base.timelines[0], memory=steps),))))
     memory = lane["lanes"][0]["memory"]  # type: ignore[index]
     assert len(memory) < 3000 and max(b for _, b in memory) == 10**9
     assert memory == sorted(memory)
@@ -152,7 +152,7 @@ def many(layers: int) -> Analysis:
     """A step of ``3 * layers`` events."""
     base = sample()
     lane = ReportLane("mesh0", (0, 1, 2, 3), events(layers), ((0.0, GIB),))
-    return replace(base, lanes=(lane,), time_s=5e-3 * layers)
+    return replace(base, timelines=(lane,), time_s=5e-3 * layers)
 
 
 def test_repeated_parameters_are_joined() -> None:

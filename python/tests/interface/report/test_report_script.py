@@ -76,7 +76,7 @@ def test_several_lanes_zoom_and_filter(tmp_path: Path) -> None:
     )
     meshes = tuple(ReportMesh(f"stage{i}", ("tp",), (2,), (2 * i, 2 * i + 1)) for i in range(2))
     parameters = tuple(replace(p, mesh="stage1", placement="S[0]") for p in base.parameters)
-    page = to_html(replace(base, lanes=lanes, meshes=meshes, parameters=parameters))
+    page = to_html(replace(base, timelines=lanes, meshes=meshes, parameters=parameters))
     script = (
         "for (const b of document.querySelectorAll('[data-zoom], [data-lane], [data-scale]'))"
         " { b.click(); b.click(); }"

@@ -18,7 +18,7 @@ from tvm_distir.core.rewriting.calls import leaves_of
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.xla.process import XlaProcess
 from tvm_distir.execution.verification.random_inputs import draw_inputs
-from tvm_distir.models.export.op_writers import WRITERS
+from tvm_distir.models.export.function_writer import WRITERS
 from tvm_distir.models.stablehlo.composites import OPS, attributes_type
 from tvm_distir.support.errors.tree import ModelError
 from tvm_distir.transforms import WRITTEN_OPS
@@ -158,9 +158,9 @@ def test_attributes_that_do_not_fit_are_refused(said):
 def test_a_collective_in_no_local_program_is_refused():
     mod = td.zoo.build("unet", {"size": "tiny", "batch": "4"})
     local = td.distribute(mod, td.planning.make_plan(mod, "data_parallel+tensor_parallel", MESH))
-    text = td.to_stablehlo(local, "shard")
-    assert "shard.all_reduce" in text
-    with pytest.raises(ModelError, match=r"DIST0372 .*tvm_distir\.port"):
+    text = td.to_stablehlo(local, "replicas")
+    assert "stablehlo.all_reduce" in text
+    with pytest.raises(ModelError, match=r"DIST0372 .*outside of a manual computation"):
         td.from_stablehlo(text.replace("tvm_distir.port", "someone.port"))
 
 
@@ -169,7 +169,7 @@ def test_starts_of_collectives_are_read_as_the_collectives():
     local = td.distribute(mod, td.planning.make_plan(mod, "data_parallel+tensor_parallel", MESH))
     split = transform.SplitCollectives()(local)
     assert "_start(" in split.script()
-    back = td.from_stablehlo(td.to_stablehlo(split, "shard"), inline=0)
+    back = td.from_stablehlo(td.to_stablehlo(split, "manual"), inline=0)
     assert equal(back, local)
 
 

@@ -264,7 +264,7 @@ def test_the_commands(capsys, tmp_path, known_engines):
     report = json.loads(capsys.readouterr().out)
     assert report["summary"]["steady"] is True
     picture = tmp_path / "front.svg"
-    args = ["search", *common, "--serve", "--devices", "2", "--tpot", "2ms"]
+    args = ["serve-search", *common, "--devices", "2", "--tpot", "2ms"]
     page = tmp_path / "search.html"
     assert main([*args, "--picture", str(picture), "--report", str(page)]) == 0
     html = page.read_text(encoding="utf-8")

@@ -141,6 +141,16 @@ def run(
         DIST0111 for ``dispatch="torch"`` without PyTorch.
     UsageError
         DIST0152 or DIST0153 for a trace that cannot be written.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> inputs = [np.ones((4, 8), "float32"), np.ones((8, 8), "float32"), np.zeros(8, "float32")]
+    >>> (output,) = td.run(dist, inputs, engine="virtual")
+    >>> output.shape, output[0, :3].tolist()
+    ((4, 8), [8.0, 8.0, 8.0])
     """
     if entry is not None:
         from tvm_distir.core.ir import check_module

@@ -102,6 +102,15 @@ def compile(
         DIST0603 not at level 5, DIST0606 when TVM cannot compile it, DIST0608 for a kernel without
         threads on a GPU, DIST0622 for an unknown target, DIST0623 for kernels of an unknown
         library.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> program = td.compile(dist)
+    >>> [entry.function for entry in program.entries]
+    ['main']
     """
     chosen = as_target(target)
     with chosen:

@@ -26,9 +26,9 @@ class DeviceObjects:
 
     Examples
     --------
-    >>> caches = td.DeviceObjects({0: cache_of_half_the_heads(), 1: cache_of_half_the_heads()})
-    >>> caches.call("vm.builtin.kv_state_add_sequence", 0)
-    >>> logits, caches = td.run(dist, {"x": x, "paged_kv_cache": caches})
+    >>> counters = td.DeviceObjects({0: [], 1: []})
+    >>> sorted(counters.objects)
+    [0, 1]
     """
 
     def __init__(self, objects: Mapping[int, Any]) -> None:

@@ -60,6 +60,15 @@ def plan_storage(mod: ir.IRModule) -> Storage:
     ------
     EngineError
         DIST0606 where TVM cannot plan it; DIST0603 for another level.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> storage = td.plan_storage(dist)
+    >>> [step.bytes for step in storage.functions["main"].steps if step.kind == "take"]
+    [128, 128, 128]
     """
     check_module(mod, "td.plan_storage")
     mod = ExpandSchedule()(mod)

@@ -53,6 +53,16 @@ class ShardedArray:
     boxes : mapping of rank to (start, stop) per dim
         The box of the full tensor that each part holds; empty where it is not known. A run refuses
         a part that holds another box than the box it needs.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> inputs = [np.ones((4, 8), "float32"), np.ones((8, 8), "float32"), np.zeros(8, "float32")]
+    >>> (output,) = td.run(dist, inputs, engine="virtual", outputs="sharded")
+    >>> sorted(output.parts), output.parts[0].shape, output.shape
+    ([0, 1], (4, 8), (4, 8))
     """
 
     parts: Mapping[int, Any]

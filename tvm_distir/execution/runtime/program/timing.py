@@ -64,6 +64,15 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
         DIST0606 where TVM cannot compile a kernel, DIST0609 where the target in scope is no CPU.
     SimulationError
         As :func:`tvm_distir.export`.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
+    >>> dist = td.distribute(mod, plan)
+    >>> program = td.measure(dist)
+    >>> [op.measured_ps > 0 for op in program.functions["main"].ops if op.kind == "compute"]
+    [True, True, True]
     """
     check_module(mod, "td.measure")
     check_engine_runs(str(target_in_scope()), "measure")

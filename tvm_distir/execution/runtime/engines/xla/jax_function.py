@@ -172,6 +172,14 @@ def to_jax(dist: ir.IRModule, devices: Sequence[Any] | None = None) -> JaxFuncti
         JAX has none.
     ModelError
         DIST0380 for what has no form in StableHLO, shards of unequal size among it.
+
+    Examples
+    --------
+    >>> mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
+    >>> plan = td.Plan(mesh={"tp": 1}, rules={"x": td.P(None, "tp")})
+    >>> function = td.to_jax(td.distribute(mod, plan))
+    >>> dict(function.mesh.shape)
+    {'tp': 1}
     """
     if importlib.util.find_spec("jax") is None:
         raise missing(sys.executable, "to_jax")

@@ -1,20 +1,24 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``tvm-distir serve``: run a deployed folder in a job of torchrun, Slurm or MPI."""
+"""Run a deployed folder in a job of torchrun, Slurm or MPI: ``tvm-distir run --job``."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.support import UsageError, nearest, option, parse_count, parse_number
 
-from .options import add_options, asked_by, read_options
+from .array_files import add_arrays, check_array_file
+from .options import asked_by
 from .outputs import Outputs
-from .terminal import put
+from .terminal import print_result
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def _path(text: str, _option: str) -> Path:
@@ -22,13 +26,36 @@ def _path(text: str, _option: str) -> Path:
 
 
 @dataclass(frozen=True)
-class JobRunOptions:
-    """Options of ``serve``.
+class RunOptions:
+    """Options of ``run``, in a job and by itself.
 
     Parameters
     ----------
     inputs : Path, optional
         Read the inputs by name from a .npz or .safetensors file.
+    engine : str, optional
+        Set the engine: virtual, threads (default), mpi or torch; with --job torch (default), or mpi
+        in a job of mpirun, without PyTorch.
+    trace : str, optional
+        Write the kernels and collectives of each rank with their times, for Perfetto; of the
+        engines threads, mpi and torch.
+    output : Path, optional
+        Write output0, output1, ... to a .npz or .safetensors file; --steps adds a first dim of
+        steps.
+    """
+
+    inputs: Path | None = option("run", "FILE", _path, frequent=True)
+    engine: str | None = option("run", "E", frequent=True)
+    trace: str | None = option("run", "FILE.json", frequent=True)
+    output: Path | None = option("run", "FILE", _path, flag="-o", frequent=True)
+
+
+@dataclass(frozen=True)
+class JobRunOptions(RunOptions):
+    """Options of ``run --job``.
+
+    Parameters
+    ----------
     steps : Path, optional
         Run a step per row of the arrays of a .npz or .safetensors file.
     repeat : int
@@ -40,10 +67,6 @@ class JobRunOptions:
     resume : Path, optional
         Continue from a checkpoint, or from the last one of a folder of checkpoints. Steps that it
         has done are skipped.
-    engine : str
-        Set the engine: torch (default), or mpi in a job of mpirun, without PyTorch.
-    trace : str, optional
-        Write the kernels and collectives of each rank with their times, for Perfetto.
     reduce : str, optional
         Reduce in rank order with the same bits everywhere (ordered, the default on CPUs) or by
         gloo or NCCL (library, the default on GPUs).
@@ -53,51 +76,22 @@ class JobRunOptions:
         Set the time for which a process waits for another one (default: 300).
     sharded : bool
         Write the outputs of each rank to a file of its own, FILE with -RANK in its name.
-    output : Path, optional
-        Write output0, ... to a .npz file, with a first dim of steps for --steps.
     """
 
-    inputs: Path | None = option("run", "FILE", _path)
-    steps: Path | None = option("run", "FILE", _path)
+    steps: Path | None = option("run", "FILE", _path, frequent=True)
     repeat: int = option("run", "N", parse_count, usual="1")
-    checkpoints: Path | None = option("run", "DIR", _path)
-    every: int = option("run", "N", parse_count, default=0)
-    resume: Path | None = option("run", "DIR", _path)
-    engine: str = option("run", "E", usual="torch")
-    trace: str | None = option("run", "FILE.json")
+    checkpoints: Path | None = option("run", "DIR", _path, frequent=True)
+    every: int = option("run", "N", parse_count, default=0, frequent=True)
+    resume: Path | None = option("run", "DIR", _path, frequent=True)
     reduce: str | None = option("run", "R")
     check: bool = option("run", default=False)
     timeout_s: float = option("run", "S", parse_number, usual="300")
     sharded: bool = option("run", default=False)
-    output: Path | None = option("run", "FILE", _path, flag="-o")
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "serve",
-        help="Run a folder of `tvm-distir deploy` in a job of torchrun, srun or mpirun.",
-        description=(
-            "Join the job that torchrun, srun or mpirun started, one process per device, and run a "
-            "deployed model in it. Every process opens only its own shards."
-        ),
-        allow_abbrev=False,
-    )
-    parser.add_argument("folder", metavar="FOLDER", help="A folder of `tvm-distir deploy`.")
-    add_options(parser, JobRunOptions)
-    parser.set_defaults(run=run)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Join the job, run, write the outputs."""
-    options = read_options(arguments, JobRunOptions)
-    if options.output is not None and not arguments.output.endswith(".npz"):
-        raise UsageError(
-            "DIST0152",
-            f'"{arguments.output}" does not end with .npz',
-            place="-o",
-            remedy="Use this extension.",
-        )
+def run_job(folder: str, options: JobRunOptions) -> int:
+    """Join the job, run, write the outputs; return the exit code."""
+    check_array_file(options.output)
     if options.every and options.checkpoints is None:
         raise UsageError(
             "DIST0151",
@@ -112,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     trace = None if options.trace is None else check_trace_path(options.trace, "--trace")
     served = {field.name: getattr(options, field.name) for field in fields(ServeOptions)}
     result = serve(
-        Path(arguments.folder),
+        Path(folder),
         ServeOptions(**{**served, "trace": trace}),
         engine,
         _reporter(options.steps is not None),
@@ -120,12 +114,14 @@ def run(arguments: argparse.Namespace) -> int:
     count = len(result.times_s)
     if count == 0:
         if result.process == 0:
-            put(f"{result.processes} processes, all {result.first_step} steps were done before\n")
+            print_result(
+                f"{result.processes} processes, all {result.first_step} steps were done before\n"
+            )
         return 0
     if options.output is not None and (options.sharded or result.process == 0):
-        _write(arguments.folder, options, options.output, result)
+        _write(folder, options, options.output, result)
     if result.process == 0:
-        put(
+        print_result(
             f"{result.processes} processes, {count} step{'s' * (count != 1)}, "
             f"median {result.median_s * 1e3:.1f} ms\n"
         )
@@ -143,7 +139,7 @@ def _engine(options: JobRunOptions) -> Any:
     """
     from tvm_distir.execution import MpiEngine, TorchEngine
 
-    if options.engine == "torch":
+    if options.engine in (None, "torch"):
         with asked_by("--reduce", "DIST0601"):
             return TorchEngine(options.timeout_s, options.reduce, options.check)
     if options.engine != "mpi":
@@ -151,7 +147,7 @@ def _engine(options: JobRunOptions) -> Any:
             "DIST0152",
             f'no job runs with the engine "{options.engine}"',
             place="--engine",
-            remedy=nearest(options.engine, ("torch", "mpi")),
+            remedy=nearest(str(options.engine), ("torch", "mpi")),
         )
     if options.reduce is not None or options.check:
         raise UsageError(
@@ -163,13 +159,13 @@ def _engine(options: JobRunOptions) -> Any:
     return MpiEngine(options.timeout_s)
 
 
-def _reporter(has_steps: bool) -> Callable[[int, int, Mapping[int, Any]], None]:
+def _reporter(has_steps: bool) -> Callable[[int, int, Mapping[int, npt.NDArray[np.generic]]], None]:
     """Return what prints the scalars of each step, on process 0."""
 
-    def report(process: int, step: int, outputs: Mapping[int, Any]) -> None:
-        scalars = [f"output{i} {float(a):.6g}" for i, a in outputs.items() if a.size == 1]
+    def report(process: int, step: int, outputs: Mapping[int, npt.NDArray[np.generic]]) -> None:
+        scalars = [f"output{i} {float(a.item()):.6g}" for i, a in outputs.items() if a.size == 1]
         if has_steps and process == 0 and scalars:
-            put(f"step {step}: {', '.join(scalars)}\n")
+            print_result(f"step {step}: {', '.join(scalars)}\n")
 
     return report
 
@@ -183,15 +179,11 @@ def _write(folder: str, options: JobRunOptions, path: Path, result: Any) -> None
         path = path.with_name(f"{path.stem}-{result.rank}{path.suffix}")
     inputs = {"--inputs": options.inputs, "--steps": options.steps}
     outputs = Outputs({"FOLDER": folder, **inputs})
-    target = outputs.promise(str(path), "-o")
+    target = outputs.reserve(str(path), "-o")
     named = {
         f"output{i}": arrays[-1] if options.steps is None else np.stack(arrays)
         for i, arrays in result.outputs.items()
     }
 
-    def write(place: str) -> None:
-        with open(place, "wb") as file:
-            np.savez(file, allow_pickle=False, **named)
-
-    outputs.add(target, write)
+    add_arrays(outputs, target, named)
     outputs.commit()

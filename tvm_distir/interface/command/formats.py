@@ -6,16 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.support import UsageError
 
 from .opt import script
 
+if TYPE_CHECKING:
+    from tvm import ir
+
 
 @dataclass(frozen=True)
-class ModuleForm:
-    """A form of modules.
+class ModuleFormat:
+    """Format of a file that holds a module.
 
     Attributes
     ----------
@@ -31,65 +34,58 @@ class ModuleForm:
 
     ending: str
     what: str
-    write: Callable[[Any], str | bytes]
+    write: Callable[[ir.IRModule], str | bytes]
     level: str | None = None
 
 
-def _json(mod: Any) -> str:
+def _json(mod: ir.IRModule) -> str:
     import tvm
 
     return str(tvm.ir.save_json(mod)) + "\n"
 
 
-def _program(mod: Any) -> str:
+def _program(mod: ir.IRModule) -> str:
     from tvm_distir.performance import export
 
     return export(mod).to_json() + "\n"
 
 
-def _stablehlo(mod: Any) -> str:
+def _stablehlo(mod: ir.IRModule) -> str:
     from tvm_distir.models import to_stablehlo
 
     return to_stablehlo(mod)
 
 
-def _plain(mod: Any) -> str:
+def _plain(mod: ir.IRModule) -> str:
     from tvm_distir.models import to_stablehlo
 
     return to_stablehlo(mod, composites=False)
 
 
-def _shard(mod: Any) -> str:
-    from tvm_distir.models import to_stablehlo
-
-    return to_stablehlo(mod, "shard")
-
-
-FORMS = (
-    ModuleForm(".py", "TVMScript", script),
-    ModuleForm(".program.json", "program for `simulate`", _program, "local"),
-    ModuleForm(".json", "JSON of TVM", _json),
-    ModuleForm(".shard.mlir", "StableHLO with the shard dialect of MLIR", _shard),
-    ModuleForm(".plain.mlir", "StableHLO without composites", _plain),
-    ModuleForm(".mlir", "StableHLO, with shardings or collectives", _stablehlo),
+FORMATS = (
+    ModuleFormat(".py", "TVMScript", script),
+    ModuleFormat(".program.json", "program for `simulate`", _program, "local"),
+    ModuleFormat(".json", "JSON of TVM", _json),
+    ModuleFormat(".plain.mlir", "StableHLO without composites", _plain),
+    ModuleFormat(".mlir", "StableHLO, with shardings or collectives", _stablehlo),
 )
 """All formats; the first format with a matching extension is used."""
 
 
-def form_of(path: str) -> ModuleForm:
+def format_of(path: str) -> ModuleFormat:
     """Return the format of a path.
 
     Raises
     ------
     UsageError
-        DIST0152 for an ending of no form.
+        DIST0152 for an unknown ending.
     """
-    for form in FORMS:
-        if path.lower().endswith(form.ending):
-            return form
+    for module_format in FORMATS:
+        if path.lower().endswith(module_format.ending):
+            return module_format
     raise UsageError(
         "DIST0152",
         f"{path} has an unknown extension",
         place="OUT",
-        remedy=f"Use {', '.join(form.ending for form in FORMS)}.",
+        remedy=f"Use {', '.join(module_format.ending for module_format in FORMATS)}.",
     )

@@ -1,0 +1,45 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Name the commands and options that replace those of earlier versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tvm_distir.support import UsageError
+
+_COMMANDS: Mapping[str, str] = {"serve": "tvm-distir run FOLDER --job"}
+"""What replaces a command."""
+_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "search": {
+        "--serve": "tvm-distir serve-search",
+        "--micro-batch": "--micro-batch-sizes",
+        "--fix": "--fixed",
+        "--top": "--top",
+    },
+    "sweep": {"--jobs": "--workers"},
+    "calibrate": {"--jobs": "--workers"},
+    "convert": {"--to": "--level"},
+    "serve-search": {"--kv-dtypes": "--kv-dtype"},
+}
+"""What replaces an option, by command."""
+
+
+def check_renamed(words: Sequence[str]) -> None:
+    """Refuse (UsageError DIST0150) earlier names, naming what replaces them.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The arguments of the command line.
+    """
+    if not words:
+        return
+    renamed = {word: _COMMANDS[word] for word in words[:1] if word in _COMMANDS}
+    options = _OPTIONS.get(words[0], {})
+    renamed |= {key: options[key] for word in words if (key := word.partition("=")[0]) in options}
+    for old, new in renamed.items():
+        raise UsageError(
+            "DIST0150", f"{old} has another name now", place=f"tvm-distir {words[0]}",
+            remedy=f"Write {new}.",
+        )  # fmt: skip
