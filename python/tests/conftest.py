@@ -4,15 +4,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import tvm
 
+from tests.quick_compilation import quick_compilation
 from tvm_distir.support.native.loader import has_library
 
 HERE = Path(__file__).parent
@@ -52,12 +51,6 @@ QUICK = (
     "repo/test_layers.py",
 )
 
-#: LLVM without its optimisations: half of what a small program takes to compile.
-QUICK_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-
-#: Kernels without checks of their arguments, whose machine code takes longer than the kernels'.
-NO_CHECKS = {"tirx.disable_assert": True}
-
 
 def _folder(path: Path) -> str:
     return path.relative_to(HERE).parts[0]
@@ -93,13 +86,6 @@ def _is_optimized(node: pytest.Item | pytest.Collector) -> bool:
     return _folder(node.path) in OPTIMIZED or node.get_closest_marker("optimized") is not None
 
 
-@contextlib.contextmanager
-def _quick_compilation() -> Iterator[None]:
-    level = tvm.transform.PassContext.current().opt_level
-    with QUICK_TARGET, tvm.transform.PassContext(opt_level=level, config=NO_CHECKS):
-        yield
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _quick_module(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compile quickly in the fixtures of a module, unless a test of it is optimized."""
@@ -107,7 +93,7 @@ def _quick_module(request: pytest.FixtureRequest) -> Iterator[None]:
     if any(map(_is_optimized, items)):
         yield
     else:
-        with _quick_compilation():
+        with quick_compilation():
             yield
 
 
@@ -117,7 +103,7 @@ def _quick_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     if _is_optimized(request.node):
         yield
     else:
-        with _quick_compilation():
+        with quick_compilation():
             yield
 
 

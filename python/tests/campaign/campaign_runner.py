@@ -5,16 +5,15 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tests.campaign.campaign_check import CAREFUL_EVERY, THREADS_EVERY, Case, Outcome, check
+from tests.child_processes import child_environment
 
 CASE_LIMIT_S = 60.0
 START_LIMIT_S = 120.0
@@ -35,7 +34,6 @@ def work(first: int, last: int, threads_every: int, values: str = "") -> None:
 def worker_code(first: int, last: int, threads_every: int, values: str = "") -> str:
     """The Python program of a worker."""
     return (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
         "from tests.campaign import campaign_runner; "
         f"campaign_runner.work({first}, {last}, {threads_every}, {values!r})"
     )
@@ -50,7 +48,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ,
+            env=child_environment(),
         )
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.tail: list[str] = []

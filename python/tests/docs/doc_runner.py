@@ -10,7 +10,8 @@ a file in backticks and ":"     known from then on, as after an installation
 ``python``                      executed; all blocks of a page share their names
 ``console`` of ``>>>`` lines    executed like them, and what is printed is compared
 ``console`` of ``$`` lines      run by the shell, or in this process where it is a plain command of
-                                the package on a page that installs nothing; where the page shows
+                                the package, maybe with a pipe or in a loop over words, on a page
+                                that installs nothing; where the page shows
                                 what is printed, compared; ``pip install -e .`` is not run: see the
                                 first row
 ==============================  =================================================================
@@ -48,6 +49,7 @@ _FILE = re.compile(r"`([\w./-]+\.\w+)`:$")
 _TABLE = re.compile(r'^\[project\.entry-points\."?([\w.]+)"?\]$')
 _ENTRY = re.compile(r'^"?([\w.-]+)"? *= *"([\w.:]+)"')
 _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_LOOP = re.compile(r"^for (\w+) in ([\w ]+); do (.*?);? *done$", re.DOTALL)
 _SECONDS = 300
 _PLAIN = ("analyze", "compare", "explain", "search", "serve-analyze", "sweep", "systems")
 """Commands that leave nothing behind in a process."""
@@ -184,28 +186,48 @@ class Reader:
                 pytest.fail(f"{place}: {command} shows\n{printed}")
 
     def _run(self, command: str) -> tuple[int, str]:
-        """Return the exit code of a command and what it prints."""
-        words = shlex.split(command.replace("\\\n", " "))
+        """Return the exit code of a command and what it prints.
+
+        A loop runs its body once per word, as a shell does.
+        """
+        line = command.replace("\\\n", " ")
+        loop = _LOOP.match(line)
+        if loop is None:
+            return self._run_line(line)
+        variable, words, body = loop.groups()
+        runs = [self._run_line(body.replace(f"${variable}", word)) for word in words.split()]
+        return runs[-1][0], "".join(printed for _, printed in runs)
+
+    def _run_line(self, line: str) -> tuple[int, str]:
+        first, _, behind = line.partition("|")
+        words = shlex.split(first)
         is_plain = words[0] == "tvm-distir" and words[1:2] and words[1] in _PLAIN
-        if is_plain and not self._installs and not re.search(r"[|<>;&$]", command):
-            return self._run_here(words[1:])
+        if not is_plain or self._installs or re.search(r"[<>;&$]", line):
+            return self._in_shell(line)
+        code, printed = self._run_here(words[1:], merged=not behind)
+        return self._in_shell(behind, printed) if behind else (code, printed)
+
+    def _in_shell(self, command: str, given: str = "") -> tuple[int, str]:
+        """Run a command by the shell, with a text as its input."""
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+            input=given,
             text=True,
             timeout=_SECONDS,
         )
         return done.returncode, done.stdout
 
-    def _run_here(self, arguments: list[str]) -> tuple[int, str]:
+    def _run_here(self, arguments: list[str], merged: bool) -> tuple[int, str]:
+        """Run the command in this process; what it prints has its messages where ``merged``."""
         from tvm_distir.interface.command import main
 
         printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        messages = printed if merged else io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(messages):
             code = main(arguments)
         return code, printed.getvalue()
 

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.child_processes import child_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
@@ -40,7 +41,7 @@ def test_an_example_runs(name: str) -> None:
     job = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if "torchrun" in name else []
     run = subprocess.run(
         [sys.executable, *job, str(EXAMPLES / f"{name}.py")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=child_environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=240,

@@ -175,11 +175,11 @@ def test_a_rule_for_a_packed_function_of_ones_own():
 
     shapes = []
 
-    def run(x):
+    def sum_along_rows(x):
         shapes.append(tuple(int(n) for n in x.shape))
         return tvm.runtime.tensor(np.cumsum(x.numpy(), axis=1, dtype=F32))
 
-    tvm_ffi.register_global_func(name, run, override=True)
+    tvm_ffi.register_global_func(name, sum_along_rows, override=True)
     bb = relax.BlockBuilder()
     x = var("x", (8, 3))
     with bb.function("main", [x], pure=False):
@@ -203,7 +203,7 @@ def test_ops_that_call_packed_functions(how):
     name = f"tvm_distir_tests.{how.replace(' ', '_')}"
     shapes = []
 
-    def run(x, *rest):
+    def sum_down_columns(x, *rest):
         shapes.append(tuple(int(n) for n in x.shape))
         total = np.cumsum(x.numpy(), axis=0, dtype=F32)
         if how == "pure":
@@ -211,7 +211,7 @@ def test_ops_that_call_packed_functions(how):
         rest[-1].copyfrom(total)
         return None
 
-    tvm_ffi.register_global_func(name, run, override=True)
+    tvm_ffi.register_global_func(name, sum_down_columns, override=True)
     bb = relax.BlockBuilder()
     x, w = var("x", (4, 8)), var("w", (8, 6))
     ty = relax.TensorType([4, 6], F32)

@@ -17,6 +17,7 @@ from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache, RopeMode, TIRPagedK
 from tvm.script import relax as R
 
 import tvm_distir as td
+from tests.quick_compilation import quick_machine
 from tvm_distir.core.rewriting.entries import keep_entry
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.support.errors import EngineError, ModelError, PlanError, PropagationError
@@ -118,7 +119,7 @@ def cache_machine(parts: int) -> Any:
     spec = {"create": {**arguments, "$": {"param_mode": "none", "effect_mode": "none"}}}
     with tvm.target.Target("llvm"):
         mod = Maker(parts).export_tvm(spec)[0]
-        return relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+        return quick_machine(mod)
 
 
 def new_cache(parts: int = 1) -> Any:
@@ -166,7 +167,7 @@ def inputs() -> list[np.ndarray]:
 @functools.cache
 def expected(normalizes: bool = False) -> list[np.ndarray]:
     """Return what stock TVM computes on one device."""
-    machine = relax.VirtualMachine(tvm.compile(decoder(normalizes), "llvm"), tvm.cpu())
+    machine = quick_machine(decoder(normalizes))
     cache, outputs = new_cache(), []
     packed = tuple(map(tvm.runtime.tensor, weights(normalizes)))
     caches = td.DeviceObjects({0: cache})

@@ -78,7 +78,7 @@ def test_explanations_decide_as_the_passes_do():
     assert by_bytes.price != by_time.price
 
 
-def run(*words):
+def run_command(*words):
     done = subprocess.run(
         [sys.executable, "-m", "tvm_distir.interface.command", *words],
         capture_output=True,
@@ -91,12 +91,12 @@ def run(*words):
 def test_the_command_line_hands_it_on(tmp_path):
     folder = tmp_path / "out"
     plan = ("--strategy", "tensor_parallel", "--mesh", "tp=4", "--system", SYSTEM)
-    run("analyze", VIT, *plan, "-o", str(folder))
+    run_command("analyze", VIT, *plan, "-o", str(folder))
     _, made_plan, local = made(VIT, "tensor_parallel", {"tp": 4}, False, SYSTEM)
     assert json.loads((folder / "plan.json").read_text()) == made_plan.to_dict()
     assert json.loads((folder / "program.json").read_text()) == td.export(local).to_dict()
     steps = ("opt", str(folder / "2-annotated.py"), "-p", "propagate,legalize")
-    assert run(*steps, "--system", SYSTEM) != run(*steps)
+    assert run_command(*steps, "--system", SYSTEM) != run_command(*steps)
     reported = (
         "explain",
         GPT,
@@ -107,4 +107,4 @@ def test_the_command_line_hands_it_on(tmp_path):
         "dp=2,tp=4",
     )
     words = (*reported, "--no-alternatives", "--json")
-    assert json.loads(run(*words, "--system", SYSTEM)) != json.loads(run(*words))
+    assert json.loads(run_command(*words, "--system", SYSTEM)) != json.loads(run_command(*words))

@@ -4,11 +4,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,23 +15,12 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 import tvm_distir as td
+from tests.child_processes import child_environment, load_two_meshes
+from tests.quick_compilation import quick_machine
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.ir.mesh import mesh_index
 
-ROOT = Path(__file__).parents[3]
-EXAMPLE = ROOT / "examples" / "two_meshes.py"
-
-
-def load_example():
-    """The example as a module."""
-    spec = importlib.util.spec_from_file_location("two_meshes", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["two_meshes"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-example = load_example()
+example = load_two_meshes()
 
 
 def plan_annotated():
@@ -122,7 +108,7 @@ def test_two_workers_give_the_result_of_one_device(annotated, engine):
     inner = np.maximum(y @ c, 0)
     assert (np.abs(inner) @ np.abs(d)).max() < 2**24  # so float32 sums are exact in any order
     assert np.array_equal(result, inner @ d)
-    machine = relax.VirtualMachine(tvm.compile(example.Module, target="llvm"), tvm.cpu())
+    machine = quick_machine(example.Module)
     single = machine["main"](*[tvm.runtime.tensor(i) for i in inputs]).numpy()
     assert np.array_equal(result, single)
 
@@ -130,12 +116,12 @@ def test_two_workers_give_the_result_of_one_device(annotated, engine):
 def test_fresh_processes_print_the_same_text():
     """No hash order in the output: three processes with other hash seeds agree."""
     code = (
-        f"import sys; sys.path.insert(0, {str(EXAMPLE.parent)!r}); import two_meshes as t;"
+        "from tests.child_processes import load_two_meshes; t = load_two_meshes(); "
         "print(t.pipeline()(t.annotated()).script(show_meta=True))"
     )
     texts = set()
     for seed in ("1", "22", "333"):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
+        env = child_environment(PYTHONHASHSEED=seed)
         done = subprocess.run(
             [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
         )

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.child_processes import child_environment
 from tvm_distir.interface.command.app import main
 from tvm_distir.support.native.loader import LIBRARY_VARIABLE, NO_LIBRARY
 
@@ -47,7 +47,7 @@ def test_the_output_is_that_of_the_native_library(capfd):
     expected = parsed(capfd.readouterr().out)
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL],
-        env={**os.environ, LIBRARY_VARIABLE: NO_LIBRARY, "PYTHONPATH": ":".join(sys.path)},
+        env=child_environment(**{LIBRARY_VARIABLE: NO_LIBRARY}),
         capture_output=True,
         text=True,
     )

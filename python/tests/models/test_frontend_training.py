@@ -10,11 +10,11 @@ import tvm
 from tvm import relax
 
 import tvm_distir as td
+from tests.quick_compilation import quick_machine
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.support.errors.tree import ModelError
 from tvm_distir.transforms.inline.passes import InlinePrivateFunctions
 
-TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 nn, op = relax.op.nn, relax.op
 
 
@@ -26,8 +26,8 @@ def flat(value):
     return [x for v in value for x in flat(v)] if not hasattr(value, "numpy") else [value.numpy()]
 
 
-def run(mod, name, values):
-    vm = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
+def run_function(mod, name, values):
+    vm = quick_machine(mod)
     return flat(vm[name](*(tvm.runtime.tensor(v) for v in values)))
 
 
@@ -50,7 +50,7 @@ def test_resnet_against_tvms_gradient():
     step = td.train_step(mod, rate=1.0)
     names = [str(n) for n in step["main"].attrs["dist.param_names"]]
     values = draw_inputs(step)
-    got = dict(zip(names[2:], run(step, "main", values)[1:], strict=True))
+    got = dict(zip(names[2:], run_function(step, "main", values)[1:], strict=True))
 
     forward = relax.utils.copy_with_new_vars(InlinePrivateFunctions()(mod)["main"])
     targets = var("targets", 2, dtype="int32")
@@ -66,7 +66,7 @@ def test_resnet_against_tvms_gradient():
     moving = [n.endswith((".norm.mean", ".norm.variance")) for n in names[2:]]
     reference = [p for p, is_moving in zip(inputs, moving, strict=True) if not is_moving]
     adjoint = relax.transform.Gradient("main", require_grads=reference)(whole)
-    expected = run(adjoint, "main_adjoint", [values[0], *values[2:], values[1]])[1:]
+    expected = run_function(adjoint, "main_adjoint", [values[0], *values[2:], values[1]])[1:]
     learned = [n for n, is_moving in zip(names[2:], moving, strict=True) if not is_moving]
     assert len(learned) > 20
     for name, grad in zip(learned, expected, strict=True):
@@ -91,7 +91,7 @@ def test_sgd_with_momentum_and_decay():
     x, t, w, m = drawn([*shapes, (3, 2)])
     grad = 2 * x.T @ (x @ w - t) / t.size + 0.1 * w
     moved = 0.9 * m + grad
-    loss, new, remaining = run(step, "main", [x, t, w, m])
+    loss, new, remaining = run_function(step, "main", [x, t, w, m])
     assert np.allclose(loss, np.mean((x @ w - t) ** 2), rtol=1e-5)
     assert np.allclose(remaining, moved, rtol=1e-4, atol=1e-5)
     assert np.allclose(new, w - 0.5 * moved, rtol=1e-4, atol=1e-5)
@@ -106,7 +106,7 @@ def test_adamw():
     grad = 2 * x.T @ (x @ w - t) / t.size
     m1, v1 = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
     move = (m1 / (1 - 0.9**3)) / (np.sqrt(v1 / (1 - 0.999**3)) + 1e-8)
-    _, new, kept_m, kept_v, count = run(step, "main", [x, t, w, m, v, np.array(2)])
+    _, new, kept_m, kept_v, count = run_function(step, "main", [x, t, w, m, v, np.array(2)])
     assert count == 3
     assert np.allclose(kept_m, m1, rtol=1e-4, atol=1e-6)
     assert np.allclose(kept_v, v1, rtol=1e-4, atol=1e-6)
@@ -122,7 +122,7 @@ def test_batch_norms_train_and_move_their_statistics():
     result = dict(
         zip(
             [str(n) for n in step["main"].attrs["dist.param_names"]][2:],
-            run(step, "main", values)[1:],
+            run_function(step, "main", values)[1:],
             strict=True,
         )
     )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax
 
+from tests.quick_compilation import quick_machine
 from tvm_distir.models import zoo
 from tvm_distir.models.tvmscript import from_tvmscript
 from tvm_distir.support.errors.tree import ModelError
@@ -59,7 +59,7 @@ def write(tmp_path, text, name="model.py"):
 
 def test_file_gives_the_module_and_computes(tmp_path):
     mod = from_tvmscript(write(tmp_path, HEAD + PLAIN))
-    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    vm = quick_machine(mod)
     x = np.arange(12, dtype="float32").reshape(4, 3)
     np.testing.assert_array_equal(vm["main"](tvm.runtime.tensor(x)).numpy(), 2 * x)
 

@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tests.quick_compilation import run_main
 from tvm_distir.models import zoo
 from tvm_distir.support.errors.tree import ModelError
 
@@ -21,11 +22,6 @@ SMALL_GPT = dict(size="tiny", layers=2, hidden=16, heads=2, vocab=37, positions=
 SMALL_LLAMA = dict(
     size="tiny", layers=2, hidden=24, heads=6, kv_heads=2, ffn=20, vocab=37, batch=2, seq=8
 )
-
-
-def run(mod, arrays):
-    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
-    return vm["main"](*[tvm.runtime.tensor(a) for a in arrays]).numpy()
 
 
 def names_of(mod):
@@ -126,9 +122,9 @@ def test_gpt_equals_numpy_nested_and_flat():
     nested, flat = zoo.gpt(**SMALL_GPT), zoo.gpt(**SMALL_GPT, nested=0)
     arrays = random_inputs(nested, 37)
     assert names_of(nested) == names_of(flat)
-    got = run(nested, arrays.values())
+    got = run_main(nested, arrays.values())
     np.testing.assert_allclose(got, numpy_gpt(arrays, 2, 2), rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(got, run(flat, arrays.values()))
+    np.testing.assert_array_equal(got, run_main(flat, arrays.values()))
 
 
 @pytest.mark.parametrize("kv_heads", [2, 6])
@@ -136,10 +132,10 @@ def test_llama_equals_numpy_nested_and_flat(kv_heads):
     keys = {**SMALL_LLAMA, "kv_heads": kv_heads}
     nested, flat = zoo.llama(**keys), zoo.llama(**keys, nested=0)
     arrays = random_inputs(nested, 37)
-    got = run(nested, arrays.values())
+    got = run_main(nested, arrays.values())
     want = numpy_llama(arrays, 6, kv_heads, 2)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(got, run(flat, arrays.values()))
+    np.testing.assert_array_equal(got, run_main(flat, arrays.values()))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +148,7 @@ def test_half_precision_stays_near_float32(model, dtype):
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     ids = arrays.pop("input_ids")
     rounded = {k: v.astype(kind) for k, v in arrays.items()}
-    got = run(mod, [ids, *rounded.values()])
+    got = run_main(mod, [ids, *rounded.values()])
     assert got.dtype == kind
     exact = {"input_ids": ids, **{k: v.astype("float32") for k, v in rounded.items()}}
     want = numpy_gpt(exact, 2, 2) if model == "gpt" else numpy_llama(exact, 6, 2, 2)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
 
 import tvm_distir as td
 from tests.models.drawn_weights import drawn_weights
+from tests.quick_compilation import quick_machine
 from tvm_distir.models import zoo
 from tvm_distir.models.huggingface.config_reader import read_config
 from tvm_distir.models.huggingface.weights import convert_weights
@@ -159,7 +159,7 @@ def _logits(mod: Any, ids: Any, weights: Any) -> Any:
 
 def _run(mod: Any, values: list[Any]) -> Any:
     inputs = [np.ascontiguousarray(value) for value in values]
-    run = relax.VirtualMachine(relax.build(mod, "llvm"), tvm.cpu())["main"]
+    run = quick_machine(mod)["main"]
     return run(*[tvm.runtime.tensor(value) for value in inputs]).numpy()
 
 

@@ -27,7 +27,7 @@ class _Seeded(NamedTuple):
     seed: Any
 
 
-def run(function: Any, *args: Any) -> tuple[Any, list[Any]]:
+def run_jitted(function: Any, *args: Any) -> tuple[Any, list[Any]]:
     """The module of a jitted function, and what it computes."""
     mod = td.from_stablehlo(jax.jit(function).lower(*args))
     leaves, _ = jax.tree_util.tree_flatten_with_path(args)
@@ -57,7 +57,7 @@ def test_bits_are_those_of_jax(value: Any, dtype: str) -> None:
     def bits(value: Any) -> Any:
         return jax.lax.bitcast_convert_type(value, jnp.dtype(dtype))
 
-    _, (result,) = run(bits, value)
+    _, (result,) = run_jitted(bits, value)
     expected = np.asarray(bits(value))
     assert result.dtype == expected.dtype and result.shape == expected.shape
     assert result.tobytes() == expected.tobytes()
@@ -75,7 +75,7 @@ def test_random_numbers_are_those_of_jax(kind: str) -> None:
         return make(first, **shapes), make(second, **shapes)
 
     for seed in (np.uint32(0), np.uint32(123456789)):
-        _, result = run(draw, seed)
+        _, result = run_jitted(draw, seed)
         for a, b in zip(result, draw(seed), strict=True):
             if kind == "normal":  # the inverse error function differs in its last bits
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -103,7 +103,7 @@ def test_generated_bits_are_those_of_jax(algorithm: str) -> None:
 
     for key in ([1, 2, 3, 4], [7, 8, 2**32 - 1, 2**32 - 1]):
         state = np.array(key, "uint32")
-        _, results = run(draw, state)
+        _, results = run_jitted(draw, state)
         for a, b in zip(results, draw(state), strict=True):
             assert np.array_equal(a, np.asarray(b)), (a, b)
 
@@ -115,7 +115,7 @@ def test_keys_of_the_generator_are_those_of_jax() -> None:
         return jnp.where(jax.random.bernoulli(second, 0.5, x.shape), x, noise)
 
     x, seed = np.full((4, 6), 2.0, "float32"), np.uint32(3)
-    mod, (result,) = run(dropped, x, seed)
+    mod, (result,) = run_jitted(dropped, x, seed)
     assert np.array_equal(result, np.asarray(dropped(x, seed)))
     plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
     assert td.verify(mod, plan).equal
@@ -126,7 +126,7 @@ def test_the_inverse_error_function_is_that_of_jax() -> None:
         return jax.lax.erf_inv(x)
 
     x = np.array([-1.0, -0.99999, -0.5, 0.0, 1e-7, 0.3, 0.9, 0.999999, 1.0], "float32")
-    _, (result,) = run(inverse, x)
+    _, (result,) = run_jitted(inverse, x)
     np.testing.assert_allclose(result, inverse(x), rtol=1e-5)
 
 
@@ -159,11 +159,11 @@ def test_a_flax_step_with_dropout_has_the_masks_of_jax() -> None:
         return value, jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients)
 
     seed = np.uint32(3)
-    mod, result = run(step, params, x, y, seed)
+    mod, result = run_jitted(step, params, x, y, seed)
     expected = jax.tree.leaves(step(params, x, y, seed))
     for a, b in zip(result, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert not np.allclose(result[0], run(step, params, x, y, np.uint32(4))[1][0])
+    assert not np.allclose(result[0], run_jitted(step, params, x, y, np.uint32(4))[1][0])
     for strategy, mesh in (
         ("data_parallel", {"dp": 4}),
         ("tensor_parallel", {"tp": 2}),

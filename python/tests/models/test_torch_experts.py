@@ -86,7 +86,7 @@ def exported(module: Any, x: Any) -> Any:
         return torch.export.export(module.eval(), (x,))
 
 
-def run(program: Any, x: Any) -> tuple[Any, Any]:
+def import_and_run(program: Any, x: Any) -> tuple[Any, Any]:
     """The module, and its results."""
     mod = td.from_exported_program(program)
     weights = load_weights(program)
@@ -97,7 +97,7 @@ def run(program: Any, x: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("biases", [False, True])
 def test_experts_compute_what_torch_computes_without_a_sort(fallback: Any, biases: bool) -> None:
     module, x = Experts(fallback, biases), torch.randn(4, 6, WIDTH)
-    mod, (result,) = run(exported(module, x), x)
+    mod, (result,) = import_and_run(exported(module, x), x)
     np.testing.assert_allclose(result, module(x).detach(), rtol=1e-5, atol=1e-6)
     text = mod.script()
     assert text.count("R.dist.grouped_matmul") == 2
@@ -107,7 +107,7 @@ def test_experts_compute_what_torch_computes_without_a_sort(fallback: Any, biase
 @pytest.mark.parametrize("shown", ["order", "mean"])
 def test_rows_that_need_their_order_stay_sorted(fallback: Any, shown: str) -> None:
     module, x = Experts(fallback, shown=shown), torch.randn(2, 6, WIDTH)
-    mod, result = run(exported(module, x), x)
+    mod, result = import_and_run(exported(module, x), x)
     expected = module(x)
     expected = expected[0] if shown == "order" else expected
     np.testing.assert_allclose(result[0], expected.detach(), rtol=1e-4, atol=1e-5)
@@ -120,7 +120,7 @@ def test_the_operator_of_torch_is_read_too() -> None:
     product = lambda x, w, offs: torch._grouped_mm(x, w, offs=offs)  # noqa: E731
     module, x = Experts(product).bfloat16(), torch.randn(4, 8, WIDTH).bfloat16()
     module.router.float()
-    _, (result,) = run(exported(module, x), x)
+    _, (result,) = import_and_run(exported(module, x), x)
     expected = as_array(module(x)).astype("float32")
     np.testing.assert_allclose(result.astype("float32"), expected, rtol=0.03, atol=0.03)
 

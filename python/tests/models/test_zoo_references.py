@@ -8,9 +8,8 @@ import math
 
 import numpy as np
 import pytest
-import tvm
-from tvm import relax
 
+from tests.quick_compilation import run_main
 from tvm_distir.models import zoo
 
 SMALL = {
@@ -20,11 +19,6 @@ SMALL = {
     "unet": dict(size="tiny", channels=8, multipliers="1-2", groups=4, heads=2, image=8, batch=2),
     "resnet": dict(size="tiny", width=4, image=20, classes=5, batch=2),
 }
-
-
-def run(mod, arrays):
-    vm = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
-    return vm["main"](*[tvm.runtime.tensor(a) for a in arrays]).numpy()
 
 
 def draw(mod, limits=None, seed=0):
@@ -291,11 +285,11 @@ def numpy_unet(arrays, config, depth, levels):
 def agree(build, keys, limits, reference, flat=True):
     nested = build(**keys)
     arrays = draw(nested, limits)
-    got, want = run(nested, arrays.values()), reference(arrays)
+    got, want = run_main(nested, arrays.values()), reference(arrays)
     assert np.abs(want).std() > 1e-2
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     if flat:
-        np.testing.assert_array_equal(got, run(build(**keys, nested=0), arrays.values()))
+        np.testing.assert_array_equal(got, run_main(build(**keys, nested=0), arrays.values()))
 
 
 @pytest.mark.parametrize("head", ["mlm", "classify"])

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
+from tests.child_processes import child_environment
 from tvm_distir.core.ir.placement import shard_slices
 from tvm_distir.interface.command import main
 from tvm_distir.interface.command.export_plan import FORMATS
@@ -73,7 +74,7 @@ def test_code_for_torch_runs_equal_on_gloo(
     )
     run = subprocess.run(
         [sys.executable, str(RUN), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=child_environment(tmp_path, OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
         timeout=240,

@@ -83,10 +83,9 @@ def linear(shapes: dict[str, list[int]], name: str) -> nn.Linear:
     return nn.Linear(columns, rows, bias=False)
 
 
-def run(rank: int, folder: str, case: dict[str, Any], port: int) -> None:
+def run_rank(rank: int, folder: str, case: dict[str, Any], port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     distributed.init_process_group("gloo", rank=rank, world_size=case["ranks"])
-    sys.path.insert(0, folder)
     import parallelism
 
     torch.manual_seed(0)
@@ -121,4 +120,4 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         PORT = free.getsockname()[1]
-    torch.multiprocessing.spawn(run, (FOLDER, CASE, PORT), nprocs=CASE["ranks"])
+    torch.multiprocessing.spawn(run_rank, (FOLDER, CASE, PORT), nprocs=CASE["ranks"])

@@ -15,6 +15,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from tests.child_processes import child_environment
 from tvm_distir.support import versions as _versions
 from tvm_distir.support.errors.tree import DependencyError
 
@@ -120,13 +121,15 @@ def with_old_tvm(tmp_path: Path) -> Runner:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apache-tvm\nVersion: 0.26.1\n")
 
-    def run(program: str) -> subprocess.CompletedProcess[str]:
-        before = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
+    def run_with_old_tvm(program: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", before + program], capture_output=True, text=True
+            [sys.executable, "-c", "import sys\n" + program],
+            capture_output=True,
+            text=True,
+            env=child_environment(tmp_path, ROOT),
         )
 
-    return run
+    return run_with_old_tvm
 
 
 WRONG = "DIST0101 import: apache-tvm 0.26.1 is installed"
@@ -162,10 +165,15 @@ def test_the_command_says_so_in_one_line(with_old_tvm: Runner) -> None:
 
 def test_the_command_hides_no_other_failure(tmp_path: Path) -> None:
     program = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.modules['tvm_distir'] = None\n"
-        f"import tvm_distir_command\nsys.exit(tvm_distir_command.main())\n"
+        "import sys; sys.modules['tvm_distir'] = None\n"
+        "import tvm_distir_command\nsys.exit(tvm_distir_command.main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=child_environment(ROOT),
+    )
     assert done.returncode == 1 and "Traceback" in done.stderr
 
 

@@ -12,6 +12,7 @@ import tvm
 from tvm import ir, relax
 from tvm.relax import op
 
+from tests.quick_compilation import quick_machine
 from tvm_distir.transforms.inline.passes import InlinePrivateFunctions
 from tvm_distir.transforms.outline.outliner import OutlineRepeatedLayers
 
@@ -49,8 +50,8 @@ def flat(result: Any) -> list[np.ndarray]:
     return [array for item in result for array in flat(item)]
 
 
-def run(mod: ir.IRModule, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+def run_main(mod: ir.IRModule, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    vm = quick_machine(mod)
     return flat(vm["main"](*[tvm.runtime.tensor(x) for x in inputs]))
 
 
@@ -59,10 +60,10 @@ def check_same_numbers(mod: ir.IRModule, out: ir.IRModule) -> None:
     draw = np.random.default_rng(5)
     shapes = [[int(dim) for dim in param.ty.shape] for param in mod["main"].params]
     inputs = [draw.integers(-2, 3, shape).astype("float32") for shape in shapes]
-    want = run(mod, inputs)
+    want = run_main(mod, inputs)
     assert all(np.unique(array).size > 1 for array in want)
     for other in (out, InlinePrivateFunctions()(out)):
-        have = run(other, inputs)
+        have = run_main(other, inputs)
         for w, h in zip(want, have, strict=True):
             np.testing.assert_array_equal(w, h)
 

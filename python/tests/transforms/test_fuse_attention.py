@@ -14,6 +14,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tests.plain_systems import PLAIN_A100
+from tests.quick_compilation import quick_machine
 from tvm_distir.core.ir.operators import attention, attention_backward, attention_bias_gradient
 from tvm_distir.core.rewriting import op_name
 from tvm_distir.core.rewriting.scopes import all_bindings
@@ -43,9 +44,9 @@ def calls_of(mod, name):
     return [value for value in values_of(mod) if op_name(value) == name]
 
 
-def run(mod, arrays):
+def run_main(mod, arrays):
     """Run main, and return its results as arrays."""
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    vm = quick_machine(mod)
     result = vm["main"](*[tvm.runtime.tensor(a) for a in arrays])
     leaves = [result] if hasattr(result, "numpy") else list(result)
     return [x.numpy() for x in leaves]
@@ -119,7 +120,7 @@ def test_results_and_gradients_are_those_of_torch(name, dtype):
     shapes |= {"sinks": q[2:3]} if name == "sinks" else {}
     rng = np.random.default_rng(0)
     arrays = {n: rng.standard_normal(s).astype(dtype) for n, s in shapes.items()}
-    got = run(program(shapes, dtype, scale=0.3, **attrs), list(arrays.values()))
+    got = run_main(program(shapes, dtype, scale=0.3, **attrs), list(arrays.values()))
     bound = 1e-12 if dtype == "float64" else 2e-5
     for a, b in zip(got, judged(arrays, 0.3, **attrs), strict=True):
         np.testing.assert_allclose(a, b, rtol=bound, atol=bound)
@@ -129,7 +130,7 @@ def test_a_query_that_sees_no_key_is_zero():
     """And gives no gradient: a block of keys behind all queries changes nothing."""
     shapes = {"q": (1, 2, 1, 4), "k": (1, 3, 1, 4), "v": (1, 3, 1, 4), "do": (1, 2, 1, 4)}
     arrays = [np.ones(s, "float32") for s in shapes.values()]
-    out, lse, *gradients = run(
+    out, lse, *gradients = run_main(
         program(shapes, "float32", scale=1.0, causal=True, offset=-2), arrays
     )
     assert not out.any() and (lse < -1e29).all()
@@ -161,7 +162,7 @@ def test_a_training_step_is_that_of_written_attention():
         else (rng.standard_normal([int(n) for n in p.ty.shape]) * 0.3).astype("float32")
         for p in steps[0]["main"].params
     ]
-    for a, b in zip(*(run(step, arrays) for step in steps), strict=True):
+    for a, b in zip(*(run_main(step, arrays) for step in steps), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 

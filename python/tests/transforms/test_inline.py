@@ -14,6 +14,7 @@ from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 from tvm.script.parser import tirx as T
 
+from tests.quick_compilation import quick_machine
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.models import zoo
@@ -27,8 +28,8 @@ def flat(result: Any) -> list[np.ndarray]:
     return [array for item in result for array in flat(item)]
 
 
-def run(mod: ir.IRModule, inputs: list[np.ndarray], entry: str = "main") -> list[np.ndarray]:
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+def run_entry(mod: ir.IRModule, inputs: list[np.ndarray], entry: str = "main") -> list[np.ndarray]:
+    vm = quick_machine(mod)
     return flat(vm[entry](*[tvm.runtime.tensor(x) for x in inputs]))
 
 
@@ -49,7 +50,7 @@ def inlined(mod: ir.IRModule, names: list[str] | None = None) -> ir.IRModule:
 def check_equal(mod: ir.IRModule, out: ir.IRModule, *shapes: tuple[int, ...]) -> None:
     draw = np.random.default_rng(3)
     inputs = [draw.integers(-2, 3, shape).astype("float32") for shape in shapes]
-    want, have = run(mod, inputs), run(out, inputs)
+    want, have = run_entry(mod, inputs), run_entry(out, inputs)
     assert len(want) == len(have) and any(np.any(w) for w in want)
     for w, h in zip(want, have, strict=True):
         np.testing.assert_array_equal(w, h)
@@ -244,9 +245,9 @@ def test_branches_dissolve_the_dataflow_block_they_come_into() -> None:
         want = np.maximum(y + y, 0) if t else y * y
         inputs = [x, np.array(t, "float32")]
         for mod in (Branches, out):
-            np.testing.assert_array_equal(run(mod, inputs)[0], want)
+            np.testing.assert_array_equal(run_entry(mod, inputs)[0], want)
             np.testing.assert_array_equal(
-                run(mod, [x, np.array(t, "bool")], "other")[0], x + x if t else x * x
+                run_entry(mod, [x, np.array(t, "bool")], "other")[0], x + x if t else x * x
             )
 
 
@@ -307,7 +308,7 @@ def test_a_model_computes_the_same() -> None:
     inputs = [draw.integers(0, 11, (2, 4)).astype("int32")]
     for param in nested["main"].params[1:]:
         inputs.append(draw.normal(0, 0.3, [int(n) for n in param.ty.shape]).astype("float32"))
-    want, have = run(nested, inputs)[0], run(inlined(nested), inputs)[0]
+    want, have = run_entry(nested, inputs)[0], run_entry(inlined(nested), inputs)[0]
     np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
     assert want.std() > 0.01
 
@@ -374,7 +375,7 @@ def test_several_entries_and_other_public_functions_stay() -> None:
     out = inlined(Entries)
     assert functions(out) == ["a", "b"]
     x = np.array([-1, 0, 1, 2], "float32")
-    np.testing.assert_array_equal(run(out, [x], "b")[0], [0, 0, 1, 2])
+    np.testing.assert_array_equal(run_entry(out, [x], "b")[0], [0, 0, 1, 2])
 
 
 @I.ir_module(check_well_formed=False)

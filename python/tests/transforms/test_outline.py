@@ -17,7 +17,14 @@ from tvm.script.parser import relax as R
 from tvm.script.parser import tirx as T
 
 import tvm_distir as td
-from tests.transforms.outline_harness import Writer, calls, check_same_numbers, names, outlined, run
+from tests.transforms.outline_harness import (
+    Writer,
+    calls,
+    check_same_numbers,
+    names,
+    outlined,
+    run_main,
+)
 from tvm_distir.support.errors.tree import LevelError, PlanError, UsageError
 from tvm_distir.transforms.inline.passes import InlinePrivateFunctions
 from tvm_distir.transforms.outline.outliner import OutlineRepeatedLayers
@@ -236,10 +243,10 @@ def test_effects_keep_their_order() -> None:
     assert calls(out) == {"layer": 2}
     assert not out["layer"].is_pure
     x = np.asarray([1.0], "float32")
-    want = run(Loud, [x])
+    want = run_main(Loud, [x])
     reported, heard[:] = list(heard), []
     assert reported == [2.0, 18.0]
-    np.testing.assert_array_equal(run(out, [x]), want)
+    np.testing.assert_array_equal(run_main(out, [x]), want)
     assert heard == reported
 
 
@@ -266,7 +273,7 @@ def test_symbolic_sizes() -> None:
     out = outlined(Sized)
     assert calls(out) == {"layer": 2}
     x = np.arange(12, dtype="float32").reshape(3, 4) - 6
-    np.testing.assert_array_equal(run(out, [x]), run(Sized, [x]))
+    np.testing.assert_array_equal(run_main(out, [x]), run_main(Sized, [x]))
 
     @I.ir_module
     class Hidden:

@@ -19,7 +19,7 @@ from tvm.relax.training.loss import MSELoss
 
 import tvm_distir as td
 from tests.models import gpt2_onnx
-from tests.transforms.outline_harness import calls, run
+from tests.transforms.outline_harness import calls, run_main
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.transforms.inline.passes import InlinePrivateFunctions
@@ -84,7 +84,7 @@ def test_transformers(name: str, tmp_path: Path) -> None:
     ir.assert_structural_equal(InlinePrivateFunctions()(out), mod)
     if name == "gpt":  # the way back is proof enough for the others
         inputs = drawn(mod)
-        for want, have in zip(run(mod, inputs), run(out, inputs), strict=True):
+        for want, have in zip(run_main(mod, inputs), run_main(out, inputs), strict=True):
             np.testing.assert_array_equal(want, have)
     plan = strategy.make_plan(out, *DP_TP)
     assert plan.to_dict() == strategy.make_plan(mod, *DP_TP).to_dict()
@@ -207,9 +207,9 @@ def test_training_graph() -> None:
     assert len(out["layer"].body.blocks[0].bindings) > 20
     assert len(out["layer_backward"].body.blocks[0].bindings) > 40
     inputs = [0.5 * array for array in drawn(mod)]
-    want = run(mod, inputs)
+    want = run_main(mod, inputs)
     assert all(np.any(array) and np.isfinite(array).all() for array in want)
-    for w, h in zip(want, run(out, inputs), strict=True):
+    for w, h in zip(want, run_main(out, inputs), strict=True):
         np.testing.assert_array_equal(w, h)
     tidy = tvm.transform.Sequential(
         [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]

@@ -15,7 +15,7 @@ import pytest
 UPSTREAM = Path(__file__).resolve().parents[3] / "scripts" / "upstream"
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
+def run_upstream(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(UPSTREAM / "run.py"), *options], capture_output=True, text=True
     )
@@ -38,7 +38,7 @@ def states() -> dict:
 
 def test_the_faults_are_as_recorded():
     """All but those that end the process, in one process; issues and page are compared too."""
-    done = run("--together", "--no-tests")
+    done = run_upstream("--together", "--no-tests")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| take_vocabulary | wrong | yes |" in done.stdout
 
@@ -48,7 +48,7 @@ def test_an_altered_entry_is_found(tmp_path):
     altered["versions"]["0.27"]["faults"]["matmul_conflict"] = "ok"
     path = tmp_path / "states.json"
     path.write_text(json.dumps(altered), encoding="utf-8")
-    done = run("matmul_conflict", "--states", str(path))
+    done = run_upstream("matmul_conflict", "--states", str(path))
     assert done.returncode == 1
     assert "| matmul_conflict | wrong | no: ok |" in done.stdout
 
@@ -56,13 +56,13 @@ def test_an_altered_entry_is_found(tmp_path):
 def test_a_version_that_is_not_recorded_is_no_success(tmp_path):
     path = tmp_path / "states.json"
     path.write_text(json.dumps({"schema_version": 1, "versions": {}}), encoding="utf-8")
-    done = run("matmul_conflict", "--states", str(path))
+    done = run_upstream("matmul_conflict", "--states", str(path))
     assert done.returncode == 1
     assert "| matmul_conflict | wrong | no: not recorded |" in done.stdout
 
 
 def test_an_unknown_name_is_a_fault_of_usage():
-    done = run("no_such_fault")
+    done = run_upstream("no_such_fault")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no reproducer no_such_fault" in done.stderr
 

@@ -54,7 +54,7 @@ def installed(tmp_path):
     return tmp_path
 
 
-def run(command, *paths, cwd=None):
+def run_python(command, *paths, cwd=None):
     path = os.pathsep.join(map(str, paths))
     done = subprocess.run(
         [sys.executable, *command],
@@ -69,7 +69,7 @@ def run(command, *paths, cwd=None):
 
 def test_the_rule_of_an_installed_package_is_proved_like_others(installed):
     command = ["-m", "tvm_distir.execution.rule_validation", "--op", "relax.flip"]
-    code, out, _ = run(command, installed, ROOT)
+    code, out, _ = run_python(command, installed, ROOT)
     assert code == 1
     assert "factor 1 over 2: result 0 differs" in out
     assert "factor 0" not in out
@@ -84,7 +84,7 @@ def test_the_script_proves_the_sources_it_stands_in(tmp_path):
     script = ROOT / "scripts" / "checks" / "check_rules.py"
     if not script.exists():
         pytest.skip("an installed package has no scripts")
-    code, out, err = run([str(script), "--op", "relax.outer"], tmp_path, cwd=tmp_path)
+    code, out, err = run_python([str(script), "--op", "relax.outer"], tmp_path, cwd=tmp_path)
     assert code == 0, err
     assert out.splitlines()[-1].endswith("0 wrong")
 

@@ -156,7 +156,7 @@ def check_module(mod):
     tvm.ir.assert_structural_equal(mod, again)
 
 
-def run(mod, inputs):
+def run_virtual(mod, inputs):
     return VirtualEngine().run(mod, inputs)
 
 

@@ -25,6 +25,7 @@ from tests.core.passes.branch_modules import (
     plan_of,
     two_mesh_plan,
 )
+from tests.quick_compilation import quick_machine
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.ir.branches import lift_branches, outline_branches
 from tvm_distir.core.ir.operators import ops
@@ -438,7 +439,7 @@ def test_swapped_branches_are_noticed():
 def test_outlined_branches_compile_and_run(name):
     """As functions, branches keep their storage to themselves: NumPy is the judge."""
     mod = module(CASES[name])
-    machine = relax.VirtualMachine(tvm.compile(outline_branches(mod), "llvm"), tvm.cpu())
+    machine = quick_machine(outline_branches(mod))
     for values, inputs in every_way(mod):
         *_, x, w = inputs
         want = expected(name, values, x, w)
@@ -470,7 +471,7 @@ def test_a_lowered_module_compiles_with_plain_tvm():
     """What stands at level 5 needs no help of ours to be compiled safely."""
     mod = module(CASES["nested"])
     local = td.distribute(mod, plan_of({"a": 1}, x="S[0]"))
-    machine = relax.VirtualMachine(tvm.compile(local, "llvm"), tvm.cpu())
+    machine = quick_machine(local)
     for values, inputs in every_way(mod):
         *_, x, w = inputs
         got = machine["main"](*(tvm.runtime.tensor(v) for v in inputs)).numpy()

@@ -37,12 +37,12 @@ def calls(mod, function="main"):
     return re.findall(r"= R\.dist\.(\w+)\(", text)
 
 
-def run(mod, *inputs):
+def legalize_and_run(mod, *inputs):
     legal = LegalizeRedistribute()(mod)
     h.check_module(legal)
     local = LowerDistIR()(legal)
     h.check_module(local)
-    return legal, h.run(local, inputs)
+    return legal, h.run_virtual(local, inputs)
 
 
 def draw(*shapes):
@@ -74,7 +74,7 @@ def test_every_pair_of_placements(shape):
         return ({", ".join(outs)})
 """)
     (x,) = draw(shape)
-    legal, got = run(mod, x)
+    legal, got = legalize_and_run(mod, x)
     assert "redistribute" not in calls(legal)
     assert len(got) == len(places) ** 2
     for value in got:
@@ -92,7 +92,7 @@ def test_contraction_is_completed_at_once():
         return z
 """)
     x, w = draw((8, 8), (8, 8))
-    legal, (got,) = run(mod, x, w)
+    legal, (got,) = legalize_and_run(mod, x, w)
     assert calls(legal) == ["all_reduce"]
     np.testing.assert_array_equal(got, np.maximum(x @ w, 0))
 
@@ -111,7 +111,7 @@ def test_wrapped_contraction_waits_for_its_redistribute():
         return z
 """)
     x, w, s = draw((8, 8), (8, 8), (8, 1))
-    legal, (got,) = run(mod, x, w, s)
+    legal, (got,) = legalize_and_run(mod, x, w, s)
     assert calls(legal) == ["reduce_scatter"]
     np.testing.assert_array_equal(got, (x @ w) * s)
 
@@ -129,7 +129,7 @@ def test_complete_and_wrapped_uses_of_one_contraction():
         return (z, r)
 """)
     x, w = draw((8, 8), (8, 8))
-    legal, (z, r) = run(mod, x, w)
+    legal, (z, r) = legalize_and_run(mod, x, w)
     assert sorted(calls(legal)) == ["all_reduce", "reduce_scatter"]
     np.testing.assert_array_equal(z, x @ w)
     np.testing.assert_array_equal(r, np.maximum(x @ w, 0))
@@ -148,7 +148,7 @@ def test_unfinished_sum_read_by_a_nonlinear_op_is_completed():
         return (a, b)
 """)
     x, w = draw((8, 8), (8, 8))
-    legal, (a, b) = run(mod, x, w)
+    legal, (a, b) = legalize_and_run(mod, x, w)
     assert calls(legal) == ["all_reduce"]
     np.testing.assert_array_equal(a, np.maximum(x @ w, 0))
     np.testing.assert_array_equal(b, (x @ w) ** 2)
@@ -166,7 +166,7 @@ def test_only_the_named_axis_stays_partial():
         return z
 """)
     x, w = draw((8, 8), (8, 8))
-    legal, (got,) = run(mod, x, w)
+    legal, (got,) = legalize_and_run(mod, x, w)
     assert calls(legal) == ["all_reduce", "reduce_scatter"]
     np.testing.assert_array_equal(got, x @ w)
 
@@ -187,7 +187,7 @@ def test_adding_a_complete_value_to_a_partial_one():
         return z
 """)
     x, w, r = draw((8, 8), (8, 8), (8, 8))
-    legal, (got,) = run(mod, x, w, r)
+    legal, (got,) = legalize_and_run(mod, x, w, r)
     assert calls(legal) == ["partial", "partial", "all_reduce"]
     np.testing.assert_array_equal(got, x @ w + r + 1)
 
@@ -208,7 +208,7 @@ def test_redistribute_that_ends_partial():
         return z
 """)
     x, w = draw((8, 8), (8, 8))
-    legal, (got,) = run(mod, x, w)
+    legal, (got,) = legalize_and_run(mod, x, w)
     assert calls(legal) == ["all_reduce", "reduce_scatter"]
     assert "mesh_axes=[0]" in legal["main"].script()
     np.testing.assert_array_equal(got, -(x @ w))
@@ -224,7 +224,7 @@ def test_max_is_completed_with_its_own_op():
         return y
 """)
     (x,) = draw((8, 8))
-    legal, (got,) = run(mod, x)
+    legal, (got,) = legalize_and_run(mod, x)
     assert 'op="max"' in legal["main"].script()
     np.testing.assert_array_equal(got, x.max(1))
 
@@ -257,7 +257,7 @@ def test_partial_sums_cross_function_boundaries():
 """
     )
     x, w = draw((8, 8), (8, 8))
-    legal, (got,) = run(mod, x, w)
+    legal, (got,) = legalize_and_run(mod, x, w)
     assert calls(legal, "layer") == ["reduce_scatter"]
     # The complete input is made partial; the last result is completed.
     assert calls(legal) == ["partial", "all_reduce"]
@@ -284,7 +284,7 @@ def test_boundary_that_expects_complete_values():
         return z
 """)
     x, w = draw((8, 8), (8, 8))
-    legal, (got,) = run(mod, x, w)
+    legal, (got,) = legalize_and_run(mod, x, w)
     assert calls(legal) == ["all_reduce"]
     np.testing.assert_array_equal(got, np.maximum(x @ w, 0))
 
@@ -317,7 +317,7 @@ def test_transfer_between_meshes():
     """There and back; the function becomes impure and loses its dataflow block."""
     mod = tvm.script.from_source(TWO)
     x, w, v = draw((8, 7), (7, 8), (8, 8))
-    legal, (n, z, m) = run(mod, x, w, v)
+    legal, (n, z, m) = legalize_and_run(mod, x, w, v)
     assert calls(legal) == ["all_reduce", "send", "recv", "all_reduce", "send", "recv"]
     assert not legal["main"].is_pure
     assert not any(isinstance(b, relax.DataflowBlock) for b in legal["main"].body.blocks)

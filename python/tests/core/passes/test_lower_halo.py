@@ -150,7 +150,7 @@ def test_equal_to_the_whole_call(name):
     mod = lowered(specs, call, mesh, [halo_factor(call, dim)] * len(mesh))
     assert len(permutes(mod)) == count
     inputs = h.draw(specs)
-    np.testing.assert_array_equal(h.run(mod, inputs)[0], h.reference(whole, inputs)[0])
+    np.testing.assert_array_equal(h.run_virtual(mod, inputs)[0], h.reference(whole, inputs)[0])
 
 
 def test_negative_values_and_nothing_else_in_a_max_pool():
@@ -159,7 +159,7 @@ def test_negative_values_and_nothing_else_in_a_max_pool():
     whole, call = h.whole_module(specs, make)
     mod = lowered(specs, call, (2,), [halo_factor(call, 2)])
     inputs = [-1 - np.abs(x) for x in h.draw(specs)]
-    np.testing.assert_array_equal(h.run(mod, inputs)[0], h.reference(whole, inputs)[0])
+    np.testing.assert_array_equal(h.run_virtual(mod, inputs)[0], h.reference(whole, inputs)[0])
 
 
 def test_infinite_pad_value():
@@ -171,7 +171,7 @@ def test_infinite_pad_value():
     factor = halo_factor(call, 1)
     mod = h.lower(h.distributed(specs, call, h.mesh_of(2), [factor]), False)
     inputs = h.draw(specs)
-    np.testing.assert_array_equal(h.run(mod, inputs)[0], h.reference(whole, inputs)[0])
+    np.testing.assert_array_equal(h.run_virtual(mod, inputs)[0], h.reference(whole, inputs)[0])
 
 
 def test_both_spatial_dims():
@@ -181,7 +181,7 @@ def test_both_spatial_dims():
     mod = lowered(specs, call, (2, 2), [halo_factor(call, 2), halo_factor(call, 3)])
     assert permutes(mod) == [(1, 2, 1, 4)] * 2 + [(1, 2, 5, 2)] * 2
     inputs = h.draw(specs)
-    np.testing.assert_array_equal(h.run(mod, inputs)[0], h.reference(whole, inputs)[0])
+    np.testing.assert_array_equal(h.run_virtual(mod, inputs)[0], h.reference(whole, inputs)[0])
 
 
 def test_corners_of_an_average_that_counts_no_padding():
@@ -190,7 +190,7 @@ def test_corners_of_an_average_that_counts_no_padding():
     whole, call = h.whole_module(specs, lambda x: nn.avg_pool2d(x, (5, 3), padding=(2, 1)))
     mod = lowered(specs, call, (2, 3), [halo_factor(call, 2), halo_factor(call, 3)])
     inputs = h.draw(specs)
-    np.testing.assert_array_equal(h.run(mod, inputs)[0], h.reference(whole, inputs)[0])
+    np.testing.assert_array_equal(h.run_virtual(mod, inputs)[0], h.reference(whole, inputs)[0])
 
 
 def test_an_average_in_blocks_too_small_is_refused():
@@ -211,7 +211,7 @@ def test_rows_and_cut_input_channels():
     channels = next(f for f in h.rule_for(call).factors if f.kind == "sum")
     mod = lowered(specs, call, (2, 2), [halo_factor(call, 2), channels])
     inputs = h.draw(specs)
-    np.testing.assert_array_equal(h.run(mod, inputs)[0], h.reference(whole, inputs)[0])
+    np.testing.assert_array_equal(h.run_virtual(mod, inputs)[0], h.reference(whole, inputs)[0])
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -274,7 +274,7 @@ def test_explicit_padding_moves_one_row_each_way(ranks):
     mod, local, inputs = padded_chain(nn.conv2d, 16, (ranks,), "S[2]")
     assert permutes(local) == [(2, 2, 1, 6)] * 2
     assert "nn.pad" not in local.script()
-    np.testing.assert_array_equal(h.run(local, inputs)[0], h.reference(mod, inputs)[0])
+    np.testing.assert_array_equal(h.run_virtual(local, inputs)[0], h.reference(mod, inputs)[0])
 
 
 def test_explicit_padding_of_an_average():
@@ -283,7 +283,7 @@ def test_explicit_padding_of_an_average():
         lambda x, _: nn.avg_pool2d(x, (4, 4), (2, 2), count_include_pad=True), 8, (2,), "S[2]"
     )
     assert permutes(local) == [(2, 2, 1, 6)] * 2
-    np.testing.assert_array_equal(h.run(local, inputs)[0], h.reference(mod, inputs)[0])
+    np.testing.assert_array_equal(h.run_virtual(local, inputs)[0], h.reference(mod, inputs)[0])
 
 
 def test_padding_that_no_window_takes_over():
@@ -295,7 +295,7 @@ def test_padding_that_no_window_takes_over():
         mod, local, inputs = padded_chain(op, 8, (2,), "S[2]", pads)
         inputs[0] = -np.abs(inputs[0])
         assert len(permutes(local)) == 2
-        np.testing.assert_array_equal(h.run(local, inputs)[0], h.reference(mod, inputs)[0])
+        np.testing.assert_array_equal(h.run_virtual(local, inputs)[0], h.reference(mod, inputs)[0])
 
 
 def local_rows(plan, rank, ranks, extent):

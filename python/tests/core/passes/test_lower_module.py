@@ -85,7 +85,7 @@ def test_interface_of_an_entry():
     ids = np.arange(8, dtype="int32")
     table_value, w = draw((10, 4), (4, 6))
     unused = np.zeros((4, 4), "float32")
-    got = h.run(local, {"ids": ids, "table": table_value, "unused": unused, "w": w})
+    got = h.run_virtual(local, {"ids": ids, "table": table_value, "unused": unused, "w": w})
     np.testing.assert_array_equal(got[0], table_value[ids] @ w)
 
 
@@ -117,7 +117,7 @@ def test_private_functions_stay_and_are_shared():
     h.check_module(local)
     assert sorted(g.name_hint for g in local.functions) == ["layer", "main"]
     x, w, v = draw((8, 8), (8, 8), (8, 8))
-    np.testing.assert_array_equal(h.run(local, [x, w, v])[0], x @ w @ v @ w @ v)
+    np.testing.assert_array_equal(h.run_virtual(local, [x, w, v])[0], x @ w @ v @ w @ v)
 
 
 @pytest.mark.parametrize(("placement", "slices"), [("S[0], S[1]", 2), ("S[0], S[0]", 1)])
@@ -152,7 +152,7 @@ def test_constants_are_sliced_once(placement, slices):
     h.check_module(local)
     assert local.script().count("local_slice") == slices
     (data,) = draw((8, 6))
-    np.testing.assert_array_equal(h.run(local, [data])[0], data + 2 * value)
+    np.testing.assert_array_equal(h.run_virtual(local, [data])[0], data + 2 * value)
 
 
 def test_tuples_in_and_out():
@@ -193,7 +193,7 @@ def test_several_results_of_one_op():
         return (v, i)
 """)
     (x,) = draw((8, 6))
-    v, _ = h.run(lower(mod), [x])
+    v, _ = h.run_virtual(lower(mod), [x])
     np.testing.assert_array_equal(v, -np.sort(-x, axis=1)[:, :2])
 
 
@@ -235,7 +235,7 @@ def test_functions_that_mix_meshes_are_inlined():
     assert len(tags) == 4
     assert len(set(tags)) == 4
     (x,) = draw((8, 8))
-    d, f = h.run(local, [x])
+    d, f = h.run_virtual(local, [x])
     np.testing.assert_array_equal(d, x)
     np.testing.assert_array_equal(f, -2 * x)
 
@@ -258,7 +258,7 @@ def test_results_on_two_meshes_in_one_tuple_variable():
     local = lower(mod)
     h.check_module(local)
     (x,) = draw((8, 8))
-    n, y, b = h.run(local, [x])
+    n, y, b = h.run_virtual(local, [x])
     np.testing.assert_array_equal(n, -x)
     np.testing.assert_array_equal(y, x)
     np.testing.assert_allclose(b, np.exp(x), rtol=1e-6)

@@ -35,10 +35,10 @@ class Module:
 """)
 
 
-def run(mod, *inputs):
+def lower_and_run(mod, *inputs):
     local = LowerDistIR()(LegalizeRedistribute()(mod))
     h.check_module(local)
-    (got,) = h.run(local, inputs)
+    (got,) = h.run_virtual(local, inputs)
     return local, got
 
 
@@ -59,7 +59,7 @@ def test_sum_over_padding_that_an_op_filled():
         ],
         "d",
     )
-    local, got = run(mod, *draw((7, 3)))
+    local, got = lower_and_run(mod, *draw((7, 3)))
     np.testing.assert_array_equal(got, np.full(3, 7, "float32"))
     assert "R.where" in local.script()
 
@@ -71,7 +71,7 @@ def test_zero_padding_needs_no_mask():
         "d",
     )
     (x,) = draw((7, 3))
-    local, got = run(mod, x)
+    local, got = lower_and_run(mod, x)
     np.testing.assert_array_equal(got, np.maximum(x, 0).sum(0))
     assert "R.where" not in local.script()
 
@@ -85,7 +85,7 @@ def test_contraction_over_infinite_padding():
     )
     x = draw((3, 6))[0]
     y = np.full((6, 3), 2, "float32")
-    _, got = run(mod, x, y)
+    _, got = lower_and_run(mod, x, y)
     np.testing.assert_array_equal(got, x @ (y / y))
 
 
@@ -100,7 +100,7 @@ def test_other_reductions(op, fn):
         "d",
     )
     (x,) = draw((6, 3))
-    _, got = run(mod, x)
+    _, got = lower_and_run(mod, x)
     np.testing.assert_array_equal(got, fn(x - 5, axis=0))
 
 
@@ -111,7 +111,7 @@ def test_mean_divides_by_the_real_count():
         "d",
     )
     (x,) = draw((6, 4))
-    np.testing.assert_allclose(run(mod, x)[1], (x**2).mean(0), rtol=1e-6)
+    np.testing.assert_allclose(lower_and_run(mod, x)[1], (x**2).mean(0), rtol=1e-6)
 
 
 def test_integer_division_in_the_padding():
@@ -122,7 +122,7 @@ def test_integer_division_in_the_padding():
         "d",
     )
     x, y = np.arange(6, dtype="int32"), np.full(6, 2, "int32")
-    np.testing.assert_array_equal(run(mod, x, y)[1], x // y)
+    np.testing.assert_array_equal(lower_and_run(mod, x, y)[1], x // y)
 
 
 def test_indices_in_the_padding():
@@ -140,7 +140,7 @@ def test_indices_in_the_padding():
     )
     (t,) = draw((10, 2))
     i = np.arange(6, dtype="int32")
-    local, got = run(mod, t, i)
+    local, got = lower_and_run(mod, t, i)
     np.testing.assert_array_equal(got, t[9 - i])
     assert "R.where" in local.script()
 
@@ -161,7 +161,7 @@ def test_every_collective_on_uneven_dims():
         "f",
     )
     x, w = draw((7, 6), (6, 5))
-    local, got = run(mod, x, w)
+    local, got = lower_and_run(mod, x, w)
     np.testing.assert_array_equal(got, x @ w)
     text = local.script()
     for name in ("all_to_all", "reduce_scatter", "all_gather", "local_slice", "nn.pad"):
@@ -177,7 +177,7 @@ def test_a_shard_can_be_all_padding():
     )
     (x,) = draw((5, 2))
     x -= 10
-    np.testing.assert_allclose(run(mod, x)[1], np.exp(x).max(0), rtol=1e-6)
+    np.testing.assert_allclose(lower_and_run(mod, x)[1], np.exp(x).max(0), rtol=1e-6)
 
 
 def test_uneven_and_even_axes_together():
@@ -192,7 +192,7 @@ def test_uneven_and_even_axes_together():
         axes='"a", "b"',
     )
     x, w = draw((7, 6), (6, 5))
-    np.testing.assert_array_equal(run(mod, x, w)[1], (x @ w).sum(0))
+    np.testing.assert_array_equal(lower_and_run(mod, x, w)[1], (x @ w).sum(0))
 
 
 def test_an_op_that_cannot_be_uneven_is_refused():

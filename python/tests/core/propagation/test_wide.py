@@ -13,6 +13,7 @@ import pytest
 from tvm import relax
 from tvm.relax import op as R_
 
+from tests.nightly import nightly_but
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.propagation.decide import propagate
@@ -43,7 +44,7 @@ def assignments(problem):
     return itertools.product(*map(range, problem.domains))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", nightly_but(range(12), range(4)))
 @pytest.mark.parametrize("triples", [0, 3])
 @pytest.mark.parametrize("limit", [1 << 20, 200, 30, 4])
 def test_wide_problems_reach_the_optimum(seed, limit, triples):
@@ -147,7 +148,7 @@ def test_messages_of_another_problem_are_refused():
         dual.resume(dual.messages()[:-1])
 
 
-@pytest.mark.parametrize("limit", [200, 30, 4])
+@pytest.mark.parametrize("limit", nightly_but([200, 30, 4], {1}))
 @pytest.mark.parametrize("rounds", [exact.ROUNDS, 10])
 def test_what_was_found_hastens_and_does_not_mislead(limit, rounds, monkeypatch):
     """Problems of one structure, solved one after the other, reach their own optima."""

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
+from tests.child_processes import child_environment
 from tests.execution.runtime.mpi_cases import CASES, gpt
 from tests.execution.runtime.test_runtime_mpi import has_mpi
 from tvm_distir.core.plan.plan import Plan
@@ -141,12 +141,7 @@ def test_the_runtime_library_is_enough(small, name):
     if name == "mpi" and not has_mpi():
         pytest.skip("no MPI: the extra mpi is not installed")
     np.save(folder.parent / "x.npy", x)
-    environment = {
-        **os.environ,
-        "TVM_USE_RUNTIME_LIB": "1",
-        "PATH": "",
-        "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
-    }
+    environment = child_environment(TVM_USE_RUNTIME_LIB="1", PATH="")
     subprocess.run(
         [sys.executable, "-c", CHILD, str(folder), name], check=True, env=environment, timeout=120
     )

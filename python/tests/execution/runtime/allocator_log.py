@@ -75,15 +75,15 @@ def measure(name: str, mesh: str, strategy: str, train: str) -> dict[str, list[i
     plain = mod if train in ("", "step") else RunInTurn()(mod)
     values = draw_inputs(plain)
 
-    def run() -> None:
+    def run_threads() -> None:
         td.run(local, values, engine="threads")
 
-    run()
+    run_threads()
     storage = plan_storage(local)
     program = LoweredProgram(local)
     entry = next(each for each in program.entries if 0 in each.ranks)
     inputs = len(program.mod[entry.function].params)
-    return {"log": logged(run, inputs), "plan": storage.walk(entry.function).sizes}
+    return {"log": logged(run_threads, inputs), "plan": storage.walk(entry.function).sizes}
 
 
 if __name__ == "__main__":

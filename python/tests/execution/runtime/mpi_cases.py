@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
 import tvm_distir as td
+from tests.child_processes import load_two_meshes
 from tests.execution.runtime.level5_modules import Level5, arrival
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.execution.verification.random_inputs import draw_inputs
@@ -114,9 +113,7 @@ def _normal(*shapes: tuple[int, ...]) -> list[Any]:
 
 def example() -> Case:
     """The two-mesh example of the forum."""
-    sys.path.insert(0, str(Path(__file__).parents[4] / "examples"))
-    import two_meshes as forum
-
+    forum = load_two_meshes()
     return forum.pipeline()(forum.annotated()), _normal(*[(128, 128)] * 5)
 
 

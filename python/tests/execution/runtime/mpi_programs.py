@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that tests start under ``mpiexec``: ``python mpi_programs.py NAME [ARGUMENT]``.
+"""Programs that tests start under ``mpiexec``: ``python mpi_programs.py NAMES [ARGUMENT ...]``.
 
-Every process runs the same program, as users' programs do.
+Every process runs the same programs, as users' programs do. ``NAMES`` are joined by ``+``: they run
+one after the other in the same job, and only the last one takes the arguments.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def messages() -> None:
     if not same_bits(got, mine):
         raise AssertionError(f"rank {rank} got other bits")
     world.exchange(b"", fabric.check, lambda late: f"the end for {late}")
-    print(f"rank {rank}: right", flush=True)
+    print(f"rank {rank}: messages right", flush=True)
 
 
 def fault(kind: str) -> None:
@@ -183,8 +184,13 @@ def _go_wrong(kind: str, world: Any, call: Collective, x: Any) -> tuple[Collecti
     raise SystemExit(f"no fault {kind}")
 
 
-def run_module(case: str) -> None:
-    """Run a module as every process of a job; all forms of inputs and outputs."""
+def run_modules(*cases: str) -> None:
+    """Run modules as every process of a job; all forms of inputs and outputs."""
+    for case in cases:
+        _run_module(case)
+
+
+def _run_module(case: str) -> None:
     import tvm_distir as td
     from tests.execution.runtime.mpi_cases import CASES
     from tvm_distir.execution.runtime.engines.mpi.engine import MpiEngine
@@ -201,7 +207,7 @@ def run_module(case: str) -> None:
     virtual = td.run(mod, inputs, engine="virtual", outputs="sharded")
     for mine, all_of in zip(parts, virtual, strict=True):
         assert all(same_bits(mine.parts[r], all_of.parts[r]) for r in mine.parts)
-    print(f"rank {rank}: right, {len(engine.collectives)} collectives", flush=True)
+    print(f"rank {rank}: {case} right, {len(engine.collectives)} collectives", flush=True)
 
 
 def recovers() -> None:
@@ -219,7 +225,7 @@ def recovers() -> None:
     got = MpiEngine(60).run(mod, inputs)
     want = td.run(mod, inputs, engine="virtual")
     assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
-    print(f"rank {rank}: right", flush=True)
+    print(f"rank {rank}: recovers right", flush=True)
 
 
 def other_module() -> None:
@@ -233,5 +239,9 @@ def other_module() -> None:
 
 
 if __name__ == "__main__":
-    PROGRAMS = (collectives, messages, fault, run_module, recovers, other_module)
-    {p.__name__: p for p in PROGRAMS}[sys.argv[1]](*sys.argv[2:])
+    PROGRAMS = (collectives, messages, fault, run_modules, recovers, other_module)
+    *FIRST, LAST = sys.argv[1].split("+")
+    BY_NAME = {program.__name__: program for program in PROGRAMS}
+    for NAME in FIRST:
+        BY_NAME[NAME]()
+    BY_NAME[LAST](*sys.argv[2:])

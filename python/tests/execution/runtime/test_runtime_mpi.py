@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
+from tests.child_processes import child_environment
 from tests.execution.runtime.mpi_cases import CASES
 from tvm_distir.execution.runtime.engines.mpi import launch as mpi_launch
 from tvm_distir.execution.runtime.engines.mpi.engine import MpiEngine
@@ -40,7 +41,7 @@ needs_mpi = pytest.mark.skipif(not has_mpi(), reason=NO_MPI)
 def start(count, *words, expect=0, timeout_s=120):
     """Run a program of ``mpi_programs.py`` as processes; returns what it printed."""
     command = [*mpi_launch.find_launcher(), "-n", str(count), sys.executable, str(PROGRAMS), *words]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
+    environment = child_environment()
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
     )
@@ -49,31 +50,33 @@ def start(count, *words, expect=0, timeout_s=120):
     return message
 
 
-@needs_mpi
-def test_every_collective_gives_the_bits_of_the_reference():
-    count = 4
-    message = start(count, "collectives")
-    assert all(f"rank {rank}: " in message for rank in range(count)), message
-    assert message.count(" right") == count
+@pytest.fixture(scope="module")
+def printed():
+    """What a job of four processes printed that runs three programs one after the other."""
+    return start(4, "messages+recovers+collectives")
 
 
 @needs_mpi
-def test_transfers_between_meshes():
-    assert start(4, "messages").count("right") == 4
+def test_every_collective_gives_the_bits_of_the_reference(printed):
+    assert len(re.findall(r"rank [0-3]: \d+ right", printed)) == 4, printed
 
 
 @needs_mpi
-@pytest.mark.parametrize(("case", "count"), [("cube", 8), ("two_meshes", 5)])
-def test_the_same_program_as_every_process(case, count):
-    """Inputs whole and scattered from process 0, outputs whole and sharded; a spare process."""
-    assert start(count, "run_module", case).count(": right") == count
+def test_transfers_between_meshes(printed):
+    assert printed.count(": messages right") == 4, printed
 
 
 @needs_mpi
-def test_a_job_can_be_used_again_after_a_failure():
-    message = start(4, "recovers")
-    assert message.count("DIST0602") == 4
-    assert message.count(": right") == 4
+def test_a_job_can_be_used_again_after_a_failure(printed):
+    assert printed.count("DIST0602") == 4, printed
+    assert printed.count(": recovers right") == 4, printed
+
+
+@needs_mpi
+def test_the_same_program_as_every_process():
+    """Inputs whole and scattered from process 0, outputs whole and sharded; spare processes."""
+    message = start(8, "run_modules", "cube", "two_meshes")
+    assert message.count(": cube right") == message.count(": two_meshes right") == 8, message
 
 
 @needs_mpi
@@ -84,7 +87,7 @@ def test_processes_that_run_different_modules_are_told():
 
 @needs_mpi
 def test_too_few_processes():
-    message = start(2, "run_module", "one_mesh", expect=1)
+    message = start(2, "run_modules", "one_mesh", expect=1)
     assert "DIST0632 engine mpi: the job has 2 processes, the program requires 4" in message
 
 
@@ -136,7 +139,7 @@ def test_verify_on_mpi_from_the_command_line():
     words = ["verify", "zoo:gpt?layers=1,hidden=32,heads=4,seq=8,vocab=64,batch=2"]
     words += ["--strategy", "megatron", "--mesh", "tp=2", "--engine", "mpi", "--json"]
     command = [sys.executable, "-m", "tvm_distir.interface.command", *words]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
+    environment = child_environment()
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     assert '"engine": "mpi"' in done.stdout

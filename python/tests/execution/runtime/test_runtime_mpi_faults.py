@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 import tvm_distir as td
+from tests.child_processes import child_environment
 from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.test_runtime_mpi import needs_mpi, start
 from tvm_distir.execution.runtime.engines.job_folder import LOG, failure_file, process_file
@@ -176,7 +177,7 @@ def test_what_the_guard_of_a_worker_saw_decides_over_the_launchers_report(end, t
         f"    {end}\n"
         "raise SystemExit(code)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
+    environment = child_environment()
     done = subprocess.run([sys.executable, "-c", worker], env=environment, check=False)
     code, text = ENDS[end]
     assert done.returncode == code
@@ -204,14 +205,12 @@ def test_an_interrupted_run_leaves_nothing():
         "from tests.execution.runtime.test_runtime_mpi_faults import slow_case, MpiEngine\n"
         "mod, x = slow_case()\nprint('ready', flush=True)\nMpiEngine(120).run(mod, [x])\n"
     )
-    here = str(Path(__file__).parents[3])
-    path = os.pathsep.join([here, *(p or "." for p in sys.path)])
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env=child_environment(),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

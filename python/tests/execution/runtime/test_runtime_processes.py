@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 import tvm_distir as td
+from tests.child_processes import child_environment
 from tests.execution.runtime.level5_modules import Level5, draw, ops, there_and_back
 from tvm_distir.execution.runtime.engines.processes.engine import ProcessesEngine
 from tvm_distir.execution.runtime.engines.processes.library import LIBRARIES
@@ -34,7 +35,6 @@ from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.support.errors.tree import EngineError
 
 R = np.random.default_rng
-ROOT = str(Path(__file__).parents[3])
 
 
 def all_engines(mod, inputs):
@@ -182,8 +182,7 @@ def test_nothing_is_left_of_a_controller(how, tmp_path):
     script.write_text(
         textwrap.dedent(
             f"""
-            import sys, time
-            sys.path.insert(0, {ROOT!r})
+            import time
             from tests.execution.runtime import test_runtime_processes as t
             t.ProcessesEngine(20).run(t.there_and_back(), [t.draw(t.R(3), (4, 4), "float32")])
             print("ready", flush=True)
@@ -192,7 +191,7 @@ def test_nothing_is_left_of_a_controller(how, tmp_path):
         )
     )
     mark = f"controller_{os.getpid()}_{time.monotonic_ns()}"
-    environment = {**os.environ, "TVM_DISTIR_TEST_MARK": mark}
+    environment = child_environment(TVM_DISTIR_TEST_MARK=mark)
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment
     ) as controller:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ import tvm_ffi
 from tvm import relax
 
 import tvm_distir as td
+from tests.child_processes import child_environment
 from tests.execution.runtime.level5_modules import Level5, draw, ops, there_and_back
 from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
@@ -26,7 +26,6 @@ from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.support.errors.tree import EngineError
 
 R = np.random.default_rng
-ROOT = str(Path(__file__).parents[3])
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"]
 
 
@@ -390,9 +389,8 @@ def test_a_forked_child_runs_with_threads_of_its_own(tmp_path):
     script = tmp_path / "forks.py"
     script.write_text(
         textwrap.dedent(
-            f"""
-            import os, signal, sys, threading
-            sys.path.insert(0, {ROOT!r})
+            """
+            import os, signal, threading
             from tests.execution.runtime import test_runtime_threads as t
 
             def good():
@@ -407,10 +405,10 @@ def test_a_forked_child_runs_with_threads_of_its_own(tmp_path):
                 return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
             codes, begun, ended = [], threading.Event(), threading.Event()
-            mod = t.per_rank({{}})
+            mod = t.per_rank({})
             assert good()
             codes.append(forked())
-            waits = t.per_rank({{1: lambda x, out: (begun.set(), ended.wait(90))}})
+            waits = t.per_rank({1: lambda x, out: (begun.set(), ended.wait(90))})
             busy = threading.Thread(target=lambda: t.ThreadsEngine(120).run(waits, [t.ONES]))
             busy.start()
             begun.wait(90)
@@ -427,6 +425,7 @@ def test_a_forked_child_runs_with_threads_of_its_own(tmp_path):
         capture_output=True,
         text=True,
         timeout=300,
+        env=child_environment(),
     )
     assert done.stdout.split() == ["0", "0"], done.stdout + done.stderr
 
@@ -436,11 +435,9 @@ def test_a_process_that_failed_ends_normally(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text(
         textwrap.dedent(
-            f"""
-            import sys
-            sys.path.insert(0, {ROOT!r})
+            """
             from tests.execution.runtime import test_runtime_threads as t
-            for actions in ({{1: t.raises}}, {{2: t.gathers}}):
+            for actions in ({1: t.raises}, {2: t.gathers}):
                 try:
                     t.ThreadsEngine(20).run(t.per_rank(actions), [t.ONES])
                 except t.EngineError as err:
@@ -449,6 +446,11 @@ def test_a_process_that_failed_ends_normally(tmp_path):
         )
     )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=child_environment(),
     )
     assert (done.returncode, done.stdout.split()) == (0, ["DIST0612", "DIST0611"]), done.stderr

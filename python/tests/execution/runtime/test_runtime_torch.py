@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tvm_distir as td
+from tests.child_processes import child_environment
 from tests.execution.runtime.mpi_cases import CASES
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.support.errors.tree import EngineError
@@ -30,11 +30,7 @@ def start(count, *words, expect=0):
     """Run a program of ``torch_programs.py`` with ``torchrun``; returns what it printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={count}", str(PROGRAMS), *words]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = child_environment(OMP_NUM_THREADS="1")
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=environment, check=False
     )

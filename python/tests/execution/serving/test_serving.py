@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
+from tests.child_processes import child_environment
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
 from tvm_distir.execution.deployment.launch_scripts import processes_per_host
 from tvm_distir.execution.deployment.step_state import state_of
@@ -43,12 +43,7 @@ def serve(count, *words, expect=0, engine="torch"):
         command = [*find_launcher(), "-n", str(count), sys.executable]
         words = (*words, "--engine", "mpi")
     command += ["-m", "tvm_distir_command", "run", "--job", *map(str, words)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path),
-        "OMP_NUM_THREADS": "1",
-        "TVM_USE_RUNTIME_LIB": "1",
-    }
+    environment = child_environment(OMP_NUM_THREADS="1", TVM_USE_RUNTIME_LIB="1")
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=environment, check=False
     )

@@ -70,10 +70,10 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
     monkeypatch.delenv("TVM_DISTIR_DEBUG", raising=False)
 
     def set_failure(error: BaseException) -> None:
-        def run(_: argparse.Namespace) -> int:
+        def raise_error(_: argparse.Namespace) -> int:
             raise error
 
-        monkeypatch.setattr(opt, "run", run)
+        monkeypatch.setattr(opt, "run", raise_error)
 
     return set_failure
 
@@ -127,12 +127,12 @@ def test_an_interrupt_exits_130(fail: Fail, capsys: pytest.CaptureFixture[str]) 
 def test_warnings_are_messages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(_: argparse.Namespace) -> int:
+    def warn(_: argparse.Namespace) -> int:
         warnings.simplefilter("default")
         warnings.warn("mind\nthis", stacklevel=1)
         return 0
 
-    monkeypatch.setattr(opt, "run", run)
+    monkeypatch.setattr(opt, "run", warn)
     assert main(ARGUMENTS) == 0
     assert capsys.readouterr() == ("", "warning: mind this\n")
 

@@ -24,7 +24,7 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(words, capsys):
+def run_command(words, capsys):
     """Run a command that must succeed, and give what it printed."""
     code = main(words)
     out, err = capsys.readouterr()
@@ -34,16 +34,16 @@ def run(words, capsys):
 
 def test_plans_strategies_and_results(work, capsys):
     way = ["--strategy", "data_parallel", "--mesh", "dp=4"]
-    data = run(["analyze", "mlp.py", *way, *SYSTEM, "--json"], capsys)
+    data = run_command(["analyze", "mlp.py", *way, *SYSTEM, "--json"], capsys)
     (work / "before.json").write_text(data)
-    run(["analyze", "mlp.py", "--plan", "plan.json", *SYSTEM, "-o", "out"], capsys)
+    run_command(["analyze", "mlp.py", "--plan", "plan.json", *SYSTEM, "-o", "out"], capsys)
     both = ["mlp.py", "before.json", "out", "--plan", "plan.json", *way, *SYSTEM, "--json"]
-    rows = json.loads(run(["compare", *both], capsys))["results"]
+    rows = json.loads(run_command(["compare", *both], capsys))["results"]
     assert [row["name"] for row in rows] == ["plan.json", "data_parallel", "before", "out"]
     assert rows[1]["mesh"] == "dp=4" and rows[0]["ratio"] == rows[3]["ratio"] == 1.0
     for each, again in ((rows[0], rows[3]), (rows[1], rows[2])):
         assert {**each, "name": ""} == {**again, "name": ""}
-    text = run(["compare", "before.json", "out"], capsys)
+    text = run_command(["compare", "before.json", "out"], capsys)
     assert "mlp.py on dgx-a100" in text and "bound by" in text
 
 
@@ -76,15 +76,15 @@ def test_refusals(words, code, said, work, capsys):
 
 def test_traces_by_ending_and_by_format(work, capsys):
     words = ["analyze", "mlp.py", "--plan", "plan.json", *SYSTEM, "--json", "--trace"]
-    run([*words, "t.pftrace"], capsys)
-    run([*words, "t.trace", "--trace-format", "pftrace"], capsys)
+    run_command([*words, "t.pftrace"], capsys)
+    run_command([*words, "t.trace", "--trace-format", "pftrace"], capsys)
     assert (work / "t.pftrace").read_bytes() == (work / "t.trace").read_bytes()
-    run([*words, "traces", "--trace-format", "hta"], capsys)
+    run_command([*words, "traces", "--trace-format", "hta"], capsys)
     assert sorted(p.name for p in (work / "traces").iterdir()) == [
         RECORD,
         *(f"rank{r}.json" for r in range(4)),
     ]
-    run([*words, "chakra", "--trace-format", "chakra"], capsys)
+    run_command([*words, "chakra", "--trace-format", "chakra"], capsys)
     names = [RECORD, "comm_group.json", *(f"trace.{r}.et" for r in range(4))]
     assert sorted(p.name for p in (work / "chakra").iterdir()) == names
     for more, code in (["t", "--trace-format", "hat"], 2), (["no/t.pftrace"], 2):

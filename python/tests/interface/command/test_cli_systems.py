@@ -23,7 +23,7 @@ WAY = ["--strategy", "data_parallel", "--mesh", "dp=2"]
 TRAIN = ["--train", "--optimizer", "adam"]
 
 
-def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def run_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must succeed, and return what it printed."""
     code = main(words)
     out, err = capsys.readouterr()
@@ -34,14 +34,16 @@ def run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_compare_gives_each_system_what_analyze_does(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["a100", "b200"]
     systems = [word for name in names for word in ("--system", name)]
-    rows = json.loads(run(["compare", MODEL, *WAY, *systems, "--json"], capsys))["results"]
+    rows = json.loads(run_command(["compare", MODEL, *WAY, *systems, "--json"], capsys))["results"]
     assert [row["system"] for row in rows] == names
     assert [row["name"] for row in rows] == [f"data_parallel on {name}" for name in names]
     for name, row in zip(names, rows, strict=True):
-        single = json.loads(run(["analyze", MODEL, *WAY, "--system", name, "--json"], capsys))
+        single = json.loads(
+            run_command(["analyze", MODEL, *WAY, "--system", name, "--json"], capsys)
+        )
         assert row["time_s"] == single["time_s"]
         assert row["figures"]["mfu"] == single["throughput"]["mfu"]
-    text = run(["compare", MODEL, *WAY, *systems], capsys)
+    text = run_command(["compare", MODEL, *WAY, *systems], capsys)
     assert "tokens/s per device" in text and "MFU" in text
 
 
@@ -50,7 +52,7 @@ def test_the_kernels_of_a_sweep_are_those_of_the_option(
 ) -> None:
     def time_s(*options: str) -> float:
         words = ["sweep", MODEL, "--grid", "dp=2", "--system", "h100", *TRAIN, *options]
-        rows = list(csv.DictReader(io.StringIO(run(words, capsys))))
+        rows = list(csv.DictReader(io.StringIO(run_command(words, capsys))))
         return float(rows[0]["time_s"])
 
     assert time_s("--kernels", "eager") > time_s()
@@ -68,7 +70,7 @@ def test_masters_are_kept_by_default_on_systems_that_describe_trainers(
 ) -> None:
     def peak_bytes(*options: str) -> int:
         words = ["analyze", MODEL, *WAY, *TRAIN, "--advice", "bounds", "--json", *options]
-        return int(json.loads(run(words, capsys))["peak_memory_bytes"])
+        return int(json.loads(run_command(words, capsys))["peak_memory_bytes"])
 
     remaining = peak_bytes("--system", "h100", "--master")
     without = peak_bytes("--system", "h100", "--no-master")
@@ -93,7 +95,7 @@ def test_the_head_of_an_answer_states_rate_cost_and_basis(
         )
     )  # fmt: skip
     words = ["analyze", MODEL, *WAY, "--system", str(path), "--advice", "bounds"]
-    data = json.loads(run([*words, "--json"], capsys))
+    data = json.loads(run_command([*words, "--json"], capsys))
     inputs, time_s = data["throughput"], data["time_s"]
     assert inputs["cost_per_hour_usd"] == 6.0
     assert math.isclose(inputs["cost_per_step_usd"], 6.0 * time_s / 3600)
@@ -101,7 +103,7 @@ def test_the_head_of_an_answer_states_rate_cost_and_basis(
     assert math.isclose(inputs["tokens_per_s"], inputs["tokens"] / time_s)
     assumed = [number["name"] for number in data["basis"]["numbers"] if number["assumed"]]
     assert assumed == data["basis"]["assumed"] != []
-    head = run(words, capsys).splitlines()[:7]
+    head = run_command(words, capsys).splitlines()[:7]
     assert "tokens/s" in head[3] and "MFU" in head[3]
     assert "$6.00 per hour" in head[4]
     count = f"{len(assumed)} of the {len(data['basis']['numbers'])} numbers"
@@ -119,7 +121,7 @@ def test_an_image_model_has_samples_and_no_tokens() -> None:
 
 def test_systems_are_listed_with_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows agree with the systems, and a system has all its numbers with their sources."""
-    text, _, further = run(["systems"], capsys).partition("\n\nfurther names\n")
+    text, _, further = run_command(["systems"], capsys).partition("\n\nfurther names\n")
     lines = text.splitlines()[2:]
     assert [line.split()[0] for line in lines] == list(td.hardware.system_names())
     for name in ("h100", "rtx-4090"):
@@ -130,7 +132,9 @@ def test_systems_are_listed_with_their_numbers(capsys: pytest.CaptureFixture[str
         assert row.endswith(f"{assumed} of {len(numbers)}")
         assert f" {system.device.memory_bandwidth_GBps:g} " in row and system.device.name in row
         listed = [
-            line.split()[0] for line in run(["systems", name], capsys).splitlines()[5:] if line
+            line.split()[0]
+            for line in run_command(["systems", name], capsys).splitlines()[5:]
+            if line
         ]
         assert listed == [number.name for number in numbers]
     for line in further.splitlines():
@@ -144,6 +148,8 @@ def test_numbers_of_a_file_and_an_unknown_system(
 ) -> None:
     path = tmp_path / "mine.json"
     path.write_text((DATA / "tpu-v4-like.json").read_text())
-    assert run(["systems", str(path)], capsys) == run(["systems", "tpu-v4-like"], capsys)
+    assert run_command(["systems", str(path)], capsys) == run_command(
+        ["systems", "tpu-v4-like"], capsys
+    )
     assert main(["systems", "h10"]) == 1
     assert "DIST0701" in capsys.readouterr().err

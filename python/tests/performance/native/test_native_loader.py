@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.child_processes import child_environment
 from tvm_distir.performance.engine.schedule import schedule
 from tvm_distir.performance.engine.tasks import Tasks
 from tvm_distir.support.errors.tree import DependencyError
@@ -108,7 +109,7 @@ def test_import_loads_nothing(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), LIBRARY_VARIABLE: "/none.so"},
+        env=child_environment(**{LIBRARY_VARIABLE: "/none.so"}),
     )
     assert "misses=0" in out.stdout
 

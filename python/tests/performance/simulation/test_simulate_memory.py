@@ -147,7 +147,7 @@ def walk(created, entry):
     """Every buffer as [size, first task, tasks that read it], by a plain recursive walk."""
     tasks, buffers = [0], []
 
-    def run(name, args):
+    def walk(name, args):
         fn = created.functions[name]
         stored = dict(zip(fn.params, args))
         for index, value in enumerate(fn.values):
@@ -157,7 +157,7 @@ def walk(created, entry):
             if op.kind == "view":
                 stored[op.outputs[0]] = stored[op.inputs[0]]
             elif op.kind == "call":
-                results = run(op.callee, [stored[i] for i in op.inputs])
+                results = walk(op.callee, [stored[i] for i in op.inputs])
                 for buffer in results:  # the function holds what it returns until it has
                     if buffer is not None:
                         buffer[2].append(tasks[0] - 1)
@@ -176,7 +176,7 @@ def walk(created, entry):
                     buffers.append(stored[i])
         return [stored[i] for i in fn.results]
 
-    remaining = run(entry, [None] * len(created.functions[entry].params))
+    remaining = walk(entry, [None] * len(created.functions[entry].params))
     return buffers, [b for b in remaining if b is not None]
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from tvm import ir
 
 import tvm_distir as td
+from tests.nightly import nightly_but
 from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schedules.timeline import in_flight
@@ -138,9 +140,19 @@ def measured(case: tuple[str, str, str], profile: str, block: int, count: int) -
     return [memories.of(rank, steps) for rank, steps in enumerate(programs(schedule))]
 
 
-@pytest.mark.parametrize("profile", TRAINING)
+# Of the pairs of cases and profiles every run has a third: each case, each profile.
+PAIRS = nightly_but(
+    itertools.product(CASES, TRAINING),
+    [
+        case * len(TRAINING) + profile
+        for case in range(len(CASES))
+        for profile in range(case % 3, len(TRAINING), 3)
+    ],
+)
+
+
+@pytest.mark.parametrize(("case", "profile"), PAIRS)
 @pytest.mark.parametrize("block", [1, 512], ids=["exact", "framework"])
-@pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_roles_at_the_peak_add_up_to_it(
     case: tuple[str, str, str], block: int, profile: str
 ) -> None:
@@ -157,8 +169,7 @@ def test_roles_of_the_storage_plan_add_up_to_its_peak(case: tuple[str, str, str]
         assert sum(lane.account.at_peak.values()) == lane.account.peak_bytes > 0
 
 
-@pytest.mark.parametrize("profile", TRAINING)
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize(("case", "profile"), PAIRS)
 def test_no_micro_batch_leaves_memory_behind(case: tuple[str, str, str], profile: str) -> None:
     """What is there after the step depends on no number of micro-batches, nor does the peak.
 
@@ -186,8 +197,7 @@ def test_no_micro_batch_leaves_memory_behind(case: tuple[str, str, str], profile
             assert not steps[0][1]
 
 
-@pytest.mark.parametrize("profile", TRAINING)
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize(("case", "profile"), PAIRS)
 def test_tensors_have_the_type_that_other_units_read(
     case: tuple[str, str, str], profile: str
 ) -> None:

@@ -9,6 +9,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.nightly import nightly_but
 from tests.performance.simulation.hand_crowds import crowded, pipeline
 from tests.performance.simulation.hand_programs import random_program, round_system
 from tests.performance.simulation.hand_stages import Sizes, stages
@@ -50,10 +51,14 @@ def made(rng, seed):
     return stages(schedule, sizes, summed=rng.random() < 0.5)
 
 
+#: The first seed of each fifty cases.
+FIRST = nightly_but(range(0, 250, 50), {0})
+
+
+@pytest.mark.parametrize("first", FIRST)
 @pytest.mark.parametrize("blocking", [False, True])
-def test_better_systems_are_no_slower(blocking):
-    """250 cases each."""
-    for seed in range(250):
+def test_better_systems_are_no_slower(blocking, first):
+    for seed in range(first, first + 50):
         rng = random.Random(seed)
         numbers = rng.uniform(0.2, 5), rng.uniform(0.2, 5), rng.uniform(0.2, 5)
         program = made(rng, seed)
@@ -62,12 +67,13 @@ def test_better_systems_are_no_slower(blocking):
         assert faster.time_s <= slower.time_s, seed
 
 
-def test_better_systems_with_contention():
+@pytest.mark.parametrize("first", FIRST)
+def test_better_systems_with_contention(first):
     """Sharing has anomalies, as all that serves what is there has: a faster device may send a
     message beside one that it sent behind it before. Few steps take longer so, and little.
     """
     slower, shared = {}, 0
-    for seed in range(250):
+    for seed in range(first, first + 50):
         rng = random.Random(seed)
         numbers = [rng.uniform(0.2, 5) for _ in range(3)]
         ranks = rng.randint(2, 4)
@@ -86,5 +92,5 @@ def test_better_systems_with_contention():
         if after > before:
             slower[seed] = after / before
             assert best[1] > numbers[1], f"{seed}: better wires or latencies"
-    assert shared > 150
-    assert len(slower) <= 5 and max(slower.values(), default=1) < 1.01, slower
+    assert shared > 30
+    assert len(slower) <= 2 and max(slower.values(), default=1) < 1.01, slower

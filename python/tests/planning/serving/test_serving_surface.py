@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from tests.nightly import nightly_but
 from tvm_distir.hardware import System
 from tvm_distir.interface.command.__main__ import main
 from tvm_distir.planning.serving import surface as surface_module
@@ -33,7 +34,7 @@ MODELS = [
 """More of them, at more sizes, are those of ``scripts/checks/serving_laws.py``."""
 
 
-@pytest.mark.parametrize(("family", "strategy", "mesh"), MODELS)
+@pytest.mark.parametrize(("family", "strategy", "mesh"), nightly_but(MODELS, {1, 2, 3}))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_surface_is_the_pipeline_to_the_picosecond(family, strategy, mesh):
     served = ServedModel(f"zoo:{family}?size=tiny", strategy, mesh, System.load(SYSTEM))

@@ -10,6 +10,7 @@ import pytest
 from tvm import ir
 
 import tvm_distir as td
+from tests.nightly import nightly_but
 from tvm_distir.planning import strategies as strategy
 
 SMALL = {"size": "tiny", "layers": 1, "hidden": 16, "heads": 4, "vocab": 32, "batch": 4, "seq": 8}
@@ -50,13 +51,13 @@ def model(name: str) -> ir.IRModule:
     return td.zoo.build(name, MODELS[name])
 
 
-@pytest.mark.parametrize(("name", "text", "mesh"), INFERENCE)
+@pytest.mark.parametrize(("name", "text", "mesh"), nightly_but(INFERENCE, range(0, 10, 2)))
 def test_inference(name: str, text: str, mesh: dict[str, int]) -> None:
     mod = model(name)
     assert td.verify(mod, strategy.make_plan(mod, text, mesh), engine="virtual").equal
 
 
-@pytest.mark.parametrize(("name", "text", "mesh"), TRAINING)
+@pytest.mark.parametrize(("name", "text", "mesh"), nightly_but(TRAINING, {0, 2}))
 def test_training(name: str, text: str, mesh: dict[str, int]) -> None:
     mod = td.train_step(model(name), optimizer="sgd", momentum=0.9)
     assert td.verify(mod, strategy.make_plan(mod, text, mesh), engine="virtual").equal
@@ -77,7 +78,7 @@ def test_stages(text: str, mesh: dict[str, int]) -> None:
     assert td.verify(mod, plan, engine="virtual").equal
 
 
-@pytest.mark.parametrize(("engine", "name", "text", "mesh", "train"), ENGINES)
+@pytest.mark.parametrize(("engine", "name", "text", "mesh", "train"), nightly_but(ENGINES, {1, 2}))
 def test_engines(engine: str, name: str, text: str, mesh: dict[str, int], train: bool) -> None:
     mod = model(name)
     if train:

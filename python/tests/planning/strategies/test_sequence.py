@@ -11,6 +11,7 @@ import pytest
 from tvm import ir, relax
 
 import tvm_distir as td
+from tests.nightly import nightly_but
 from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import MeshError, PlanError
@@ -90,15 +91,18 @@ def test_rows_of_any_model() -> None:
 
 @pytest.mark.parametrize(
     ("text", "mesh", "name", "train"),
-    [
-        ("megatron+sequence", {"tp": 2}, "gpt", True),
-        ("megatron+sequence", {"tp": 2}, "bert", False),
-        ("data_parallel+megatron+sequence", {"dp": 2, "tp": 2}, "llama", True),
-        ("tensor_parallel+sequence", {"tp": 2}, "llama", False),
-        ("fsdp+megatron+sequence", {"dp": 2, "tp": 2}, "gpt", True),
-        ("data_parallel+sequence", {"tp": 4, "dp": 2}, "gpt", False),
-        ("context_parallel+megatron+sequence", {"tp": 2, "cp": 2}, "gpt", False),
-    ],
+    nightly_but(
+        [
+            ("megatron+sequence", {"tp": 2}, "gpt", True),
+            ("megatron+sequence", {"tp": 2}, "bert", False),
+            ("data_parallel+megatron+sequence", {"dp": 2, "tp": 2}, "llama", True),
+            ("tensor_parallel+sequence", {"tp": 2}, "llama", False),
+            ("fsdp+megatron+sequence", {"dp": 2, "tp": 2}, "gpt", True),
+            ("data_parallel+sequence", {"tp": 4, "dp": 2}, "gpt", False),
+            ("context_parallel+megatron+sequence", {"tp": 2, "cp": 2}, "gpt", False),
+        ],
+        {1, 2, 3, 4, 6},
+    ),
 )
 def test_results_equal_one_device(text: str, mesh: dict[str, int], name: str, train: bool) -> None:
     mod = model(name, train=train, seq=16)

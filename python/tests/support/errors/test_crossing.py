@@ -42,10 +42,10 @@ def passing(function):
     """A pass that calls a function on its module."""
 
     @tvm.transform.module_pass(opt_level=0, name="test.calls")
-    def run(mod, _):
+    def apply(mod, _):
         return function(mod)
 
-    return run
+    return apply
 
 
 def raising(error, cause=None):
@@ -91,7 +91,7 @@ def test_fields_survive_nested_passes(depth):
 def test_the_backtrace_of_every_level_stays():
     result = caught_from(nested(2, raising(LoweringError("DIST0504", "x"))), tvm.IRModule())
     names = [frame.name for frame in traceback.extract_tb(result.__traceback__)]
-    assert names.count("run") == 3
+    assert names.count("apply") == 3
     assert names[-1] == "fail"
 
 

@@ -12,12 +12,11 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_distir as td
+from tests.quick_compilation import quick_machine
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.transforms.inline.passes import InlinePrivateFunctions
-
-TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 
 
 def bindings_of(fn):
@@ -66,7 +65,7 @@ def test_a_transposed_weight_that_others_read_gets_all_gradients():
     apart = 2 * (y @ squares - targets) / targets.size
     by_squares = np.einsum("abx,aby->xy", y, apart)
     by_turned = np.einsum("abx,aby->xy", x, apart @ squares.T) + 2 * w.T * by_squares
-    vm = relax.VirtualMachine(tvm.compile(step, TARGET), tvm.cpu())
+    vm = quick_machine(step)
     new = vm["main"](*(tvm.runtime.tensor(v) for v in values))[1].numpy()
     assert np.allclose(new, w - by_turned.T, rtol=1e-9, atol=1e-12)
 

@@ -65,7 +65,7 @@ class Heads:
         return (logits, value)
 
 
-def run(loss: str, **options):
+def run_loss(loss: str, **options):
     """What a step is given and gives, by names; weights lose their gradient."""
     step = td.train_step(Heads, loss, rate=1.0, **options)
     names = param_names(step["main"])
@@ -82,7 +82,7 @@ def outputs(inputs):
 
 
 def test_a_weighted_sum_of_two_losses():
-    inputs, result, step = run("logits:cross_entropy*2,value:mse*0.5")
+    inputs, result, step = run_loss("logits:cross_entropy*2,value:mse*0.5")
     names = ["x", "y", "logits_targets", "value_targets", "w", "v"]
     assert list(inputs) == names
     assert int(step["main"].attrs["num_input"]) == 4
@@ -100,21 +100,21 @@ def test_a_weighted_sum_of_two_losses():
 
 def test_outputs_by_number():
     by_name, by_number = (
-        run(f"{a}:cross_entropy,{b}:mse")[1] for a, b in (("logits", "value"), "01")
+        run_loss(f"{a}:cross_entropy,{b}:mse")[1] for a, b in (("logits", "value"), "01")
     )
     for name, value in by_name.items():
         assert np.array_equal(value, by_number[name])
 
 
 def test_an_output_without_a_loss_trains_nothing():
-    inputs, result, _ = run("value:mse")
+    inputs, result, _ = run_loss("value:mse")
     assert list(inputs) == ["x", "y", "targets", "w", "v"]
     assert np.array_equal(inputs["w"], result["w"])
     assert not np.array_equal(inputs["v"], result["v"])
 
 
 def test_a_function_of_the_module_is_a_loss():
-    inputs, result, step = run("value:weighted*0.25")
+    inputs, result, step = run_loss("value:weighted*0.25")
     assert list(inputs) == ["x", "y", "expected", "each", "w", "v"]
     names = {str(gv.name_hint) for gv in step.functions}
     assert {"weighted_forward", "weighted_backward"} <= names
@@ -128,7 +128,7 @@ def test_a_function_of_the_module_is_a_loss():
 
 
 def test_a_function_of_all_outputs():
-    inputs, result, _ = run("joint")
+    inputs, result, _ = run_loss("joint")
     assert list(inputs) == ["x", "y", "targets", "w", "v"]
     _, logits, value = outputs(inputs)
     loss = np.mean(((logits - inputs["targets"]) * value) ** 2)

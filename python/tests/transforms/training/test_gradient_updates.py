@@ -58,7 +58,7 @@ def drawn_for(name, like):
     return values.astype(like.dtype) if like.dtype.kind == "f" else like
 
 
-def run(step, /, **inputs):
+def run_step(step, /, **inputs):
     """Results by the names of what they update, and the loss; inputs drawn but for those given."""
     main = step["main"]
     names = [str(n) for n in main.attrs["dist.param_names"]]
@@ -71,7 +71,7 @@ def run(step, /, **inputs):
 
 def gradients_of(step_of=Net, **inputs):
     """What gradient descent at the rate 1 takes off the weights."""
-    drawn, result = run(td.train_step(step_of, "mse", rate=1.0), **inputs)
+    drawn, result = run_step(td.train_step(step_of, "mse", rate=1.0), **inputs)
     return {name: drawn[name] - result[name] for name in WEIGHTS}
 
 
@@ -84,15 +84,15 @@ def test_clipping_scales_all_gradients_by_their_common_norm(gradients):
     norm = np.sqrt(sum((g.astype("float64") ** 2).sum() for g in gradients.values()))
     assert norm > 0.1
     for most in (norm / 3, norm * 3):
-        drawn, result = run(td.train_step(Net, "mse", clip=most, rate=1.0))
+        drawn, result = run_step(td.train_step(Net, "mse", clip=most, rate=1.0))
         for name in WEIGHTS:
             expected = gradients[name] * min(1.0, most / norm)
             assert np.allclose(drawn[name] - result[name], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_power_of_two_as_loss_scale_changes_no_bit():
-    _, plain = run(td.train_step(Net, "mse", "adam"))
-    _, scaled = run(td.train_step(Net, "mse", "adam", loss_scale=1024.0))
+    _, plain = run_step(td.train_step(Net, "mse", "adam"))
+    _, scaled = run_step(td.train_step(Net, "mse", "adam", loss_scale=1024.0))
     assert all(np.array_equal(plain[name], scaled[name]) for name in plain)
 
 
@@ -111,8 +111,8 @@ def test_a_scale_keeps_gradients_that_half_precision_loses():
     ones = np.ones((256, 256))
     inputs = {"x": ones, "targets": ones - 2**-11, "w": ones[0], "w.master": ones[0]}
     options = {"master": True, "rate": 1024.0}
-    lost = run(td.train_step(Half, "mse", **options), **inputs)[1]
-    remaining = run(td.train_step(Half, "mse", loss_scale=2.0**17, **options), **inputs)[1]
+    lost = run_step(td.train_step(Half, "mse", **options), **inputs)[1]
+    remaining = run_step(td.train_step(Half, "mse", loss_scale=2.0**17, **options), **inputs)[1]
     assert np.array_equal(lost["w.master"], ones[0])
     assert np.array_equal(remaining["w.master"], ones[0] - 1024 * 256 * 2.0**-26)
 
@@ -122,8 +122,8 @@ def test_a_scale_keeps_gradients_that_half_precision_loses():
 )
 def test_a_dynamic_scale_grows_after_many_good_steps(scale, steps, then, count):
     step = td.train_step(Net, "mse", "adam", loss_scale="dynamic")
-    drawn, result = run(step, loss_scale=scale, scale_steps=steps, step=4)
-    _, plain = run(td.train_step(Net, "mse", "adam"), step=4)
+    drawn, result = run_step(step, loss_scale=scale, scale_steps=steps, step=4)
+    _, plain = run_step(td.train_step(Net, "mse", "adam"), step=4)
     assert (result["loss_scale"], result["scale_steps"], result["step"]) == (then, count, 5)
     for name in WEIGHTS:
         assert np.array_equal(result[name], plain[name]), name
@@ -132,7 +132,7 @@ def test_a_dynamic_scale_grows_after_many_good_steps(scale, steps, then, count):
 
 def test_a_step_that_overflows_changes_nothing_but_the_scale():
     step = td.train_step(Net, "mse", "adam", loss_scale="dynamic", clip=1.0)
-    drawn, result = run(step, loss_scale=3e38, scale_steps=9, step=4)
+    drawn, result = run_step(step, loss_scale=3e38, scale_steps=9, step=4)
     assert (result["loss_scale"], result["scale_steps"], result["step"]) == (
         np.float32(1.5e38),
         0,
@@ -144,9 +144,9 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale():
 
 def test_the_rate_as_an_input_gives_the_same():
     for name, counted in (("sgd", {}), ("adamw", {"step": 3}), ("lion", {})):
-        _, fixed = run(td.train_step(Net, "mse", name, rate=0.125), **counted)
+        _, fixed = run_step(td.train_step(Net, "mse", name, rate=0.125), **counted)
         step = td.train_step(Net, "mse", name, rate_input=True)
-        _, passed = run(step, rate=0.125, **counted)
+        _, passed = run_step(step, rate=0.125, **counted)
         inputs = [str(n) for n in step["main"].attrs["dist.inputs"]]
         assert inputs == ["x", "targets", "rate"]
         for key in fixed:
@@ -155,7 +155,7 @@ def test_the_rate_as_an_input_gives_the_same():
 
 def test_lion(gradients):
     step = td.train_step(Net, "mse", "lion", rate=0.1, decay=0.5)
-    drawn, result = run(step)
+    drawn, result = run_step(step)
     for name in WEIGHTS:
         w, m, g = drawn[name], drawn[f"{name}.m"], gradients[name]
         near = 0.9 * m + 0.1 * g
@@ -169,7 +169,7 @@ def test_lion(gradients):
 def test_decay_of_adam_is_added_to_the_gradient():
     """As torch.optim.Adam has it, and AdamW has not."""
     decay = 0.25
-    drawn, result = run(td.train_step(Net, "mse", "adam", decay=decay), step=0)
+    drawn, result = run_step(td.train_step(Net, "mse", "adam", decay=decay), step=0)
     plain = gradients_of()
     for name in WEIGHTS:
         grad = plain[name] + decay * drawn[name]
@@ -180,7 +180,7 @@ def test_decay_of_adam_is_added_to_the_gradient():
 def test_masters_take_the_update_and_weights_are_rounded():
     mod = td.zoo.llama(size="tiny", layers=1, dtype="float16")
     step = td.train_step(mod, optimizer="adamw", master=True, rate=1e-4)
-    drawn, result = run(step, step=3)
+    drawn, result = run_step(step, step=3)
     masters = [n for n in result if n.endswith(".master")]
     half = [n for n in drawn if f"{n}.master" in drawn]
     assert len(masters) == len(half) > 10
@@ -198,8 +198,8 @@ def test_stages_that_train_nothing_are_refused_as_a_step_at_once_is():
 
 def test_frozen_weights_stay_and_have_no_states():
     step = td.train_step(Net, "mse", "adam", frozen=["b"])
-    whole = run(td.train_step(Net, "mse", "adam"), step=3)[1]
-    _, result = run(step, step=3)
+    whole = run_step(td.train_step(Net, "mse", "adam"), step=3)[1]
+    _, result = run_step(step, step=3)
     assert sorted(result) == ["a", "a.m", "a.v", "c", "c.m", "c.v", "loss", "step"]
     for name in result:
         assert np.array_equal(result[name], whole[name]), name

@@ -12,6 +12,7 @@ from tvm import relax
 
 from tests.core.ops.op_coverage import op_coverage
 from tests.core.ops.rule_cases.all_cases import TABLE, UNPROVED
+from tests.quick_compilation import quick_machine
 from tests.transforms.training import gradient_harness as h
 from tests.transforms.training.gradient_cases import CASES
 from tvm_distir.core.rewriting.scopes import all_bindings
@@ -184,7 +185,7 @@ def test_norms_of_half_precision_take_their_statistics_in_float32():
     rows, width = 2, 4096
     call = nn.rms_norm(var(rows, width), var(width), -1)
     mod = h.backward(case(call), "float16")
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    vm = quick_machine(mod)
     rng = np.random.default_rng(0)
     x, g = rng.uniform(2, 3, (rows, width)), np.ones(width)
     w = rng.uniform(0.5, 1.5, (rows, width))

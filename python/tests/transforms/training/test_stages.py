@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import tvm_ffi
 from tvm import ir
 
 import tvm_distir as td
+from tests.nightly import nightly_but
 from tests.plain_systems import PLAIN_A100
 from tests.transforms.training.pipeline_models import assert_close, schedule_of, tower
 from tvm_distir.core.analysis.levels import check_level
@@ -54,8 +56,14 @@ def _staged(
     return td.train_step(tower(LAYERS, BATCH // micros, tied, skip), schedule=schedule, **OPTIONS)
 
 
-@pytest.mark.parametrize("micros", [1, 2, 4, 8])
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+SIZES = list(itertools.product([1, 2, 3, 4], [1, 2, 4, 8]))
+"""Stages and micro-batches."""
+
+
+@pytest.mark.parametrize(
+    ("stages", "micros"),
+    nightly_but(SIZES, {0, 2, 5, 11, 12}),
+)
 def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
     names, values, expected = _whole(tied=True)
     turn = RunInTurn()(_staged("1f1b", stages, micros))
@@ -63,8 +71,11 @@ def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
     assert_close(Reference(turn).run(values), expected)
 
 
-@pytest.mark.parametrize("micros", [1, 2, 4, 8])
-@pytest.mark.parametrize("stages", [2, 3, 4])
+# One micro-batch; more than stages; fewer.
+@pytest.mark.parametrize(
+    ("stages", "micros"),
+    nightly_but(SIZES[4:], {0, 6, 9}),
+)
 @pytest.mark.parametrize("kind", ORDERS)
 def test_every_schedule_gives_the_weights_of_one_device(
     kind: str, stages: int, micros: int

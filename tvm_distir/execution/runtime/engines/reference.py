@@ -18,7 +18,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_distir.core.ir import is_object, named_leaves, relax_functions
 from tvm_distir.core.ops import input_index_ranges
 from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, place_of
-from tvm_distir.execution.runtime.program.compiled import LibraryCache
+from tvm_distir.execution.runtime.program.compiled import SHARED, LibraryCache
 from tvm_distir.execution.runtime.program.inputs import index_fault
 from tvm_distir.execution.runtime.program.machines import Machines
 from tvm_distir.execution.runtime.program.targets import check_engine_runs, target_in_scope
@@ -27,7 +27,7 @@ from tvm_distir.support import EngineError
 
 Array = npt.NDArray[Any]
 
-_LIBRARIES = LibraryCache(4)
+_LIBRARIES = LibraryCache(4, SHARED)
 """The cache of compiled references, since a model is verified under several plans; it is small,
 because a library holds the constants."""
 

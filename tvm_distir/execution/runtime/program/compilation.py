@@ -24,6 +24,7 @@ from tvm_distir.support import DistIRError, EngineError, ForkSafeLock
 from tvm_distir.transforms import kernel_passes, repair_kernels
 
 from .gpu_passes import check_threads, gpu_passes
+from .shared_kernels import SharedKernels
 from .targets import target_in_scope
 
 _SPATIAL, _REDUCTION = 0, 2
@@ -141,11 +142,15 @@ order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_disti
 """Pass that reorders contractions. Level: any with TIR functions, before the build."""
 
 
-def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
+def _build(mod: ir.IRModule, target: Any, kernels: SharedKernels | None) -> relax.VMExecutable:
     """Build a legalized module by TVM's default pipeline, on a GPU with DLight's schedules."""
     if "gpu" not in target.keys:
-        mod = order_loops(mod) if target.kind.name == "llvm" else mod
-        return tvm.compile(repair_kernels(mod), target)
+        mod = repair_kernels(order_loops(mod) if target.kind.name == "llvm" else mod)
+        if kernels is None:
+            return tvm.compile(mod, target)
+        with target:
+            mod = relax.get_pipeline("default")(mod)
+        return kernels.compile(mod, target)
     with target:
         mod = tvm.transform.Sequential(gpu_passes())(mod)
         mod = repair_kernels(relax.get_default_pipeline(target)(mod))
@@ -153,10 +158,14 @@ def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
     return tvm.compile(mod, target, relax_pipeline=None)
 
 
-def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
+def compile_module(
+    mod: ir.IRModule, place: str = "module", kernels: SharedKernels | None = None
+) -> relax.VMExecutable:
     """Compile a module: legalize, order loops, repair kernels, and run TVM's default build.
 
-    The target is that in scope (``with target:``), or else this machine's CPU.
+    The target is that in scope (``with target:``), or else this machine's CPU. With ``kernels``
+    the machine code of kernels of earlier programs is linked; such a result runs in this process
+    alone.
 
     Raises
     ------
@@ -170,7 +179,7 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
             mod = outline_branches(mod)  # else TVM hands storage of a branch to what follows it
             with target:
                 ready = tvm.transform.Sequential(kernel_passes())(mod)
-            return _build(ready, target)
+            return _build(ready, target, kernels)
     except DistIRError:
         raise
     except Exception as err:

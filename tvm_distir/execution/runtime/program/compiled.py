@@ -16,9 +16,13 @@ from tvm_distir.support import EngineError, ForkSafeLock
 
 from .compilation import compile_module, compile_turn
 from .machines import Machines
+from .shared_kernels import SharedKernels
 from .targets import target_in_scope
 
 _CACHE_SIZE = 256
+
+SHARED = SharedKernels()
+"""Kernels that the caches of a process share where nobody sees their names."""
 
 KERNEL = "segment"
 """Name of the function in each module of a :class:`KernelCache`."""
@@ -86,10 +90,13 @@ class LibraryCache:
     ----------
     size : int
         The maximum number of stored modules.
+    kernels : SharedKernels, optional
+        Kernels that the modules share with others; their names are then not those of the modules.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, kernels: SharedKernels | None = None) -> None:
         self._cache = _ModuleMap(size)
+        self._kernels = kernels
 
     def get(self, mod: ir.IRModule, place: str) -> Any:
         """Return the module compiled, at its first use.
@@ -99,7 +106,7 @@ class LibraryCache:
         EngineError
             DIST0606 when TVM cannot compile it.
         """
-        return self._cache.find_or_make(mod, lambda: compile_module(mod, place).jit())
+        return self._cache.find_or_make(mod, lambda: compile_module(mod, place, self._kernels).mod)
 
 
 class KernelCache:
@@ -175,7 +182,7 @@ class KernelCache:
                     functions[ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
                 else:
                     functions[gv] = function
-        library = compile_module(ir.IRModule(functions), modules[0][1]).jit()
+        library = compile_module(ir.IRModule(functions), modules[0][1], SHARED).mod
         machines = Machines(library)
         self.compiled += len(modules)
         return [

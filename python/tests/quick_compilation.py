@@ -1,0 +1,36 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How programs are compiled whose machine code is not the subject of a test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tvm
+from tvm import ir, relax
+
+QUICK_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+"""LLVM without its optimisations: a thirtieth of what ``"llvm"`` takes, half of the package's."""
+
+NO_CHECKS = {"tirx.disable_assert": True}
+"""Kernels without checks of their arguments, whose machine code takes longer than the kernels'."""
+
+
+@contextlib.contextmanager
+def quick_compilation() -> Iterator[None]:
+    """Compile for :data:`QUICK_TARGET` and with :data:`NO_CHECKS` in the calling thread."""
+    level = tvm.transform.PassContext.current().opt_level
+    with QUICK_TARGET, tvm.transform.PassContext(opt_level=level, config=NO_CHECKS):
+        yield
+
+
+def quick_machine(mod: ir.IRModule) -> relax.VirtualMachine:
+    """Return a machine of a module built by TVM's own pipeline, without this package's passes."""
+    return relax.VirtualMachine(tvm.compile(mod, QUICK_TARGET), tvm.cpu())
+
+
+def run_main(mod: ir.IRModule, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the only result of ``main``, built by TVM's own pipeline."""
+    return quick_machine(mod)["main"](*[tvm.runtime.tensor(array) for array in arrays]).numpy()
