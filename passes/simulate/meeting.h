@@ -23,7 +23,7 @@ using Floats = std::vector<double>;
 constexpr int64_t kFlow = -1;  // instead of a map: a message
 constexpr int64_t kJoin = -2;  // ... what is there when all its tokens are
 
-// See tvm_distir/performance/engine/activities.py.
+// See tvm_distir/performance/event_loop/activities.py.
 struct Activities {
   Ints matrix, matrix_begin, matrix_ports;
   Ints kind, group, rank, spent;

@@ -1,7 +1,7 @@
 // Licensed under the Apache License, Version 2.0; see LICENSE.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Python calls for activities that meet; see tvm_distir/performance/engine/contention.py.
+// What Python calls for activities that meet; see tvm_distir/performance/event_loop/contention.py.
 
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .event_loop.rank_walk import RankWalk as RankWalk
 from .fusion.grouped import grouped as grouped
 from .fusion.kernel_classes import ALIGNED as ALIGNED
 from .fusion.profile import Profile as Profile
@@ -8,7 +9,6 @@ from .fusion.profile import profile_names as profile_names
 from .fusion.quantization import check_products as check_products
 from .memory.account import BufferGroup as BufferGroup
 from .memory.account import MemoryAccount as MemoryAccount
-from .memory.flat_peaks import FlatPeaks as FlatPeaks
 from .memory.peaks import Peaks as Peaks
 from .memory.planned import place_number as place_number
 from .memory.remedies import Verdict as Verdict
@@ -23,6 +23,7 @@ from .program.parts import Function as Function
 from .program.parts import Mesh as Mesh
 from .program.parts import Op as Op
 from .program.pipeline_program import Edge as Edge
+from .program.pipeline_program import Phase as Phase
 from .program.pipeline_program import PipelineProgram as PipelineProgram
 from .program.program import Program as Program
 from .program.program_template import ProgramTemplate as ProgramTemplate
@@ -52,6 +53,7 @@ from .simulation.op_costs import HOSTS as HOSTS
 from .simulation.op_costs import OpCosts as OpCosts
 from .simulation.op_costs import host_time_s as host_time_s
 from .simulation.op_costs import launched as launched
+from .simulation.pipeline.rank_arrays import StageSteps as StageSteps
 from .simulation.result import PipelineResult as PipelineResult
 from .simulation.result import Result as Result
 from .simulation.simulator import simulate as simulate

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
-from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.interface.command import main
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.memory.account import MemoryAccount
@@ -51,14 +50,14 @@ def measured(case: str, profile: str) -> Iterator[tuple[MemoryAccount, list[int]
     program = grouped(exported(case), profile)
     staged = program.staged
     assert staged is not None
-    memories = RankMemories(program, staged, CachingAllocator(program, BLOCK))
-    for rank, steps in enumerate(programs(staged.schedule)):
+    memories = RankMemories(program, CachingAllocator(program, BLOCK))
+    for rank in range(staged.schedule.stages):
         role = staged.role_of(rank)
         phase = role.phase(ACCUMULATE)
         assert phase is not None
         shapes = (role.slots[slot].shape for slot in phase.outputs)
         sizes = [math.prod(shape) for shape in shapes if shape]  # not the loss
-        memory = memories.of(rank, steps)
+        memory = memories.of(rank)
         yield memory.account, sizes, memory.resident_bytes
 
 

@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
-from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.interface.command import main
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.memory.account import MemoryAccount
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
-from tvm_distir.performance.memory.entries import entry_memory
 from tvm_distir.performance.memory.rank_events import RankEvents
 from tvm_distir.performance.memory.ranks import RankMemories
 from tvm_distir.performance.memory.reserved import Replay
@@ -63,17 +61,11 @@ def exported(case: str) -> Program:
 def replayed(program: Program, number: int, segments: Any) -> MemoryAccount:
     """Replay all events; return the account of live bytes."""
     framework = CachingAllocator(program)
-    if program.staged is None:
-        memory = entry_memory(program, program.entries[number], framework)
-        segments.take(memory.resident_bytes)
-        Replay(framework, segments).call(memory.use, {})
-        return memory.account
-    memories = RankMemories(program, program.staged, framework)
-    steps = programs(program.staged.schedule)[number]
-    walk = RankEvents(program.staged, memories.stages, number, steps)
+    memories = RankMemories(program, framework)
+    walk = RankEvents(program.as_stages, memories.stages, number, memories.steps[number])
     segments.take(sum(buffer.bytes for buffer in memories.resident(walk)))
     Replay(framework, segments).rank(memories, walk)
-    return memories.of(number, steps).account
+    return memories.of(number).account
 
 
 @pytest.mark.parametrize("profile", ["eager", "megatron-lm"])

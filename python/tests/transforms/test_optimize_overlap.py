@@ -19,7 +19,7 @@ from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.ir.operators import async_ops
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
-from tvm_distir.performance.memory.entries import entry_memory
+from tvm_distir.performance.memory.ranks import RankMemories
 from tvm_distir.planning.calibration.step_times import with_constants
 from tvm_distir.support.errors.tree import LevelError
 from tvm_distir.transforms.optimize.binding_costs import BindingCosts
@@ -187,7 +187,7 @@ def peak(mod):
     """Bytes of the entry, its parameters included."""
     program = td.export(mod)
     framework = CachingAllocator(program, block_bytes=1)
-    return entry_memory(program, program.entries[0], framework).account.peak_bytes
+    return RankMemories(program, framework).of(0).account.peak_bytes
 
 
 def chain():

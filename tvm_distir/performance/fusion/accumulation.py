@@ -15,8 +15,6 @@ ADD = "accumulate"
 """Name of the kernels that add to the sums of gradients."""
 Place = tuple[str, int]
 """A function and one of its values."""
-Use = tuple[Op, int]
-"""An op and the position of one of its inputs or outputs."""
 
 
 def accumulated(program: Program) -> Program:
@@ -30,7 +28,6 @@ def accumulated(program: Program) -> Program:
     if staged is None or staged.schedule.splits_backward or staged.schedule.micro_batches < 2:
         return program
     known, functions = program.functions, dict(program.functions)
-    makers = {name: _makers(fn) for name, fn in known.items()}
     added: dict[Place, Op] = {}
     moved: set[int] = set()
     for role in staged.roles:
@@ -38,12 +35,11 @@ def accumulated(program: Program) -> Program:
         if back is None or following is None:
             continue
         names = reached(known, [following.function])
-        readers = {name: _readers(known[name]) for name in names}
         results = dict(zip(back.outputs, known[back.function].results, strict=True))
         for slot, param in zip(following.inputs, known[following.function].params, strict=True):
-            op = _kernel(known, readers, (following.function, param)) if slot in results else None
+            op = _kernel(known, (following.function, param)) if slot in results else None
             if op is not None:
-                maker = _maker(known, makers, (back.function, results[slot]))
+                maker = _maker(known, (back.function, results[slot]))
                 added.setdefault(maker, op)
                 moved.add(id(op))
         for name in names:
@@ -65,17 +61,14 @@ def added_in_place(program: Program, role: StageKind) -> dict[int, int]:
     if back is None or following is None:
         return {}
     known, fn = program.functions, program.functions[following.function]
-    names = reached(known, [following.function])
-    readers = {name: _readers(known[name]) for name in names}
-    makers = {name: _makers(known[name]) for name in names}
     sums: dict[int, int] = {}
     for slot, result in zip(following.outputs, fn.results, strict=True):
-        name, value = _maker(known, makers, (following.function, result))
-        if slot in following.inputs and value in makers[name]:
-            sums[id(makers[name][value][0])] = slot
+        name, value = _maker(known, (following.function, result))
+        if slot in following.inputs and value in known[name].makers:
+            sums[id(known[name].makers[value][0])] = slot
     added = {}
     for slot, param in zip(following.inputs, fn.params, strict=True):
-        op = _kernel(known, readers, (following.function, param), moved=True)
+        op = _kernel(known, (following.function, param), moved=True)
         if slot in back.outputs and op is not None and id(op) in sums:
             added[slot] = sums[id(op)]
     return added
@@ -95,50 +88,30 @@ def reduced_in_place(program: Program) -> dict[str, frozenset[int]]:
         fn = program.functions[end.function]
         added = {p for slot, p in zip(end.inputs, fn.params, strict=True) if slot in sums}
         params = set(fn.params)  # the loss may be in the buffer as well
-        readers = _readers(fn)
         places[end.function] = frozenset(
             number
             for number, op in enumerate(fn.ops)
             if op.collective == "all_reduce"
             and len(op.inputs) == len(op.outputs)
             and not added.isdisjoint(op.inputs)
-            and all(v in params and len(readers[v]) == 1 for v in op.inputs)
+            and all(v in params and len(fn.readers[v]) == 1 for v in op.inputs)
         )
     return places
 
 
-def _readers(fn: Function) -> dict[int, list[Use]]:
-    """Return the ops that read each value."""
-    readers: dict[int, list[Use]] = {}
-    for op in fn.ops:
-        for position, value in enumerate(op.inputs):
-            readers.setdefault(value, []).append((op, position))
-    return readers
-
-
-def _makers(fn: Function) -> dict[int, Use]:
-    """Return the op that computes each value."""
-    return {value: (op, n) for op in fn.ops for n, value in enumerate(op.outputs)}
-
-
-def _kernel(
-    functions: Mapping[str, Function],
-    readers: Mapping[str, Mapping[int, list[Use]]],
-    place: Place,
-    moved: bool = False,
-) -> Op | None:
+def _kernel(functions: Mapping[str, Function], place: Place, moved: bool = False) -> Op | None:
     """Return the kernel that reads a value in its function, looking through views.
 
     With ``moved``, it is a kernel whose work was moved elsewhere.
     """
     name, value = place
-    for op, position in readers[name].get(value, ()):
+    for op, position in functions[name].readers.get(value, ()):
         reader: Op | None = op
         if op.kind == "call":
             param = functions[op.callee].params[position]
-            reader = _kernel(functions, readers, (op.callee, param), moved)
+            reader = _kernel(functions, (op.callee, param), moved)
         elif op.kind == "view" or (op.kernel_class == "view" and not moved):
-            reader = _kernel(functions, readers, (name, op.outputs[0]), moved)
+            reader = _kernel(functions, (name, op.outputs[0]), moved)
         elif moved and op.kernel_class != "view":
             reader = None
         if reader is not None:
@@ -146,13 +119,11 @@ def _kernel(
     return None
 
 
-def _maker(
-    functions: Mapping[str, Function], makers: Mapping[str, Mapping[int, Use]], place: Place
-) -> Place:
+def _maker(functions: Mapping[str, Function], place: Place) -> Place:
     """Return where a value is produced, looking through calls and views."""
     while True:
         name, value = place
-        op, position = makers[name].get(value, (None, 0))
+        op, position = functions[name].makers.get(value, (None, 0))
         if op is not None and op.kind == "view":
             place = name, op.inputs[0]
         elif op is not None and op.kind == "call":

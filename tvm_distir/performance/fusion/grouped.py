@@ -14,14 +14,13 @@ from .dataflow import Dataflow
 from .fused_experts import with_fused_experts
 from .fused_function import Writer
 from .grouping import Grouping, plain
-from .hosts import with_hosts
+from .host_launches import with_hosts, without_wrappers
 from .joined_kernels import joined
 from .kernel_classes import classified
 from .profile import Profile
 from .quantization import quantized
 from .quantized_copies import with_quantized_copies
 from .reductions import reduced
-from .wrappers import without_wrappers
 
 
 def grouped(program: Program, profile: Profile | str) -> Program:

@@ -181,7 +181,7 @@ class PassedValues:
             pairs = (*role.sums, *role.updates)
             for slot in (*role.params, *role.results, *(slot for pair in pairs for slot in pair)):
                 yield SLOT, str(number), slot
-        for edge in (*staged.edges, *(edge for each in staged.sums for edge in each.edges)):
+        for edge in staged.all_edges:
             for stage, slot in (edge.source, edge.target):
                 yield SLOT, str(staged.stages[stage].role), slot
 

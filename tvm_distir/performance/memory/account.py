@@ -134,6 +134,14 @@ def by_role(sizes: Iterable[int]) -> dict[str, int]:
     return {role: size for role, size in zip(ROLES, sizes, strict=True) if size}
 
 
+def role_sums(buffers: Iterable[LiveBuffer]) -> list[int]:
+    """Return the bytes by number of role."""
+    sums = [0] * len(ROLES)
+    for buffer in buffers:
+        sums[buffer.role] += buffer.bytes
+    return sums
+
+
 def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
     """Group buffers of the same producer, role and size whose names differ in numbers."""
     groups: dict[Any, list[LiveBuffer]] = {}

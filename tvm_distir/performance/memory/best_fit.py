@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import bisect
-
 from tvm_distir.support import Steps, unrolled
 
-from .caching_allocator import DROPPED, CachingAllocator, CallVariant
+from .caching_allocator import CachingAllocator
+from .call_variants import DROPPED, CallVariant
+from .segments import FreeBlocks
 
 
 class Arena:
@@ -23,49 +23,33 @@ class Arena:
     def __init__(self) -> None:
         self.top = 0
         self._end = 0
-        self._holes: list[tuple[int, int]] = []  # size and place
-        self._starts: dict[int, int] = {}
-        self._ends: dict[int, int] = {}
+        self._holes = FreeBlocks()
 
     def take(self, size: int) -> int:
         """Place a block, and return its address."""
-        number = bisect.bisect_left(self._holes, (size, -1))
-        if number == len(self._holes):
+        place = self._holes.best_fit(size)
+        if place is None:
             # The last hole may reach the end: it grows.
-            last = self._ends.get(self._end)
-            place = self._end
-            if last is not None:
-                place = last
-                self._close(last, self._end - last)
+            place = self._holes.begin_of_end.get(self._end, self._end)
+            if place < self._end:
+                self._holes.close(place)
             self._end = place + size
             self.top = max(self.top, self._end)
             return place
-        hole, place = self._holes[number]
-        self._close(place, hole)
+        hole = self._holes.close(place)
         if hole > size:
-            self._open(place + size, hole - size)
+            self._holes.open(place + size, hole - size)
         return place
 
     def give(self, place: int, size: int) -> None:
         """Free a block and merge adjacent holes."""
-        before = self._ends.get(place)
+        before = self._holes.begin_of_end.get(place)
         if before is not None:
-            length = place - before
-            self._close(before, length)
-            place, size = before, size + length
-        behind = self._starts.get(place + size)
-        if behind is not None:
-            self._close(place + size, behind)
-            size += behind
-        self._open(place, size)
-
-    def _open(self, place: int, size: int) -> None:
-        bisect.insort(self._holes, (size, place))
-        self._starts[place], self._ends[place + size] = size, place
-
-    def _close(self, place: int, size: int) -> None:
-        del self._holes[bisect.bisect_left(self._holes, (size, place))]
-        del self._starts[place], self._ends[place + size]
+            size += self._holes.close(before)
+            place = before
+        if place + size in self._holes.size_at:
+            size += self._holes.close(place + size)
+        self._holes.open(place, size)
 
 
 class Arenas:

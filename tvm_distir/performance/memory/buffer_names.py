@@ -52,7 +52,6 @@ class BufferNames:
 
     def __init__(self, program: Program) -> None:
         self.functions, self.staged = program.functions, program.staged
-        self._makers: dict[str, dict[int, Op]] = {}
         self._slots: dict[tuple[str, int], tuple[StageKind, int]] = {}
         self._slot_names: dict[tuple[int, int], str] = {}  # by identity of role, and slot
         self._places_of: dict[int, dict[int, int]] = {}  # by identity of a tuple
@@ -215,10 +214,7 @@ class BufferNames:
         return ""
 
     def _maker(self, function: str, index: int) -> Op | None:
-        if function not in self._makers:
-            ops = self.functions[function].ops
-            self._makers[function] = {value: op for op in ops for value in op.outputs}
-        return self._makers[function].get(index)
+        return self.functions[function].makers.get(index, (None, 0))[0]
 
     def _module(self, function: str, op: Op) -> str:
         """Return the module whose weight an op reads, or an empty string."""

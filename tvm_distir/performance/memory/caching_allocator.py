@@ -11,107 +11,26 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import Steps, unrolled
 
-from .account import GRADIENTS, ROLES, Label, LiveBuffer
-from .buffer_lifetimes import FunctionBuffers, MemoryStep, ProgramBuffers
+from .account import GRADIENTS, Label, LiveBuffer
+from .buffer_lifetimes import FunctionBuffers, ProgramBuffers
 from .buffer_names import BufferNames, CallPath
-
-BLOCK_BYTES = 512
-"""Sizes are multiples of it."""
-
-OWN, DONATED, DROPPED = -1, -2, -3
-"""Words for a result in place of a role: the function's role; donated, so that it takes the memory
-of what it replaces; dropped, as the caller does not read it, and freed inside."""
+from .call_variants import (
+    BLOCK_BYTES,
+    DONATED,
+    DROPPED,
+    OWN,
+    CallVariant,
+    MemoryChange,
+    MemoryLevel,
+    NestedCall,
+    Shape,
+)
 
 _SCALAR_BYTES = 8
-
-
-class CallVariant(NamedTuple):
-    """Variant in which a function is called.
-
-    Attributes
-    ----------
-    function : str
-    owned : tuple of (int, int, int)
-        Parameters that nobody else reads any more, with their roles and bytes: they are freed
-        inside.
-    given : tuple of int
-        The role of each result, or a word of those above; where it is empty, results keep the
-        function's roles.
-    roles : tuple of (int, int)
-        Buffers of other roles than by themselves.
-    """
-
-    function: str
-    owned: tuple[tuple[int, int, int], ...] = ()
-    given: tuple[int, ...] = ()
-    roles: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass
-class MemoryLevel:
-    """Live bytes above those at the entry, in all and by role, and the most so far.
-
-    Attributes
-    ----------
-    live, peak : int
-    at : int
-        Step of the peak; -1: the entry.
-    roles, most : lists of int
-    """
-
-    live: int = 0
-    peak: int = 0
-    at: int = -1
-    roles: list[int] = field(default_factory=lambda: [0] * len(ROLES))
-    most: list[int] = field(default_factory=lambda: [0] * len(ROLES))
-
-    def add(self, role: int, size: int) -> None:
-        """Allocate or free bytes."""
-        self.live += size
-        self.roles[role] += size
-        if self.roles[role] > self.most[role]:
-            self.most[role] = self.roles[role]
-
-    def over(self, inner: MemoryLevel, at: int) -> None:
-        """Run a nested level: add its peak to the live bytes, then the bytes that it leaves."""
-        if self.live + inner.peak > self.peak:
-            self.peak, self.at = self.live + inner.peak, at
-        for role, most in enumerate(inner.most):
-            self.most[role] = max(self.most[role], self.roles[role] + most)
-            self.roles[role] += inner.roles[role]
-        self.live += inner.live
-
-    def reach(self, at: int) -> None:
-        """Record the bytes that are live at a step."""
-        if self.live > self.peak:
-            self.peak, self.at = self.live, at
-
-
-class Shape(NamedTuple):
-    """Buffers as a use has them.
-
-    They have bytes and roles; parameters that may be freed, ends by step, and the results of calls
-    that the callee frees as nobody reads them.
-    """
-
-    sizes: list[int]
-    roles: list[int]
-    owned: set[int]
-    ends: Sequence[tuple[int, ...]]
-    dropped: set[int]
-
-
-class NestedCall(NamedTuple):
-    """A function that a step runs: its use, and buffers of the caller that it frees."""
-
-    use: CallVariant
-    handed: dict[int, int]
 
 
 class CachingAllocator:
@@ -147,30 +66,39 @@ class CachingAllocator:
         shape = self.shape(use)
         for param in shape.owned & lives.unread:
             level.add(shape.roles[param], -shape.sizes[param])
-        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
-            if step.op.callees:
-                inner = self.inner(lives, number, shape)
-                for call in inner:
+        for change in self.changes(lives, shape):
+            if change.inner:
+                for call in change.inner:
                     if call.use not in self._cache:
                         yield self._walk(call.use)
-                level.over(self.run(step, inner, shape), number)
-                freed = {buffer for call in inner for buffer in call.handed}
-                ends = tuple(buffer for buffer in ends if buffer not in freed)
+                level.over(self.run(change, shape), change.number)
             else:
-                for buffer in step.new:
+                for buffer in change.step.new:
                     level.add(shape.roles[buffer], shape.sizes[buffer])
-                level.reach(number)
-            for buffer in ends:
-                if buffer >= lives.params or buffer in shape.owned:
-                    level.add(shape.roles[buffer], -shape.sizes[buffer])
+                level.reach(change.number)
+            for buffer in change.freed:
+                level.add(shape.roles[buffer], -shape.sizes[buffer])
         self._cache[use] = level
 
-    def run(self, step: MemoryStep, inner: Sequence[NestedCall], shape: Shape) -> MemoryLevel:
+    def changes(self, lives: FunctionBuffers, shape: Shape) -> Iterator[MemoryChange]:
+        """Yield the steps of a use; what its calls free is not freed again."""
+        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
+            inner = self.inner(lives, number, shape) if step.op.callees else []
+            change = MemoryChange(number, step, inner, [])
+            handed = change.handed
+            change.freed.extend(
+                buffer
+                for buffer in ends
+                if buffer not in handed and (buffer >= lives.params or buffer in shape.owned)
+            )
+            yield change
+
+    def run(self, change: MemoryChange, shape: Shape) -> MemoryLevel:
         """Return the bytes that a call takes and leaves; of a branch the most of either side."""
-        if len(inner) == 1:
-            return self.level(inner[0].use)
-        both, handed = MemoryLevel(), {buffer for call in inner for buffer in call.handed}
-        for call in inner:
+        if len(change.inner) == 1:
+            return self.level(change.inner[0].use)
+        both, handed = MemoryLevel(), change.handed
+        for call in change.inner:
             side = MemoryLevel()
             for buffer in handed - set(call.handed):
                 side.add(shape.roles[buffer], -shape.sizes[buffer])
@@ -179,7 +107,7 @@ class CachingAllocator:
             both.most = [max(pair) for pair in zip(both.most, side.most, strict=True)]
         for buffer in handed:
             both.add(shape.roles[buffer], -shape.sizes[buffer])
-        for buffer in step.new:
+        for buffer in change.step.new:
             both.add(shape.roles[buffer], shape.sizes[buffer])
         both.reach(0)
         return both

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from tvm_distir.support import Steps, unrolled
 
-from .caching_allocator import CachingAllocator, CallVariant
+from .caching_allocator import CachingAllocator
+from .call_variants import CallVariant
 
 Ints = npt.NDArray[np.int64]
 
@@ -82,25 +83,21 @@ class LiveBytes:
                 parts.append(np.array(single, np.int64))
                 single.clear()
 
-        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
-            freed: set[int] = set()
-            if step.op.callees:
-                inner = framework.inner(lives, number, shape)
+        for change in framework.changes(lives, shape):
+            step = change.step
+            if change.inner:
                 branch = self.taken.get(f"{use.function}/{step.op.name}", step.op.callee)
-                call = next(i for i in inner if i.use.function == branch)
-                freed = {buffer for i in inner for buffer in i.handed}
+                call = next(i for i in change.inner if i.use.function == branch)
                 if call.use not in self._cache:
                     yield self._walk(call.use)
                 during, _ = self._cache[call.use]
-                elsewhere = sum(shape.sizes[buffer] for buffer in freed - set(call.handed))
+                elsewhere = sum(shape.sizes[buffer] for buffer in change.handed - set(call.handed))
                 flush()
                 parts.append(during + (live - elsewhere))
-                live += framework.run(step, inner, shape).live
+                live += framework.run(change, shape).live
             else:
                 live += sum(shape.sizes[buffer] for buffer in step.new)
                 single.append(live)
-            for buffer in ends:
-                if buffer not in freed and (buffer >= lives.params or buffer in shape.owned):
-                    live -= shape.sizes[buffer]
+            live -= sum(shape.sizes[buffer] for buffer in change.freed)
         flush()
         self._cache[use] = np.concatenate(parts) if parts else np.zeros(0, np.int64), live

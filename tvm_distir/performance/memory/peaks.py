@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the peak of a pipelined step as the maximum of a few sums of tensor sizes.
+"""Compute the peak of a step as the maximum of a few sums of tensor sizes.
 
 The set of live tensors at each moment does not depend on their sizes. So the peak is the maximum,
 over all moments, of a sum of sizes with integer coefficients; a moment at which no size counts more
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core.plan import RankStep, programs
+from tvm_distir.core.plan import RankStep, Schedule, programs
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Value
-from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 
-from .caching_allocator import BLOCK_BYTES, CachingAllocator, MemoryLevel
+from .caching_allocator import CachingAllocator
+from .call_variants import BLOCK_BYTES, MemoryLevel
 from .rank_events import RankEvents
 from .ranks import RankMemories, deaths_of
-from .steady_state import SteadyState, cut, steady
+from .steady_state import SteadyState, steady
 
 Ints = npt.NDArray[np.int64]
 
@@ -124,12 +124,19 @@ class SizeKinds:
         )
 
     def of_program(self, program: Program, numbers: Numbers) -> Program:
-        """Return a program the values of whose functions say their kinds."""
+        """Return a program whose values say their kinds."""
         functions = {
             name: dataclasses.replace(fn, values=self.marked(fn.values, numbers.value_at[name]))
             for name, fn in program.functions.items()
         }
-        return dataclasses.replace(program, functions=functions)
+        staged = program.staged
+        if staged is not None:
+            roles = tuple(
+                dataclasses.replace(role, slots=self.marked(role.slots, at))
+                for role, at in zip(staged.roles, numbers.slot_at, strict=True)
+            )
+            staged = dataclasses.replace(staged, roles=roles)
+        return dataclasses.replace(program, functions=functions, staged=staged)
 
     def highest_bytes(self, moments: Ints, quantities: Ints) -> Ints:
         """Return the bytes of the highest moment, (rows,), from (quantities, rows)."""
@@ -144,7 +151,8 @@ class Peaks:
     Parameters
     ----------
     program : Program
-        The program of a step, grouped into kernels; without branches.
+        The program of a step, grouped into kernels; without branches. Without stages it has no
+        micro-batches.
     numbers : Numbers
         The numbers of the program.
     which : int64 array
@@ -154,47 +162,30 @@ class Peaks:
     def __init__(self, program: Program, numbers: Numbers, which: Ints) -> None:
         self.kinds = SizeKinds(which)
         program = self.kinds.of_program(program, numbers)
-        assert program.staged is not None
-        roles = tuple(
-            dataclasses.replace(role, slots=self.kinds.marked(role.slots, at))
-            for role, at in zip(program.staged.roles, numbers.slot_at, strict=True)
-        )
-        staged = dataclasses.replace(program.staged, roles=roles)
-        program = dataclasses.replace(program, staged=staged)
-        self._staged = staged
-        framework = CachingAllocator(
-            program, level=functools.partial(PeakFormula, self.kinds.count)
-        )
-        self._memories = RankMemories(program, staged, framework, places=False)
+        self._schedule = program.as_stages.schedule
+        level = functools.partial(PeakFormula, self.kinds.count)
+        framework = CachingAllocator(program, level=level)
+        self._memories = RankMemories(program, framework, places=False)
         self._moments: dict[int, Ints] = {}
 
-    def of(self, quantities: Ints, micro_batches: int) -> Ints:
-        """Return the bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
+    def of(self, quantities: Ints, micro_batches: int = 1) -> Ints:
+        """Return the bytes of the fullest device of steps, (rows,), from (quantities, rows)."""
         return self.kinds.highest_bytes(self.moments(micro_batches), quantities)
 
     def moments(self, micro_batches: int) -> Ints:
         """Return how many tensors of each size are there, (moments, quantities)."""
         if micro_batches not in self._moments:
-            base_schedule = self._staged.schedule
-            schedule = dataclasses.replace(base_schedule, micro_batches=micro_batches)
-            staged = dataclasses.replace(self._staged, schedule=schedule)
+            schedule = dataclasses.replace(self._schedule, micro_batches=micro_batches)
             moments = [
-                self._rank(staged, rank, steps) for rank, steps in enumerate(programs(schedule))
+                self._rank(rank, steps, schedule) for rank, steps in enumerate(programs(schedule))
             ]
             self._moments[micro_batches] = highest(np.concatenate(moments))
         return self._moments[micro_batches]
 
-    def _rank(self, staged: PipelineProgram, rank: int, steps: Sequence[RankStep]) -> Ints:
+    def _rank(self, rank: int, steps: Sequence[RankStep], schedule: Schedule) -> Ints:
         """Return the moments of a rank that takes these steps."""
-        shorter = cut(steps, staged.schedule)
-        if shorter is not None:
-            walk = RankEvents(staged, self._memories.stages, rank, shorter.steps)
-            moments = self._walked(walk, shorter)
-            if moments is not None:
-                return moments
-        whole = self._walked(RankEvents(staged, self._memories.stages, rank, steps), None)
-        assert whole is not None
-        return whole
+        walked = (self._walked(*walk) for walk in self._memories.walks(rank, steps, schedule))
+        return next(moments for moments in walked if moments is not None)
 
     def _walked(self, walk: RankEvents, shorter: SteadyState | None) -> Ints | None:
         """Return the moments of a walk; None where the periods left out are not uniform."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError
 
-from .account import TEMPORARIES, Label, LiveBuffer, MemoryAccount, by_role, holders
+from .account import TEMPORARIES, Label, LiveBuffer, MemoryAccount, by_role, holders, role_sums
 from .caching_allocator import CachingAllocator
-from .entries import constants, residents, role_sums
+from .residents import resident_buffers
 
 ALLOCATORS = ("framework", "tvm", "pytorch", "pytorch-expandable")
 """The allocators whose memory is predicted: live blocks, as a framework frees them; TVM's storage
@@ -47,17 +47,7 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
             place="program",
             remedy="Add a plan: dataclasses.replace(program, storage=td.plan_storage(module)).",
         )
-    exact = CachingAllocator(program, block_bytes=1)
-    if program.staged is None:
-        entry = program.entries[number]
-        fn = program.functions[entry.function]
-        values, roots = [fn.values[index] for index in fn.params], [entry.function]
-    else:
-        staged = program.staged
-        values = [value for _, _, value in staged.inputs(number)]
-        stages = [k for k, rank in enumerate(staged.schedule.rank_of) if rank == number]
-        roots = sorted({phase.function for k in stages for phase in staged.role_of(k).phases})
-    resident = [*residents(exact, values), *constants(program, exact, roots)]
+    resident = resident_buffers(program, number, CachingAllocator(program, block_bytes=1))
     function = storage.entries[number]
     walk = storage.walk(function)
     blocks = storage.held(function, walk.top)

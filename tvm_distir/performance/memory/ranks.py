@@ -1,11 +1,15 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the memory of the devices of a pipeline rank."""
+"""Measure the memory of the devices of a rank of a pipelined step, or of an entry.
+
+An entry is a stage that runs once (:attr:`.program.Program.as_stages`).
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,22 +17,23 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core.analysis import live_bytes
-from tvm_distir.core.plan import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, RankStep, absences
+from tvm_distir.core.plan import FETCH, RECV, RankStep, Schedule, absences, programs
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.unit_phases import unit_word
 
-from .account import GRADIENTS, Label, LiveBuffer, MemoryAccount, by_role, holders
+from .account import GRADIENTS, Label, LiveBuffer, MemoryAccount, by_role, holders, role_sums
 from .best_fit import Arenas
-from .caching_allocator import CachingAllocator, MemoryLevel
-from .entries import constants, residents, role_sums
+from .caching_allocator import CachingAllocator
+from .call_variants import CallVariant, MemoryLevel
+from .memory_timeline import LiveBytes
 from .rank_events import ALWAYS, RankEvent, RankEvents
+from .residents import resident_buffers
 from .stage_actions import LastUse, UnitLevels
 from .stage_units import Stages
 from .steady_state import SteadyState, cut, steady
 
 Ints = npt.NDArray[np.int64]
-
-_WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,14 @@ class RankMemory:
 
 
 class RankMemories:
-    """Memory of the ranks of a pipelined step, as a framework would run it.
+    """Memory of the ranks of a pipelined step, or of entries, as a framework would run it.
 
     Parameters
     ----------
     program : Program
-    staged : PipelineProgram
     framework : CachingAllocator
+    staged : PipelineProgram, optional
+        The stages and schedule, where they are not those of the program.
     places : bool
         Whether blocks are placed, to measure fragmentation.
     """
@@ -68,40 +74,51 @@ class RankMemories:
     def __init__(
         self,
         program: Program,
-        staged: PipelineProgram,
         framework: CachingAllocator,
+        staged: PipelineProgram | None = None,
         places: bool = True,
     ) -> None:
-        self.program, self.staged, self.framework = program, staged, framework
-        self.stages = Stages(program, staged, framework)
+        self.program, self.framework = program, framework
+        self.staged = staged or program.as_stages
+        self.stages = Stages(program, self.staged, framework)
         self.levels = UnitLevels(framework, Arenas(framework) if places else None)
         self._messages: dict[tuple[bool, LastUse], MemoryLevel] = {}
         self._labels: dict[tuple[str, int, int], Label] = {}  # by event's name, stage and buffer
 
-    def of(self, rank: int, steps: Sequence[RankStep]) -> RankMemory:
-        """Measure a rank that takes these steps."""
-        shorter = cut(steps, self.staged.schedule)
-        if shorter is not None:
-            walk = RankEvents(self.staged, self.stages, rank, shorter.steps)
-            begin, end = (walk.before[shorter.at - n] for n in (shorter.period, 0))
-            period = np.arange(begin, end)
-            rest = np.arange(end, len(walk.events))
-            parts = [np.arange(end), *[period] * shorter.times, rest]
-            memory = self._measured(walk, np.concatenate(parts), shorter)
-            if memory is not None:
-                return memory
-        walk = RankEvents(self.staged, self.stages, rank, steps)
-        whole = self._measured(walk, np.arange(len(walk.events)), None)
-        assert whole is not None
-        return whole
+    @functools.cached_property
+    def steps(self) -> list[list[RankStep]]:
+        """Return the steps of each rank."""
+        return programs(self.staged.schedule)
 
-    def _measured(
-        self, walk: RankEvents, which: Ints, shorter: SteadyState | None
-    ) -> RankMemory | None:
+    def of(self, rank: int) -> RankMemory:
+        """Measure a rank."""
+        measured = (self._measured(*walk) for walk in self.walks(rank, self.steps[rank]))
+        return next(memory for memory in measured if memory is not None)
+
+    def walks(
+        self, rank: int, steps: Sequence[RankStep], schedule: Schedule | None = None
+    ) -> Iterator[tuple[RankEvents, SteadyState | None]]:
+        """Yield the events of a rank without periods that seem to repeat, if any; then all events.
+
+        Parameters
+        ----------
+        rank : int
+        steps : sequence of RankStep
+        schedule : Schedule, optional
+            The schedule of these steps, where it is not that of the stages.
+        """
+        shorter = cut(steps, schedule or self.staged.schedule)
+        if shorter is not None:
+            yield RankEvents(self.staged, self.stages, rank, shorter.steps), shorter
+        yield RankEvents(self.staged, self.stages, rank, steps), None
+
+    def _measured(self, walk: RankEvents, shorter: SteadyState | None) -> RankMemory | None:
         """Measure a rank from the events of a walk in which periods repeat.
 
         None where the periods that were left out are not like those around them.
         """
+        every_event = np.arange(len(walk.events))
+        which = shorter.repeated(walk.before, every_event) if shorter else every_event
         resident = self.resident(walk)
         base = sum(buffer.bytes for buffer in resident)
         deaths = deaths_of(walk)
@@ -117,9 +134,8 @@ class RankMemories:
             if not steady(walk.before, shorter, every, every[:, :1]):
                 return None
         order = order[which]
-        live = np.array([level.live for level, _ in rows], np.int64)[order]
-        peak = np.array([level.peak for level, _ in rows], np.int64)[order]
-        top = np.array([size for _, size in rows], np.int64)[order]
+        sizes = np.array([(level.live, level.peak, size) for level, size in rows], np.int64)
+        live, peak, top = sizes[order].T
         after = base + np.cumsum(live)
         before = after - live
         during = before + peak
@@ -134,7 +150,7 @@ class RankMemories:
             "framework",
             most,
             max(0, int((before + top).max()) - most),
-            self._moment(walk, deaths, place, _later(walk, shorter, at)),
+            self._moment(walk, deaths, place, shorter.later(walk.before, at) if shorter else 0),
             by_role(role_sums(buffers)),
             by_role(map(sum, zip(role_sums(resident), above, strict=True))),
             holders(buffers),
@@ -142,6 +158,20 @@ class RankMemories:
         )
         events = walk.events
         return RankMemory(account, [events[k] for k in which.tolist()], during, after, base)
+
+    def by_op(self, memory: RankMemory, branches: Mapping[str, str]) -> tuple[Ints, int]:
+        """Return the live bytes of an entry while each op runs, and those behind the last.
+
+        Parameters
+        ----------
+        memory : RankMemory
+        branches : mapping of str to str
+            The function that runs for each branch, ``function/binding``.
+        """
+        ((part,),) = (event.unit.parts for event in memory.events if event.unit is not None)
+        use = CallVariant(part.function, (), part.given, part.roles)
+        during, after = LiveBytes(self.framework, branches).of(use)
+        return during + memory.resident_bytes, after + memory.resident_bytes
 
     def _host_bytes(self, walk: RankEvents) -> int:
         """Return the peak of host memory per device, including copies in flight."""
@@ -158,14 +188,9 @@ class RankMemories:
         return int(live.max(initial=0))
 
     def resident(self, walk: RankEvents) -> list[LiveBuffer]:
-        """Return inputs of the step, buffers of sums, and constants of the rank's functions."""
-        inputs = self.staged.inputs(walk.rank)
-        roots = {p.function for k in walk.rank_stages for p in self.staged.role_of(k).phases}
-        return [
-            *residents(self.framework, (value._replace(name=name) for _, name, value in inputs)),
-            *constants(self.program, self.framework, sorted(roots)),
-            *(buffer for stage in walk.rank_stages for buffer in self._sums(stage)),
-        ]
+        """Return inputs of the step, constants of the rank's functions, and buffers of sums."""
+        sums = (buffer for stage in walk.rank_stages for buffer in self._sums(stage))
+        return [*resident_buffers(self.program, walk.rank, self.framework), *sums]
 
     def _sums(self, stage: int) -> Iterator[LiveBuffer]:
         """Yield the buffers of sums that backward passes add to."""
@@ -228,8 +253,10 @@ class RankMemories:
         return Label(names.slot(role, slot), "", part.function, self._word(event))
 
     def _word(self, event: RankEvent) -> str:
-        """Return the name of a unit, with its stage where the rank has several."""
-        word = _WORDS.get(event.name.rstrip("+"), event.name.partition(":")[0])
+        """Return the name of a unit, with its stage where the rank has several; "" of an entry."""
+        if self.program.staged is None:
+            return ""
+        word = unit_word(event.name)
         many = self.staged.schedule.rank_of.count(self.staged.schedule.rank_of[event.stage]) > 1
         return f"{word} of stage {event.stage}" if many else word
 
@@ -240,15 +267,8 @@ class RankMemories:
             word += f" {event.micro + later}"
         if event.unit is None:
             return word
-        return f"{word}: {self.levels.moment(event.unit, deaths[at])}"
-
-
-def _later(walk: RankEvents, shorter: SteadyState | None, at: int) -> int:
-    """Return the micro-batch offset of an event of the full step from that of the walk."""
-    if shorter is None:
-        return 0
-    begin, end = (walk.before[shorter.at - n] for n in (shorter.period, 0))
-    return min(max(at - begin, 0) // (end - begin), shorter.times) * shorter.stride
+        place = self.levels.moment(event.unit, deaths[at])
+        return f"{word}: {place}" if word else place
 
 
 def deaths_of(walk: RankEvents) -> list[LastUse]:

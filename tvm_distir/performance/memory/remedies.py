@@ -123,22 +123,13 @@ class _Facts:
     @staticmethod
     def of(program: Program, number: int) -> _Facts:
         """Read an entry, or a rank."""
-        if program.staged is None:
-            entry = program.entries[number]
-            fn = program.functions[entry.function]
-            values, roots = [fn.values[i] for i in fn.params], [entry.function]
-            mesh = program.meshes[entry.mesh]
-        else:
-            staged = program.staged
-            values = [value for _, _, value in staged.inputs(number)]
-            stages = [k for k, rank in enumerate(staged.schedule.rank_of) if rank == number]
-            roots = sorted({p.function for k in stages for p in staged.role_of(k).phases})
-            mesh = program.meshes[number]
+        values = [value for _, _, value in program.as_stages.inputs(number)]
+        mesh = program.meshes[program.entries[number].mesh if program.entries else number]
         data = {a for v in values if v.role == "input" for a in _axes(v) if mesh.shape[a] > 1}
         other = {a for a, size in enumerate(mesh.shape) if size > 1} - data
         weights = [v for v in values if v.role in ("weight", "state")]
         cut = _share(weights, lambda v: bool(_axes(v) & other))
-        stash, input_bytes, weight = _layers(program, roots)
+        stash, input_bytes, weight = _layers(program, program.as_stages.functions_of(number))
         return _Facts(
             math.prod(mesh.shape[a] for a in data),
             {

@@ -7,17 +7,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from tvm_distir.core.plan import FETCH, RECV, programs
+from tvm_distir.core.plan import FETCH, RECV
 from tvm_distir.performance.program.parts import reached
 from tvm_distir.performance.program.program import Program
 
 from .account import MemoryAccount
-from .caching_allocator import CachingAllocator, CallVariant
-from .entries import constants, entry_memory, residents
+from .caching_allocator import CachingAllocator
+from .call_variants import CallVariant
 from .rank_events import RankEvents
 from .ranks import RankMemories, deaths_of
 from .segments import MIB, SegmentAllocator
-from .steady_state import cut
 
 CONTEXT_BYTES = 512 * MIB
 """Assumed: what ``nvidia-smi`` shows of a process with PyTorch's kernels and no tensors, which is
@@ -48,13 +47,11 @@ class Replay:
         lives, shape, at = framework.lives[use.function], framework.shape(use), dict(owned)
         for param in shape.owned & lives.unread:
             self._free(at, param)
-        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
-            freed: set[int] = set()
-            if step.op.callees:
-                inner = framework.inner(lives, number, shape)
-                branch = max(inner, key=lambda call: framework.level(call.use).peak)
-                freed = {buffer for call in inner for buffer in call.handed}
-                for buffer in freed - set(branch.handed):
+        for change in framework.changes(lives, shape):
+            step = change.step
+            if change.inner:
+                branch = max(change.inner, key=lambda call: framework.level(call.use).peak)
+                for buffer in change.handed - set(branch.handed):
                     self._free(at, buffer)
                 arguments = {
                     p: at.pop(buffer) for buffer, p in branch.handed.items() if buffer in at
@@ -70,9 +67,8 @@ class Replay:
             for buffer in step.new:
                 if shape.sizes[buffer] and buffer not in at:
                     at[buffer] = segments.take(shape.sizes[buffer])
-            for buffer in ends:
-                if buffer not in freed:
-                    self._free(at, buffer)
+            for buffer in change.freed:
+                self._free(at, buffer)
         return at
 
     def _free(self, at: dict[int, int], buffer: int) -> None:
@@ -80,7 +76,7 @@ class Replay:
             self.segments.give(at.pop(buffer))
 
     def rank(self, memories: RankMemories, walk: RankEvents) -> None:
-        """Run the events of a rank of a pipelined step."""
+        """Run the events of a rank."""
         at: dict[int, int] = {}
         for event, death in zip(walk.events, deaths_of(walk), strict=True):
             ids = event.ids.tolist()
@@ -121,31 +117,16 @@ def reserved_account(program: Program, number: int, expandable: bool) -> MemoryA
         Whether segments are expandable.
     """
     framework, segments = CachingAllocator(program), SegmentAllocator(expandable)
-    if program.staged is None:
-        entry = program.entries[number]
-        memory = entry_memory(program, entry, framework)
-        account, fn = memory.account, program.functions[entry.function]
-        values = [fn.values[index] for index in fn.params]
-        roots = [entry.function]
-        resident = [*residents(framework, values), *constants(program, framework, roots)]
-        _take(segments, (buffer.bytes for buffer in resident))
-        Replay(framework, segments).call(memory.use, {})
-    else:
-        staged, memories = program.staged, RankMemories(program, program.staged, framework)
-        steps = programs(staged.schedule)[number]
-        account = memories.of(number, steps).account
-        shorter = cut(steps, staged.schedule)
-        roles = {
-            staged.stages[k].role for k, r in enumerate(staged.schedule.rank_of) if r == number
-        }
-        roots = [phase.function for role in roles for phase in staged.roles[role].phases]
-        for shown in (shorter.steps if shorter else steps, steps):
-            if segments.most_allocated < account.peak_bytes:  # not all of it is in the cut steps
-                segments = SegmentAllocator(expandable)
-                walk = RankEvents(staged, memories.stages, number, shown)
-                _take(segments, (buffer.bytes for buffer in memories.resident(walk)))
-                Replay(framework, segments).rank(memories, walk)
-    overhead = CONTEXT_BYTES + _communicators(program, roots) * COMMUNICATOR_BYTES
+    memories = RankMemories(program, framework)
+    account = memories.of(number).account
+    for walk, _ in memories.walks(number, memories.steps[number]):
+        if segments.most_allocated < account.peak_bytes:  # not all of it is in the cut steps
+            segments = SegmentAllocator(expandable)
+            for size in (buffer.bytes for buffer in memories.resident(walk) if buffer.bytes):
+                segments.take(size)
+            Replay(framework, segments).rank(memories, walk)
+    groups = _communicators(program, program.as_stages.functions_of(number))
+    overhead = CONTEXT_BYTES + groups * COMMUNICATOR_BYTES
     unused = segments.reserved - account.peak_bytes
     return dataclasses.replace(
         account,
@@ -154,12 +135,6 @@ def reserved_account(program: Program, number: int, expandable: bool) -> MemoryA
         fragmentation_bytes=0,
         at_peak={**account.at_peak, "unused": unused, "context": overhead},
     )
-
-
-def _take(segments: SegmentAllocator, sizes: Iterable[int]) -> None:
-    for size in sizes:
-        if size:
-            segments.take(size)
 
 
 def _communicators(program: Program, roots: Iterable[str]) -> int:

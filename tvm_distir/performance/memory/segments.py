@@ -28,13 +28,17 @@ SOLE_MULTIPLE = 2 * MIB
 
 
 @dataclass
-class _Pool:
-    """Free blocks of segments: sizes and places in order, and the ends of free blocks."""
+class FreeBlocks:
+    """Free blocks: sizes and places in order, and the ends of blocks."""
 
-    small: bool
     free: list[tuple[int, int]] = field(default_factory=list)
     size_at: dict[int, int] = field(default_factory=dict)
     begin_of_end: dict[int, int] = field(default_factory=dict)
+
+    def best_fit(self, size: int) -> int | None:
+        """Return the place of the smallest block that is large enough, the first of several."""
+        number = bisect.bisect_left(self.free, (size, -1))
+        return self.free[number][1] if number < len(self.free) else None
 
     def open(self, place: int, size: int) -> None:
         """Add a free block."""
@@ -74,27 +78,24 @@ class SegmentAllocator:
         self.allocated = self.reserved = self.most_allocated = 0
         self.blocks: dict[int, tuple[int, bool]] = {}
         self.segments: dict[int, int] = {}
-        self._pools = {True: _Pool(True), False: _Pool(False)}
+        self._pools = {True: FreeBlocks(), False: FreeBlocks()}
         self._end = 0
 
     def take(self, size: int) -> int:
         """Allocate a block, and return its place."""
         size = -(-max(size, 1) // BLOCK_BYTES) * BLOCK_BYTES
-        pool = self._pools[size <= SMALL_BYTES]
-        number = bisect.bisect_left(pool.free, (size, -1))
-        if number < len(pool.free):
-            place = pool.free[number][1]
-        elif self.expandable:
-            place = self._expand(pool, size)
-        else:
-            place = self._segment(pool, size)
+        small = size <= SMALL_BYTES
+        pool = self._pools[small]
+        place = pool.best_fit(size)
+        if place is None:
+            place = self._expand(small, size) if self.expandable else self._segment(small, size)
         whole = pool.close(place)
         rest = whole - size
-        fine = pool.small or self.expandable
+        fine = small or self.expandable
         if rest >= BLOCK_BYTES if fine else rest > SMALL_BYTES:
             pool.open(place + size, rest)
             whole = size
-        self.blocks[place] = whole, pool.small
+        self.blocks[place] = whole, small
         self.allocated += whole
         self.most_allocated = max(self.most_allocated, self.allocated)
         return place
@@ -112,9 +113,9 @@ class SegmentAllocator:
             size += pool.close(place + size)
         pool.open(place, size)
 
-    def _segment(self, pool: _Pool, size: int) -> int:
+    def _segment(self, small: bool, size: int) -> int:
         """Take a segment from the driver."""
-        if pool.small:
+        if small:
             whole = SMALL_SEGMENT_BYTES
         elif size < SOLE_BYTES:
             whole = LARGE_SEGMENT_BYTES
@@ -123,16 +124,16 @@ class SegmentAllocator:
         place, self._end = self._end, self._end + whole
         self.segments[place] = whole
         self.reserved += whole
-        pool.open(place, whole)
+        self._pools[small].open(place, whole)
         return place
 
-    def _expand(self, pool: _Pool, size: int) -> int:
+    def _expand(self, small: bool, size: int) -> int:
         """Map pages behind the segment of a pool, of which a free end is part of the block."""
-        start = 0 if pool.small else 1 << 60
+        pool, start = self._pools[small], 0 if small else 1 << 60
         end = start + self.segments.setdefault(start, 0)
         place = pool.begin_of_end.get(end, end)
         had = pool.close(place) if place < end else 0
-        page = SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES
+        page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         more = -(-(size - had) // page) * page
         self.segments[start] += more
         self.reserved += more

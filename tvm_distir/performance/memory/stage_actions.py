@@ -12,22 +12,29 @@ from typing import NamedTuple
 from tvm_distir.core.analysis import last_reads
 from tvm_distir.performance.program.pipeline_program import Phase
 
-from .account import Label, LiveBuffer
+from .account import COMMUNICATION, STASHES, TEMPORARIES, Label, LiveBuffer
 from .best_fit import Arenas
-from .caching_allocator import DONATED, DROPPED, OWN, CachingAllocator, CallVariant, MemoryLevel
+from .buffer_lifetimes import FunctionBuffers
+from .caching_allocator import CachingAllocator
+from .call_variants import DONATED, DROPPED, OWN, CallVariant, MemoryLevel
 
 RESIDENT = -1
 """The value in place of a buffer for memory that is there all the time, or takes the place of such
 memory."""
+_PLAIN = (COMMUNICATION, TEMPORARIES)
 
 
 class ActionPhase(NamedTuple):
-    """Phase of a unit: the buffers that it reads and produces, and the roles of results."""
+    """Phase of a unit: the buffers that it reads and produces, and the roles of results.
+
+    ``roles`` are those of buffers of the function, as in :class:`.caching_allocator.CallVariant`.
+    """
 
     function: str
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     given: tuple[int, ...]
+    roles: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ def make_unit(
     codes: Mapping[int, int],
     donated: Collection[int],
     dropped: Collection[int],
+    is_step: bool = False,
 ) -> StageAction:
     """Read a unit.
 
@@ -88,6 +96,9 @@ def make_unit(
         Slots of results that take the memory of what they replace.
     dropped : collection of int
         Slots that nobody reads, behind no unit.
+    is_step : bool
+        Whether a phase is a whole step: of training, where results replace parameters; its first
+        result is then the loss, and what its forward pass keeps are stashes.
     """
     writes: set[int] = set()
     inputs: dict[int, None] = {}  # a phase may read a slot twice
@@ -102,7 +113,7 @@ def make_unit(
         reads = tuple(at[slot] for slot in phase.inputs)
         copies: dict[int, int] = {}
         makes, result_roles = [], []
-        for slot, buffer in zip(phase.outputs, lives.results, strict=True):
+        for slot, buffer in zip(phase.outputs, lives.results, strict=False):  # others are lent
             makes.append(RESIDENT)
             result_roles.append(OWN)
             if buffer < lives.params:
@@ -119,13 +130,30 @@ def make_unit(
                 slots.append(slot)
                 sizes.append(lives.sizes[buffer])
                 roles.append(result_roles[-1])
-        parts.append(ActionPhase(phase.function, reads, tuple(makes), tuple(result_roles)))
+        stashed = _stashed(lives) if is_step and donated else ()
+        parts.append(ActionPhase(phase.function, reads, tuple(makes), tuple(result_roles), stashed))
     last = last_reads((*part.reads, *part.makes) for part in parts)
     outputs = tuple(dict.fromkeys(slot for phase in phases for slot in phase.outputs))
     return StageAction(
         name, tuple(parts), tuple(inputs), outputs, tuple(at[slot] for slot in outputs),
         tuple(sizes), tuple(roles), tuple(slots), tuple(last[b] for b in range(len(sizes))),
     )  # fmt: skip
+
+
+def _stashed(lives: FunctionBuffers) -> tuple[tuple[int, int], ...]:
+    """Return the roles of buffers that the ops that the loss needs pass to others."""
+    needed, forward = {lives.results[0]}, set[int]()
+    for number in range(len(lives.steps) - 1, -1, -1):
+        step = lives.steps[number]
+        if needed.intersection(step.writes):
+            needed.update(step.reads)
+            forward.add(number)
+    stashes: set[int] = set()
+    for number, step in enumerate(lives.steps):
+        if number not in forward:
+            stashes.update(b for b in step.reads if b >= 0 and lives.makers[b] in forward)
+    stashes.difference_update(lives.results)
+    return tuple((b, STASHES) for b in sorted(stashes) if lives.roles[b] in _PLAIN)
 
 
 class LastUse(NamedTuple):
@@ -190,7 +218,7 @@ class UnitLevels:
                 break
             part = unit.parts[number]
             lives = self.framework.lives[part.function]
-            for buffer, source in zip(part.makes, lives.results, strict=True):
+            for buffer, source in zip(part.makes, lives.results, strict=False):
                 if buffer >= 0:
                     label = self.framework.label(lives, source)
                     named[buffer] = label._replace(unit=word)
@@ -240,7 +268,7 @@ class UnitLevels:
                 if buffer in here and times[buffer] == 1 and param not in escaping:
                     owned.append((param, death.roles[buffer], death.sizes[buffer]))
             freed = {reads[param] for param, _, _ in owned}
-            use = CallVariant(part.function, tuple(owned), part.given)
+            use = CallVariant(part.function, tuple(owned), part.given, part.roles)
             yield number, use, [buffer for buffer in dead if buffer not in freed]
 
 

@@ -43,10 +43,7 @@ class Stages:
         self._added: dict[int, dict[int, int]] = {}  # by number of role
         self.roles: dict[int, dict[int, int]] = {}
         arriving: dict[int, set[int]] = {}
-        for edge in [
-            *staged.edges,
-            *(edge for stage_sum in staged.sums for edge in stage_sum.edges),
-        ]:
+        for edge in staged.all_edges:
             number = staged.stages[edge.target[0]].role
             arriving.setdefault(number, set()).add(edge.target[1])
         for number, role in enumerate(staged.roles):
@@ -75,6 +72,7 @@ class Stages:
                     codes,
                     donated,
                     dropped,
+                    self.program.staged is None,
                 )
                 for name, phases in unit_phases(role, self.staged.schedule).items()
             }
@@ -120,7 +118,7 @@ class Stages:
 
     def _edges_from(self, stage: int) -> Iterator[Edge]:
         """Yield the edges that leave the stages of the same kind."""
-        for edge in (*self.staged.edges, *(e for s in self.staged.sums for e in s.edges)):
+        for edge in self.staged.all_edges:
             if self.staged.stages[edge.source[0]].role == self.staged.stages[stage].role:
                 yield edge
 

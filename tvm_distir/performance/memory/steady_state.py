@@ -41,6 +41,23 @@ class SteadyState:
     times: int
     stride: int
 
+    def repeated(self, before: Sequence[int], events: Ints) -> Ints:
+        """Return events with those of the last period before ``at`` again for each left out.
+
+        Parameters
+        ----------
+        before : sequence of int
+            The number of events before each step.
+        events : int64 array (events,)
+        """
+        begin, end = before[self.at - self.period], before[self.at]
+        return np.concatenate([events[:end], *[events[begin:end]] * self.times, events[end:]])
+
+    def later(self, before: Sequence[int], at: int) -> int:
+        """Return the micro-batch offset of an event of the full step, as :meth:`repeated`."""
+        begin, end = before[self.at - self.period], before[self.at]
+        return min(max(at - begin, 0) // (end - begin), self.times) * self.stride
+
 
 def cut(steps: Sequence[RankStep], schedule: Schedule) -> SteadyState | None:
     """Cut repeated periods; return None where there are none or memory depends on more."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .parts import Function, Value
-from .pipeline_program import Edge, PipelineProgram
+from .pipeline_program import PipelineProgram
 from .program import Program
 
 OP_NUMBERS = 4
@@ -54,11 +54,6 @@ class Numbers:
     dims_from: int = 0
 
 
-def edges_of(staged: PipelineProgram) -> list[Edge]:
-    """Return the edges between stages, then those of sums over stages."""
-    return [*staged.edges, *(edge for stage_sum in staged.sums for edge in stage_sum.edges)]
-
-
 def numbers_of(program: Program) -> Numbers:
     """Extract the numbers of a program."""
     numbers, digest = Numbers(), hashlib.sha256()
@@ -88,7 +83,7 @@ def _stages(numbers: Numbers, dims: list[int], digest: Any, staged: PipelineProg
     order = (schedule.kind, schedule.stages, schedule.chunks, schedule.rank_of, schedule.stash)
     sums = [(stage_sum.name, stage_sum.stages, len(stage_sum.edges)) for stage_sum in staged.sums]
     digest.update(repr((order, staged.stages, sums)).encode())
-    for edge in edges_of(staged):
+    for edge in staged.all_edges:
         digest.update(repr((edge.source, edge.target, edge.direction)).encode())
         numbers.edge_at.append(len(numbers.values))
         numbers.values += [*edge.bytes, *edge.wire_bytes, edge.split]

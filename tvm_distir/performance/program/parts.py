@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -52,8 +53,7 @@ class Mesh:
         table = np.array(self.device_ids).reshape(self.shape)
         rest = [axis for axis in range(len(self.shape)) if axis not in axes]
         moved = table.transpose([*rest, *sorted(axes)])
-        size = math.prod(self.shape[axis] for axis in axes)
-        return moved.reshape(-1, size)
+        return moved.reshape(-1, math.prod(self.shape[axis] for axis in axes))
 
 
 def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -248,6 +248,20 @@ class Function:
     results: tuple[Count, ...]
     values: tuple[ReadValue, ...]
 
+    @functools.cached_property
+    def makers(self) -> Mapping[int, tuple[Op, int]]:
+        """Return the op that makes each value, and its place among the op's results."""
+        return {value: (op, n) for op in self.ops for n, value in enumerate(op.outputs)}
+
+    @functools.cached_property
+    def readers(self) -> Mapping[int, list[tuple[Op, int]]]:
+        """Return the ops that read each value, and its places among their operands."""
+        readers: dict[int, list[tuple[Op, int]]] = {}
+        for op in self.ops:
+            for position, value in enumerate(op.inputs):
+                readers.setdefault(value, []).append((op, position))
+        return readers
+
     def on(self, mesh: int) -> Function:
         """Return the function on another mesh, collectives included."""
         ops = tuple(op._replace(mesh=mesh) if op.kind == "collective" else op for op in self.ops)
@@ -256,8 +270,7 @@ class Function:
 
 def reached(functions: Mapping[str, Function], roots: Iterable[str]) -> set[str]:
     """Return the names of functions, and of all that they call, directly or not."""
-    result: set[str] = set()
-    todo = list(roots)
+    result, todo = set[str](), list(roots)
     while todo:
         name = todo.pop()
         if name not in result:

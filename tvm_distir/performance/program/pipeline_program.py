@@ -242,6 +242,16 @@ class PipelineProgram:
                     seen.add((rank, name))
                     yield rank, name, role.slots[slot]
 
+    @functools.cached_property
+    def all_edges(self) -> tuple[Edge, ...]:
+        """Return the edges between stages, then those of sums over stages."""
+        return (*self.edges, *(edge for stage_sum in self.sums for edge in stage_sum.edges))
+
+    def functions_of(self, rank: int) -> list[str]:
+        """Return the names of the functions of a rank's phases, each once and in order."""
+        stages = (stage for stage, other in enumerate(self.schedule.rank_of) if other == rank)
+        return sorted({p.function for stage in stages for p in self.role_of(stage).phases})
+
     def functions(self) -> list[str]:
         """Return the names of the functions of all phases, each once."""
         return list(dict.fromkeys(p.function for role in self.roles for p in role.phases))

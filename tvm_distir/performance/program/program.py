@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.core.plan import mesh_text
+from tvm_distir.core.plan import Schedule, mesh_text
 from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.support import align
 
@@ -25,10 +27,14 @@ from .parts import (
     Op,
     Value,
 )
-from .pipeline_program import PipelineProgram
+from .pipeline_program import BEGIN, Phase, PipelineProgram, Stage, StageKind
 from .reading import load, parse, parse_text
 from .storage import Storage
-from .writing import lines_of
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+_DEEPEST = 3
+"""The depth of the objects whose keys have separate lines: program, functions, function."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Program:
     @gc_paused()
     def to_json(self) -> str:
         """Give the program as JSON text, a line for each value and op."""
-        return lines_of(self.to_dict())
+        return _lines_of(self.to_dict())
 
     def save(self, path: str | Path) -> None:
         """Write the JSON file."""
@@ -136,6 +142,11 @@ class Program:
             DIST0712, or DIST0713 for cyclic calls.
         """
         check_program(self.meshes, self.functions, self.entries, self.staged, place)
+
+    @functools.cached_property
+    def as_stages(self) -> PipelineProgram:
+        """Return the pipelined step; of a program without one, a stage for each entry."""
+        return self.staged or _stages_of(self.functions, self.entries)
 
     def device_count(self) -> int:
         """Number of devices that run something."""
@@ -237,3 +248,54 @@ def _op_dict(op: Op) -> dict[str, Any]:
     if op.selects:
         out["selects"] = list(op.selects)
     return out
+
+
+def _lines_of(data: Any, depth: int = 0) -> str:
+    """Return the JSON text with a line per function key, value and op.
+
+    Examples
+    --------
+    >>> print(_lines_of({"version": 1, "functions": {"f": {"params": [0, 1], "ops": [{"a": 2}]}}}))
+    {
+    "version":1,
+    "functions":{
+    "f":{
+    "params":[0,1],
+    "ops":[
+    {"a":2}]}}}
+    """
+    if isinstance(data, dict) and data and depth < _DEEPEST:
+        pairs = (f"{_ENCODER.encode(k)}:{_lines_of(v, depth + 1)}" for k, v in data.items())
+        return "{\n" + ",\n".join(pairs) + "}"
+    if isinstance(data, list) and any(isinstance(item, dict) for item in data):
+        return "[\n" + ",\n".join(map(_ENCODER.encode, data)) + "]"
+    return _ENCODER.encode(data)
+
+
+def _stages_of(functions: Mapping[str, Function], entries: Sequence[Entry]) -> PipelineProgram:
+    """Return entries as stages: each is the only phase of its stage, which runs once.
+
+    Its parameters are slots in front of its results; of equal names, the later are numbered.
+    """
+    roles, stages = [], []
+    for number, entry in enumerate(entries):
+        fn = functions[entry.function]
+        count = len(fn.params)
+        params = tuple(range(count))
+        results = tuple(range(count, count + len(fn.results)))
+        names: dict[str, None] = {}
+        for name in (fn.values[index].name for index in fn.params):
+            names[f"{name} {len(names)}" if name in names else name] = None
+        roles.append(
+            StageKind(
+                name=entry.function,
+                slots=tuple(fn.values[index] for index in (*fn.params, *fn.results)),
+                params=params,
+                results=results,
+                sums=(),
+                updates=tuple((param, results[place]) for place, param in entry.alias),
+                phases=(Phase(BEGIN, entry.function, params, results),),
+            )
+        )
+        stages.append(Stage(number, tuple(names), tuple(map(str, results))))
+    return PipelineProgram(Schedule(stages=len(entries)), tuple(roles), tuple(stages), ())

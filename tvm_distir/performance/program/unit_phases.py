@@ -12,6 +12,14 @@ UPDATE = "update"
 """Unit behind each micro-batch, where the schedule stashes weights."""
 
 
+_WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
+
+
+def unit_word(name: str) -> str:
+    """Return the word for a unit: ``forward`` for ``F+``, ``part`` for ``part:0``."""
+    return _WORDS.get(name.rstrip("+"), name.partition(":")[0])
+
+
 def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     """Return the phases of each unit of a role.
 

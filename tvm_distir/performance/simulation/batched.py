@@ -17,17 +17,15 @@ import numpy.typing as npt
 from tvm_distir.hardware import System
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Mesh
-from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
 from tvm_distir.performance.simulation.pipeline.rank_classes import (
-    RankClasses,
     axes_used,
     layout_key,
 )
 
-from .batched_costs import BOUNDS, BatchPrices
-from .op_costs import COMM, COMPUTE, OpCosts
+from .batched_costs import BOUNDS, BatchPrices, main_bound
+from .op_costs import COMM, COMPUTE
 
 Ints = npt.NDArray[np.int64]
 
@@ -124,11 +122,8 @@ class _Plan:
     def __init__(self, batch: Batch, meshes: Sequence[Mesh]) -> None:
         self.batch = batch
         self.program = dataclasses.replace(batch.program, meshes=tuple(meshes))
-        staged = self.program.staged
-        assert isinstance(staged, PipelineProgram)
-        self.kinds = RankClasses(self.program, staged, batch.system, batch.blocking)
-        costs = OpCosts(self.program, batch.system)
-        self.steps = StageSteps(staged, self.kinds, costs)
+        self.steps = StageSteps.of(self.program, batch.system, batch.blocking)
+        self.kinds = self.steps.kinds
         lowering = self.kinds.lowering
         order = [step.row for fn in lowering.functions if fn.number >= 0 for step in fn.steps]
         self.order = np.array(order, np.int64)
@@ -209,12 +204,9 @@ class _Plan:
             used = np.flatnonzero(weights)
             moved = weights[used] @ duration[used] if used.size else np.zeros(rows, np.int64)
             kernels = parts.sum(axis=0)
-            rest = np.maximum(time_ps - kernels, 0)
-            parts[BOUNDS.index("network")] = np.minimum(moved, rest)
-            parts[-1] = rest - parts[BOUNDS.index("network")]
             busier = kernels + moved > most
             most = np.where(busier, kernels + moved, most)
-            bound = np.where(busier, parts.argmax(axis=0), bound)
+            bound = np.where(busier, main_bound(parts, moved, time_ps), bound)
         return bound
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tvm_distir.core.ops import VIEW
 from tvm_distir.hardware import PICOSECONDS, GroupLayout, KernelSizes, System
-from tvm_distir.performance.program.numbers import EDGE_NUMBERS, Numbers, edges_of
+from tvm_distir.performance.program.numbers import EDGE_NUMBERS, Numbers
 from tvm_distir.performance.program.parts import Mesh, Op
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
@@ -38,6 +38,22 @@ BOUNDS = ("compute", "memory", "launch", "host", "network")
 _COMPUTE, _MEMORY, _LAUNCH, _HOST_BOUND, _NETWORK = range(5)
 _LATEST = float(1 << 60)
 _LARGEST = 1 << 62
+
+
+def main_bound(parts: Ints, moved_ps: Ints, time_ps: Ints) -> Ints:
+    """Return what bounds most of each step: a place in :data:`BOUNDS`, behind these idle time.
+
+    Parameters
+    ----------
+    parts : int64 array (resources + 1, rows)
+        The time of kernels by what bounds them; it receives the rest.
+    moved_ps, time_ps : int64 array (rows,)
+        The time of collectives, of which the part that kernels leave counts; the time of the step.
+    """
+    rest = np.maximum(time_ps - parts.sum(axis=0), 0)
+    parts[_NETWORK] = np.minimum(moved_ps, rest)
+    parts[-1] = rest - parts[_NETWORK]
+    return np.asarray(parts.argmax(axis=0), np.int64)
 
 
 class BatchPrices:
@@ -86,7 +102,7 @@ class BatchPrices:
             for number, meshes in enumerate(shapes)
         ]
         self._cache: dict[Hashable, tuple[Ints, Codes]] = {}
-        edges = [] if program.staged is None else edges_of(program.staged)
+        edges = () if program.staged is None else program.staged.all_edges
         self._edges = {id(edge): at for edge, at in zip(edges, numbers.edge_at, strict=True)}
 
     def key(self, function: str, number: int, op: Op) -> Hashable:

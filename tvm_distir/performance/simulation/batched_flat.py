@@ -26,7 +26,7 @@ from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError
 
-from .batched_costs import BOUNDS, BatchPrices
+from .batched_costs import BOUNDS, BatchPrices, main_bound
 from .op_costs import COMM, COMPUTE
 
 Ints = npt.NDArray[np.int64]
@@ -87,11 +87,7 @@ class ResourceTimes:
         parts = np.zeros((len(BOUNDS) + 1, time_ps.size), np.int64)
         for times in self.kernels.values():
             np.add.at(parts, (times.argmax(axis=0), np.arange(time_ps.size)), times.sum(axis=0))
-        rest = np.maximum(time_ps - parts.sum(axis=0), 0)
-        network = BOUNDS.index("network")
-        parts[network] = np.minimum(self.moved_ps, rest)
-        parts[-1] = rest - parts[network]
-        return np.asarray(parts.argmax(axis=0), np.int64)
+        return main_bound(parts, self.moved_ps, time_ps)
 
 
 @dataclass

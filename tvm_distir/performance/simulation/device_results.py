@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from tvm_distir.performance.engine.function_summaries import Ints
+from tvm_distir.performance.event_loop.function_summaries import Ints
 from tvm_distir.performance.memory.account import MemoryAccount
 from tvm_distir.performance.traces.records import (
     Event,

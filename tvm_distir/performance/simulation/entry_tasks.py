@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvm_distir.performance.engine.function_summaries import (
+from tvm_distir.performance.event_loop.function_summaries import (
     AFTER,
     APART,
     AT_HAND,

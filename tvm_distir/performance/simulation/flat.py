@@ -8,58 +8,58 @@ import functools
 
 from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
-from tvm_distir.performance.engine.schedule import schedule
+from tvm_distir.performance.event_loop.schedule import schedule
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
-from tvm_distir.performance.memory.entries import EntryMemory, entry_memory
+from tvm_distir.performance.memory.ranks import RankMemories, RankMemory
+from tvm_distir.performance.memory.residents import weight_bytes
 from tvm_distir.performance.program.program import Program
+from tvm_distir.support import Stopwatch
 
-from .account import StepAccount, memory_over_time, weight_bytes
 from .device_results import DeviceMemory
 from .function_table import FunctionTables
 from .op_costs import OpCosts
 from .result import Result
-from .stopwatch import StageTimes
+from .step_account import StepAccount, memory_over_time
 from .task_graph import TaskNames, build_graph
 from .timeline import Timeline
 
 
 def simulate_flat(
-    program: Program, system: System, fold_devices: bool, blocking: bool, laps: StageTimes
+    program: Program, system: System, fold_devices: bool, blocking: bool, watch: Stopwatch
 ) -> Result:
     """Predict a step without stages: see :func:`.simulator.simulate`."""
-    costs = OpCosts(program, system)
-    graph = build_graph(program, costs, fold_devices, blocking)
+    with watch.stage("build"):
+        graph = build_graph(program, OpCosts(program, system), fold_devices, blocking)
     lowering = graph.lowering
-    laps.end("build")
-    start, end = schedule(graph.tasks, TaskNames(program, graph))
-    laps.end("schedule")
+    with watch.stage("schedule"):
+        start, end = schedule(graph.tasks, TaskNames(program, graph))
     branch_taken = {branch.place: branch.taken for branch in lowering.branches}
-    framework = functools.cache(functools.partial(CachingAllocator, program))
 
     @functools.cache
-    def memory_of(number: int) -> EntryMemory:
-        return entry_memory(program, program.entries[number], framework())
+    def memories() -> RankMemories:
+        return RankMemories(program, CachingAllocator(program))
+
+    @functools.cache
+    def memory_of(number: int) -> RankMemory:
+        return memories().of(number)
 
     @gc_paused()
     def held(number: int, timeline: Timeline) -> DeviceMemory:
-        during, after = memory_of(number).course(branch_taken)
-        last = int(timeline.end.max(initial=0))
-        root = program.entries[number].function
-        fn = program.functions[root]
-        weights = weight_bytes(program, (fn.values[index] for index in fn.params), [root])
-        return memory_over_time(memory_of(number), timeline.issued, during, last, after, weights)
+        memory, last = memory_of(number), int(timeline.end.max(initial=0))
+        during, after = memories().by_op(memory, branch_taken)
+        weights = weight_bytes(program, number)
+        return memory_over_time(memory, timeline.issued, during, last, after, weights)
 
-    tables = FunctionTables(lowering)
-    account = StepAccount(program, system, lowering, int(end.max(initial=0)))
-    for part in graph.parts:
-        entry = program.entries[part.entry]
-        entry_tasks = graph.entries[entry.function]
-        tasks = slice(part.first, part.first + entry_tasks.row.size)
-        timeline = Timeline(
-            part.devices[0], entry_tasks, lowering, graph.maps, start[tasks], end[tasks], tables
-        )
-        memory = functools.partial(held, part.entry, timeline)
-        account.add(program.place_of(entry), part.devices, timeline, memory, {})
-    result = account.result(laps.times_s)
-    laps.end("account")
-    return result
+    with watch.stage("account"):
+        tables = FunctionTables(lowering)
+        account = StepAccount(program, system, lowering, int(end.max(initial=0)))
+        for part in graph.parts:
+            entry = program.entries[part.entry]
+            entry_tasks = graph.entries[entry.function]
+            tasks = slice(part.first, part.first + entry_tasks.row.size)
+            timeline = Timeline(
+                part.devices[0], entry_tasks, lowering, graph.maps, start[tasks], end[tasks], tables
+            )
+            memory = functools.partial(held, part.entry, timeline)
+            account.add(program.place_of(entry), part.devices, timeline, memory, {})
+        return account.result(watch.timings_s)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tvm_distir.hardware import PICOSECONDS
-from tvm_distir.performance.engine.function_summaries import COMM_PORT, COMPUTE_PORT
+from tvm_distir.performance.event_loop.function_summaries import COMM_PORT, COMPUTE_PORT
 from tvm_distir.performance.program.checks import call_order
 from tvm_distir.performance.program.parts import Op, reached
 from tvm_distir.performance.program.program import Program

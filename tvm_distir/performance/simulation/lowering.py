@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.performance.engine.function_summaries import (
+from tvm_distir.performance.event_loop.function_summaries import (
     AFTER,
     APART,
     HOLDS,

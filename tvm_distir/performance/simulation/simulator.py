@@ -19,12 +19,11 @@ from tvm_distir.performance.memory.planned import ALLOCATORS, place_number, plan
 from tvm_distir.performance.memory.reserved import reserved_account
 from tvm_distir.performance.program.exporter import export
 from tvm_distir.performance.program.program import Program
-from tvm_distir.support import SimulationError, UsageError, nearest
+from tvm_distir.support import SimulationError, Stopwatch, UsageError, nearest
 
 from .device_results import DeviceGroupResult, DeviceMemory
 from .flat import simulate_flat
 from .result import Result
-from .stopwatch import StageTimes
 
 
 @gc_paused()
@@ -112,11 +111,11 @@ def simulate(
             place="simulate",
             remedy=nearest(allocator, ALLOCATORS),
         )
-    laps = StageTimes()
-    profile = Profile.resolve(system.kernels if kernels is None else kernels)
-    check_products(profile, system)
-    program, blocking = grouped(program, profile), blocking or profile.blocking
-    laps.end("kernels")
+    watch = Stopwatch()
+    with watch.stage("kernels"):
+        profile = Profile.resolve(system.kernels if kernels is None else kernels)
+        check_products(profile, system)
+        program, blocking = grouped(program, profile), blocking or profile.blocking
     if program.staged is not None:
         if not fold_devices:
             raise SimulationError(
@@ -127,9 +126,7 @@ def simulate(
             )
         from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
 
-        result = simulate_stages(
-            program, program.staged, system, blocking, contention, laps, overlap_optimizer
-        )
+        result = simulate_stages(program, system, blocking, contention, overlap_optimizer, watch)
         return result if allocator == "framework" else _with_allocator(result, program, allocator)
     if contention:
         raise SimulationError(
@@ -139,7 +136,7 @@ def simulate(
             place="program",
             remedy="Remove contention, or create the step with a schedule.",
         )
-    result = simulate_flat(program, system, fold_devices, blocking, laps)
+    result = simulate_flat(program, system, fold_devices, blocking, watch)
     return result if allocator == "framework" else _with_allocator(result, program, allocator)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.hardware import PICOSECONDS
-from tvm_distir.performance.engine.function_summaries import (
+from tvm_distir.performance.event_loop.function_summaries import (
     NEVER,
     STREAM_PORTS,
     FunctionSummaries,
@@ -27,12 +27,12 @@ from tvm_distir.performance.traces.records import (
     Task,
 )
 
-from .dependencies import Dependencies
 from .device_results import FunctionTime, OpTime
 from .entry_tasks import EntryTasks
 from .function_table import ElapsedTimes, FunctionTables, Table, add_call, add_op, listed
 from .lowering import Lowering
 from .op_costs import COMPUTE, SEND, SLOWDOWN, OpRow
+from .op_dependencies import Dependencies
 
 
 def seconds(time_ps: int) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.performance.engine.function_summaries import Ints
+from tvm_distir.performance.event_loop.function_summaries import Ints
 
 from .protobuf import Bytes, block, integer, put_padded, tag, varint
 

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tvm_distir.hardware import PICOSECONDS
-from tvm_distir.performance.engine.function_summaries import Ints
+from tvm_distir.performance.event_loop.function_summaries import Ints
 
 from .packets import NS, SIZE_BYTES, counters, descriptor, interned, pairs, start_packet
 from .records import MessageRecords, OpRecords, RecordKind, TracedDevices

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tvm_distir.performance.engine.function_summaries import Ints
+from tvm_distir.performance.event_loop.function_summaries import Ints
 
 STREAMS = ("compute", "comm", "send", "store", "fetch", "recv")
 """Streams of a device. Compute, collectives, sends and copies to and from the host run in order of

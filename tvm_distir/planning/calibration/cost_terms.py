@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ from tvm_distir.performance import (
     Edge,
     Function,
     OpCosts,
+    Phase,
     PipelineProgram,
     Program,
+    StageSteps,
     launched,
     unit_phases,
 )
@@ -91,33 +94,30 @@ class StepCostTerms:
     """
 
     def __init__(self, program: Program, staged: PipelineProgram, system: System) -> None:
-        self.program, self.staged = program, staged
+        self.program, self.staged, self._system = program, staged, system
         self._costs = OpCosts(program, system)
         self._functions: dict[tuple[str, int], CostTerms] = {}
         self._edges: dict[Hashable, CostTerms] = {}
         self._phases = [unit_phases(role, staged.schedule) for role in staged.roles]
 
-    def phases(self, stage: int, name: str) -> list[tuple[str, CostTerms]]:
+    @functools.cached_property
+    def steps(self) -> StageSteps:
+        """Return the steps of all ranks, with collectives that block."""
+        return StageSteps.of(self.program, self._system, blocking=True)
+
+    def phases(self, stage: int, name: str) -> list[tuple[Phase, CostTerms]]:
         """Return the phases of a unit on the rank of its stage, in turn, with their parts."""
         number = self.staged.stages[stage].role
         rank = self.staged.schedule.rank_of[stage]
-        role = self.staged.roles[number]
-        phases = [(phase, role.phase(phase)) for phase in self._phases[number].get(name, ())]
-        return [
-            (phase, self._function(phase_info.function, rank))
-            for phase, phase_info in phases
-            if phase_info is not None
-        ]
+        phases = map(self.staged.roles[number].phase, self._phases[number].get(name, ()))
+        return [(phase, self._function(phase.function, rank)) for phase in phases if phase]
 
     def known(self) -> list[CostTerms]:
         """Return the parts of all phases and messages."""
         for stage, stage_info in enumerate(self.staged.stages):
             for name in self._phases[stage_info.role]:
                 self.phases(stage, name)
-        for edge in [
-            *self.staged.edges,
-            *(e for stage_sum in self.staged.sums for e in stage_sum.edges),
-        ]:
+        for edge in self.staged.all_edges:
             self.edge(edge)
         return [*self._functions.values(), *self._edges.values()]
 

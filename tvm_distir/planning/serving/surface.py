@@ -28,8 +28,8 @@ from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.models import serving_step
 from tvm_distir.performance import (
     FlatBatch,
-    FlatPeaks,
     FlatTimes,
+    Peaks,
     Profile,
     Program,
     ProgramTemplate,
@@ -99,10 +99,10 @@ class _Kind:
     experts: tuple[tuple[int, int], ...]
 
     @cached_property
-    def peaks(self) -> FlatPeaks:
+    def peaks(self) -> Peaks:
         """Return the peaks of memory of the steps."""
         template = self.template
-        return FlatPeaks(template.program, template.numbers, template.which)
+        return Peaks(template.program, template.numbers, template.which)
 
 
 @dataclass

@@ -8,6 +8,8 @@ Rajbhandari et al. 2020, "ZeRO". Sharded training of Lightning (FairScale) is st
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from tvm import ir
 
 from tvm_distir.core.plan import Plan
@@ -19,9 +21,22 @@ from .registry import plan_maker
 from .zero_redundancy import stored_in_parts
 
 
-@plan_maker
-def fsdp(mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None) -> Plan:
-    """Plan of fully sharded data parallel: "zero:stage=3", weights stored in parts too.
+class _Preset(Protocol):
+    def __call__(
+        self, mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
+    ) -> Plan: ...
+
+
+def _preset(name: str, stage: int, summary: str) -> _Preset:
+    """Return the strategy "zero" with a stage, under another name."""
+
+    def preset(
+        mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
+    ) -> Plan:
+        return stored_in_parts(mod, mesh, axis, stage, others, name)
+
+    preset.__name__ = preset.__qualname__ = name
+    preset.__doc__ = f"""{summary}
 
     Parameters
     ----------
@@ -30,7 +45,30 @@ def fsdp(mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | Non
     axis : str
         The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
     """
-    return stored_in_parts(mod, mesh, axis, 3, others, "fsdp")
+    return plan_maker(preset)
+
+
+fsdp = _preset(
+    "fsdp", 3, 'Plan of fully sharded data parallel: "zero:stage=3", weights stored in parts too.'
+)
+deepspeed_zero1 = _preset(
+    "deepspeed_zero1", 1, "Plan of DeepSpeed's ZeRO stage 1: optimizer states stored in parts."
+)
+deepspeed_zero2 = _preset(
+    "deepspeed_zero2",
+    2,
+    "Plan of DeepSpeed's ZeRO stage 2: optimizer states and gradients stored in parts.",
+)
+deepspeed_zero3 = _preset(
+    "deepspeed_zero3",
+    3,
+    "Plan of DeepSpeed's ZeRO stage 3: optimizer states, gradients and weights stored in parts.",
+)
+lightning_sharded = _preset(
+    "lightning_sharded",
+    2,
+    'Plan of Lightning\'s sharded training: "zero:stage=2", optimizer states and gradients.',
+)
 
 
 @plan_maker
@@ -56,67 +94,3 @@ def hsdp(
     mesh_axis(as_mesh_spec(mesh), replicas, "hsdp", "replicas")
     parts = stored_in_parts(mod, mesh, axis, 3, others, "hsdp")
     return merge([("replicas", data_parallel(mod, mesh, axis=replicas)), ("parts", parts)])
-
-
-@plan_maker
-def deepspeed_zero1(
-    mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
-) -> Plan:
-    """Plan of DeepSpeed's ZeRO stage 1: optimizer states stored in parts.
-
-    Parameters
-    ----------
-    mod, mesh, others
-        As :func:`.zero_redundancy.zero` has them; so are the errors.
-    axis : str
-        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
-    """
-    return stored_in_parts(mod, mesh, axis, 1, others, "deepspeed_zero1")
-
-
-@plan_maker
-def deepspeed_zero2(
-    mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
-) -> Plan:
-    """Plan of DeepSpeed's ZeRO stage 2: optimizer states and gradients stored in parts.
-
-    Parameters
-    ----------
-    mod, mesh, others
-        As :func:`.zero_redundancy.zero` has them; so are the errors.
-    axis : str
-        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
-    """
-    return stored_in_parts(mod, mesh, axis, 2, others, "deepspeed_zero2")
-
-
-@plan_maker
-def deepspeed_zero3(
-    mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
-) -> Plan:
-    """Plan of DeepSpeed's ZeRO stage 3: optimizer states, gradients and weights stored in parts.
-
-    Parameters
-    ----------
-    mod, mesh, others
-        As :func:`.zero_redundancy.zero` has them; so are the errors.
-    axis : str
-        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
-    """
-    return stored_in_parts(mod, mesh, axis, 3, others, "deepspeed_zero3")
-
-
-@plan_maker
-def lightning_sharded(
-    mod: ir.IRModule, mesh: MeshLike, axis: str = "", *, others: Plan | None = None
-) -> Plan:
-    """Plan of Lightning's sharded training: "zero:stage=2", optimizer states and gradients.
-
-    Parameters
-    ----------
-    mod, mesh, others
-        As :func:`.zero_redundancy.zero` has them; so are the errors.
-    axis : str
-        The mesh axes that shard the state, as :func:`.zero_redundancy.zero` has them.
-    """
-    return stored_in_parts(mod, mesh, axis, 2, others, "lightning_sharded")

@@ -11,7 +11,7 @@ engine ``threads`` then uses collectives in NumPy, and engines of several proces
 from __future__ import annotations
 
 _NODES = "tvm_distir.core.rewriting.native"
-_ENGINE = "tvm_distir.performance.engine"
+_EVENT_LOOP = "tvm_distir.performance.event_loop"
 
 REFERENCES: dict[str, str] = {
     "read_functions": f"{_NODES}.python_reading:read_functions",
@@ -24,9 +24,9 @@ REFERENCES: dict[str, str] = {
     "prune": f"{_NODES}.python_writing:prune",
     "rewriter": f"{_NODES}.python_writing:rewriter",
     "tables": "tvm_distir.core.solver.python_tables:tables",
-    "contention": f"{_ENGINE}.python_contention:contend",
-    "schedule": f"{_ENGINE}.python_schedule:schedule_tasks",
-    "simulation": f"{_ENGINE}.python_maps:PythonMaps",
+    "contention": f"{_EVENT_LOOP}.python_contention:contend",
+    "schedule": f"{_EVENT_LOOP}.python_schedule:schedule_tasks",
+    "simulation": f"{_EVENT_LOOP}.python_maps:PythonMaps",
     "serve": "tvm_distir.planning.serving.python_events:PythonReplicas",
 }
 """The module and the function that stand for each native function.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_distir.performance.engine.activities import ENDLESS, Loads
+from tvm_distir.performance.event_loop.activities import ENDLESS, Loads
 
 
 def loads_of(classes, capacity, slows=None, beside=1.0):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random hierarchical functions and pipelines of them, and their flat task graphs.
 
-The graph of tasks has every op of every call of every unit; :func:`~.engine.schedule`
+The graph of tasks has every op of every call of every unit; :func:`~.event_loop.schedule.schedule`
 walks it without knowing of functions. Host, compute, communication and sends are streams of it.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tvm_distir.performance.engine.function_summaries import (
+from tvm_distir.performance.event_loop.function_summaries import (
     AFTER,
     APART,
     COMM_PORT,
@@ -19,7 +19,7 @@ from tvm_distir.performance.engine.function_summaries import (
     SYNC,
     FunctionTable,
 )
-from tvm_distir.performance.engine.tasks import Tasks
+from tvm_distir.performance.event_loop.tasks import Tasks
 
 STREAMS = 4  # compute, communication, host, sends
 APART_STREAMS = 100  # behind those of all ranks

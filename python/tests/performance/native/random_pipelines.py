@@ -11,8 +11,8 @@ import numpy as np
 from tests.performance.native.random_maps import STREAMS, Flat, random_function, random_functions
 from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.performance.engine.function_summaries import FREE, IS_FREE, SETTLED
-from tvm_distir.performance.engine.rank_programs import (
+from tvm_distir.performance.event_loop.function_summaries import FREE, IS_FREE, SETTLED
+from tvm_distir.performance.event_loop.rank_programs import (
     COPY,
     RECV,
     RUN,

@@ -13,11 +13,11 @@ from tests.performance.native.kernels import KERNELS, using
 from tests.performance.native.random_loads import random_loads
 from tests.performance.native.random_maps import Flat, random_functions
 from tests.performance.native.random_pipelines import Pipeline, starts_of
-from tvm_distir.performance.engine.activities import Loads
-from tvm_distir.performance.engine.contention import run_contended
-from tvm_distir.performance.engine.function_summaries import NEVER, STREAM_PORTS
-from tvm_distir.performance.engine.maps import summarize_functions
-from tvm_distir.performance.engine.schedule import schedule
+from tvm_distir.performance.event_loop.activities import Loads
+from tvm_distir.performance.event_loop.contention import run_contended
+from tvm_distir.performance.event_loop.function_summaries import NEVER, STREAM_PORTS
+from tvm_distir.performance.event_loop.maps import summarize_functions
+from tvm_distir.performance.event_loop.schedule import schedule
 
 MOST = 1500
 """Ops up to which the plain reference is asked as well."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.child_processes import child_environment
-from tvm_distir.performance.engine.schedule import schedule
-from tvm_distir.performance.engine.tasks import Tasks
+from tvm_distir.performance.event_loop.schedule import schedule
+from tvm_distir.performance.event_loop.tasks import Tasks
 from tvm_distir.support.errors.tree import DependencyError
 from tvm_distir.support.native import loader
 from tvm_distir.support.native.loader import (

@@ -16,7 +16,7 @@ from tests.performance.native.kernels import KERNELS, using
 from tests.performance.native.random_maps import Functions
 from tests.performance.native.random_pipelines import Pipeline, starts_of
 from tests.performance.native.simulation_proof import differing_functions, differing_pipelines
-from tvm_distir.performance.engine.function_summaries import (
+from tvm_distir.performance.event_loop.function_summaries import (
     AFTER,
     APART,
     COMM_PORT,
@@ -28,7 +28,7 @@ from tvm_distir.performance.engine.function_summaries import (
     SYNC,
     FunctionTable,
 )
-from tvm_distir.performance.engine.maps import summarize_functions
+from tvm_distir.performance.event_loop.maps import summarize_functions
 from tvm_distir.support.errors.tree import SimulationError
 from tvm_distir.support.native.loader import load_library
 

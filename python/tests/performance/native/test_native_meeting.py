@@ -9,12 +9,12 @@ import pytest
 
 from tests.performance.native.random_loads import loads_of
 from tests.performance.native.simulation_proof import differing_meetings
-from tvm_distir.performance.engine.activities import ENDLESS
-from tvm_distir.performance.engine.contention import run_contended
-from tvm_distir.performance.engine.function_summaries import FunctionTable
-from tvm_distir.performance.engine.maps import summarize_functions
-from tvm_distir.performance.engine.python_contention import fair_speeds
-from tvm_distir.performance.engine.rank_programs import RUN, SEND, RankPrograms
+from tvm_distir.performance.event_loop.activities import ENDLESS
+from tvm_distir.performance.event_loop.contention import run_contended
+from tvm_distir.performance.event_loop.function_summaries import FunctionTable
+from tvm_distir.performance.event_loop.maps import summarize_functions
+from tvm_distir.performance.event_loop.python_contention import fair_speeds
+from tvm_distir.performance.event_loop.rank_programs import RUN, SEND, RankPrograms
 
 
 def messages(duration, links, capacity, lead=0):

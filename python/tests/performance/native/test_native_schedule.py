@@ -7,9 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_distir.performance.engine.python_schedule import schedule_tasks
-from tvm_distir.performance.engine.schedule import _schedule_native, find_cycle, schedule
-from tvm_distir.performance.engine.tasks import Tasks
+from tvm_distir.performance.event_loop.python_schedule import schedule_tasks
+from tvm_distir.performance.event_loop.schedule import _schedule_native, find_cycle, schedule
+from tvm_distir.performance.event_loop.tasks import Tasks
 from tvm_distir.support.errors.tree import SimulationError
 from tvm_distir.support.native.loader import ABI_VERSION, load_library
 

@@ -15,7 +15,6 @@ from tvm import ir
 
 import tvm_distir as td
 from tests.nightly import nightly_but
-from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schedules.timeline import in_flight
 from tvm_distir.performance.fusion.grouped import grouped
@@ -113,10 +112,9 @@ def test_roles_add_up_in_random_pipelined_programs(seed: int) -> None:
     for profile in TRAINING:
         program = grouped(plain, profile)
         assert program.staged is not None
-        orders = programs(program.staged.schedule)
         for block in (1, 512):
-            memories = RankMemories(program, program.staged, CachingAllocator(program, block))
-            accounts = [memories.of(rank, steps).account for rank, steps in enumerate(orders)]
+            memories = RankMemories(program, CachingAllocator(program, block))
+            accounts = [memories.of(rank).account for rank in range(program.staged.schedule.stages)]
             for account in accounts:
                 assert sum(account.at_peak.values()) == account.peak_bytes > 0, profile
 
@@ -136,8 +134,8 @@ def measured(case: tuple[str, str, str], profile: str, block: int, count: int) -
     assert program.staged is not None
     schedule = replace(program.staged.schedule, micro_batches=count)
     staged = replace(program.staged, schedule=schedule)
-    memories = RankMemories(program, staged, levels)
-    return [memories.of(rank, steps) for rank, steps in enumerate(programs(schedule))]
+    memories = RankMemories(program, levels, staged)
+    return [memories.of(rank) for rank in range(schedule.stages)]
 
 
 # Of the pairs of cases and profiles every run has a third: each case, each profile.

@@ -21,13 +21,13 @@ def test_memory_of_steady_periods(kind, monkeypatch):
     for count in (1, 3):
         schedule = Schedule(kind, count, 30, 2 if kind == "interleaved" else 1)
         program = stages(schedule, Sizes(kept=3000, moved=700, weights=5000), summed=True)
-        memories = RankMemories(program, program.staged, CachingAllocator(program))
+        memories = RankMemories(program, CachingAllocator(program))
         for rank, steps in enumerate(programs(schedule)):
             monkeypatch.setattr(ranks, "cut", shorter)
             result.append(shorter(steps, schedule))
-            less = memories.of(rank, steps)
+            less = memories.of(rank)
             monkeypatch.setattr(ranks, "cut", lambda *_: None)
-            whole = memories.of(rank, steps)
+            whole = memories.of(rank)
             assert less.account == whole.account
             assert np.array_equal(less.during, whole.during)
             assert np.array_equal(less.after, whole.after)

@@ -9,9 +9,7 @@ import math
 import pytest
 
 import tvm_distir as td
-from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
-from tvm_distir.performance.memory.entries import entry_memory
 from tvm_distir.performance.memory.ranks import RankMemories
 from tvm_distir.planning.strategies.composition import make_plan
 
@@ -40,7 +38,7 @@ def test_bytes_per_parameter(strategy: str, weights: int, gradients: int, states
     sizes = [math.prod(v.whole_shape or ()) for v in params if v.role == "weight"]
     count = sum(sizes)
     others = [v for f in program.functions.values() for v in f.values if v.role == "constant"]
-    most = entry_memory(program, entry, CachingAllocator(program, block_bytes=1)).account.most
+    most = RankMemories(program, CachingAllocator(program, block_bytes=1)).of(0).account.most
     assert most["weights"] - sum(v.bytes for v in others) == 2 * count // weights
     assert most["states"] - COUNTER_BYTES == 12 * count // states
     reduced = 2 * max(sizes) if gradients == 1 else 0  # of one its terms, while they are summed
@@ -101,8 +99,8 @@ def test_bytes_per_parameter_over_micro_batches(
     text = f"{strategy}+pipeline:stages={stages},micro_batches=4"
     program = td.export(td.distribute(step, make_plan(step, text, mesh)))
     staged = program.staged
-    memories = RankMemories(program, staged, CachingAllocator(program, block_bytes=1))
-    most = memories.of(0, programs(staged.schedule)[0]).account.most
+    memories = RankMemories(program, CachingAllocator(program, block_bytes=1))
+    most = memories.of(0).account.most
     params = [v for _, _, v in staged.inputs(0) if v.role == "weight" and v.whole_shape]
     count = sum(math.prod(v.whole_shape) for v in params)
     norms = sum(math.prod(v.whole_shape) for v in params if "ln_" in v.name)

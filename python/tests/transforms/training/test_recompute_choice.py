@@ -23,7 +23,7 @@ from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
-from tvm_distir.performance.memory.entries import entry_memory
+from tvm_distir.performance.memory.ranks import RankMemories
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import DistIRError, InfeasibleError
 from tvm_distir.transforms.training.auto_recompute.automatic import chain_of
@@ -166,7 +166,7 @@ def peak(step) -> int:
     plan = strategy.make_plan(step, "data_parallel", {"dp": 1})
     program = td.export(td.distribute(step, plan))
     framework = CachingAllocator(program, block_bytes=1)
-    return entry_memory(program, program.entries[0], framework).account.peak_bytes
+    return RankMemories(program, framework).of(0).account.peak_bytes
 
 
 def flops(step) -> int:

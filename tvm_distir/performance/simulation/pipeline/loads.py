@@ -16,20 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.hardware import PICOSECONDS, System, pair_up
-from tvm_distir.performance.engine.activities import ENDLESS, Loads
-from tvm_distir.performance.engine.function_summaries import NEVER, STREAM_PORTS, Ints
+from tvm_distir.performance.event_loop.activities import ENDLESS, Loads
+from tvm_distir.performance.event_loop.function_summaries import NEVER, STREAM_PORTS, Ints
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.op_costs import (
     COMM,
     GRADIENTS,
-    OpCosts,
     OpRow,
     overlap_slowdown,
 )
 
 from .rank_arrays import RunKind, StageSteps
-from .rank_classes import RankClasses
 
 OUT, IN = "out", "in"
 Shares = Mapping[Hashable, float]
@@ -47,21 +45,12 @@ class StageLoads:
     ----------
     program : Program
     system : System
-    kinds : RankClasses
     steps : StageSteps
-    costs : OpCosts
     """
 
-    def __init__(
-        self,
-        program: Program,
-        system: System,
-        kinds: RankClasses,
-        steps: StageSteps,
-        costs: OpCosts,
-    ) -> None:
-        self.program, self.system, self.kinds = program, system, kinds
-        self.steps, self.costs = steps, costs
+    def __init__(self, program: Program, system: System, steps: StageSteps) -> None:
+        self.program, self.system = program, system
+        self.steps, self.kinds, self.costs = steps, steps.kinds, steps.costs
         self._slower = overlap_slowdown(system)
         self._cache: dict[tuple[int, str, int, bool], list[Piece]] = {}
         self._crossed: dict[tuple[int, tuple[int, ...]], tuple[dict[int, int], int]] = {}

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tvm_distir.core.plan import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
-from tvm_distir.performance.engine.function_summaries import Ints
-from tvm_distir.performance.engine.rank_programs import (
+from tvm_distir.hardware import System
+from tvm_distir.performance.event_loop.function_summaries import Ints
+from tvm_distir.performance.event_loop.rank_programs import (
     COPY,
     RECV,
     RUN,
@@ -31,6 +32,7 @@ from tvm_distir.performance.program.pipeline_program import (
     PipelineProgram,
     StageKind,
 )
+from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import UPDATE
 from tvm_distir.performance.simulation.op_costs import OpCosts
 
@@ -63,6 +65,8 @@ class StageSteps:
     staged : PipelineProgram
     kinds : RankClasses
     costs : OpCosts
+    every_slot : bool
+        Whether all slots have cells, also those whose time does not matter.
 
     Attributes
     ----------
@@ -79,8 +83,14 @@ class StageSteps:
         The templates that are units of the schedule.
     """
 
-    def __init__(self, staged: PipelineProgram, kinds: RankClasses, costs: OpCosts) -> None:
-        self.staged, self.kinds = staged, kinds
+    def __init__(
+        self,
+        staged: PipelineProgram,
+        kinds: RankClasses,
+        costs: OpCosts,
+        every_slot: bool = False,
+    ) -> None:
+        self.staged, self.kinds, self.costs = staged, kinds, costs
         self.schedule = staged.schedule
         self.rank_of = staged.schedule.rank_of
         self.micros = staged.schedule.micro_batches + 1
@@ -90,14 +100,17 @@ class StageSteps:
         self._kinds: dict[tuple[int, int, str], int] = {}
         self._kind_function: list[int] = []
         self._kind_places: list[tuple[int, int]] = []
-        self._place = [
-            {slot: number * self.micros for number, slot in enumerate(kinds.timed(stage))}
+        slots = [
+            range(len(staged.role_of(stage).slots)) if every_slot else kinds.timed(stage)
             for stage in range(len(self.rank_of))
+        ]
+        self._place = [
+            {slot: number * self.micros for number, slot in enumerate(stage_slots)}
+            for stage_slots in slots
         ]
         sizes = [len(places) * self.micros for places in self._place]
         self._base = [0, *np.cumsum(sizes).tolist()]
-        whole = [edge for stage_sum in staged.sums for edge in stage_sum.edges]
-        self.edges = [e for e in (*staged.edges, *whole) if self._crosses(e)]
+        self.edges = [edge for edge in staged.all_edges if self._crosses(edge)]
         self._number = {id(edge): number for number, edge in enumerate(self.edges)}
         self.edge_ps = [
             max(costs.edge_ps(edge, *(self.rank_of[end[0]] for end in (edge.source, edge.target))))
@@ -105,6 +118,14 @@ class StageSteps:
         ]
         self.stashes = OffloadTransfers(staged, costs, len(self.edges), self._base[-1])
         self.units = self._write()
+
+    @staticmethod
+    def of(program: Program, system: System, blocking: bool) -> StageSteps:
+        """Return the steps of a pipelined program; ``blocking`` as in :func:`.simulate`."""
+        staged = program.staged
+        assert staged is not None
+        kinds = RankClasses(program, staged, system, blocking)
+        return StageSteps(staged, kinds, OpCosts(program, system))
 
     def number_of(self, edge: Edge) -> int:
         """Place of an edge among those between ranks."""

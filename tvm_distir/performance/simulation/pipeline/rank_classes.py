@@ -8,14 +8,14 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from tvm_distir.hardware import System
-from tvm_distir.performance.engine.function_summaries import (
+from tvm_distir.performance.event_loop.function_summaries import (
     AT_HAND,
     FREE,
     IS_FREE,
     SETTLED,
     FunctionSummaries,
 )
-from tvm_distir.performance.engine.maps import summarize_functions
+from tvm_distir.performance.event_loop.maps import summarize_functions
 from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.performance.engine.activities import Loads
-from tvm_distir.performance.engine.contention import run_contended
-from tvm_distir.performance.engine.function_summaries import NEVER, STREAM_PORTS, Ints
+from tvm_distir.performance.event_loop.activities import Loads
+from tvm_distir.performance.event_loop.contention import run_contended
+from tvm_distir.performance.event_loop.function_summaries import NEVER, STREAM_PORTS, Ints
 from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.simulation.op_costs import COMPUTE
@@ -21,7 +21,7 @@ from tvm_distir.performance.traces.records import RecordKind
 from tvm_distir.support import SimulationError
 
 from .rank_arrays import StageSteps
-from .rank_classes import RankClasses, RankUnit
+from .rank_classes import RankUnit
 from .stash_transfers import StashTransfer
 
 
@@ -75,8 +75,6 @@ class StageRuns:
 
     Parameters
     ----------
-    kinds : RankClasses
-        Units of each rank, with their maps.
     steps : StageSteps
     meshes : sequence of Mesh
         The meshes of the ranks.
@@ -99,15 +97,11 @@ class StageRuns:
     """
 
     def __init__(
-        self,
-        kinds: RankClasses,
-        steps: StageSteps,
-        meshes: Sequence[Mesh],
-        loads: Loads | None = None,
+        self, steps: StageSteps, meshes: Sequence[Mesh], loads: Loads | None = None
     ) -> None:
-        self.kinds, self.steps, self.meshes = kinds, steps, meshes
+        self.kinds, self.steps, self.meshes = steps.kinds, steps, meshes
         self._kinds: dict[int, list[RecordKind]] = {}
-        units = steps.units
+        kinds, units = steps.kinds, steps.units
         ran = kinds.maps.run(units)
         self._check(ran.position)
         alone = np.array(units.edges[:, 1:], np.int64)
@@ -130,6 +124,12 @@ class StageRuns:
             self.messages.append(EdgeMessages(edge, *self._sent(*times)))
         moves = zip(steps.stashes.moves, ran.sent[count:], ended[count:], strict=True)
         self.copies = [Copies(move, *self._sent(*times)) for move, *times in moves]
+
+    @functools.cached_property
+    def every_step(self) -> StageSteps:
+        """Return the steps of all ranks, with a cell for each slot."""
+        steps = self.steps
+        return StageSteps(steps.staged, steps.kinds, steps.costs, every_slot=True)
 
     def _sent(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the micro-batches, starts and ends of transfers from values by micro-batch."""

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core.plan import BACKWARD, FORWARD, WEIGHT
-from tvm_distir.performance.engine.function_summaries import Ints
-from tvm_distir.performance.program.pipeline_program import PipelineProgram
+from tvm_distir.performance.event_loop.function_summaries import Ints
+from tvm_distir.performance.program.unit_phases import unit_word
 from tvm_distir.performance.simulation.device_results import FunctionTime
 from tvm_distir.performance.simulation.function_table import (
     ElapsedTimes,
@@ -31,11 +30,8 @@ from tvm_distir.performance.traces.records import (
     Task,
 )
 
-from .dependencies import RankDependencies
+from .rank_dependencies import RankDependencies
 from .runs import ActionRuns, Copies, EdgeMessages, StageRuns
-
-WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
-"""The names of the phases of a schedule in events."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,6 @@ class StageTimeline:
 
     Attributes
     ----------
-    staged : PipelineProgram
     rank : int
     ran : StageRuns
     runs : list of ActionRuns
@@ -54,7 +49,6 @@ class StageTimeline:
     tables : FunctionTables
     """
 
-    staged: PipelineProgram
     rank: int
     ran: StageRuns
     runs: list[ActionRuns]
@@ -64,16 +58,14 @@ class StageTimeline:
     tables: FunctionTables
 
     @staticmethod
-    def of(
-        staged: PipelineProgram, rank: int, ran: StageRuns, tables: FunctionTables
-    ) -> StageTimeline:
+    def of(rank: int, ran: StageRuns, tables: FunctionTables) -> StageTimeline:
         """Make the timeline from the runs of ranks."""
-        rank_of = staged.schedule.rank_of
+        rank_of = ran.steps.rank_of
         sent = [message for message in ran.messages if rank_of[message.edge.source[0]] == rank]
         received = [message for message in ran.messages if rank_of[message.edge.target[0]] == rank]
         copied = [copy for copy in ran.copies if rank_of[copy.move.stage] == rank]
         runs = list(ran.of(rank))
-        return StageTimeline(staged, rank, ran, runs, sent, received, copied, tables)
+        return StageTimeline(rank, ran, runs, sent, received, copied, tables)
 
     @functools.cached_property
     def _often(self) -> Counter[int]:
@@ -118,7 +110,7 @@ class StageTimeline:
         parts = []
         for run in self.runs:
             if self.ran.kinds.lowering.functions[run.unit.function].tasks:
-                place = f"{self.staged.role_of(run.stage).name}, stage {run.stage}"
+                place = f"{self.ran.steps.staged.role_of(run.stage).name}, stage {run.stage}"
                 span = self.ran.spans(run)
                 parts.append((run, place, span[:, 0], span[:, 1]))
         return parts
@@ -144,11 +136,13 @@ class StageTimeline:
             start, end = self.ran.op_times(run)
             span = np.stack((first, last), axis=1)
             kinds = self.ran.ops(run.unit.function)
-            yield OpRecords(kinds, start, end, run.order, _word(run), place, run.micros, span)
+            yield OpRecords(
+                kinds, start, end, run.order, unit_word(run.name), place, run.micros, span
+            )
 
     def wires(self) -> Iterator[MessageRecords]:
         """Yield the messages of each edge."""
-        rank_of = self.staged.schedule.rank_of
+        rank_of = self.ran.steps.rank_of
         for stream, stream_messages in (("send", self.sent), ("recv", self.received)):
             for messages in stream_messages:
                 kind = RecordKind(stream, stream, self._facts(messages, stream))
@@ -170,8 +164,7 @@ class StageTimeline:
 
     def tasks(self) -> list[Task]:
         """Return the ops and messages, with the tasks that they wait for."""
-        ends = (self.sent, self.received, self.copied)
-        return RankDependencies(self.staged, self.rank, self.ran, self.runs, *ends).tasks
+        return RankDependencies(self.ran, self.rank).tasks
 
     def _facts(self, messages: EdgeMessages, stream: str) -> dict[str, Any]:
         """Return the properties that all messages of an edge share."""
@@ -187,7 +180,7 @@ class StageTimeline:
     def _units(self, device: int) -> Iterator[Event]:
         lowering = self.ran.kinds.lowering
         for run, place, start, end in self.parts:
-            word = _word(run)
+            word = unit_word(run.name)
             counts = lowering.counts(run.unit.function).tolist()
             flops = sum(n * row.op.flops for n, row in zip(counts, lowering.rows, strict=True))
             micros = run.micros.tolist()
@@ -199,11 +192,6 @@ class StageTimeline:
                     "flops": flops,
                 }
                 yield Event(device, "compute", word, seconds(first), seconds(last - first), args)
-
-
-def _word(run: ActionRuns) -> str:
-    """Return the name of a unit."""
-    return WORDS.get(run.name.rstrip("+"), run.name.partition(":")[0])
 
 
 def _message(messages: EdgeMessages, micro: int) -> str:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_distir.core.plan import FETCH, STORE, absences
-from tvm_distir.performance.engine.function_summaries import COMM_PORT, COMPUTE_PORT, Ints
-from tvm_distir.performance.engine.rank_programs import (
+from tvm_distir.performance.event_loop.function_summaries import COMM_PORT, COMPUTE_PORT, Ints
+from tvm_distir.performance.event_loop.rank_programs import (
     FETCH_STREAM,
     MARK,
     RECV,

@@ -102,7 +102,7 @@ def _compose(
 def arriving(staged: PipelineProgram) -> Mapping[int, set[int]]:
     """Return, per stage kind, the slots that other stages write or read."""
     slots: dict[int, set[int]] = {number: set() for number in range(len(staged.roles))}
-    for edge in [*staged.edges, *(edge for stage_sum in staged.sums for edge in stage_sum.edges)]:
+    for edge in staged.all_edges:
         for stage, slot in (edge.source, edge.target):
             slots[staged.stages[stage].role].add(slot)
     return slots

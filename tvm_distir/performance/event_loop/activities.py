@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .function_summaries import STREAM_PORTS, FunctionSummaries, Ints
-from .rank_programs import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, RankPrograms
+from .rank_programs import RankPrograms
+from .rank_walk import RankWalk
 
 Floats = npt.NDArray[np.float64]
 
@@ -131,63 +132,31 @@ class ActivityGraph:
     position: Ints
 
 
-class ActivityGraphBuilder:
+class ActivityGraphBuilder(RankWalk[int]):
     """Builder of activity graphs: it walks the programs of all ranks with tokens for times."""
 
     def __init__(self, maps: FunctionSummaries, units: RankPrograms) -> None:
-        self.units = units
-        ranks = units.program_begin.size - 1
-        self.streams = [[AT_ZERO] * RANK_STREAMS for _ in range(ranks)]
-        self.cells = [ALL_ALONG] * units.cells
+        super().__init__(maps, units, ALL_ALONG, AT_ZERO)
         self.sent = np.full((len(units.edges), units.micros), -1, np.int64)
-        self.runs: list[list[int]] = [[] for _ in range(ranks)]
+        self.runs: list[list[int]] = [[] for _ in self.streams]
         self.rows: list[tuple[int, int, int, int]] = []
         self.ins: list[int] = []
         self.in_begin, self.out_begin = [0], [2]
         self.matrices: list[Ints] = []
-        self.reads: list[list[tuple[int, int]]] = []
-        self.writes: list[list[tuple[int, int]]] = []
-        at = 0
-        for function in units.kind_function.tolist():
-            matrix, ports = maps.matrix(function), maps.ports(function)
-            places = units.kind_places[at:].reshape(-1, 2)
-            count = len(maps.independent_inputs(function))
-            results = len(matrix) - STREAM_PORTS
-            at += 2 * (count + results)
-            placed = [r for r in range(results) if places[count + r, 0] >= 0]
-            self.reads.append([(int(a), int(b)) for a, b in places[ports]])
-            self.writes.append([(int(a), int(b)) for a, b in places[[count + r for r in placed]]])
-            rows = [*range(STREAM_PORTS), *(STREAM_PORTS + r for r in placed)]
-            self.matrices.append(matrix[rows])
+        for function, stored in zip(units.kind_function.tolist(), self.stored, strict=True):
+            rows = [*range(STREAM_PORTS), *(STREAM_PORTS + r for r in stored)]
+            self.matrices.append(maps.matrix(function)[rows])
 
     def woven(self) -> ActivityGraph:
-        """Build the graph: advance every rank until none can proceed."""
-        units, ranks = self.units, len(self.streams)
-        position, step, moved = [0] * ranks, [0] * ranks, True
-        begin, program = units.template_begin.tolist(), units.programs.tolist()
-        steps, first = units.steps.tolist(), units.program_begin.tolist()
-        while moved:
-            moved = False
-            for rank in range(ranks):
-                while position[rank] < first[rank + 1] - first[rank]:
-                    template, micro = program[first[rank] + position[rank]]
-                    at = begin[template] + step[rank]
-                    if at == begin[template + 1]:
-                        position[rank], step[rank] = position[rank] + 1, 0
-                        continue
-                    if not self._do(rank, at, steps[at], micro):
-                        break
-                    step[rank] += 1
-                    moved = True
-        sizes = [matrice.size for matrice in self.matrices]
+        """Build the graph."""
+        self.advance()
+        sizes = [matrix.size for matrix in self.matrices]
         rows = np.array(self.rows, np.int64).reshape(-1, 4)
         kind, group, owner, duration = np.ascontiguousarray(rows.T)
         activities = Activities(
-            np.concatenate(
-                [np.zeros(0, np.int64), *(matrice.ravel() for matrice in self.matrices)]
-            ),
+            np.concatenate([np.zeros(0, np.int64), *(matrix.ravel() for matrix in self.matrices)]),
             np.cumsum([0, *sizes])[:-1].astype(np.int64),
-            np.array([matrice.shape[1] for matrice in self.matrices], np.int64),
+            np.array([matrix.shape[1] for matrix in self.matrices], np.int64),
             kind,
             group,
             owner,
@@ -201,49 +170,37 @@ class ActivityGraphBuilder:
             np.array([run for runs in self.runs for run in runs], np.int64),
             self.sent,
             np.array(self.streams, np.int64),
-            np.array(position, np.int64),
+            np.array(self.position, np.int64),
         )
 
     def _add(
         self, kind: int, group: int, rank: int, duration: int, ins: list[int], outs: int
-    ) -> int:
-        """Add an activity and return the first token that it makes."""
+    ) -> list[int]:
+        """Add an activity and return the tokens that it makes."""
         token = self.out_begin[-1]
         self.rows.append((kind, group, rank, duration))
         self.ins += ins
         self.in_begin.append(len(self.ins))
         self.out_begin.append(token + outs)
-        return token
+        return list(range(token, token + outs))
 
-    def _do(self, rank: int, at: int, row: list[int], micro: int) -> bool:
-        """Execute a step and return whether it was possible."""
-        kind, a, b, c, d = row
-        streams, cells = self.streams[rank], self.cells
-        if kind == RUN:
-            self._run(rank, at, a, b, micro)
-        elif kind == COPY:
-            cells[c + d * micro] = cells[a + b * micro]
-        elif kind == SEND:
-            self.sent[a, micro] = len(self.rows)
-            duration = int(self.units.edges[a, 1])
-            ins = [streams[d], cells[b + c * micro]]
-            streams[d] = self._add(FLOW, len(self.units.steps) + a, rank, duration, ins, 1)
-        elif kind == RECV:
-            if self.sent[a, micro] < 0:
-                return False
-            cells[b + c * micro] = self.out_begin[int(self.sent[a, micro])]
-        elif kind == MARK:
-            cells[b + c * micro] = streams[a]
-        elif kind == WAIT:
-            streams[a] = self._add(JOIN, 0, rank, 0, [streams[a], cells[b + c * micro]], 1)
-        return True
-
-    def _run(self, rank: int, at: int, kind: int, base: int, micro: int) -> None:
-        streams, cells = self.streams[rank], self.cells
-        ins = streams[:STREAM_PORTS]
-        ins += [cells[base + place + stride * micro] for place, stride in self.reads[kind]]
+    def run(
+        self, rank: int, step: int, micro: int, streams: list[int], ports: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """See :class:`.rank_walk.RankWalk`."""
+        kind = int(self.units.steps[step, 1])
         self.runs[rank].append(len(self.rows))
-        token = self._add(kind, at, rank, 0, ins, len(self.matrices[kind]))
-        streams[:STREAM_PORTS] = range(token, token + STREAM_PORTS)
-        for number, (place, stride) in enumerate(self.writes[kind]):
-            cells[base + place + stride * micro] = token + STREAM_PORTS + number
+        tokens = self._add(kind, step, rank, 0, [*streams, *ports], len(self.matrices[kind]))
+        return tokens[:STREAM_PORTS], tokens[STREAM_PORTS:]
+
+    def send(self, rank: int, edge: int, micro: int, stream: int, value: int) -> tuple[int, int]:
+        """See :class:`.rank_walk.RankWalk`."""
+        self.sent[edge, micro] = len(self.rows)
+        group, duration = len(self.units.steps) + edge, int(self.units.edges[edge, 1])
+        (token,) = self._add(FLOW, group, rank, duration, [stream, value], 1)
+        return token, token
+
+    def join(self, rank: int, stream: int, first: int, second: int) -> int:
+        """See :class:`.rank_walk.RankWalk`."""
+        (token,) = self._add(JOIN, 0, rank, 0, [first, second], 1)
+        return token

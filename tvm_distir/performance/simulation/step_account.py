@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from tvm_distir.core.ops import TENSOR_CLASSES
 from tvm_distir.hardware import System
-from tvm_distir.performance.memory.entries import EntryMemory
 from tvm_distir.performance.memory.memory_timeline import curve
 from tvm_distir.performance.memory.ranks import RankMemory
-from tvm_distir.performance.program.parts import Mesh, Value, reached
+from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.program import Program
 
 from .device_results import CollectiveTotal, DeviceGroupResult, DeviceMemory, DeviceTimeline, Tables
@@ -213,18 +212,13 @@ class StepAccount:
 
 
 def memory_over_time(
-    memory: EntryMemory | RankMemory,
-    issued: Ints,
-    during: Ints,
-    end: int,
-    after: int,
-    param_bytes: int,
+    memory: RankMemory, issued: Ints, during: Ints, end: int, after: int, param_bytes: int
 ) -> DeviceMemory:
     """Return the memory of a device over time.
 
     Parameters
     ----------
-    memory : EntryMemory or RankMemory
+    memory : RankMemory
     issued, during : int64 arrays (n,)
         The time at which each op or unit is issued, and the most bytes that are live while it runs.
     end, after : int
@@ -235,14 +229,6 @@ def memory_over_time(
     when, live = curve(memory.resident_bytes, issued, during, end, after)
     course = tuple(zip(all_seconds(when), live.tolist(), strict=True))
     return DeviceMemory(course, memory.account, param_bytes)
-
-
-def weight_bytes(program: Program, values: Iterable[Value], roots: Iterable[str]) -> int:
-    """Return the bytes of weights and states among values, and of constants below functions."""
-    called = (program.functions[name] for name in reached(program.functions, roots))
-    constants = (value for fn in called for value in fn.values if value.role == "constant")
-    weights = (value for value in values if value.role in ("weight", "state"))
-    return sum(value.bytes for value in (*weights, *constants))
 
 
 def add_traffic(sums: Traffic, key: TrafficKey, count: int, each: tuple[int, int, int]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tvm_distir.performance.engine.function_summaries import AFTER, APART, HOLDS
+from tvm_distir.performance.event_loop.function_summaries import AFTER, APART, HOLDS
 from tvm_distir.performance.traces.records import Task
 
 from .entry_tasks import EntryTasks
