@@ -264,7 +264,6 @@ ENGINES: dict[str, EngineRows] = {
     "threads": EngineRows(_ANY_WORKER),
     # So does this one, and importing PyTorch takes long on a busy machine.
     "torch": EngineRows(tuple(f.name for f in FAULTS), slack_s=90.0),
-    "processes": EngineRows(tuple(f.name for f in FAULTS)),
 }
 
 

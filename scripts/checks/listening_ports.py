@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-ENGINES = ("virtual", "threads", "processes", "mpi", "torch", "xla")
+ENGINES = ("virtual", "threads", "mpi", "torch", "xla")
 PROGRAM = """
 import sys
 import tvm_distir as td

@@ -230,7 +230,7 @@ def test_objects_that_do_not_fit() -> None:
     with pytest.raises(EngineError, match=r"DIST0602.*device 1 has no object"):
         td.run(dist, [x, td.DeviceObjects({0: new_cache(2)}), *weights()], "virtual")
     with pytest.raises(EngineError, match=r'DIST0605.*"threads" or "virtual"'):
-        td.run(dist, [x, td.DeviceObjects({}), *weights()], "processes")
+        td.run(dist, [x, td.DeviceObjects({}), *weights()], "mpi")
     with pytest.raises(EngineError, match=r"DIST0618"):
         td.DeviceObjects({0: new_cache(2)}).call("no.such.function")
     with pytest.raises(ModelError, match=r"DIST0340.*R.Any"):

@@ -53,9 +53,13 @@ def listed(modules: list[Module]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def used(modules: list[Module]) -> dict[str, str]:
-    """Codes that stand alone in a string, with one place of each; docstrings do not count."""
+def used(root: Path, modules: list[Module]) -> dict[str, str]:
+    """Codes that stand alone in a string, of Python or C++, with one place of each."""
     matches: dict[str, str] = {}
+    for source in (root / "passes").rglob("*.cc"):
+        for text in re.findall(r'"([^"\n]*)"', source.read_text(encoding="utf-8")):
+            if CODE.fullmatch(text):
+                matches.setdefault(text, source.name)
     for module in modules:
         if module.path == TABLE:
             continue

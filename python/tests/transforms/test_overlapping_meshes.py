@@ -93,11 +93,10 @@ def test_schedules_that_would_order_the_collectives_of_a_mesh_otherwise(seed):
     assert td.simulate(td.export(local), SYSTEM).time_s > 0
 
 
-@pytest.mark.parametrize("name", ["processes", "mpi"])
-def test_engines_of_processes(name):
+@pytest.mark.parametrize(("name", "library"), [("torch", "torch"), ("mpi", "mpi4py")])
+def test_engines_of_processes(name, library):
+    pytest.importorskip(library)
     mod, inputs, expected = program(3)
-    if name == "mpi":
-        pytest.importorskip("mpi4py")
     local = lowered(mod, LowerDistIR())
     assert run_equal(local, inputs, expected, name) == run_equal(local, inputs, expected, "virtual")
 

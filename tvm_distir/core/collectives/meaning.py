@@ -98,24 +98,27 @@ def all_gather(shards: Sequence[Array], dim: int) -> Array:
     return np.concatenate(list(shards), axis=dim)
 
 
-def _parts(x: Array, count: int, dim: int) -> list[Array]:
+def equal_parts(x: Any, count: int, dim: int) -> list[Any]:
+    """Return views of the equal parts of an array of any library along a dim; else DIST0611."""
     if x.shape[dim] % count:
         raise _refuse(
             f"dim {dim} of size {x.shape[dim]} is not divisible by the {count} ranks of the group",
             f"Pad it to {-(-x.shape[dim] // count) * count} first.",
         )
-    return np.split(x, count, axis=dim)
+    size = x.shape[dim] // count
+    before = (slice(None),) * dim
+    return [x[(*before, slice(i * size, (i + 1) * size))] for i in range(count)]
 
 
 def local_slice(x: Array, position: int, count: int, dim: int) -> Array:
     """Return part number ``position`` of ``count`` equal parts of ``x`` along ``dim``."""
-    return np.ascontiguousarray(_parts(x, count, dim)[position])
+    return np.ascontiguousarray(equal_parts(x, count, dim)[position])
 
 
 def reduce_scatter(terms: Sequence[Array], dim: int, op: str) -> list[Array]:
     """Reduce, and split the result along ``dim`` into a part per rank."""
     total = all_reduce(terms, op)
-    return [np.ascontiguousarray(part) for part in _parts(total, len(terms), dim)]
+    return [np.ascontiguousarray(part) for part in equal_parts(total, len(terms), dim)]
 
 
 def all_to_all(shards: Sequence[Array], gather_dim: int, split_dim: int) -> list[Array]:
@@ -124,7 +127,7 @@ def all_to_all(shards: Sequence[Array], gather_dim: int, split_dim: int) -> list
     Every rank splits its shard along ``split_dim``, sends part j to rank j, and concatenates the
     received parts along ``gather_dim`` in group order.
     """
-    parts = [_parts(x, len(shards), split_dim) for x in shards]
+    parts = [equal_parts(x, len(shards), split_dim) for x in shards]
     return [np.concatenate([row[j] for row in parts], axis=gather_dim) for j in range(len(shards))]
 
 

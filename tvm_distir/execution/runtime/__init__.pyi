@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .engines.mpi.engine import MpiEngine as MpiEngine
-from .engines.processes.engine import ProcessesEngine as ProcessesEngine
 from .engines.reference import Reference as Reference
 from .engines.registry import engine as engine
 from .engines.registry import run as run

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.boxes import unreadable
-from tvm_distir.execution.runtime.engines.job_member import JobRun
+from tvm_distir.execution.runtime.engines.job_engine import JobRun
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.support import EngineError, OutputError
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy.typing as npt
 
 from tvm_distir.execution.deployment.loading import Deployment, load
+from tvm_distir.execution.runtime.engines.job_engine import JobEngine, JobRun, JobSession
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
-from tvm_distir.execution.runtime.engines.job_member import JobEngine, JobRun, JobSession
 from tvm_distir.execution.runtime.engines.job_results import (
     collect,
     wait_for_end,

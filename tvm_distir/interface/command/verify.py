@@ -19,7 +19,7 @@ from .terminal import print_result, wants_colour, with_warnings
 if TYPE_CHECKING:
     from .help import Commands
 
-ENGINES = ("virtual", "threads", "processes", "mpi", "torch", "xla")
+ENGINES = ("virtual", "threads", "mpi", "torch", "xla")
 
 
 def add_parser(commands: Commands) -> None:

@@ -3,9 +3,8 @@
 """List the native functions that have a reference in Python.
 
 A package without the native library calls the references in their place, and tests compare both.
-Functions of ``passes/ccl``, which exchange data between threads and processes, have none: the
-engine ``threads`` then uses collectives in NumPy, and engines of several processes are refused
-(DIST0110).
+Functions of ``passes/ccl``, which exchange data between threads, have none: the engine ``threads``
+then uses collectives in NumPy.
 """
 
 from __future__ import annotations

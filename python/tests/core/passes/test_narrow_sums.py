@@ -56,7 +56,7 @@ def operands(dtype: str, move: str) -> tuple[list[Any], Any]:
     return values, np.repeat(x.sum(1, keepdims=True), 2, 1).astype(np_dtype(dtype))
 
 
-@pytest.mark.parametrize("engine", ["virtual", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["virtual", "threads"])
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("dtype", LARGE)
 def test_terms_of_a_contraction(dtype: str, move: str, engine: str) -> None:

@@ -25,7 +25,7 @@ from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.support.errors.tree import DependencyError, EngineError
 
-ENGINES = ["virtual", "threads", "processes", "mpi"]
+ENGINES = ["virtual", "threads", "mpi"]
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def with_id(value):
 
 
 TYPES = (((8, 4), "float32"), ((2, 3), "int64"))
-ENGINES = ("virtual", "threads", "processes")
+ENGINES = ("virtual", "threads")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -34,13 +34,7 @@ SIDE = ((0, 3), (2,), (1,))
 TRANSFER = Transfer(4, (6, 5), SIDE, SIDE)
 
 #: The modules that read pickles: files of a job's own folder, which no other user can write.
-JOB_FOLDERS = {
-    "job_folder.py",
-    "mpi/failures.py",
-    "mpi/job_worker.py",
-    "torch/entry_process.py",
-    "torch/launch.py",
-}
+JOB_FOLDERS = {"job_folder.py", "job_launch.py", "mpi/failures.py"}
 
 
 @pytest.mark.parametrize("meaning", [TRANSFER, "all_reduce of 3", None])

@@ -14,7 +14,6 @@ import pytest
 from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
 from tvm_distir.execution.runtime.engines.mpi.engine import MpiEngine
-from tvm_distir.execution.runtime.engines.processes.engine import ProcessesEngine
 from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.runtime.program.joining import same_bits
@@ -22,7 +21,6 @@ from tvm_distir.execution.runtime.program.joining import same_bits
 ENGINES = {
     "threads": ThreadsEngine,
     "threads in Python": partial(ThreadsEngine, collectives="python"),
-    "processes": ProcessesEngine,
     "mpi": MpiEngine,
 }
 MARKS = {"mpi": needs_mpi}

@@ -24,7 +24,6 @@ from tests.execution.runtime.level5_modules import Level5
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.execution.runtime.engines.mpi.engine import MpiEngine
-from tvm_distir.execution.runtime.engines.processes.engine import ProcessesEngine
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
@@ -33,7 +32,6 @@ from tvm_distir.support.errors.tree import EngineError
 
 ENGINES = [
     pytest.param(ThreadsEngine, id="threads"),
-    pytest.param(ProcessesEngine, id="processes"),
     pytest.param(MpiEngine, id="mpi", marks=needs_mpi),
 ]
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Every fault of one rank, on the engines of this process: found in time, named, survived."""
+"""Every fault of one rank, on threads and on processes: found in time, named, survived."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ import fault_table as table
 import pytest
 
 from tvm_distir.execution.runtime.engines import termination as ends
-from tvm_distir.support.errors.tree import DistIRError
+from tvm_distir.support.errors.tree import DistIRError, EngineError
 
 TIMEOUT_S = 0.5
 GRACE_S = 1.0
-HERE = ("threads", "processes")
-CASES = [(e, f) for e in HERE for f in table.FAULTS if f.name in table.ENGINES[e].faults]
+CASES = [f for f in table.FAULTS if f.name in table.ENGINES["threads"].faults]
 
 
 def failure_of(engine, fault):
@@ -33,37 +32,47 @@ def failure_of(engine, fault):
     return "KeyboardInterrupt" if fault.interrupts else str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "fault"), CASES, ids=[f"{e}-{f.name}" for e, f in CASES])
-def test_a_broken_rank_is_named_in_time_and_the_engine_goes_on(name, fault, monkeypatch):
+@pytest.mark.parametrize("fault", CASES, ids=[f.name for f in CASES])
+def test_a_broken_rank_is_named_in_time_and_the_engine_goes_on(fault, monkeypatch):
     monkeypatch.setattr(table, "LONG_S", 6.0)  # a thread that sleeps cannot be ended
-    table.run_program(table.engine_for(name, 20))
-    engine, before = table.engine_for(name, TIMEOUT_S), set(table._named_memory())
+    table.run_program(table.engine_for("threads", 20))
+    engine, before = table.engine_for("threads", TIMEOUT_S), set(table._named_memory())
     start_s = time.monotonic()
     text = failure_of(engine, fault)
     assert time.monotonic() - start_s < TIMEOUT_S + GRACE_S + 4  # of LONG_S
     assert re.search(fault.text, text, re.DOTALL), text
     assert not [n for n in table._named_memory() - before if "tvm" in n]
-    table.run_program(table.engine_for(name, 20))
+    table.run_program(table.engine_for("threads", 20))
 
 
-def test_ranks_that_are_all_stopped_are_given_up_when_they_are_found(monkeypatch):
-    """They had the time beyond the timeout that others get after a failure."""
+def test_a_killed_process_of_the_engine_torch_is_named():
+    pytest.importorskip("torch.distributed")
+    killed = next(f for f in table.FAULTS if f.name == "killed")
+    text = failure_of(table.engine_for("torch", 60), killed)
+    assert re.search(killed.text, text, re.DOTALL), text
+
+
+def test_ranks_that_do_not_end_after_another_one_get_the_timeout_and_the_grace(monkeypatch):
     now_s, failures = [0.0], []
     monkeypatch.setattr(ends.time, "monotonic", lambda: now_s[0])
     fabric = SimpleNamespace(
         failure=None, progress=lambda: 7, fail=lambda rank, error: failures.append(error.code)
     )
-    watch = ends.TerminationWatch(fabric, [0, 1, 2], 1.0, work=lambda: 5)
-    assert watch.go_on([])
-    now_s[0] = 1.0 + ends.GRACE_S
-    assert watch.go_on([]) and not failures
+    watch = ends.TerminationWatch(fabric, [0, 1, 2], 1.0)
+    assert watch.go_on([]) and watch.go_on([1])
+    now_s[0] = 1.0
+    assert watch.go_on([1]) and not failures
     now_s[0] += 0.01
-    assert not watch.go_on([])
+    assert watch.go_on([1])
     assert failures == ["DIST0613"]
+    fabric.failure = (0, EngineError("DIST0613", "late"))
+    assert watch.go_on([1])
+    now_s[0] += 2 * ends.GRACE_S
+    assert not watch.go_on([1])
 
 
 def test_a_row_of_the_table_is_a_process_with_an_exit_code():
-    row = table.table_row("processes", table.ENGINES["processes"], table.FAULTS[0], 1.0)
+    row = table.table_row("threads", table.ENGINES["threads"], table.FAULTS[0], 1.0)
     assert row["good"], row
     assert row["code"] == 1
     assert row["orphans"] == []

@@ -13,7 +13,7 @@ from tests.execution.runtime.level5_modules import Level5, ops
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.support.errors.tree import EngineError
 
-ENGINES = ["virtual", "threads", "processes"]
+ENGINES = ["virtual", "threads"]
 
 
 def module():

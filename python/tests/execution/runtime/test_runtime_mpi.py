@@ -17,9 +17,9 @@ import pytest
 import tvm_distir as td
 from tests.child_processes import child_environment
 from tests.execution.runtime.mpi_cases import CASES
+from tvm_distir.execution.runtime.engines.job_libraries import LIBRARIES
 from tvm_distir.execution.runtime.engines.mpi import launch as mpi_launch
 from tvm_distir.execution.runtime.engines.mpi.engine import MpiEngine
-from tvm_distir.execution.runtime.engines.processes.library import LIBRARIES
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.support.errors.tree import DependencyError, EngineError

@@ -61,14 +61,14 @@ def check(names, placement, engine):
         np.testing.assert_array_equal(single, CASES[name][1], err_msg=name)
 
 
-@pytest.mark.parametrize("engine", ["virtual", "threads", "processes", "xla"])
+@pytest.mark.parametrize("engine", ["virtual", "threads", "xla"])
 def test_special_values_on_shards_of_rows(engine):
     if engine == "xla":
         pytest.importorskip("jax", reason="the extra jax is not installed")
     check(list(CASES), "S[0]", engine)
 
 
-@pytest.mark.parametrize("engine", ["virtual", "threads", "processes"])
+@pytest.mark.parametrize("engine", ["virtual", "threads"])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "sort"])
 def test_special_values_along_the_sharded_dim(name, engine):
     """A sort needs the dim whole; XLA's all-reduce of maxima drops NaN on the CPU."""

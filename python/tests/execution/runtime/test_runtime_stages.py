@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import re
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import EngineError
 from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, RunInTurn
 
+needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="no PyTorch: the extra torch")
 MPI = pytest.param("mpi", marks=needs_mpi)
+TORCH = pytest.param("torch", marks=needs_torch)
 RAISES = r"DIST0612 main_mesh1.*ValueError: boom"
 WAITED = r"DIST0613.*waited"
 KILLED = r"DIST0615.*worker 1: .*killed by SIGKILL"
@@ -75,10 +78,8 @@ def _engine(name: str, timeout_s: float) -> Any:
     [
         ("threads", "raise", RAISES),
         ("threads", "sleep", WAITED),
-        ("processes", "raise", RAISES),
-        ("processes", "sleep", WAITED),
-        ("processes", "killed", KILLED),
-        ("processes", "exits", EXITS),
+        pytest.param("torch", "sleep", WAITED, marks=needs_torch),
+        pytest.param("torch", "exits", EXITS, marks=needs_torch),
         pytest.param("mpi", "raise", RAISES, marks=needs_mpi),
         pytest.param("mpi", "killed", KILLED, marks=needs_mpi),
     ],
@@ -96,7 +97,7 @@ def test_a_rank_that_ends_between_two_units(engine: str, what: str, says: str) -
         np.testing.assert_array_equal(left, other)
 
 
-@pytest.mark.parametrize("engine", ["processes", MPI])
+@pytest.mark.parametrize("engine", [TORCH, MPI])
 @pytest.mark.parametrize("model", ["dropouts", "norms"])
 def test_masks_and_statistics_between_processes(model: str, engine: str) -> None:
     """Streams of random numbers and running statistics are those of one device."""

@@ -17,9 +17,9 @@ from tests.execution.runtime.test_runtime_mpi import has_mpi
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.compilation import compile_module
 
-ENGINES = ["virtual", "threads", "processes", "mpi", "xla"]
+ENGINES = ["virtual", "threads", "mpi", "xla"]
 #: Threads, and calls of each; a call of mpi starts a job of its own.
-LOADS = {"virtual": (4, 80), "threads": (4, 16), "processes": (4, 6), "mpi": (2, 1), "xla": (4, 6)}
+LOADS = {"virtual": (4, 80), "threads": (4, 16), "mpi": (2, 1), "xla": (4, 6)}
 
 
 def chain(rows: int, layers: int = 12) -> Any:

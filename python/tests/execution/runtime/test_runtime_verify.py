@@ -219,6 +219,8 @@ def test_run_takes_an_engine_by_name_or_object():
 
 
 def test_an_unknown_engine_names_the_nearest():
+    with pytest.raises(EngineError, match=r'DIST0601.*"processes".*Use "threads", or "torch"'):
+        td.execution.engine("processes")
     with pytest.raises(EngineError, match=r'DIST0601.*"thread".*Did you mean "threads"'):
         run(distributed(), [], "thread")
 

@@ -111,7 +111,7 @@ def mlp() -> ir.IRModule:
     return td.distribute(td.from_tvmscript(MLP), {"schema_version": 1, **BOTH})
 
 
-@pytest.mark.parametrize("engine", ["threads", "virtual", "processes"])
+@pytest.mark.parametrize("engine", ["threads", "virtual"])
 def test_one_library_runs_at_all_sizes(mlp: ir.IRModule, engine: str) -> None:
     program = LoweredProgram(mlp)
     library = program.library(program.entries[0])

@@ -24,9 +24,10 @@ from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.mpi_programs import DTYPES, calls, draw, groups_of
 from tvm_distir.core.collectives.meaning import apply
 from tvm_distir.core.ir.operators.names import REDUCE_OPS
+from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.collectives.ccl import ARGS, PREFIX
 from tvm_distir.execution.runtime.engines.torch.engine import TorchEngine
-from tvm_distir.execution.runtime.engines.torch.run_member import TorchMember
+from tvm_distir.execution.runtime.engines.torch.torch_fabric import TorchFabric
 from tvm_distir.execution.runtime.engines.torch.torch_job import current_job
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.joining import same_bits
@@ -49,10 +50,10 @@ def collectives(reduce: str, check: str) -> None:
     """Compare every packed function with the reference, over every group, type and size."""
     job = current_job(TIMEOUT_S, "cpu")
     job.begin(range(job.size), "collectives")
-    member = TorchMember(job, range(job.size), reduce, check == "check")
+    fabric = TorchFabric(job, range(job.size), reduce, check == "check")
     every = [groups for groups in groups_of(job.size) if len(groups[0]) > 1]
-    job.make_groups(member.ranks, Communication(tuple(g for groups in every for g in groups)))
-    member.calls.register()
+    fabric.prepare(Communication(tuple(g for groups in every for g in groups)))
+    ccl.register("python")
     rank, count = job.process, 0
     # The libraries reduce 16-bit floats in 16 bits, where these values overflow.
     dtypes = DTYPES if reduce == "ordered" else ("float32", "float64", "int32", "bool")
@@ -69,7 +70,8 @@ def collectives(reduce: str, check: str) -> None:
             out = tvm.runtime.empty(want.shape, want.dtype.name)
             ranks = tvm_ffi.Shape([r for g in groups for r in g])
             x = tvm.runtime.tensor(draw(rank, shape, dtype))
-            tvm.get_global_func(PREFIX + call.name)(x, ranks, len(group), *codes, out)
+            with ccl.worker(fabric, rank):
+                tvm.get_global_func(PREFIX + call.name)(x, ranks, len(group), *codes, out)
             got = out.numpy()
             right = same_bits(got, want) or (reduce == "library" and is_close(got, want, dtype))
             assert right, f"rank {rank}: {call} of {dtype}{shape} is wrong"

@@ -1,9 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Random collectives that every rank makes from one seed, calls, and compares with NumPy.
-
-Worker processes import this module by its name.
-"""
+"""Random collectives that every rank makes from one seed, calls, and compares with NumPy."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from tvm_distir.execution.runtime.program.joining import same_bits
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 DTYPES = [*FLOATS, *INTS, "bool"]
-RUN = "tvm_distir.tests.collective_cases"
 
 
 def np_dtype(name):
@@ -147,11 +143,3 @@ def messages(rng, rank, groups, dtype, big):
         native.take_message(3, before, out)
         if size_bytes != row.nbytes or not same_bits(out.numpy(), row):
             raise AssertionError(f"a message of {dtype}{list(row.shape)} from rank {before}")
-
-
-@tvm_ffi.register_global_func(RUN, override=True)
-def _run(position, ranks, seed, out):
-    """``call_dps_packed`` of a level-5 module: all ranks of the mesh run the cases."""
-    here = [int(r) for r in ranks]
-    run_cases(here[int(position.numpy())], here, int(seed.numpy()[0]))
-    out.copyfrom(np.ones(1, "float32"))

@@ -1,20 +1,16 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All native collectives, between threads and between processes, against NumPy bit for bit."""
+"""All native collectives between threads against NumPy bit for bit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
 
-import tvm_distir as td
 from tests.performance.native import collective_cases as cases
 from tests.performance.native.rank_threads import run_ranks
-from tvm_distir.core.ir.operators import ops
 from tvm_distir.execution.runtime.collectives import native_library as native
-from tvm_distir.execution.runtime.engines.processes.engine import ProcessesEngine
 from tvm_distir.support.errors.tree import EngineError
 
 SEEDS = range(len(cases.DTYPES))
@@ -35,29 +31,6 @@ def test_threads(seed):
         run_ranks(fabric_of(ranks), ranks, lambda r: cases.run_cases(r, ranks, seed))
     )
     assert error is None, error
-
-
-def module(ranks):
-    mesh = td.device_mesh({"a": len(ranks)}, device_ids=ranks)
-    port = {"dtype": "float32", "placement": "R", "shape": [1], "index": 0}
-    seed = {**port, "name": "seed", "dtype": "int64"}
-    io = {"mesh": 0, "inputs": [seed], "outputs": [{**port, "name": "ok"}]}
-    x = relax.Var("seed", relax.TensorType((1,), "int64"))
-    bb = relax.BlockBuilder()
-    with bb.function("main", [x], {"dist.io": io}):
-        args = [bb.emit(ops.axis_index(mesh, 0)), relax.ShapeExpr(list(ranks)), x]
-        out = relax.op.call_dps_packed(cases.RUN, args, out_ty=relax.TensorType((1,), "float32"))
-        bb.emit_func_output(bb.emit(out))
-    mod = bb.finalize()
-    mod.update_global_info("mesh", [mesh])
-    return mod
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_processes(seed):
-    engine = ProcessesEngine(60, preload=[cases.__name__])
-    (ok,) = engine.run(module([2, 0, 3, 1][: 2 + seed % 3]), [np.array([seed])])
-    assert ok.tolist() == [1.0]
 
 
 def refused(body, text):

@@ -41,9 +41,9 @@ TRAINING = [
 ]
 ENGINES = [
     ("threads", "llama", f"data_parallel+{RING}+megatron", {"dp": 2, "cp": 2, "tp": 2}, False),
-    ("processes", "gpt", f"fsdp+{RING}", {"dp": 2, "cp": 2}, False),
+    ("threads", "gpt", f"fsdp+{RING}", {"dp": 2, "cp": 2}, False),
     ("threads", "gpt", f"hsdp+{CP}", {"pod": 2, "dp": 2, "cp": 2}, True),
-    ("processes", "llama", "data_parallel+megatron+sequence", {"dp": 2, "tp": 2}, True),
+    ("threads", "llama", "data_parallel+megatron+sequence", {"dp": 2, "tp": 2}, True),
 ]
 
 

@@ -67,9 +67,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize(
-    "engine", ["virtual", "threads", pytest.param("processes", marks=pytest.mark.native)]
-)
+@pytest.mark.parametrize("engine", ["virtual", "threads"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_packed_function_that_nobody_registered(call: str, engine: str) -> None:
     dist = td.distribute(module(CALLS[call]), PLAN)

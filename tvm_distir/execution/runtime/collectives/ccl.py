@@ -30,27 +30,27 @@ Each finds the fabric of the worker that calls it through :func:`worker`. All bu
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import numpy as np
 import tvm_ffi
 
 from tvm_distir.core.collectives import Collective, Transfer
 from tvm_distir.core.ir.operators import COLLECTIVES, REDUCE_OPS
 from tvm_distir.execution.runtime.program.async_names import DONE, START
-from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
 from tvm_distir.support import EngineError
 
 from . import native_library as native
+from .array_operations import NUMPY
 from .fabric import Fabric, Watched
 from .native_fabric import NativeFabric
 from .posted_collectives import PostedCollectives
 from .python_fabric import PythonFabric
+from .transfers import Transfers
 
 PREFIX = "tvm_distir.ccl."
 
@@ -104,17 +104,6 @@ def split_groups(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(flat[i : i + size]) for i in range(0, len(flat), size))
 
 
-def _fill(out: Any, array: Any) -> None:
-    if tuple(out.shape) != array.shape or np_dtype(str(out.dtype)) != array.dtype:
-        raise EngineError(
-            "DIST0611",
-            f"the result is {array.dtype}{list(array.shape)}, the code expects "
-            f"{out.dtype}{list(out.shape)}",
-            remedy="Report it: this is a bug of the lowering.",
-        )
-    out.copyfrom(np.ascontiguousarray(array).reshape(array.shape))
-
-
 def _guarded(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     """Hand a failure to the fabric before it leaves, with its class and text intact."""
 
@@ -149,10 +138,12 @@ def _decoded_exchange(x: Any, groups: Any, size: Any, *parts: Any) -> tuple[Coll
 
 
 def _collective(name: str) -> Callable[..., Any]:
-    def body(fabric: PythonFabric, rank: int, *args: Any) -> None:
-        call, operand = _decoded(name, args[:-1])
-        x = to_array(operand[0]) if operand else None
-        _fill(args[-1], fabric.collective(rank, call, x))
+    def body(fabric: PostedCollectives, rank: int, *args: Any) -> None:
+        *operands, out = args
+        call, operand = _decoded(name, operands)
+        arrays = fabric.arrays
+        x = arrays.read(operand[0]) if operand else None
+        arrays.write(out, fabric.collective(rank, call, x, arrays.result(out)))
 
     return body
 
@@ -165,20 +156,21 @@ def parse_transfer(args: Sequence[Any]) -> Transfer:
     return Transfer(int(tag), tuple(int(n) for n in shape), src, dst)
 
 
-def _exchange(fabric: Fabric, rank: int, *args: Any) -> None:
+def _exchange(fabric: NativeFabric, rank: int, *args: Any) -> None:
     call, (x,) = _decoded("exchange", args[:-1])
-    _fill(args[-1], fabric.exchange(rank, call, to_array(x)))
+    NUMPY.write(args[-1], fabric.exchange(rank, call, NUMPY.read(x)))
 
 
-def _send(fabric: Fabric, rank: int, x: Any, *args: Any) -> Any:
-    array = to_array(x)
+def _send(fabric: Transfers, rank: int, x: Any, *args: Any) -> Any:
+    array = fabric.arrays.read(x)
     fabric.send(rank, parse_transfer(args), array)
-    return to_tensor(array)
+    return fabric.arrays.tensor(array)
 
 
-def _recv(fabric: Fabric, rank: int, *args: Any) -> None:
+def _recv(fabric: Transfers, rank: int, *args: Any) -> None:
     *transfer, out = args
-    _fill(out, fabric.receive(rank, parse_transfer(transfer), np_dtype(str(out.dtype))))
+    dtype = fabric.arrays.dtype(out)
+    fabric.arrays.write(out, fabric.receive(rank, parse_transfer(transfer), dtype))
 
 
 def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
@@ -194,8 +186,9 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
         bodies = {name: native.collective(name) for name in ARGS}
     else:
         bodies = {name: _guarded(name, _collective(name)) for name in ARGS}
+    exchange = _exchange if collectives == "native" else _collective("exchange")
     ours: dict[str, Callable[..., Any]]
-    ours = {"exchange": _exchange, "send": _send, "recv": _recv}
+    ours = {"exchange": exchange, "send": _send, "recv": _recv}
     for name in COLLECTIVES:
         start = _start_on_thread(bodies.get(name)) if collectives == "native" else _start(name)
         ours[name + START] = start
@@ -210,7 +203,7 @@ def _start_on_thread(collective: Callable[..., Any] | None) -> Callable[..., Any
     def body(fabric: NativeFabric, rank: int, x: Any, *rest: Any) -> None:
         *operands, copies, out = rest
         operand = to_tensor(to_array(x)) if int(copies) else x
-        run = collective or functools.partial(_exchange, fabric, rank)
+        run = collective or partial(_exchange, fabric, rank)
         fabric.start(rank, out.data_ptr(), lambda: run(operand, *operands, out))
 
     return body
@@ -220,9 +213,11 @@ def _start(name: str) -> Callable[..., Any]:
     """Return the start of a collective as messages."""
 
     def body(fabric: PostedCollectives, rank: int, *args: Any) -> None:
-        *operands, _, out = args  # the operand is copied in any case
-        call, (x,) = _decoded(name, operands)
-        fabric.start(rank, call, to_array(x), out.data_ptr(), lambda array: _fill(out, array))
+        *operands, copies, out = args
+        call, (operand,) = _decoded(name, operands)
+        arrays = fabric.arrays
+        x = arrays.copy(arrays.read(operand)) if int(copies) else arrays.read(operand)
+        fabric.start(rank, call, x, out.data_ptr(), partial(arrays.write, out), arrays.result(out))
 
     return body
 

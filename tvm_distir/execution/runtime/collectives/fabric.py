@@ -7,7 +7,7 @@ fabric detects a deadlock at once; a failure of a rank ends the waiting of all.
 
 This module has the common parts of all fabrics. :class:`.native_fabric.NativeFabric` uses the
 native library; :class:`.python_fabric.PythonFabric` is its oracle in plain Python;
-:class:`.fabric.MpiFabric` exchanges messages.
+:class:`.job_fabric.JobFabric` exchanges messages between processes.
 """
 
 from __future__ import annotations
@@ -56,10 +56,6 @@ class Fabric(Protocol):
         """Wait for the tiles of a transfer and return this rank's part."""
         ...
 
-    def exchange(self, rank: int, call: Collective, x: Array) -> Array:
-        """Give and take the tiles of an exchange; returns this rank's part."""
-        ...
-
     def executed(self, rank: int) -> list[native.Executed]:
         """Return collectives a rank executed, known once it has ended."""
         ...
@@ -104,9 +100,10 @@ def worker_failed(
     return EngineError("DIST0612", what, place=place, remedy=remedy)
 
 
-def call_words(call: Collective, x: Array) -> str:
+def call_words(call: Collective, x: Any) -> str:
     """Return a collective in words, with the bytes and the type of its operand."""
-    return f"{call.text()} on {x.nbytes} bytes ({x.dtype}{list(x.shape)})"
+    dtype = str(x.dtype).removeprefix("torch.")
+    return f"{call.text()} on {x.nbytes} bytes ({dtype}{list(x.shape)})"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -4,22 +4,21 @@
 
 A step is what a rank sends to the positions of its group, and the shapes of what comes from them.
 All operands travel unreduced, and the receiver reduces them in group order as
-:mod:`tvm_distir.core.collectives.meaning` does, so the bits are those of all engines.
+:mod:`tvm_distir.core.collectives.meaning` does, so the bits are those of all engines. The steps are
+the same for arrays of NumPy and tensors of PyTorch (:class:`~.array_operations.Arrays`).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from tvm_distir.core.collectives import Collective, Transfer, all_reduce, apply, local_slice
+from tvm_distir.core.collectives import Collective, Transfer, equal_parts
 from tvm_distir.core.ir import local_shape
 
-Array = npt.NDArray[Any]
+from .array_operations import Arrays
 
 SMALL_BYTES = 1 << 14
 """The most bytes of an operand that an all-reduce sends to all ranks at once."""
@@ -36,122 +35,116 @@ class StepMessages(NamedTuple):
         The shape of the array that comes from each position, in the type of the operand.
     """
 
-    parts: Mapping[int, Array]
+    parts: Mapping[int, Any]
     shapes: Mapping[int, tuple[int, ...]]
 
 
-CollectiveSteps = Generator[StepMessages, dict[int, Array], Array]
+CollectiveSteps = Generator[Any, dict[int, Any], Any]
 """The steps of a collective; it is sent what came, by position, and returns the result."""
 
 
-def message_steps(call: Collective, position: int, x: Array) -> CollectiveSteps:
+class _Rank(NamedTuple):
+    """A rank that takes part in a collective: its position, the size of its group, its operand."""
+
+    arrays: Arrays
+    position: int
+    size: int
+    x: Any
+
+
+def message_steps(arrays: Arrays, call: Collective, position: int, x: Any) -> CollectiveSteps:
     """Return the steps of a collective on the rank at a position of its group.
 
     Parameters
     ----------
+    arrays : Arrays
     call : Collective
         A collective between ranks.
     position : int
     x : array
         The operand, contiguous.
     """
-    make = _STEPS.get(call.name, _to_all)
-    return make(call, position, len(call.groups[0]), x)
+    return _STEPS[call.name](_Rank(arrays, position, len(call.groups[0]), x), **dict(call.args))
 
 
-def _to_all(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
-    """Send every operand to every rank, which applies the definition of the collective."""
-    terms = yield StepMessages(dict.fromkeys(range(size), x), dict.fromkeys(range(size), x.shape))
-    return apply(call, [terms[i] for i in range(size)])[position]
+def _of_all(rank: _Rank, x: Any) -> StepMessages:
+    """Return the step in which every rank sends an array to all."""
+    everyone = range(rank.size)
+    return StepMessages(dict.fromkeys(everyone, x), dict.fromkeys(everyone, tuple(x.shape)))
 
 
-def _all_reduce(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
+def _all_gather(rank: _Rank, dim: int) -> CollectiveSteps:
+    shards = yield _of_all(rank, rank.x)
+    return rank.arrays.concatenate([shards[i] for i in range(rank.size)], dim)
+
+
+def _all_reduce(rank: _Rank, op: str) -> CollectiveSteps:
     """Reduce a part on each rank, and gather the parts; small operands go to all ranks."""
+    arrays, size, x = rank.arrays, rank.size, rank.x
     if x.nbytes <= SMALL_BYTES or size == 1:
-        return (yield from _to_all(call, position, size, x))
+        terms = yield _of_all(rank, x)
+        return arrays.reduce([terms[i] for i in range(size)], op)
     flat = x.reshape(-1)
     cuts = [len(flat) * i // size for i in range(size + 1)]
     lengths = {i: (b - a,) for i, (a, b) in enumerate(itertools.pairwise(cuts))}
     parts = {i: flat[cuts[i] : cuts[i + 1]] for i in range(size)}
-    terms = yield StepMessages(parts, dict.fromkeys(range(size), lengths[position]))
-    total = all_reduce([terms[i] for i in range(size)], str(dict(call.args)["op"]))
+    terms = yield StepMessages(parts, dict.fromkeys(range(size), lengths[rank.position]))
+    total = arrays.reduce([terms[i] for i in range(size)], op)
     pieces = yield StepMessages(dict.fromkeys(range(size), total), lengths)
-    return np.concatenate([pieces[i] for i in range(size)]).reshape(x.shape)
+    return arrays.concatenate([pieces[i] for i in range(size)], 0).reshape(x.shape)
 
 
-def _reduce_scatter(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
-    args = dict(call.args)
-    terms = yield _parts(x, position, size, int(args["dim"]))
-    return all_reduce([terms[i] for i in range(size)], str(args["op"]))
+def _reduce_scatter(rank: _Rank, dim: int, op: str) -> CollectiveSteps:
+    terms = yield _parts(rank, dim)
+    return rank.arrays.reduce([terms[i] for i in range(rank.size)], op)
 
 
-def _all_to_all(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
-    args = dict(call.args)
-    rows = yield _parts(x, position, size, int(args["split_dim"]))
-    return np.concatenate([rows[i] for i in range(size)], axis=int(args["gather_dim"]))
+def _all_to_all(rank: _Rank, gather_dim: int, split_dim: int) -> CollectiveSteps:
+    rows = yield _parts(rank, split_dim)
+    return rank.arrays.concatenate([rows[i] for i in range(rank.size)], gather_dim)
 
 
-def _parts(x: Array, position: int, size: int, dim: int) -> StepMessages:
-    parts = {i: local_slice(x, i, size, dim) for i in range(size)}
-    return StepMessages(parts, dict.fromkeys(range(size), parts[position].shape))
+def _parts(rank: _Rank, dim: int) -> StepMessages:
+    parts = dict(enumerate(equal_parts(rank.x, rank.size, dim)))
+    return StepMessages(parts, dict.fromkeys(parts, tuple(parts[0].shape)))
 
 
-def _permute(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
-    args = dict(call.args)
-    to, source = position + int(args["shift"]), position - int(args["shift"])
-    if args.get("wrap"):
-        to, source = to % size, source % size
-    shapes = {i: x.shape for i in range(size) if i == source}
-    rows = yield StepMessages({i: x for i in range(size) if i == to}, shapes)
-    return rows[source] if shapes else np.zeros_like(x)
+def _permute(rank: _Rank, shift: int, wrap: int = 0) -> CollectiveSteps:
+    to, source = rank.position + shift, rank.position - shift
+    if wrap:
+        to, source = to % rank.size, source % rank.size
+    shapes = {i: tuple(rank.x.shape) for i in range(rank.size) if i == source}
+    rows = yield StepMessages({i: rank.x for i in range(rank.size) if i == to}, shapes)
+    return rows[source] if shapes else rank.arrays.zeros(rank.x.shape, rank.x.dtype)
 
 
-def exchanged_tiles(
-    transfer: Transfer, position: int, x: Any
-) -> tuple[dict[int, list[Any]], dict[int, list[tuple[slice, ...]]]]:
-    """Return what a rank sends to each position, and where what comes from each belongs.
-
-    Parameters
-    ----------
-    transfer : Transfer
-        A transfer whose ranks are positions.
-    position : int
-        The position of this rank.
-    x : array or torch.Tensor
-        The operand of this rank.
-    """
+def _exchange(rank: _Rank, shape: Any, src: Any, dst: Any) -> CollectiveSteps:
+    arrays, x, position = rank.arrays, rank.x, rank.position
     pieces: dict[int, list[Any]] = {}
     boxes: dict[int, list[tuple[slice, ...]]] = {}
-    for tile in transfer.tiles():
+    for tile in Transfer(0, shape, src, dst).tiles():
         if tile.src == position:
             pieces.setdefault(tile.dst, []).append(x[tile.src_slices()].reshape(-1))
         if tile.dst == position:
             boxes.setdefault(tile.src, []).append(tile.dst_slices())
-    return pieces, boxes
-
-
-def _exchange(call: Collective, position: int, size: int, x: Array) -> CollectiveSteps:
-    args: dict[str, Any] = dict(call.args)
-    transfer = Transfer(0, args["shape"], args["src"], args["dst"])
-    tiles, boxes = exchanged_tiles(transfer, position, x)
-    mesh, _, labels = transfer.dst
-    out = np.zeros([int(n) for n in local_shape(transfer.shape, labels, mesh)], x.dtype)
-    counts = {i: [out[box].size for box in targets] for i, targets in boxes.items()}
+    out = arrays.zeros([int(n) for n in local_shape(shape, dst[2], dst[0])], x.dtype)
+    counts = {i: [math.prod(out[box].shape) for box in targets] for i, targets in boxes.items()}
     rows = yield StepMessages(
-        {i: np.concatenate(pieces) for i, pieces in tiles.items()},
+        {i: arrays.concatenate(flat, 0) for i, flat in pieces.items()},
         {i: (sum(sizes),) for i, sizes in counts.items()},
     )
     for i, targets in boxes.items():
-        for box, piece in zip(targets, np.split(rows[i], np.cumsum(counts[i])[:-1])):
-            out[box] = piece.reshape(out[box].shape)
+        ends = list(itertools.accumulate(counts[i]))
+        for box, size, end in zip(targets, counts[i], ends):
+            out[box] = rows[i][end - size : end].reshape(out[box].shape)
     return out
 
 
-_STEPS: dict[str, Callable[[Collective, int, int, Array], CollectiveSteps]] = {
+_STEPS: dict[str, Callable[..., CollectiveSteps]] = {
     "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "collective_permute": _permute,
     "exchange": _exchange,
 }
-"""Collectives of which a rank needs less than all operands; the others take all of them."""

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Implement the fabric of threads and of processes by the native library."""
+"""Implement the fabric of threads by the native library."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
+from tvm_distir.core.collectives import Collective, Transfer
 from tvm_distir.support import DistIRError
 
 from . import native_library as native
@@ -22,6 +23,8 @@ from .progress_threads import ProgressThread
 from .transfers import Route, Transfers
 
 Array = npt.NDArray[Any]
+_EXCHANGE_TAG = -1
+"""Tag of all exchanges: their messages on the same route arrive in the order they were sent."""
 
 
 class NativeFabric(Transfers):
@@ -33,8 +36,6 @@ class NativeFabric(Transfers):
         Ranks that take part.
     timeout_s : float
         The time for which a rank waits for another rank that is busy computing.
-    shared : bool
-        Whether other processes can take part, by :meth:`open` of its ``native.descriptor``.
 
     Attributes
     ----------
@@ -42,26 +43,12 @@ class NativeFabric(Transfers):
         The most collectives that a rank had started and not completed at once.
     """
 
-    def __init__(self, ranks: Sequence[int], timeout_s: float, shared: bool = False) -> None:
-        first = native.CclFabric(sorted(ranks), timeout_s, shared)
-        second = None if shared else lambda: native.CclFabric(sorted(ranks), timeout_s)
-        self._begin(first, second)
-
-    @classmethod
-    def open(cls, descriptor: int) -> NativeFabric:
-        """Open the fabric of another process."""
-        fabric = cls.__new__(cls)
-        fabric._begin(native.CclFabric.open(descriptor))
-        return fabric
-
-    def _begin(
-        self, fabric: native.CclFabric, make_second: Callable[[], native.CclFabric] | None = None
-    ) -> None:
+    def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
         super().__init__()
-        self.native = fabric
+        self._ranks, self._timeout_s = sorted(ranks), timeout_s
+        self.native = native.CclFabric(self._ranks, timeout_s)
         self._lock = threading.Lock()
         self._errors: dict[int, BaseException] = {}
-        self._make_second = make_second
         self._second: native.CclFabric | None = None
         self._ended: set[int] = set()
         self._threads: dict[int, ProgressThread] = {}
@@ -115,7 +102,7 @@ class NativeFabric(Transfers):
     # Starts and completions -----------------------------------------------------------------
 
     def start(self, rank: int, address: int, collective: Callable[[], None]) -> None:
-        """Start a collective on the progress thread of a rank; between processes, run it.
+        """Start a collective on the progress thread of a rank.
 
         Parameters
         ----------
@@ -125,10 +112,7 @@ class NativeFabric(Transfers):
         collective : callable
             Calls the native function.
         """
-        if self._make_second is None:
-            collective()
-            return
-        second = self._second_fabric(self._make_second)
+        second = self._second_fabric()
         if rank not in self._threads:
             self._threads[rank] = ProgressThread(second, rank)
 
@@ -149,11 +133,11 @@ class NativeFabric(Transfers):
         if rank in self._threads:
             self._threads[rank].complete(address)
 
-    def _second_fabric(self, make: Callable[[], native.CclFabric]) -> native.CclFabric:
+    def _second_fabric(self) -> native.CclFabric:
         """Return the fabric of the progress threads, which knows what happened before."""
         with self._lock:
             if self._second is None:
-                self._second = make()
+                self._second = native.CclFabric(self._ranks, self._timeout_s)
                 for rank in self._ended:
                     self._second.finish(rank)
                 first = self.native.failure()
@@ -163,13 +147,34 @@ class NativeFabric(Transfers):
 
     # Messages -------------------------------------------------------------------------------
 
-    def _post(self, route: Route, message: tuple[Any, Array]) -> None:
+    def exchange(self, rank: int, call: Collective, x: Array) -> Array:
+        """Post the tiles that others lack, take those that this rank lacks.
+
+        Raises
+        ------
+        EngineError
+            As :meth:`receive`.
+        """
+        group, args = call.group_of(rank), dict(call.args)
+        (shape, _, before), (_, _, after) = args["src"], args["dst"]
+        transfer = Transfer(
+            _EXCHANGE_TAG, args["shape"], (shape, group, before), (shape, group, after)
+        )
+        self.send(rank, transfer, x)
+        out: Array = self._collected(rank, transfer, x.dtype)
+        self._count(rank, call, out)
+        return out
+
+    def _post(self, route: Route, message: tuple[Any, Array]) -> list[Any]:
         meaning, part = message
         flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
         label = array_head(meaning, part)
         native.send(tvm_ffi.from_dlpack(flat), route[0], route[2], label)
+        return []
 
-    def _take(self, route: Route, message_label: str) -> tuple[Any, Array]:
+    def _take(
+        self, route: Route, message_label: str, expected: tuple[Transfer, Any] | None = None
+    ) -> tuple[Any, Array]:
         tag, source, _ = route
         label, size_bytes = native.await_message(tag, source, message_label)
         meaning, shape, dtype = read_array_head(label)
@@ -180,11 +185,7 @@ class NativeFabric(Transfers):
     def executed(self, rank: int) -> list[native.Executed]:
         """Return collectives a rank executed, known once it has ended."""
         second = [] if self._second is None else self._second.executed(rank)
-        return [
-            *self.native.executed(rank),
-            *second,
-            *self._executed_as_messages.get(rank, []),
-        ]
+        return [*self.native.executed(rank), *second, *super().executed(rank)]
 
     def progress(self) -> int:
         """Return a number that grows while ranks meet or post messages."""

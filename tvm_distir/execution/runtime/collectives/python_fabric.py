@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tvm_distir.core.collectives import Collective, apply, apply_local
-from tvm_distir.core.ir.operators import LOCAL_OPS
+from tvm_distir.core.collectives import Collective, Transfer, apply
 from tvm_distir.support import EngineError
 
-from . import native_library as native
 from .fabric import Aborted, call_words, ranks_text
 from .posted_collectives import PostedCollectives
 from .transfers import Route
@@ -52,7 +50,6 @@ class PythonFabric(PostedCollectives):
 
     def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
         super().__init__()
-        self._executed: dict[int, list[native.Executed]] = {}
         self._steps = 0
         self._ranks = tuple(sorted(ranks))
         self._timeout_s = timeout_s
@@ -82,20 +79,9 @@ class PythonFabric(PostedCollectives):
             self._check_standstill(rank)
             self._changed.notify_all()
 
-    def collective(self, rank: int, call: Collective, x: Array | None) -> Array:
-        """Take part in a collective; returns this rank's result.
-
-        Raises
-        ------
-        EngineError
-            DIST0611 when the ranks of the group called different collectives, DIST0610 when
-            nobody can go on, DIST0613 after the timeout.
-        """
+    def _among_all(self, rank: int, call: Collective, x: Array, into: Any) -> Array:
+        """Meet the other ranks, the last of which applies the definition of the collective."""
         group = call.group_of(rank)
-        if call.name in LOCAL_OPS:
-            return apply_local(call, x, group.index(rank), len(group))
-        if x is None:
-            raise EngineError("DIST0611", f"{call.text()} has no operand", remedy="Give one.")
         with self._changed:
             self._check_failure()
             rendezvous = self._rendezvous.setdefault(group, _Rendezvous())
@@ -119,8 +105,7 @@ class PythonFabric(PostedCollectives):
         if last:
             self._complete(group, rendezvous)
         results = rendezvous.results or {}
-        done = native.Executed(call.name, call.groups, results[rank].nbytes, 1)
-        self._executed.setdefault(rank, []).append(done)
+        self._count(rank, call, results[rank])
         return results[rank]
 
     def _complete(self, group: tuple[int, ...], rendezvous: _Rendezvous) -> None:
@@ -140,14 +125,17 @@ class PythonFabric(PostedCollectives):
             rendezvous.results = done
             self._changed.notify_all()
 
-    def _post(self, route: Route, message: tuple[Any, Array]) -> None:
+    def _post(self, route: Route, message: tuple[Any, Array]) -> list[Any]:
         with self._changed:
             self._check_failure()
             self._messages.setdefault(route, deque()).append(message)
             self._steps += 1
             self._changed.notify_all()
+        return []
 
-    def _take(self, route: Route, label: str) -> tuple[Any, Array]:
+    def _take(
+        self, route: Route, label: str, expected: tuple[Transfer, Any] | None = None
+    ) -> tuple[Any, Array]:
         with self._changed:
             self._check_failure()
             box = self._messages.setdefault(route, deque())
@@ -155,10 +143,6 @@ class PythonFabric(PostedCollectives):
                 here = _Wait(label, lambda: bool(box), lambda: [route[1]])
                 self._wait(route[2], here, lambda: bool(box))
             return box.popleft()
-
-    def executed(self, rank: int) -> list[native.Executed]:
-        """Return each collective that a rank executed."""
-        return [*self._executed.get(rank, []), *self._executed_as_messages.get(rank, [])]
 
     def progress(self) -> int:
         """Return a number that grows while ranks meet or post messages."""

@@ -7,43 +7,55 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from tvm_distir.core.collectives import Collective, Transfer, counted_bytes
 from tvm_distir.core.ir import local_shape
 from tvm_distir.support import EngineError
 
 from . import native_library as native
+from .array_operations import NUMPY, Arrays
 
-Array = npt.NDArray[Any]
 Route = tuple[int, int, int]
 """Tag, source rank, destination rank."""
-EXCHANGE_TAG = -1
-"""Tag of all exchanges: their messages on the same route arrive in the order they were sent."""
+ONE_MEANING = "Give every transfer a unique tag, and its sender and receiver the same shape."
 
 
 class Transfers(ABC):
-    """Transfers between meshes, tile by tile, over messages that a subclass carries."""
+    """Transfers between meshes, tile by tile, over messages that a subclass carries.
+
+    Attributes
+    ----------
+    arrays : Arrays
+        The operations on the arrays that move.
+    """
+
+    arrays: Arrays = NUMPY
 
     def __init__(self) -> None:
         self._received: dict[int, list[tuple[Transfer, int]]] = {}
-        self._executed_as_messages: dict[int, list[native.Executed]] = {}
+        self._executed: dict[int, list[native.Executed]] = {}
 
     @abstractmethod
-    def _post(self, route: Route, message: tuple[Any, Array]) -> None: ...
+    def _post(self, route: Route, message: tuple[Any, Any]) -> list[Any]:
+        """Send a message; returns what :meth:`_await_sent` waits for, if anything."""
 
     @abstractmethod
-    def _take(self, route: Route, label: str) -> tuple[Any, Array]: ...
+    def _take(
+        self, route: Route, label: str, expected: tuple[Transfer, Any] | None = None
+    ) -> tuple[Any, Any]:
+        """Wait for a message; returns its meaning and its array.
 
-    def send(self, rank: int, transfer: Transfer, x: Array) -> None:
+        ``expected`` is a transfer and an array of the shape and type of the tile, for messages that
+        do not tell them.
+        """
+
+    def send(self, rank: int, transfer: Transfer, x: Any) -> None:
         """Post the tiles this rank owes; does not wait."""
         for tile in transfer.tiles():
             if tile.src == rank:
-                part = x[tile.src_slices()].copy()
+                part = self.arrays.copy(x[tile.src_slices()])
                 self._post((transfer.tag, rank, tile.dst), (transfer, part))
 
-    def receive(self, rank: int, transfer: Transfer, dtype: np.dtype[Any]) -> Array:
+    def receive(self, rank: int, transfer: Transfer, dtype: Any) -> Any:
         """Wait for the tiles of a transfer and return this rank's (zero-padded) part.
 
         Raises
@@ -55,21 +67,21 @@ class Transfers(ABC):
         self._received.setdefault(rank, []).append((transfer, dtype.itemsize))
         return out
 
-    def _collected(self, rank: int, transfer: Transfer, dtype: np.dtype[Any]) -> Array:
+    def _collected(self, rank: int, transfer: Transfer, dtype: Any) -> Any:
         size = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
-        out = np.zeros(size, dtype)
+        out = self.arrays.zeros(size, dtype)
         for tile in transfer.tiles():
             if tile.dst != rank:
                 continue
-            route = (transfer.tag, tile.src, rank)
-            promised, part = self._take(route, f"receive of {transfer.text()}")
+            route, box = (transfer.tag, tile.src, rank), out[tile.dst_slices()]
+            words = f"receive of {transfer.text()}"
+            promised, part = self._take(route, words, (transfer, box))
             if promised != transfer or part.dtype != dtype:
                 raise EngineError(
                     "DIST0611",
                     f"rank {rank} expects {transfer.text()} of {dtype}{list(transfer.shape)}, "
                     f"rank {tile.src} sent {part.dtype}{list(promised.shape)}",
-                    remedy="Give every transfer a unique tag, and its sender and receiver the "
-                    "same shape.",
+                    remedy=ONE_MEANING,
                 )
             out[tile.dst_slices()] = part
         return out
@@ -78,22 +90,11 @@ class Transfers(ABC):
         """Return transfers a rank received, each with the bytes of an element."""
         return self._received.get(rank, [])
 
-    def exchange(self, rank: int, call: Collective, x: Array) -> Array:
-        """Post the tiles that others lack, take those that this rank lacks.
+    def _count(self, rank: int, call: Collective, result: Any) -> None:
+        """Note that a rank has executed a collective."""
+        done = native.Executed(call.name, call.groups, counted_bytes(call, result), 1)
+        self._executed.setdefault(rank, []).append(done)
 
-        Raises
-        ------
-        EngineError
-            As :meth:`receive`.
-        """
-        group, args = call.group_of(rank), dict(call.args)
-        (shape, _, before), (_, _, after) = args["src"], args["dst"]
-        transfer = Transfer(
-            EXCHANGE_TAG, args["shape"], (shape, group, before), (shape, group, after)
-        )
-        self.send(rank, transfer, x)
-        out = self._collected(rank, transfer, x.dtype)
-        size = counted_bytes(call, out)
-        done = native.Executed(call.name, call.groups, size, 1)
-        self._executed_as_messages.setdefault(rank, []).append(done)
-        return out
+    def executed(self, rank: int) -> list[native.Executed]:
+        """Return collectives a rank executed, known once it has ended."""
+        return list(self._executed.get(rank, []))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.execution.runtime.engines.base import LocalResults
-from tvm_distir.execution.runtime.engines.processes.library import LIBRARIES
+from tvm_distir.execution.runtime.engines.job_libraries import LIBRARIES
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
@@ -66,7 +66,9 @@ class Job:
     preload : tuple of str
         Modules to import first.
     options : mapping of str
-        Options of the engine, by the name of its parameters.
+        Options of the engine, by the name of its attributes.
+    target : str
+        The target of the program.
     """
 
     entries: tuple[EntryFunction, ...]
@@ -77,6 +79,7 @@ class Job:
     communication: Communication
     preload: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    target: str = ""
 
     @property
     def ranks(self) -> list[int]:
@@ -102,10 +105,9 @@ class SavedProgram:
     """
 
     fingerprint = "job"
-    target = ""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
+        self._job, self.target = job, job.target
         self.stored: Mapping[int, Any] = job.inputs
 
     @property
@@ -193,7 +195,7 @@ def write_job(
     timeout_s: float,
     preload: tuple[str, ...],
     folder: Path,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any],
 ) -> Job:
     """Write a job and its inputs into a folder."""
     entries = program.entries
@@ -206,7 +208,8 @@ def write_job(
         timeout_s,
         program.communication,
         preload,
-        options or {},
+        options,
+        program.target,
     )
     (folder / JOB).write_bytes(pickle.dumps(job))
     return job

@@ -19,7 +19,7 @@ from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import ShardedArray
 from tvm_distir.support import EngineError
 
-from .job_member import JobMember
+from .job_fabric import JobFabric
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RunCall:
     has_inputs: bool
 
 
-def agree(member: JobMember, call: RunCall) -> list[int]:
+def agree(member: JobFabric, call: RunCall) -> list[int]:
     """Check that all processes run the same; returns those that have inputs.
 
     Raises
@@ -69,7 +69,7 @@ def agree(member: JobMember, call: RunCall) -> list[int]:
 
 
 def inputs_of_rank(
-    member: JobMember,
+    member: JobFabric,
     program: Runnable,
     inputs: Inputs | None,
     sources: Sequence[int],
@@ -105,7 +105,7 @@ def _asked(entry: EntryFunction, program: Runnable) -> list[Port]:
     return [port for port in entry.inputs if port.index not in program.stored]
 
 
-def _scatter(member: JobMember, program: Runnable, local: LocalInputs) -> None:
+def _scatter(member: JobFabric, program: Runnable, local: LocalInputs) -> None:
     """Send every rank its part of every input, and nothing else."""
     for entry in program.entries:
         for rank in entry.ranks:

@@ -34,7 +34,7 @@ from tvm_distir.execution.runtime.program.run_trace import CallSpan, RankTrace, 
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 
-from .job_member import Array, JobMember
+from .job_fabric import Array, JobFabric
 
 Digests = dict[int, str]
 """The digest of this rank's part of each of its outputs, by position among them."""
@@ -82,7 +82,7 @@ def _without_padding(entry: EntryFunction, port: Port, rank: int, part: Array) -
 
 
 def wait_for_end(
-    member: JobMember,
+    member: JobFabric,
     entries: Sequence[EntryFunction],
     results: Mapping[int, Sequence[Array]],
     outputs: str,
@@ -112,7 +112,7 @@ def wait_for_end(
 
 
 def finish_run(
-    member: JobMember,
+    member: JobFabric,
     program: Runnable,
     results: Mapping[int, list[Array]],
     outputs: str,
@@ -121,7 +121,7 @@ def finish_run(
 
     Parameters
     ----------
-    member : JobMember
+    member : JobFabric
     program : Runnable
     results : mapping of int to list of array
         The results of this process' rank.
@@ -136,7 +136,7 @@ def finish_run(
     return gather_outputs(entries, collect(member, entries, results, ended)), executed
 
 
-def write_job_trace(member: JobMember, path: Path, trace: RankTrace) -> None:
+def write_job_trace(member: JobFabric, path: Path, trace: RankTrace) -> None:
     """Gather the calls of all ranks, and write their trace on process 0."""
     text = json.dumps([member.rank, trace.spans]).encode()
     texts = member.exchange_texts(text, lambda late: f"the trace of processes {late}")
@@ -149,7 +149,7 @@ def write_job_trace(member: JobMember, path: Path, trace: RankTrace) -> None:
 
 
 def collect(
-    member: JobMember,
+    member: JobFabric,
     entries: Sequence[EntryFunction],
     results: Mapping[int, list[Array]],
     ended: Sequence[Ended],

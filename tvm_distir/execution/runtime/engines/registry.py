@@ -22,7 +22,6 @@ ENGINES = Registry(
     "tvm_distir.engines",
     {
         "mpi": f"{__package__}.mpi.engine:MpiEngine",
-        "processes": f"{__package__}.processes.engine:ProcessesEngine",
         "threads": f"{__package__}.threads.engine:ThreadsEngine",
         "torch": f"{__package__}.torch.engine:TorchEngine",
         "virtual": f"{__package__}.virtual.engine:VirtualEngine",
@@ -30,6 +29,11 @@ ENGINES = Registry(
     },
 )
 """Classes of engines by name; each is imported when it is asked for and made without arguments."""
+
+REMOVED = {
+    "processes": 'Use "threads", or "torch", which runs a process per rank (extra torch).',
+}
+"""The remedies for names of engines that earlier versions had."""
 
 
 def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
@@ -65,7 +69,7 @@ def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
             "DIST0601",
             f'there is no engine "{name}"',
             place="engine",
-            remedy=nearest(name, sorted(ENGINES.names())),
+            remedy=REMOVED.get(name) or nearest(name, sorted(ENGINES.names())),
         )
     target: Any = ENGINES.load(name)
     if name in ENGINES.builtin:
@@ -106,7 +110,7 @@ def run(
         :class:`.ShardedArray`, whose parts are used as they are. For an object (``R.Any``), such as
         a cache, :class:`.DeviceObjects` with an object of each device.
     engine : str or Engine
-        The name of an engine, ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``,
+        The name of an engine, ``"threads"``, ``"virtual"``, ``"mpi"``,
         ``"torch"``, ``"xla"``, or an engine object with particular options.
     outputs : str
         ``"whole"``, or ``"sharded"`` to leave them on their ranks.

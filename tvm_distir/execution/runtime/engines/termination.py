@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from tvm_distir.execution.runtime.collectives.fabric import (
     Fabric,
@@ -51,23 +51,12 @@ class TerminationWatch:
     timeout_s : float
         The time for which a rank waits for another rank: once a rank has ended, the others must
         meet, post a message or end within it.
-    work : callable, optional
-        A number that changes while any rank computes. Where it is given and does not change either,
-        the ranks need not have been seen to end: all of them may be stopped. They get
-        :data:`GRACE_S` more, because a rank that waits tells better what for.
     """
 
-    def __init__(
-        self,
-        fabric: Watched,
-        ranks: Sequence[int],
-        timeout_s: float,
-        work: Callable[[], int] | None = None,
-    ) -> None:
+    def __init__(self, fabric: Watched, ranks: Sequence[int], timeout_s: float) -> None:
         self._fabric = fabric
         self._ranks = ranks
         self._timeout_s = timeout_s
-        self._work = work
         self._stillness = ProgressMonitor()
         self._failed_s: float | None = None
 
@@ -86,8 +75,7 @@ class TerminationWatch:
             self._failed_s = now_s
             return True
         # Ranks that are slow to end after the first must end, however much they compute.
-        work = self._work() if self._work is not None and not ended else 0
-        still_s = self._stillness.seconds(len(ended), self._fabric.progress(), work)
+        still_s = self._stillness.seconds(len(ended), self._fabric.progress())
         if ended and still_s > self._timeout_s:
             late = [rank for rank in self._ranks if rank not in ended]
             error = EngineError(
@@ -98,9 +86,6 @@ class TerminationWatch:
                 remedy=_SLOW,
             )
             self._fabric.fail(late[0], error)
-        elif not ended and self._work is not None and still_s > self._timeout_s + GRACE_S:
-            self._fabric.fail(self._ranks[0], stopped(self._ranks, self._timeout_s))
-            return False  # they have had the time that is given after a failure
         return True
 
 

@@ -22,11 +22,11 @@ from tvm_distir.execution.runtime.engines.job_folder import (
     LOG,
     Job,
     end_file,
-    failure_file,
     process_file,
     result_file,
     write_value,
 )
+from tvm_distir.execution.runtime.engines.job_launch import died, last_words, read_failures
 from tvm_distir.support import EngineError
 
 _PROCESS = re.compile(r"@\d+,(\d+)\]")
@@ -75,24 +75,12 @@ def raise_failure(job: Job, folder: Path, code: int) -> None:
     EngineError
         DIST0615 for a process that died, else what a rank raised.
     """
-    causes = [*_failures(job, folder), *_deaths(job, folder)]
+    causes = [*read_failures(job, folder), *_deaths(job, folder)]
     if causes:
         raise min(causes, key=lambda item: item[0])[1]
     if code == 0 and all(result_file(folder, r).exists() for r in job.ranks):
         return
     raise _died(job, _launcher_tells(job, folder, code))
-
-
-def last_words(folder: Path) -> str:
-    """Return the end of the output of the job."""
-    lines = _log(folder).splitlines()
-    messages = [line.strip() for line in lines if re.search(r"\w", line)]
-    return " / ".join(messages[-4:])[:600] or "no output"
-
-
-def _failures(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
-    files = (failure_file(folder, r) for r in job.ranks)
-    return [pickle.loads(path.read_bytes()) for path in files if path.exists()]
 
 
 def _deaths(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
@@ -108,23 +96,16 @@ def _deaths(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
 
 
 def _died(job: Job, problem: str) -> EngineError:
-    return EngineError(
-        "DIST0615",
-        problem,
-        place=job.entries[0].function if len(job.entries) == 1 else "engine mpi",
-        remedy="Check the system's log for the cause: too little memory, or a crash.",
-    )
+    return died(problem, job.entries[0].function if len(job.entries) == 1 else "engine mpi")
 
 
 def _launcher_tells(job: Job, folder: Path, code: int) -> str:
     """Return the process that died, and the cause, before its worker began or with its guard."""
-    log = " ".join(re.findall(r"[^\s/]+", _log(folder)))
+    text = (folder / LOG).read_text(encoding="utf-8", errors="replace")
+    log = " ".join(re.findall(r"[^\s/]+", text))
     dead = [job.ranks[int(n)] for n in _PROCESS.findall(log) if int(n) < len(job.ranks)]
     who = f"worker {dead[0]}" if dead else "a process"
     numbers = [int(n) for n in _SIGNAL.findall(log)]
     status = -numbers[0] if numbers else int((_EXIT.findall(log) or [code])[0])
-    return f"{who}: {end_text(status)}; the launcher: {last_words(folder)}"
-
-
-def _log(folder: Path) -> str:
-    return (folder / LOG).read_text(encoding="utf-8", errors="replace")
+    words = last_words(folder / LOG, 4) or "no output"
+    return f"{who}: {end_text(status)}; the launcher: {words}"

@@ -4,40 +4,18 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pickle
 import sys
-import time
 from pathlib import Path
 
-from tvm_distir.execution.runtime.collectives.fabric import worker_failed
-from tvm_distir.execution.runtime.engines.job_folder import (
-    JOB,
-    Job,
-    RunCounts,
-    SavedProgram,
-    failure_file,
-    process_file,
-    write_results,
-    write_value,
-)
-from tvm_distir.support import DependencyError, DistIRError
+from tvm_distir.execution.runtime.engines.job_folder import process_file
+from tvm_distir.execution.runtime.engines.job_launch import START_S, read_job, run_rank
+from tvm_distir.support import DependencyError
 
+from .engine import MpiEngine
 from .failures import fork_worker
-from .launch import START_S
 from .library import load_mpi
 from .world import world
-
-
-def _run(job: Job, rank: int, folder: Path) -> None:
-    from .engine import MpiEngine
-
-    engine = MpiEngine(job.timeout_s)
-    engine.trace = job.options.get("trace")
-    outputs = engine.join(SavedProgram(job), [], "sharded")
-    counts = RunCounts(engine.collectives, engine.most_in_flight)
-    write_results(job, folder, rank, outputs, counts)
 
 
 def main(folder: Path) -> int:
@@ -47,11 +25,11 @@ def main(folder: Path) -> int:
     -------
     code : int
     """
-    job: Job = pickle.loads((folder / JOB).read_bytes())
-    mpi = load_mpi()
+    job, mpi = read_job(folder), load_mpi()
     here, size = int(mpi.COMM_WORLD.Get_rank()), int(mpi.COMM_WORLD.Get_size())
     rank = job.ranks[min(here, len(job.ranks) - 1)]
-    try:
+
+    def make_engine() -> MpiEngine:
         if size != len(job.ranks):
             raise DependencyError(
                 "DIST0113",
@@ -59,15 +37,13 @@ def main(folder: Path) -> int:
                 place="engine mpi",
                 remedy="Give the engine the launcher of the MPI that mpi4py loads.",
             )
-        for name in job.preload:
-            importlib.import_module(name)
         world(max(job.timeout_s, START_S))
         process_file(folder, rank).write_text(str(os.getpid()))
-        _run(job, rank, folder)
-    except BaseException as err:
-        failure = err if isinstance(err, DistIRError) else worker_failed(err, rank, "engine mpi")
-        write_value(failure_file(folder, rank), (time.time(), failure))
-        mpi.COMM_WORLD.Abort(failure.exit_code)
+        return MpiEngine(job.timeout_s)
+
+    failure = run_rank(job, folder, rank, "engine mpi", make_engine)
+    if failure is not None:
+        mpi.COMM_WORLD.Abort(getattr(failure, "exit_code", 1))
     return 0
 
 

@@ -1,11 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Start the MPI job of a run from a plain process, and collect its results.
-
-A job has a temporary folder: the program and its inputs (``job.pickle``, libraries, parts of
-inputs) are written to it, and results, counts and failures are read from it, a file per rank. The
-folder is removed at the end of the run, even after a failure.
-"""
+"""Start the processes of an MPI job, and wait for their end."""
 
 from __future__ import annotations
 
@@ -17,37 +12,33 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from tvm_distir.execution.runtime.engines.base import LocalResults
-from tvm_distir.execution.runtime.engines.fork import ticks_of
 from tvm_distir.execution.runtime.engines.job_folder import (
     LOG,
     Job,
-    RunCounts,
-    failure_file,
     process_file,
-    read_results,
     runtime_alone,
-    write_job,
+)
+from tvm_distir.execution.runtime.engines.job_launch import (
+    POLL_S,
+    START_S,
+    check_progress,
+    has_failed,
+    import_path,
+    last_words,
 )
 from tvm_distir.execution.runtime.engines.loopback import LOOPBACK_NAME
-from tvm_distir.execution.runtime.engines.termination import GRACE_S, ProgressMonitor, stopped
-from tvm_distir.execution.runtime.program.inputs import LocalInputs
-from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.engines.termination import ProgressMonitor
 from tvm_distir.support import DependencyError, EngineError, missing_extra
 
-from .failures import last_words, raise_failure
+from .failures import raise_failure
 
 _WORKER = "tvm_distir.execution.runtime.engines.mpi.job_worker"
-_POLL_S = 0.02
 _GRACE_S = 5.0
 _ABORT_S = 1.0
-START_S = 120.0
 _ONE_HOST = {
     "UCX_TLS": "self,sm",
     "FI_TCP_IFACE": LOOPBACK_NAME,
@@ -59,15 +50,8 @@ _ONE_HOST = {
 _PRIVATE = re.compile(r"^(OMPI_COMM|OMPI_UNIVERSE|PMIX_|PMI_|PRTE_|HYDI?_)")
 
 
-def launch(
-    program: Runnable,
-    local: LocalInputs,
-    timeout_s: float,
-    launcher: Sequence[str] | None = None,
-    preload: tuple[str, ...] = (),
-    options: Mapping[str, Any] | None = None,
-) -> tuple[LocalResults, RunCounts]:
-    """Run a program as a job of a single process per rank.
+def run_processes(job: Job, folder: Path, launcher: Sequence[str] | None) -> None:
+    """Run the processes of a job to their end.
 
     Raises
     ------
@@ -76,16 +60,10 @@ def launch(
     DependencyError
         DIST0111 or DIST0113 when there is no mpi4py or no MPI.
     """
-    command = find_launcher(launcher)
-    folder = Path(tempfile.mkdtemp(prefix="tvm-distir-mpi-"))
-    try:
-        job = write_job(program, local, timeout_s, preload, folder, options)
-        # A launcher that the user gives may start processes on other hosts.
-        code = _run(command, job, folder, _ONE_HOST if launcher is None else {})
-        raise_failure(job, folder, code)
-        return read_results(job, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    # A launcher that the user gives may start processes on other hosts.
+    hosts = _ONE_HOST if launcher is None else {}
+    code = _run(find_launcher(launcher), job, folder, hosts)
+    raise_failure(job, folder, code)
 
 
 def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
@@ -129,7 +107,7 @@ def _environment(job: Job, hosts: Mapping[str, str]) -> dict[str, str]:
     ``hosts`` has the variables on which hosts the job runs, which the user may override.
     """
     environment = {k: v for k, v in os.environ.items() if not _PRIVATE.match(k)}
-    environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    environment["PYTHONPATH"] = import_path()
     environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     return {**hosts, **environment, **runtime_alone(job)}
 
@@ -167,26 +145,25 @@ def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
     stillness = ProgressMonitor()
     while True:
         try:
-            return process.wait(_POLL_S)
+            return process.wait(POLL_S)
         except subprocess.TimeoutExpired:
             pass
-        if any(failure_file(folder, r).exists() for r in job.ranks):
+        if has_failed(job, folder):
             return _wait_for_abort(process)
         has_begun = has_begun or all(process_file(folder, r).exists() for r in job.ranks)
         if not has_begun and time.monotonic() > latest_s:
             missing = [r for r in job.ranks if not process_file(folder, r).exists()]
             raise EngineError(
                 "DIST0613",
-                f"the processes of the ranks {missing} did not start: {last_words(folder)}",
+                f"the processes of the ranks {missing} did not start: "
+                f"{last_words(folder / LOG, 4) or 'no output'}",
                 place="engine mpi",
                 remedy="Test the launcher: mpiexec -n 2 hostname.",
             )
-        pids = [_pid(folder, rank) for rank in job.ranks]
+        pids = [pid for rank in job.ranks if (pid := _pid(folder, rank)) is not None]
         # This process cannot tell whether a process on another host computes.
-        if None not in pids:
-            still_s = stillness.seconds(*(ticks_of(pid) for pid in pids if pid is not None))
-            if still_s > job.timeout_s + GRACE_S:
-                raise stopped(job.ranks, job.timeout_s)
+        if len(pids) == len(job.ranks):
+            check_progress(stillness, job, pids)
 
 
 def _wait_for_abort(process: subprocess.Popen[bytes]) -> int:

@@ -35,7 +35,7 @@ EAGER_BYTES = 1 << 14
 CHUNK_BYTES = 1 << 28
 """Larger data is sent in messages of this size: MPI counts with 32 bits."""
 
-FAILURE, CONTROL, COLLECTIVE, ARRAYS, MESSAGES = 1, 2, 3, 4, 16
+FAILURE, CONTROL, ARRAYS, MESSAGES = 1, 2, 3, 16
 """Tags; messages of transfer t have the tag ``MESSAGES + t``."""
 
 _HEAD = struct.Struct("<IQ")  # bytes of the header, bytes of the data

@@ -15,27 +15,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy.typing as npt
-
 from tvm_distir.execution.runtime.collectives.fabric import Aborted
-from tvm_distir.execution.runtime.engines.base import Engine, LocalResults, check_outputs
+from tvm_distir.execution.runtime.engines.base import LocalResults, check_outputs
 from tvm_distir.execution.runtime.engines.fork import run_turn
-from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree, inputs_of_rank
-from tvm_distir.execution.runtime.engines.job_results import finish_run, write_job_trace
+from tvm_distir.execution.runtime.engines.job_engine import JobEngine
+from tvm_distir.execution.runtime.engines.job_folder import RunCounts
+from tvm_distir.execution.runtime.engines.job_launch import run_job
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
-from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
 from tvm_distir.execution.runtime.program.symbolic_sizes import sized_program
 from tvm_distir.execution.runtime.program.targets import check_engine_runs, check_machine_runs
 from tvm_distir.support import EngineError, nearest
 
 from .job_environment import is_torchrun_process
-from .rank_session import RankSession, TorchRun
-from .run_member import TorchMember
+from .launch import run_processes
+from .torch_fabric import TorchFabric
 from .torch_job import TorchJob, current_job, forget_job, is_initialized, join_job, load_torch
-
-Array = npt.NDArray[Any]
 
 REDUCES = ("ordered", "library")
 """Ways of reduction: in rank order with the bits of all engines, or by gloo or NCCL."""
@@ -46,13 +42,11 @@ def device_of(target: str) -> str:
     return "cuda" if json.loads(target or '{"kind": "llvm"}')["kind"] == "cuda" else "cpu"
 
 
-class TorchEngine(Engine):
+class TorchEngine(JobEngine):
     """Runs level-5 modules with a process per rank of a torch.distributed job.
 
-    In a job all processes must call :meth:`run` with the same program; the i-th process is the
-    i-th smallest device id. Inputs and outputs are as those of
-    :class:`~tvm_distir.execution.runtime.engines.mpi.engine.MpiEngine`. Programs for CPUs run
-    with gloo, and programs for CUDA with NCCL, a GPU per process.
+    See :class:`.JobEngine`. Programs for CPUs run with gloo, and programs for CUDA with NCCL, a GPU
+    per process.
 
     Parameters
     ----------
@@ -75,7 +69,6 @@ class TorchEngine(Engine):
     """
 
     name = "torch"
-    records_trace = True
 
     def __init__(
         self,
@@ -91,10 +84,9 @@ class TorchEngine(Engine):
                 place="engine torch",
                 remedy=nearest(str(reduce), REDUCES),
             )
-        self.timeout_s = timeout_s
+        super().__init__(timeout_s, preload)
         self.reduce = reduce
         self.check = check
-        self.preload = tuple(preload)
 
     def check_available(self) -> None:
         """Refuse to begin without torch (DIST0111)."""
@@ -118,65 +110,28 @@ class TorchEngine(Engine):
             check_engine_runs(program.target, "engine torch")
         return self.run_program(sized_program(program, inputs), inputs, outputs)
 
-    def run_program(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
-        """Join the job that this process is part of, or start a job.
+    def is_in_job(self) -> bool:
+        """Return whether this process has joined a job, or ``torchrun`` started it."""
+        return is_initialized() or is_torchrun_process()
 
-        Raises
-        ------
-        EngineError
-            The first failure of any rank, on every process: DIST0602 to DIST0615, DIST0631 when
-            the processes do not run the same, DIST0632 for too few processes.
-        DependencyError
-            DIST0111 without torch.
-        """
-        if is_initialized() or is_torchrun_process():
-            return self.join(program, inputs, outputs)
-        return super().run_program(program, [] if inputs is None else inputs, outputs)
-
-    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
+    def start(self, program: Runnable, local: LocalInputs) -> tuple[LocalResults, RunCounts]:
         """Start a job of a single process per rank and wait for its end."""
-        from .launch import launch
-
         options = {"reduce": self.reduce, "check": self.check, "trace": self.trace}
-        results, counts = launch(
-            program, local, self.timeout_s, self.preload, options, device_of(program.target)
-        )
-        self.collectives, self.most_in_flight = counts
-        return results
-
-    def join(
-        self,
-        program: Runnable,
-        inputs: Inputs | None,
-        outputs: str,
-        device: str | None = None,
-    ) -> list[Any]:
-        """Run as a single rank of the job that this process is part of."""
-        with self.member(program, device) as (job, member):
-            return self._run_rank(job, member, program, inputs, outputs)
+        return run_job(self, program, local, options, run_processes)
 
     @contextmanager
-    def member(
-        self, program: Runnable, device: str | None = None
-    ) -> Iterator[tuple[TorchJob, TorchMember]]:
-        """Be a member of a run of the job; a failure inside becomes the first cause of all.
-
-        Parameters
-        ----------
-        program : Runnable
-        device : str, optional
-            ``"cpu"`` or ``"cuda"``; by default that of the target of the program.
-        """
-        job = current_job(self.timeout_s, device or device_of(program.target))
+    def member(self, program: Runnable) -> Iterator[TorchFabric]:
+        """Be a member of a run of the job; a failure inside becomes the first cause of all."""
+        job = current_job(self.timeout_s, device_of(program.target))
         ranks = sorted(r for e in program.entries for r in e.ranks)
         reduce = self.reduce or ("library" if job.device == "cuda" else "ordered")
         failures = job.begin(ranks, _place(program, ranks, job.process))
-        member = TorchMember(job, ranks, reduce, bool(self.check))
+        fabric = TorchFabric(job, ranks, reduce, bool(self.check))
         try:
             with run_turn(), one_thread_each(_local_size(job)):
-                yield job, member
+                yield fabric
         except BaseException as err:
-            seen = err if member.calls is None else member.calls.failure or err
+            seen = err if fabric.failure is None else fabric.failure[1]
             cause = failures.first_cause(seen)
             forget_job()
             raise cause from (None if cause is err or isinstance(seen, Aborted) else err)
@@ -187,40 +142,6 @@ class TorchEngine(Engine):
         """Join the job of a launcher (DIST0633 without one), if the program has joined none."""
         if not is_initialized():
             join_job(self.timeout_s)
-
-    @contextmanager
-    def begin(self, program: Runnable) -> Iterator[TorchRun]:
-        """Be part of a run of several steps; see :class:`~.job_member.JobRun`."""
-        with self.member(program) as (job, member):
-            yield TorchRun(job, member, program)
-
-    def _run_rank(
-        self,
-        job: TorchJob,
-        member: TorchMember,
-        program: Runnable,
-        inputs: Inputs | None,
-        outputs: str,
-    ) -> list[Any]:
-        entries = program.entries
-        sources = agree(member, RunCall(program.fingerprint, outputs, inputs is not None))
-        job.make_groups(member.ranks, program.communication)
-        local = inputs_of_rank(member, program, inputs, sources)
-        results: dict[int, list[Array]] = {}
-        trace = None if self.trace is None else RankTrace()
-        for entry in entries:
-            if member.rank is not None and member.rank in entry.ranks:
-                session = RankSession(job, member, program, entry, trace)
-                tensors = session.call([session.tensor(a) for a in local.of(entry, member.rank)])
-                results[member.rank] = [t.numpy() for t in tensors]
-        if job.failures is not None:
-            job.failures.end()
-        member.finish_sends()
-        values, self.collectives = finish_run(member, program, results, outputs)
-        self.most_in_flight = 0 if member.calls is None else member.calls.most_in_flight
-        if self.trace is not None and trace is not None:
-            write_job_trace(member, self.trace, trace)
-        return values
 
 
 def _place(program: Runnable, ranks: Sequence[int], process: int) -> str:

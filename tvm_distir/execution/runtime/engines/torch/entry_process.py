@@ -4,56 +4,23 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pickle
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
-from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.engines.fork import die_with_parent
-from tvm_distir.execution.runtime.engines.job_folder import (
-    JOB,
-    Job,
-    RunCounts,
-    SavedProgram,
-    failure_file,
-    write_results,
-    write_value,
-)
-from tvm_distir.support import DistIRError
+from tvm_distir.execution.runtime.engines.job_launch import read_job, run_rank
 
-
-def _run(job: Job, rank: int, folder: Path) -> None:
-    from .engine import TorchEngine
-
-    options: dict[str, Any] = dict(job.options)
-    device = str(options.pop("device"))
-    trace = options.pop("trace")
-    engine = TorchEngine(job.timeout_s, **options)
-    engine.trace = trace
-    outputs = engine.join(SavedProgram(job), [], "sharded", device)
-    counts = RunCounts(engine.collectives, engine.most_in_flight)
-    write_results(job, folder, rank, outputs, counts)
+from .engine import TorchEngine
 
 
 def main(folder: Path) -> int:
     """Run a rank of the job in a folder; returns the exit code."""
     die_with_parent()
-    job: Job = pickle.loads((folder / JOB).read_bytes())
+    job = read_job(folder)
     rank = job.ranks[int(os.environ["RANK"])]
-    try:
-        for name in job.preload:
-            importlib.import_module(name)
-        _run(job, rank, folder)
-    except BaseException as err:
-        known = isinstance(err, DistIRError | KeyboardInterrupt)
-        failure = err if known else worker_failed(err, rank, "engine torch")
-        write_value(failure_file(folder, rank), (time.time(), failure))
-        return 1
-    return 0
+    failure = run_rank(job, folder, rank, "engine torch", lambda: TorchEngine(job.timeout_s))
+    return int(failure is not None)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_distir.execution.runtime.engines.job_launch import START_S
 from tvm_distir.execution.runtime.engines.loopback import LOOPBACK, LOOPBACK_NAME
 from tvm_distir.execution.runtime.engines.termination import GRACE_S
 from tvm_distir.execution.runtime.program.communication import Communication
@@ -22,9 +23,6 @@ from tvm_distir.support import EngineError, missing_extra
 
 from .failure_store import ENDED, ENDED_S, FailureStore, LostPeers
 from .job_environment import JobPlace, find_job_place
-
-START_S = 120.0
-"""The least time for which a process waits for the others to start."""
 
 _POLL_S = 0.05
 _EVENT_POLL_S = 0.0005

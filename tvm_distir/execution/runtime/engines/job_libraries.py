@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write programs to a folder of this process, for its workers to load."""
+"""Write the libraries of programs to a folder of this process, for the processes of its jobs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LibraryFiles:
         self._numbers = itertools.count()
 
     def path(self, program: Runnable, entry: EntryFunction) -> Path:
-        """Return the file from which a worker loads an entry; no path is used for two programs.
+        """Return the file from which processes load an entry; no path is used for two programs.
 
         Raises
         ------
@@ -66,7 +66,6 @@ class LibraryFiles:
         if library is None:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="tvm_distir_")
-            # Never the same name twice: a worker does not load a path again.
             folder = Path(self._folder.name) / str(next(self._numbers))
             folder.mkdir()
             library = _StoredLibrary(program, name, program.target, program.save(entry, folder))

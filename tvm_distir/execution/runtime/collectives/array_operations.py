@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define the operations on arrays by which collectives are stated, and those of NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core.collectives import Collective, all_reduce, apply_local
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
+from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
+from tvm_distir.support import EngineError
+
+Array = npt.NDArray[Any]
+
+
+class Arrays(Protocol):
+    """The operations on the arrays of a fabric: those of NumPy, or tensors of PyTorch."""
+
+    def read(self, tensor: Any) -> Any:
+        """Return the array of a TVM tensor."""
+        ...
+
+    def result(self, out: Any) -> Any | None:
+        """Return the array over the memory of a result, where a collective can write there."""
+        ...
+
+    def write(self, out: Any, array: Any) -> None:
+        """Write an array to a TVM tensor; DIST0611 where its shape or type is another one."""
+        ...
+
+    def tensor(self, array: Any) -> Any:
+        """Return a TVM tensor with a copy of an array."""
+        ...
+
+    def dtype(self, tensor: Any) -> Any:
+        """Return the type of the array of a TVM tensor."""
+        ...
+
+    def contiguous(self, x: Any) -> Any:
+        """Return an array of contiguous memory, without a copy where it is."""
+        ...
+
+    def copy(self, x: Any) -> Any:
+        """Return a contiguous copy."""
+        ...
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Return an array of zeros."""
+        ...
+
+    def concatenate(self, parts: Sequence[Any], dim: int) -> Any:
+        """Concatenate arrays along a dim."""
+        ...
+
+    def reduce(self, terms: Sequence[Any], op: str) -> Any:
+        """Reduce arrays in their order; see :func:`tvm_distir.core.all_reduce`."""
+        ...
+
+    def local(self, call: Collective, x: Any, position: int, count: int) -> Any:
+        """Return the result of an op that needs no other rank."""
+        ...
+
+
+class NumpyArrays:
+    """The operations of NumPy."""
+
+    def read(self, tensor: Any) -> Array:
+        """Return the array of a TVM tensor."""
+        array: Array = to_array(tensor)
+        return array
+
+    def result(self, out: Any) -> None:
+        """Return None: results are copied, since NumPy and TVM do not share all types."""
+        return
+
+    def write(self, out: Any, array: Array) -> None:
+        """Write an array to a TVM tensor; DIST0611 where its shape or type is another one."""
+        if tuple(out.shape) != array.shape or np_dtype(str(out.dtype)) != array.dtype:
+            raise EngineError(
+                "DIST0611",
+                f"the result is {array.dtype}{list(array.shape)}, the code expects "
+                f"{out.dtype}{list(out.shape)}",
+                remedy="Report it: this is a bug of the lowering.",
+            )
+        out.copyfrom(self.contiguous(array))
+
+    def tensor(self, array: Array) -> Any:
+        """Return a TVM tensor with a copy of an array."""
+        return to_tensor(array)
+
+    def dtype(self, tensor: Any) -> np.dtype[Any]:
+        """Return the type of the array of a TVM tensor."""
+        return np_dtype(str(tensor.dtype))
+
+    def contiguous(self, x: Array) -> Array:
+        """Return an array of contiguous memory, shape () included."""
+        return np.ascontiguousarray(x).reshape(x.shape)
+
+    def copy(self, x: Array) -> Array:
+        """Return a contiguous copy."""
+        return np.array(x, order="C")
+
+    def zeros(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """Return an array of zeros."""
+        return np.zeros(shape, dtype)
+
+    def concatenate(self, parts: Sequence[Array], dim: int) -> Array:
+        """Concatenate arrays along a dim."""
+        return np.concatenate(parts, axis=dim)
+
+    def reduce(self, terms: Sequence[Array], op: str) -> Array:
+        """Reduce arrays in their order."""
+        return all_reduce(terms, op)
+
+    def local(self, call: Collective, x: Array | None, position: int, count: int) -> Array:
+        """Return the result of an op that needs no other rank."""
+        return apply_local(call, x, position, count)
+
+
+NUMPY = NumpyArrays()

@@ -1,0 +1,105 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""State the operations of collectives on tensors of PyTorch, on CPUs and on GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+
+from tvm_distir.core.collectives import Collective, equal_parts
+
+from .torch_job import load_torch
+
+_STEPS = {"sum": "add", "prod": "mul", "min": "minimum", "max": "maximum"}
+_BOOL_STEPS = {
+    "sum": "logical_or",
+    "prod": "logical_and",
+    "min": "logical_and",
+    "max": "logical_or",
+}
+
+
+class TorchArrays:
+    """The operations on torch tensors; see :class:`~.array_operations.Arrays`.
+
+    The tensors of TVM are seen as torch tensors of the same memory (DLPack).
+
+    Parameters
+    ----------
+    device : torch.device
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._torch, self._device = load_torch(), device
+
+    def read(self, tensor: Any) -> Any:
+        """Return the torch tensor of the memory of a TVM tensor."""
+        return self._torch.from_dlpack(tensor)
+
+    def result(self, out: Any) -> Any:
+        """Return the torch tensor of the memory of a result."""
+        return self.read(out)
+
+    def write(self, out: Any, array: Any) -> None:
+        """Write a tensor to a TVM tensor, unless it is its memory."""
+        result = self.read(out)
+        if result.data_ptr() != array.data_ptr():
+            result.copy_(array.reshape(result.shape))
+
+    def tensor(self, array: Any) -> Any:
+        """Return a TVM tensor with a copy of a tensor."""
+        return tvm.runtime.from_dlpack(array.clone())
+
+    def dtype(self, tensor: Any) -> Any:
+        """Return the type of the torch tensor of a TVM tensor."""
+        return self.read(tensor).dtype
+
+    def contiguous(self, x: Any) -> Any:
+        """Return a contiguous tensor, without a copy where it is."""
+        return x.contiguous()
+
+    def copy(self, x: Any) -> Any:
+        """Return a contiguous copy."""
+        return x.clone(memory_format=self._torch.contiguous_format)
+
+    def zeros(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Return a tensor of zeros."""
+        return self._torch.zeros(tuple(shape), dtype=dtype, device=self._device)
+
+    def concatenate(self, parts: Sequence[Any], dim: int) -> Any:
+        """Concatenate tensors along a dim."""
+        return self._torch.cat(list(parts), dim)
+
+    def reduce(self, terms: Sequence[Any], op: str) -> Any:
+        """Reduce tensors in their order, 16-bit floats in float32."""
+        torch, dtype = self._torch, terms[0].dtype
+        step = getattr(torch, (_BOOL_STEPS if dtype == torch.bool else _STEPS)[op])
+        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        total = terms[0].to(wide)
+        for term in terms[1:]:
+            total = step(total, term.to(wide))
+        return total.to(dtype)
+
+    def local(self, call: Collective, x: Any, position: int, count: int) -> Any:
+        """Return the result of an op that needs no other rank."""
+        args: dict[str, Any] = dict(call.args)
+        if call.name == "axis_index":
+            return self._torch.tensor(position, device=self._device)
+        if call.name == "local_slice":
+            return equal_parts(x, count, args["dim"])[position]
+        return x if position == 0 else self._torch.full_like(x, self._neutral(args["op"], x.dtype))
+
+    def _neutral(self, op: str, dtype: Any) -> Any:
+        """Return the neutral element of a reduction."""
+        if op in ("sum", "prod"):
+            return op == "prod"
+        if dtype == self._torch.bool:
+            return op == "min"
+        if dtype.is_floating_point:
+            return math.inf if op == "min" else -math.inf
+        info = self._torch.iinfo(dtype)
+        return info.max if op == "min" else info.min
