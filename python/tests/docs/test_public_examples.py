@@ -17,7 +17,7 @@ import tvm_distir as td
 
 STUB = Path(td.__file__).with_suffix(".pyi")
 WINGS = frozenset(
-    {"core", "execution", "models", "performance", "planning", "support", "transforms"}
+    {"core", "execution", "hardware", "models", "performance", "planning", "support", "transforms"}
 )
 """Folders of the package, whose ``README.md`` files describe them."""
 EXTRAS = {"from_exported_program": "torch", "to_jax": "jax"}

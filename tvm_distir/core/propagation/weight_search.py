@@ -3,7 +3,7 @@
 """Propagates a module repeatedly along an axis, from placements of weights instead of a plan.
 
 Common parts are cached: the classes of dims that rules tie, the reachable axes of given labels, and
-the structure of the sharding problem (:mod:`.solve.template`).
+the structure of the sharding problem (:mod:`.solve.problem_template`).
 """
 
 from __future__ import annotations

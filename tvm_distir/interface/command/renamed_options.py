@@ -15,7 +15,7 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
         "--serve": "tvm-distir serve-search",
         "--micro-batch": "--micro-batch-sizes",
         "--fix": "--fixed",
-        "--top": "--top",
+        "--jobs": "--workers",
     },
     "sweep": {"--jobs": "--workers"},
     "calibrate": {"--jobs": "--workers"},

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How the folder is run.
+    """Choice of the processes in which the folder is run.
 
     Parameters
     ----------

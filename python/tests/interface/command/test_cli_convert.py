@@ -47,12 +47,12 @@ def test_forms_hold_the_same_module(model, work):
 
 def test_every_level_from_every_level_before(work):
     for number, level in LEVELS.items():
-        convert("mlp.py", f"{number}.json", *(PLAN if number > 1 else []), "--to", level)
+        convert("mlp.py", f"{number}.json", *(PLAN if number > 1 else []), "--level", level)
         mod = load_model(f"{number}.json").mod
         check_level(mod, level)
         assert level_of(mod) == level
         for before in range(2, number):
-            convert(f"{before}.json", "again.py", "--to", str(number))
+            convert(f"{before}.json", "again.py", "--level", str(number))
             assert same("again.py", f"{number}.json")
     convert("mlp.py", "whole.py", *PLAN)
     assert same("whole.py", "5.json")
@@ -65,11 +65,11 @@ def test_training_steps_and_strategies(work):
     convert("mlp.onnx", "step.json", "--train", "--loss", "mse")
     mod = load_model("step.json").mod
     assert len(mod["main"].params) > 2
-    words = ["--train", "--strategy", "data_parallel", "--mesh", "dp=2", "--to", "3"]
+    words = ["--train", "--strategy", "data_parallel", "--mesh", "dp=2", "--level", "3"]
     convert("zoo:gpt?size=tiny,layers=1", "three.py", *words)
     convert("zoo:gpt?size=tiny,layers=1", "three.json", *words)
     assert same("three.py", "three.json")
-    convert("mlp.onnx", "cut.py", "--strategy", "data_parallel", "--mesh", "dp=4", "--to", "2")
+    convert("mlp.onnx", "cut.py", "--strategy", "data_parallel", "--mesh", "dp=4", "--level", "2")
     assert level_of(load_model("cut.py").mod) == "annotated"
 
 
@@ -87,10 +87,10 @@ def test_json_is_a_model(work, capsys):
     ("words", "code", "said"),
     [
         (["mlp.py", "out.txt"], 2, "has an unknown extension"),
-        (["mlp.py", "out.py", "--to", "lcoal"], 2, "there is no level"),
-        (["mlp.py", "out.py", "--to", "local"], 2, "needs a plan"),
-        (["mlp.py", "out.program.json", *PLAN, "--to", "3"], 2, "supports level local only"),
-        (["local.json", "out.py", "--to", "1"], 2, "cannot become a global module"),
+        (["mlp.py", "out.py", "--level", "lcoal"], 2, "there is no level"),
+        (["mlp.py", "out.py", "--level", "local"], 2, "needs a plan"),
+        (["mlp.py", "out.program.json", *PLAN, "--level", "3"], 2, "supports level local only"),
+        (["local.json", "out.py", "--level", "1"], 2, "cannot become a global module"),
         (["mlp.py", "mlp.py"], 2, "would be overwritten"),
         (["plan.json", "out.py"], 1, "DIST0303"),
         (["list.json", "out.py"], 1, "DIST0303"),

@@ -15,7 +15,7 @@ STATIONARY_ATTR = "dist.stationary"
 
 OPEN_AXES_ATTR = "dist.open_axes"
 """Level 2: per annotated variable the mesh axes its annotation leaves open; ``~axis`` where it
-stays a partial sum (:func:`open_axes_of`)."""
+stays a partial sum (:func:`~.readers.open_axes_of`)."""
 
 BRANCH_ATTR = "dist.branch"
 """Private function: the branch of an ``If`` that it was, as ``main_y:then``."""

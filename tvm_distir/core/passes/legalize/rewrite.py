@@ -3,7 +3,7 @@
 """Rewrite a function from level 3 to level 4, with collectives for redistributions and reductions.
 
 Most bindings of a function stay as they are: a binding that is equal to another one that stayed,
-and that reads no changed variable, stays too (:class:`~.templates.RepeatedBindings`).
+and that reads no changed variable, stays too (:class:`~.repeated_bindings.RepeatedBindings`).
 """
 
 from __future__ import annotations

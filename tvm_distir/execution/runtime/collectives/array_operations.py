@@ -58,7 +58,7 @@ class Arrays(Protocol):
         ...
 
     def reduce(self, terms: Sequence[Any], op: str) -> Any:
-        """Reduce arrays in their order; see :func:`tvm_distir.core.all_reduce`."""
+        """Reduce arrays in their order; see :func:`tvm_distir.core.collectives.all_reduce`."""
         ...
 
     def local(self, call: Collective, x: Any, position: int, count: int) -> Any:

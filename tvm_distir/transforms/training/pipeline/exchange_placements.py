@@ -50,7 +50,7 @@ class MessageEndpoints:
     LoweringError
         DIST0512 the module is not at level 5, or the stages of a rank are on two meshes.
     MeshError
-        DIST0202 see :func:`.places.rank_meshes`.
+        DIST0202 see :func:`.stage_placements.rank_meshes`.
     """
 
     def __init__(self, mod: ir.IRModule, pipeline: Pipeline) -> None:
