@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +14,7 @@ from tvm_distir.core.ir.mesh import device_mesh
 from tvm_distir.core.ir.placement import R as WHOLE
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import MeshSpec, PlanRule
-from tvm_distir.interface.command.options import add_model_options
+from tvm_distir.interface.command import main
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.support.errors.tree import DependencyError, DistIRError, MeshError, PlanError
@@ -190,10 +189,13 @@ def test_a_mesh_may_be_given_in_tvms_form() -> None:
     assert plan.meshes[0].device_ids == (5, 1)
 
 
-def test_the_command_line_lists_the_strategies(columns: None) -> None:
-    parser = argparse.ArgumentParser()
-    add_model_options(parser)
-    listed = parser.format_help()
+def test_the_command_line_lists_the_strategies(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With their options, under ``--help-strategies`` of every command that takes one."""
+    install("dist_c", COLUMNS, "[tvm_distir.strategies]\ncolumns = dist_c:columns\n")
+    assert main(["analyze", "--help-strategies"]) == 0
+    listed = capsys.readouterr().out
     names = strategy.strategy_names()
     assert "zero" in names and "columns" in names
-    assert [name for name in names if name not in listed] == []
+    assert [name for name in names if f"\n{name}\n" not in f"\n{listed}"] == []
