@@ -3,7 +3,7 @@
 """Native collectives against NumPy with a barrier and against MPI, side by side.
 
 Between threads and between forked processes native and NumPy take turns; in an MPI job, native
-(through the memory of the engine ``processes``) and MPI's own collective. The best round of each
+(through shared memory of the processes) and MPI's own collective. The best round of each
 counts, as other work disturbs.
 
 Usage: ``python benchmarks/ccl.py [--collectives all_reduce] [--dtype float32] [--seconds 0.3]
