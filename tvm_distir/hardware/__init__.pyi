@@ -12,7 +12,6 @@ from .auto_sharding.mesh_costs import MeshPriceCache as MeshPriceCache
 from .auto_sharding.mesh_costs import MeshPrices as MeshPrices
 from .auto_sharding.mesh_costs import shard_bytes as shard_bytes
 from .auto_sharding.sharding_problem import ShardingProblem as ShardingProblem
-from .cost_model import SystemCostModel as SystemCostModel
 from .cost_weights import costs_for as costs_for
 from .cost_weights import costs_of_axes as costs_of_axes
 from .cost_weights import main_dtype as main_dtype

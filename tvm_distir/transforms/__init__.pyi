@@ -69,7 +69,6 @@ from .training.autodiff.rules.primfuncs import (
     register_primfunc_gradient as register_primfunc_gradient,
 )
 from .training.optimizers.registry import optimizer_named as optimizer_named
-from .training.optimizers.registry import optimizer_names as optimizer_names
 from .training.optimizers.registry import read_optimizer as read_optimizer
 from .training.passes import TrainStep as TrainStep
 from .training.pipeline.exchange_placements import NEXT_STAGE as NEXT_STAGE

@@ -35,7 +35,6 @@ from .placement import parse_placement as parse_placement
 from .placement import placement_of as placement_of
 from .placement import placement_text as placement_text
 from .placement import shard_counts as shard_counts
-from .placement import shard_offsets as shard_offsets
 from .placement import shard_slices as shard_slices
 from .segments import SEGMENTS_ATTR as SEGMENTS_ATTR
 from .segments import Segments as Segments

@@ -9,7 +9,6 @@ A *label* is the placement of a value along a mesh axis: ``d >= 0`` sharded on d
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -208,25 +207,6 @@ def shard_range(size: int, parts: Sequence[int], coords: Sequence[int]) -> tuple
         start = min(stop, start + c * block)
         stop = min(stop, start + block)
     return start, stop
-
-
-def shard_offsets(
-    shape: Sequence[int], labels: Sequence[int], mesh_shape: Sequence[int]
-) -> list[int]:
-    """Return the beginnings of shards, and the end of the last, for each sharded dim.
-
-    Examples
-    --------
-    >>> shard_offsets([10, 8], [0, 1], [4, 2])
-    [0, 3, 6, 9, 10, 0, 4, 8]
-    """
-    offsets: list[int] = []
-    for dim, size in enumerate(shape):
-        parts = [k for k, label in zip(mesh_shape, labels) if label == dim]
-        if parts:
-            places = itertools.product(*(range(k) for k in parts))
-            offsets += [shard_range(size, parts, place)[0] for place in places] + [size]
-    return offsets
 
 
 def shard_slices(

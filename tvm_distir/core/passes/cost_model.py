@@ -31,9 +31,9 @@ class CostModel(ABC):
     """What a pass option of this type is called."""
 
     @staticmethod
-    def load(name: str) -> CostModel:
-        """Return the cost model of the system of a name or in a file."""
-        model: CostModel = _PROVIDERS.load("system")(name)
+    def load(system: object) -> CostModel:
+        """Return the cost model of a description of a cluster, or of its name or path."""
+        model: CostModel = _PROVIDERS.load("system")(system)
         return model
 
     @staticmethod
@@ -54,8 +54,7 @@ class CostModel(ABC):
         """
         if system is None or isinstance(system, CostModel):
             return system
-        model: CostModel = _PROVIDERS.load("system")(system)
-        return model
+        return CostModel.load(system)
 
     @abstractmethod
     def placement_costs(self, mod: ir.IRModule) -> Costs:

@@ -3,7 +3,3 @@
 """Describe hardware systems as data, and the cost of computation and communication on them."""
 
 from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -35,11 +35,12 @@ def check_renamed(words: Sequence[str]) -> None:
     """
     if not words:
         return
-    renamed = {word: _COMMANDS[word] for word in words[:1] if word in _COMMANDS}
-    options = _OPTIONS.get(words[0], {})
-    renamed |= {key: options[key] for word in words if (key := word.partition("=")[0]) in options}
-    for old, new in renamed.items():
-        raise UsageError(
-            "DIST0150", f"{old} has another name now", place=f"tvm-distir {words[0]}",
-            remedy=f"Write {new}.",
-        )  # fmt: skip
+    command = words[0]
+    renamed = _COMMANDS if command in _COMMANDS else _OPTIONS.get(command, {})
+    for word in words:
+        old = word.partition("=")[0]
+        if old in renamed:
+            raise UsageError(
+                "DIST0150", f"{old} has another name now", place=f"tvm-distir {command}",
+                remedy=f"Write {renamed[old]}.",
+            )  # fmt: skip

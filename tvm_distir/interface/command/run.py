@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm_distir.support import UsageError, option, option_fields
+from tvm_distir.support import UsageError, option_fields
 
 from .array_files import add_arrays, check_array_file
 from .job import JobRunOptions, RunOptions, run_job
@@ -18,20 +17,6 @@ from .terminal import print_result
 
 if TYPE_CHECKING:
     from .help import Commands
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Choice of the processes in which the folder is run.
-
-    Parameters
-    ----------
-    job : bool
-        Join the job that torchrun, srun or mpirun started, with one process per device; each opens
-        only its own shards.
-    """
-
-    job: bool = option("run", default=False, frequent=True)
 
 
 def add_parser(commands: Commands) -> None:
@@ -44,7 +29,12 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("folder", metavar="FOLDER", help="A folder of `tvm-distir deploy`.")
     add_options(parser, RunOptions)
-    add_options(parser, _Kind)
+    parser.add_argument(
+        "--job",
+        action="store_true",
+        help="Join the job that torchrun, srun or mpirun started, with one process per device; "
+        "each opens only its own shards.",
+    )
     names = [name for name in option_fields(JobRunOptions) if name not in _OWN]
     add_options(parser.add_argument_group("with --job"), JobRunOptions, names=names)
     parser.set_defaults(run=run)

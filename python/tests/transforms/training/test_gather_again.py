@@ -183,7 +183,7 @@ def more_gathers(step: ir.IRModule, plan: Plan) -> int:
             ("core", "megatron:sequence=1", "threads", {"dropout": 0.5}, 2),
             ("checkpoint", "megatron:sequence=1", "virtual", {}, 2),
             ("megatron", "megatron:sequence=1", "threads", {"dropout": 0.5}, 2),
-            ("full", "megatron:sequence=1", "virtual", {}, 0),  # made again, gather and all
+            ("full", "megatron:sequence=1", "virtual", {}, 0),  # recomputed, with its gather
             ("none", "megatron+sequence", "threads", {"seq": 15}, 2),
             ("none", "megatron:sequence=1", "virtual", {"nested": 0}, 2),
         ],

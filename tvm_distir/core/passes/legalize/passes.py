@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
@@ -83,7 +82,7 @@ def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
     if is_local_view(mod, members):
         return legalize_local_view(mod)
     impure = callers_closure(mod, transferring)
-    renamed: dict[Any, Any] = {}
+    renamed: dict[ir.GlobalVar, ir.GlobalVar] = {}
     for gv, fn, _ in members:
         if str(gv.name_hint) in impure and bool(fn.is_pure):
             params = [p.ty for p in fn.params]

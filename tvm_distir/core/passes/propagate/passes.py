@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import tvm
 from tvm import ir, relax
@@ -127,7 +126,7 @@ class ModuleRewriter:
 
     def __init__(self, mod: ir.IRModule, decision: Decision) -> None:
         self.mod, self.decision = mod, decision
-        self.functions: dict[ir.GlobalVar, Any] = {}
+        self.functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
         self.written: dict[int, ir.GlobalVar] = {}
         self.used_names = {str(gv.name_hint) for gv in mod.functions}
         self.used: set[str] = set()

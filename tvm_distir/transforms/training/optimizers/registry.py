@@ -30,11 +30,6 @@ OPTIMIZERS = Registry(
 """Each represents a dataclass of numbers that does what :class:`.protocol.Optimizer` says."""
 
 
-def optimizer_names() -> tuple[str, ...]:
-    """Return the names of all optimizers."""
-    return OPTIMIZERS.names()
-
-
 def optimizer_named(
     name: str, options: Mapping[str, float], others: Collection[str] = ()
 ) -> Optimizer:

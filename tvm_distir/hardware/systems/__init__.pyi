@@ -1,4 +1,0 @@
-# Licensed under the Apache License, Version 2.0; see LICENSE.
-# SPDX-License-Identifier: Apache-2.0
-
-from .system import System as System
