@@ -54,19 +54,12 @@ def check_level(mod: ir.IRModule, level: int | str) -> None:
     numbers = {name: number for number, name in LEVELS.items()}
     level = numbers.get(level, 0) if isinstance(level, str) else level
     if level not in LEVELS:
-        raise LevelError(
-            "DIST0451",
-            "the level is unknown",
-            place="check_level",
-            remedy="Use 1 to 5, or the name of a level.",
-        )
+        remedy = "Use 1 to 5, or the name of a level."
+        raise LevelError("DIST0451", "the level is unknown", place="check_level", remedy=remedy)
     if level >= 2 and not meshes(mod):
-        raise LevelError(
-            "DIST0451",
-            f"a module of level {level} ({LEVELS[level]}) needs a mesh",
-            place="module",
-            remedy='Add it: mod.update_global_info("mesh", meshes).',
-        )
+        problem = f"a module of level {level} ({LEVELS[level]}) needs a mesh"
+        remedy = 'Add it: mod.update_global_info("mesh", meshes).'
+        raise LevelError("DIST0451", problem, place="module", remedy=remedy)
     for gv, fn in relax_functions(mod):
         _Checker(mod, str(gv.name_hint), fn, level).run()
     if level == 5 and any(holds_branch(fn) for _, fn in relax_functions(mod)):
@@ -133,12 +126,9 @@ class _Checker:
             PartialState(self.mod, self.name, self.fn, legalized=self.level == 4).check()
         if self.level == 5 and not is_private(self.fn):
             if not (self.fn.attrs and IO_ATTR in self.fn.attrs):
-                raise LevelError(
-                    "DIST0451",
-                    f"the attribute {IO_ATTR} is missing",
-                    place=self.name,
-                    remedy="Lower the module with LowerDistIR, which sets it.",
-                )
+                problem = f"the attribute {IO_ATTR} is missing"
+                remedy = "Lower the module with LowerDistIR, which sets it."
+                raise LevelError("DIST0451", problem, place=self.name, remedy=remedy)
 
     def bindings(self, body: Any) -> Iterator[Any]:
         """Return all bindings of a body, in order, those of branches included."""

@@ -21,12 +21,9 @@ def too_deep(mod: ir.IRModule) -> LoweringError:
             levels = _levels(var.ty)
             if levels > depth:
                 depth, place = levels, f"{gv.name_hint}/{var.name}"
-    return LoweringError(
-        "DIST0513",
-        f"tuples are nested in {depth} levels, more than Python's stack holds",
-        place=place,
-        remedy="Bind inner tuples to fields of one tuple, or raise sys.setrecursionlimit.",
-    )
+    problem = f"tuples are nested in {depth} levels, more than Python's stack holds"
+    remedy = "Bind inner tuples to fields of one tuple, or raise sys.setrecursionlimit."
+    return LoweringError("DIST0513", problem, place=place, remedy=remedy)
 
 
 def _levels(ty: Any) -> int:

@@ -51,12 +51,8 @@ class PartialState:
 
     def error(self, where: str, problem: str) -> LevelError:
         """Return the error at a binding."""
-        return LevelError(
-            "DIST0452",
-            problem,
-            place=f"{self.name}/{where}",
-            remedy="Reduce it with a redistribute (level 3) or a reduction (level 4).",
-        )
+        remedy = "Reduce it with a redistribute (level 3) or a reduction (level 4)."
+        return LevelError("DIST0452", problem, place=f"{self.name}/{where}", remedy=remedy)
 
     def of(self, expr: Any) -> list[Axes]:
         """Return the partial axes per leaf of an expression."""
@@ -94,10 +90,8 @@ class PartialState:
         for i, axes in enumerate(axes_of_result):
             want = declared(self.fn, "results", i) if is_private(self.fn) else NONE
             if axes != want:
-                raise self.error(
-                    f"result {i}",
-                    f"partial along mesh axes {sorted(axes)}, declared {sorted(want)}",
-                )
+                remedy = f"partial along mesh axes {sorted(axes)}, declared {sorted(want)}"
+                raise self.error(f"result {i}", remedy)
 
     def _value(self, b: Any) -> list[Axes]:
         value, where = b.value, b.var.name

@@ -25,12 +25,9 @@ _KNOWN = (*COLLECTIVES, *TRANSFERS)
 def check_kind(kind: str) -> None:
     """Refuse a collective that has no formula."""
     if kind not in _KNOWN:
-        raise SimulationError(
-            "DIST0712",
-            f"there is no collective {kind!r}",
-            place="collective",
-            remedy=nearest(str(kind), _KNOWN),
-        )
+        problem = f"there is no collective {kind!r}"
+        remedy = nearest(str(kind), _KNOWN)
+        raise SimulationError("DIST0712", problem, place="collective", remedy=remedy)
 
 
 def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:

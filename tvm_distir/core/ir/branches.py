@@ -200,11 +200,8 @@ class _Lifter:
             bindings.append(relax.VarBinding(sides[-1], call))
         chosen = self._chosen(str(var.name), cond, sides[0], sides[1], bindings)
         if not tvm_ffi.structural_equal(var.ty, chosen.ty):
-            raise self._error(
-                var,
-                f"its branches return {sides[0].ty} and {sides[1].ty}",
-                "Make both return tensors of the same known shapes.",
-            )
+            remedy = "Make both return tensors of the same known shapes."
+            raise self._error(var, f"its branches return {sides[0].ty} and {sides[1].ty}", remedy)
         bindings.append(relax.VarBinding(var, chosen))
         return bindings
 
@@ -235,11 +232,8 @@ class _Lifter:
         ty = cond.ty
         scalar = isinstance(ty, relax.TensorType) and int(ty.ndim) == 0
         if not scalar or str(ty.dtype) != "bool":
-            raise self._error(
-                var,
-                f"its condition is {ty}, and only a tensor can be the same on all devices",
-                'Compute it as R.Tensor((), "bool").',
-            )
+            problem = f"its condition is {ty}, and only a tensor can be the same on all devices"
+            raise self._error(var, problem, 'Compute it as R.Tensor((), "bool").')
 
     def _check_branch(self, var: Any, side: str, seq: relax.SeqExpr) -> None:
         if relax.analysis.contains_impure_call(seq):
@@ -261,11 +255,9 @@ class _Lifter:
         if any(ty.shape is None for ty in leaves) or not tvm_ffi.structural_equal(
             seq.body.ty, var.ty
         ):
-            raise self._error(
-                var,
-                f'its branch "{side}" returns {seq.body.ty}, the If {var.ty}',
-                "Make both branches return tensors of the same known shapes.",
-            )
+            problem = f'its branch "{side}" returns {seq.body.ty}, the If {var.ty}'
+            remedy = "Make both branches return tensors of the same known shapes."
+            raise self._error(var, problem, remedy)
 
 
 def _only_calls(seq: relax.SeqExpr) -> bool:

@@ -34,36 +34,21 @@ _turn = threading.Lock()
 def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
     """Refuse a mesh without axes, or with an axis whose size is not a positive integer."""
     if not axes:
-        raise MeshError(
-            "DIST0201",
-            "the mesh has no axis",
-            place=place,
-            remedy='Name at least one axis: {"dp": 2}.',
-        )
+        remedy = 'Name at least one axis: {"dp": 2}.'
+        raise MeshError("DIST0201", "the mesh has no axis", place=place, remedy=remedy)
     for name, size in axes.items():
         if not isinstance(name, str) or not name:
-            raise MeshError(
-                "DIST0201",
-                f"{name!r} is not the name of an axis",
-                place=place,
-                remedy="Use an identifier.",
-            )
+            problem = f"{name!r} is not the name of an axis"
+            raise MeshError("DIST0201", problem, place=place, remedy="Use an identifier.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             size_text = shortened(size if isinstance(size, int) else repr(size))
-            raise MeshError(
-                "DIST0201",
-                f'axis "{shortened(name)}" has size {size_text}',
-                place=place,
-                remedy="Give a positive integer.",
-            )
+            problem = f'axis "{shortened(name)}" has size {size_text}'
+            raise MeshError("DIST0201", problem, place=place, remedy="Give a positive integer.")
     if math.prod(axes.values()) > MAX_DEVICES:
         sizes = " x ".join(shortened(size) for size in axes.values())
-        raise MeshError(
-            "DIST0201",
-            f"a mesh of {sizes} devices is too large",
-            place=place,
-            remedy=f"A mesh has at most {MAX_DEVICES:,} devices.",
-        )
+        problem = f"a mesh of {sizes} devices is too large"
+        remedy = f"A mesh has at most {MAX_DEVICES:,} devices."
+        raise MeshError("DIST0201", problem, place=place, remedy=remedy)
 
 
 def device_mesh(
@@ -98,39 +83,25 @@ def device_mesh(
     if isinstance(axes, (list, tuple)):
         axes = {str(number): size for number, size in enumerate(axes)}
     if not isinstance(axes, Mapping):
-        raise MeshError(
-            "DIST0201",
-            f"the axes are {shortened(repr(axes))}",
-            place="mesh",
-            remedy='Give names and sizes, {"dp": 2, "tp": 4}, or sizes alone, [2, 4].',
-        )
+        problem = f"the axes are {shortened(repr(axes))}"
+        remedy = 'Give names and sizes, {"dp": 2, "tp": 4}, or sizes alone, [2, 4].'
+        raise MeshError("DIST0201", problem, place="mesh", remedy=remedy)
     check_axes(axes)
     count = math.prod(axes.values())
     if device_ids is None:
         good = isinstance(start, int) and not isinstance(start, bool)
         if not good or not 0 <= start <= MAX_INT - count:
-            raise MeshError(
-                "DIST0202",
-                f"start is {shortened(start)}",
-                place="mesh",
-                remedy=f"Give 0 or more; device ids are at most {MAX_INT}.",
-            )
+            remedy = f"Give 0 or more; device ids are at most {MAX_INT}."
+            raise MeshError("DIST0202", f"start is {shortened(start)}", place="mesh", remedy=remedy)
         return DeviceMesh(tuple(axes.values()), ir.Range(start, start + count))
     ids = [int(d) for d in device_ids]
     if len(ids) != count:
-        raise MeshError(
-            "DIST0202",
-            f"{len(ids)} device ids for a mesh of {count} devices",
-            place="mesh",
-            remedy=f"Give {count} ids.",
-        )
+        problem = f"{len(ids)} device ids for a mesh of {count} devices"
+        raise MeshError("DIST0202", problem, place="mesh", remedy=f"Give {count} ids.")
     if len(set(ids)) != count or min(ids) < 0 or max(ids) > MAX_INT:
-        raise MeshError(
-            "DIST0202",
-            "a device id is negative, too large or listed twice",
-            place="mesh",
-            remedy=f"Give ids from 0 to {MAX_INT}, each once.",
-        )
+        problem = "a device id is negative, too large or listed twice"
+        remedy = f"Give ids from 0 to {MAX_INT}, each once."
+        raise MeshError("DIST0202", problem, place="mesh", remedy=remedy)
     if ids == list(range(ids[0], ids[0] + count)):
         return DeviceMesh(tuple(axes.values()), ir.Range(ids[0], ids[0] + count))
     return DeviceMesh(tuple(axes.values()), ids)
@@ -150,12 +121,9 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
         return np.arange(first, first + count, dtype=np.int64).reshape(shape)
     ids = np.array([int(d) for d in mesh.device_ids], dtype=np.int64)
     if ids.size != count or len(set(ids.tolist())) != count:
-        raise MeshError(
-            "DIST0202",
-            f"{ids.size} device ids ({len(set(ids.tolist()))} distinct) for the shape {shape}",
-            place="mesh",
-            remedy="Give each device of the mesh a unique id.",
-        )
+        problem = f"{ids.size} device ids ({len(set(ids.tolist()))} distinct) for the shape {shape}"
+        remedy = "Give each device of the mesh a unique id."
+        raise MeshError("DIST0202", problem, place="mesh", remedy=remedy)
     return ids.reshape(shape)
 
 
@@ -191,11 +159,8 @@ def axis_groups(mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
     devices = mesh_devices(mesh)
     moved = sorted({int(a) for a in axes})
     if not moved or moved[0] < 0 or moved[-1] >= devices.ndim:
-        raise MeshError(
-            "DIST0206",
-            f"mesh axes {list(axes)} of a mesh with {devices.ndim} axes",
-            remedy=f"Use axes 0 to {devices.ndim - 1}.",
-        )
+        problem = f"mesh axes {list(axes)} of a mesh with {devices.ndim} axes"
+        raise MeshError("DIST0206", problem, remedy=f"Use axes 0 to {devices.ndim - 1}.")
     rest = [a for a in range(devices.ndim) if a not in moved]
     size = math.prod(devices.shape[a] for a in moved)
     table = devices.transpose(rest + moved).reshape(-1, size)
@@ -206,11 +171,8 @@ def device_coordinates(mesh: DeviceMesh, device: int) -> tuple[int, ...]:
     """Return the coordinates of a device in the mesh."""
     where = np.argwhere(mesh_devices(mesh) == device)
     if len(where) != 1:
-        raise MeshError(
-            "DIST0206",
-            f"device {device} is not in the mesh",
-            remedy="Check the device ids of the mesh.",
-        )
+        remedy = "Check the device ids of the mesh."
+        raise MeshError("DIST0206", f"device {device} is not in the mesh", remedy=remedy)
     return tuple(int(c) for c in where[0])
 
 
@@ -226,11 +188,8 @@ def mesh_index(mod: ir.IRModule, mesh: DeviceMesh) -> int:
     for i, other in enumerate(meshes(mod)):
         if mesh_key(other) == key:
             return i
-    raise MeshError(
-        "DIST0206",
-        f"a mesh of shape {key[0]} is not among the module's global_infos",
-        remedy='Add it: mod.update_global_info("mesh", meshes).',
-    )
+    problem = f"a mesh of shape {key[0]} is not among the module's global_infos"
+    raise MeshError("DIST0206", problem, remedy='Add it: mod.update_global_info("mesh", meshes).')
 
 
 def mesh_axes(mod: ir.IRModule) -> list[list[str]]:
@@ -241,11 +200,9 @@ def mesh_axes(mod: ir.IRModule) -> list[list[str]]:
         return [[str(a) for a in range(len(mesh_shape(m)))] for m in device_meshes]
     names = [[str(n) for n in row] for row in attrs[AXES_ATTR]]
     if [len(row) for row in names] != [len(mesh_shape(m)) for m in device_meshes]:
-        raise MeshError(
-            "DIST0201",
-            f"the attribute {AXES_ATTR} is {names}, which does not fit the module's meshes",
-            remedy="Give one list of names per mesh, one name per axis.",
-        )
+        problem = f"the attribute {AXES_ATTR} is {names}, which does not fit the module's meshes"
+        remedy = "Give one list of names per mesh, one name per axis."
+        raise MeshError("DIST0201", problem, remedy=remedy)
     return names
 
 

@@ -39,9 +39,5 @@ def check_module(mod: object, place: str) -> None:
     else:
         remedy = "Give a module, such as td.load_model(MODEL).mod or the result of td.distribute."
     text = shortened(repr(mod)) if isinstance(mod, (str, Path, int, type(None))) else ""
-    raise UsageError(
-        "DIST0154",
-        f"the argument is {text or f'of type {type(mod).__name__}'}, and a module is required",
-        place=place,
-        remedy=remedy,
-    )
+    problem = f"the argument is {text or f'of type {type(mod).__name__}'}, and a module is required"
+    raise UsageError("DIST0154", problem, place=place, remedy=remedy)

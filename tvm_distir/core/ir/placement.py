@@ -59,11 +59,8 @@ def placement_text(labels: Sequence[int]) -> str:
 @functools.lru_cache(maxsize=4096)
 def _placement(labels: Labels) -> Placement:
     if any(x < R for x in labels):
-        raise MeshError(
-            "DIST0203",
-            f"partial sums have no placement text: {placement_text(labels)}",
-            remedy="Reduce the partial sums first.",
-        )
+        problem = f"partial sums have no placement text: {placement_text(labels)}"
+        raise MeshError("DIST0203", problem, remedy="Reduce the partial sums first.")
     from tvm.relax.distributed import Placement
 
     return Placement.from_text(placement_text(labels))
@@ -94,13 +91,11 @@ def check_placement(
 ) -> None:
     """Refuse labels that do not fit a mesh or a tensor (DIST0204, DIST0205)."""
     if len(labels) != len(mesh_shape):
-        raise MeshError(
-            "DIST0204",
+        problem = (
             f'the placement "{placement_text(labels)}" has {len(labels)} entries, '
-            f"the mesh {len(mesh_shape)} axes",
-            place=place,
-            remedy="Give one entry per mesh axis.",
+            f"the mesh {len(mesh_shape)} axes"
         )
+        raise MeshError("DIST0204", problem, place=place, remedy="Give one entry per mesh axis.")
     for x in labels:
         if x >= ndim:
             raise MeshError(

@@ -81,12 +81,8 @@ class Draft:
         self._kernel_class = "memory"
 
     def _fault(self, problem: str) -> PropagationError:
-        return PropagationError(
-            "DIST0403",
-            problem,
-            place=f"rule of {self.call.op}",
-            remedy="Correct the sharding rule.",
-        )
+        remedy = "Correct the sharding rule."
+        return PropagationError("DIST0403", problem, place=f"rule of {self.call.op}", remedy=remedy)
 
     def tie(
         self,

@@ -125,21 +125,15 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
     if func is not None:
         return derive_primfunc(func, shape)
     if shape.op.startswith("relax.ccl."):
-        raise PropagationError(
-            "DIST0401",
-            "it is a collective: the program is already distributed",
-            place=shape.op,
-            remedy="Give the module of a single device: td.distribute writes its collectives.",
-        )
+        problem = "it is a collective: the program is already distributed"
+        remedy = "Give the module of a single device: td.distribute writes its collectives."
+        raise PropagationError("DIST0401", problem, place=shape.op, remedy=remedy)
     registration = registration_of(shape.op)
     if registration is not None:
         return with_local_forms(call, shape, registration.write(shape).rule(), registration)
     if call.op.get_attr("FLegalize") is None:
-        raise _without_rule(
-            shape.op,
-            "it has no legalization to derive a rule from",
-            "Register a rule with register_sharding_rule.",
-        )
+        remedy = "Register a rule with register_sharding_rule."
+        raise _without_rule(shape.op, "it has no legalization to derive a rule from", remedy)
     return derive_call(call, shape)
 
 
@@ -170,12 +164,9 @@ def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
     """
     name = called_name(call)
     if not isinstance(call.op, ir.Op):
-        raise PropagationError(
-            "DIST0401",
-            "the callee is a function, not an op",
-            place=name,
-            remedy="Look up the rules of the calls inside it.",
-        )
+        problem = "the callee is a function, not an op"
+        remedy = "Look up the rules of the calls inside it."
+        raise PropagationError("DIST0401", problem, place=name, remedy=remedy)
     _forget_outdated()
     none = why_none(name)
     if none is not None and registration_of(name) is None:

@@ -123,12 +123,9 @@ def register_packed_rule(
     def keep(writer: PackedWriter) -> PackedWriter:
         for name in names:
             if name in _writers and not override:
-                raise PropagationError(
-                    "DIST0406",
-                    "the packed function already has a sharding rule",
-                    place=name,
-                    remedy="Pass override=True to replace it.",
-                )
+                problem = "the packed function already has a sharding rule"
+                remedy = "Pass override=True to replace it."
+                raise PropagationError("DIST0406", problem, place=name, remedy=remedy)
             _writers[name] = writer
         note_change()
         return writer
@@ -239,12 +236,8 @@ def packed_form(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Packe
 def _dims(name: str, ty: Any) -> Dims:
     result = static_shape(ty)
     if result is None:
-        raise PropagationError(
-            "DIST0402",
-            f"the shape of {ty} is not known",
-            place=name,
-            remedy="Give it a known shape.",
-        )
+        problem = f"the shape of {ty} is not known"
+        raise PropagationError("DIST0402", problem, place=name, remedy="Give it a known shape.")
     return result
 
 
@@ -293,12 +286,9 @@ def _factor(name: str, tie: Tie, ins: Sequence[Dims | None], outs: Sequence[Dims
             if dims is None or not dims:  # an object of which nothing is known
                 continue
             if not 0 <= dim < len(dims):
-                raise PropagationError(
-                    "DIST0403",
-                    f"it declares an equivalence of dim {dim} of shape {list(map(str, dims))}",
-                    place=f"rule of {name}",
-                    remedy="Correct the rule of the packed function.",
-                )
+                problem = f"it declares an equivalence of dim {dim} of shape {list(map(str, dims))}"
+                remedy = "Correct the rule of the packed function."
+                raise PropagationError("DIST0403", problem, place=f"rule of {name}", remedy=remedy)
             row[number] = dim
             sizes.append(dims[dim])
         rows.append(tuple(row))

@@ -55,12 +55,9 @@ class Registration:
 
 def second_rule(name: str) -> PropagationError:
     """Build the error for an op that has a rule already."""
-    return PropagationError(
-        "DIST0406",
-        "the op already has a sharding rule",
-        place=name,
-        remedy="Pass override=True to replace it.",
-    )
+    problem = "the op already has a sharding rule"
+    remedy = "Pass override=True to replace it."
+    return PropagationError("DIST0406", problem, place=name, remedy=remedy)
 
 
 @dataclass

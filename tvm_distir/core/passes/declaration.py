@@ -82,12 +82,9 @@ class PassInfo:
         values.update({key: self.options[key].make(value) for key, value in options.items()})
         for key, parameter in known.items():
             if parameter.default is REQUIRED and key not in values:
-                raise UsageError(
-                    "DIST0151",
-                    f'the option "{key}" of {name} is missing',
-                    place=f'pass "{name}"',
-                    remedy=f"Write {name}{{{key}=...}}, or add --{key}.",
-                )
+                problem = f'the option "{key}" of {name} is missing'
+                remedy = f"Write {name}{{{key}=...}}, or add --{key}."
+                raise UsageError("DIST0151", problem, place=f'pass "{name}"', remedy=remedy)
         return self.factory(**values)
 
 
@@ -122,12 +119,8 @@ def module_pass(
     levels = (takes,) if isinstance(takes, str) else tuple(takes)
     for level in (*levels, *([] if gives is None else [gives])):
         if level not in LEVELS.values():
-            raise UsageError(
-                "DIST0152",
-                f'no level "{level}"',
-                place="module_pass",
-                remedy=nearest(level, LEVELS.values()),
-            )
+            remedy = nearest(level, LEVELS.values())
+            raise UsageError("DIST0152", f'no level "{level}"', place="module_pass", remedy=remedy)
 
     def declare(factory: Callable[Options, Rewrite]) -> Callable[Options, Any]:
         title = f"{factory.__module__.partition('.')[0]}.{factory.__name__}"

@@ -44,12 +44,9 @@ def as_plan(plan: PlanLike, mod: ir.IRModule) -> Plan:
         return Plan.from_dict(plan)
     if isinstance(plan, (str, Path)):
         return Plan.load(plan)
-    raise PlanError(
-        "DIST0221",
-        f"{shortened(repr(plan))} is not a plan",
-        place="plan",
-        remedy="Give a Plan, its JSON form as a dict, or the path of its file.",
-    )
+    problem = f"{shortened(repr(plan))} is not a plan"
+    remedy = "Give a Plan, its JSON form as a dict, or the path of its file."
+    raise PlanError("DIST0221", problem, place="plan", remedy=remedy)
 
 
 def _annotated(mod: ir.IRModule) -> Plan:

@@ -33,13 +33,9 @@ def give(rules: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> No
     alike = alike and (not rule.segments or other.segments in ((), rule.segments))
     if not alike or any(None not in (old, new) and old != new for old, new in pairs):
         titles = [f'{x.title} "{labels_text(x.placement)}" on "{x.mesh}"' for x in (other, rule)]
-        raise PlanError(
-            "DIST0239",
-            f"the rules {titles[0]} and {titles[1]} contradict each other",
-            place=place,
-            remedy="Remove one of them, or name the tensor: a name takes precedence over a "
-            "pattern.",
-        )
+        problem = f"the rules {titles[0]} and {titles[1]} contradict each other"
+        remedy = "Remove one of them, or name the tensor: a name takes precedence over a pattern."
+        raise PlanError("DIST0239", problem, place=place, remedy=remedy)
     merged = tuple(old if new is None else new for old, new in pairs)
     rules[key] = replace(rule, placement=merged, segments=rule.segments or other.segments)
 

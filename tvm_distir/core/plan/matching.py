@@ -120,42 +120,28 @@ def _resolve_rule(
         for name in names
     ]
     if not any(matches):
-        raise PlanError(
-            "DIST0223",
-            f"the rule matches nothing in {' or '.join(names)}",
-            place=place,
-            remedy=_what_there_is(rule, [functions[name] for name in names], functions),
-        )
+        problem = f"the rule matches nothing in {' or '.join(names)}"
+        remedy = _what_there_is(rule, [functions[name] for name in names], functions)
+        raise PlanError("DIST0223", problem, place=place, remedy=remedy)
 
 
 def _functions_to_search(rule: PlanRule, functions: dict[str, Any], place: str) -> list[str]:
     if rule.kind == "call" and rule.name not in functions:
         private = [name for name, fn in functions.items() if is_private(fn)]
-        raise PlanError(
-            "DIST0225",
-            f'the module has no function "{rule.name}"',
-            place=place,
-            remedy=nearest(rule.name, private),
-        )
+        problem = f'the module has no function "{rule.name}"'
+        raise PlanError("DIST0225", problem, place=place, remedy=nearest(rule.name, private))
     if rule.function is not None:
         if rule.function not in functions:
-            raise PlanError(
-                "DIST0225",
-                f'the module has no function "{rule.function}"',
-                place=place,
-                remedy=nearest(rule.function, functions),
-            )
+            problem = f'the module has no function "{rule.function}"'
+            remedy = nearest(rule.function, functions)
+            raise PlanError("DIST0225", problem, place=place, remedy=remedy)
         return [rule.function]
     if MAIN in functions:
         return [MAIN]
     public = sorted(name for name, fn in functions.items() if not is_private(fn))
     if not public:
-        raise PlanError(
-            "DIST0225",
-            "the module has no public function",
-            place=place,
-            remedy='Give the entry a "global_symbol", or name a function in the rule.',
-        )
+        remedy = 'Give the entry a "global_symbol", or name a function in the rule.'
+        raise PlanError("DIST0225", "the module has no public function", place=place, remedy=remedy)
     return public
 
 
@@ -238,12 +224,9 @@ def _match_values(
     if named and not tensors:
         raise _no_tensor(rule, f"{name}/{named[0].name}", named[0].ty)
     if len(tensors) > 1 and not is_pattern(rule.name):
-        raise PlanError(
-            "DIST0224",
-            f'{len(tensors)} variables are called "{rule.name}"',
-            place=f"{name} ({rule.title})",
-            remedy=f'Rename them, or select all of them with the pattern "{rule.name}*".',
-        )
+        problem = f'{len(tensors)} variables are called "{rule.name}"'
+        remedy = f'Rename them, or select all of them with the pattern "{rule.name}*".'
+        raise PlanError("DIST0224", problem, place=f"{name} ({rule.title})", remedy=remedy)
     for var in tensors:
         check(var.ty, f"{name}/{var.name}")
         give(targets.values, var, rule, f"{name}/{var.name}")
@@ -291,12 +274,8 @@ def _match_calls(
 def _no_tensor(
     rule: PlanRule, place: str, ty: Any, remedy: str = "Name the tensors that it contains."
 ) -> PlanError:
-    return PlanError(
-        "DIST0224",
-        f"the rule {rule.title} selects a value of type {ty}, which is not a tensor",
-        place=place,
-        remedy=remedy,
-    )
+    problem = f"the rule {rule.title} selects a value of type {ty}, which is not a tensor"
+    return PlanError("DIST0224", problem, place=place, remedy=remedy)
 
 
 def _check_fit(rule: PlanRule, mesh: MeshSpec, ty: Any, place: str) -> None:

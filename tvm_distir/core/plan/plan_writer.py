@@ -116,9 +116,6 @@ def save_plan(data: Mapping[str, Any], path: str | Path) -> None:
     try:
         write_whole(target, text)
     except OSError as error:
-        raise PlanError(
-            "DIST0227",
-            f"cannot write the plan: {error.strerror or error}",
-            place=str(target),
-            remedy="Choose a folder that exists and can be written.",
-        ) from error
+        problem = f"cannot write the plan: {error.strerror or error}"
+        remedy = "Choose a folder that exists and can be written."
+        raise PlanError("DIST0227", problem, place=str(target), remedy=remedy) from error

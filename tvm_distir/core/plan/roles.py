@@ -54,12 +54,8 @@ def data_positions(fn: relax.Function, name: str = MAIN) -> list[int]:
         positions = []
         for role in attrs[INPUTS_ATTR]:
             if plain_name(str(role)) not in plain:
-                raise PlanError(
-                    "DIST0233",
-                    f'the attribute {INPUTS_ATTR} names "{role}", which is not a parameter',
-                    place=name,
-                    remedy="Correct the attribute.",
-                )
+                problem = f'the attribute {INPUTS_ATTR} names "{role}", which is not a parameter'
+                raise PlanError("DIST0233", problem, place=name, remedy="Correct the attribute.")
             positions.append(plain.index(plain_name(str(role))))
         return sorted(positions)
     if NUM_INPUT_ATTR in attrs:

@@ -86,12 +86,8 @@ class MeshSpec:
         place = f'mesh "{self.name}"'
         axes = getattr(self.axes, "shape", self.axes)  # the shape of a mesh of JAX is a mapping
         if not isinstance(axes, Mapping):
-            raise MeshError(
-                "DIST0201",
-                f"the axes are {self.axes!r}",
-                place=place,
-                remedy='Give names and sizes: {"dp": 2, "tp": 4}.',
-            )
+            remedy = 'Give names and sizes: {"dp": 2, "tp": 4}.'
+            raise MeshError("DIST0201", f"the axes are {self.axes!r}", place=place, remedy=remedy)
         check_axes(axes, place)
         object.__setattr__(self, "axes", dict(axes))
         try:
@@ -255,23 +251,17 @@ def find_mesh(meshes: Sequence[MeshSpec], name: str, place: str) -> MeshSpec:
     for mesh in meshes:
         if mesh.name == name:
             return mesh
-    raise MeshError(
-        "DIST0206",
-        f'there is no mesh "{name}"',
-        place=place,
-        remedy=nearest(name, [mesh.name for mesh in meshes]),
-    )
+    remedy = nearest(name, [mesh.name for mesh in meshes])
+    raise MeshError("DIST0206", f'there is no mesh "{name}"', place=place, remedy=remedy)
 
 
 def check_rule(rule: PlanRule, meshes: Sequence[MeshSpec], place: str) -> None:
     """Refuse a rule for an unknown mesh (DIST0206), or a placement of another length (DIST0204)."""
     mesh = find_mesh(meshes, rule.mesh, place)
     if len(rule.placement) != len(mesh.axes):
-        raise MeshError(
-            "DIST0204",
+        problem = (
             f'the placement "{labels_text(rule.placement)}" has {len(rule.placement)} '
             f'entries, the mesh "{mesh.name}" has {len(mesh.axes)} axes '
-            f"({', '.join(mesh.axis_names)})",
-            place=place,
-            remedy="Give one entry per mesh axis.",
+            f"({', '.join(mesh.axis_names)})"
         )
+        raise MeshError("DIST0204", problem, place=place, remedy="Give one entry per mesh axis.")

@@ -48,12 +48,8 @@ def propagate(
         DIST04xx: an op without a rule, recursion, a stationary placement that no op can use.
     """
     if not meshes(mod):
-        raise PropagationError(
-            "DIST0409",
-            "the module has no mesh",
-            place="module",
-            remedy="Run AnnotateSharding(plan), or set global_infos (mesh).",
-        )
+        remedy = "Run AnnotateSharding(plan), or set global_infos (mesh)."
+        raise PropagationError("DIST0409", "the module has no mesh", place="module", remedy=remedy)
     with gc_paused():
         propagator = Propagator(mod, costs or Costs(), complete)
         decision = _shared(propagator, propagator.run())

@@ -102,12 +102,9 @@ def check_sizes(dims: Mapping[str, Any], place: str) -> None:
     """Refuse (ModelError DIST0313) sizes that are no positive integers."""
     for name, size in dims.items():
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_INT:
-            raise ModelError(
-                "DIST0313",
-                f"{name}={size!r} is not a size",
-                place=place,
-                remedy=f"Give a positive integer of at most {MAX_INT}.",
-            )
+            problem = f"{name}={size!r} is not a size"
+            remedy = f"Give a positive integer of at most {MAX_INT}."
+            raise ModelError("DIST0313", problem, place=place, remedy=remedy)
 
 
 def unknown_dim(name: str, known: list[str], place: str) -> ModelError:
@@ -157,13 +154,11 @@ def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
     parts = _parts_of_dims(mod)
     for name, count in parts.items():
         if dims.get(name, 0) % count:
-            raise ModelError(
-                "DIST0313",
-                f"{name}={dims[name]} cannot be divided into {count} equal parts",
-                place="module",
-                remedy=f"Give a multiple of {count}, or bind the dims before the module is "
-                "distributed.",
+            problem = f"{name}={dims[name]} cannot be divided into {count} equal parts"
+            remedy = (
+                f"Give a multiple of {count}, or bind the dims before the module is distributed."
             )
+            raise ModelError("DIST0313", problem, place="module", remedy=remedy)
     bound = _Binder(mod).run({name: size // parts.get(name, 1) for name, size in dims.items()})
     return _with_sizes_of_ports(bound, dims) if parts else bound
 
@@ -187,12 +182,9 @@ def _with_sizes_of_ports(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModu
         io = dict(fn.attrs[IO_ATTR].items())
         left = {name: count for name, count in io.pop("dims").items() if str(name) not in dims}
         if left:
-            raise ModelError(
-                "DIST0313",
-                f"{', '.join(map(str, left))} would stay without a size",
-                place=str(gv.name_hint),
-                remedy="Give the sizes of all dims of a distributed module.",
-            )
+            problem = f"{', '.join(map(str, left))} would stay without a size"
+            remedy = "Give the sizes of all dims of a distributed module."
+            raise ModelError("DIST0313", problem, place=str(gv.name_hint), remedy=remedy)
         for side in ("inputs", "outputs"):
             ports = [dict(port.items()) for port in io[side]]
             for port in ports:

@@ -65,19 +65,15 @@ def entry_of(mod: ir.IRModule) -> str:
 def no_single_entry(names: Iterable[str]) -> ModelError:
     """Return the error DIST0341, which lists the functions to choose from."""
     candidates = sorted(names)
-    return ModelError(
-        "DIST0341",
-        f'the module has no function "{MAIN}"'
-        + (
-            f", and several others: {', '.join(candidates)}"
-            if candidates
-            else ", nor any public one"
-        ),
-        place="module",
-        remedy="Choose one with --entry NAME (in Python, entry=)."
-        if candidates
-        else f"Rename the entry function to {MAIN}.",
+    problem = f'the module has no function "{MAIN}"' + (
+        f", and several others: {', '.join(candidates)}" if candidates else ", nor any public one"
     )
+    remedy = (
+        "Choose one with --entry NAME (in Python, entry=)."
+        if candidates
+        else f"Rename the entry function to {MAIN}."
+    )
+    return ModelError("DIST0341", problem, place="module", remedy=remedy)
 
 
 def keep_entry(mod: ir.IRModule, entry: str | None) -> ir.IRModule:
@@ -100,12 +96,9 @@ def keep_entry(mod: ir.IRModule, entry: str | None) -> ir.IRModule:
     public = public_functions(mod)
     entries = {name for name in public if entry in (name, entry_family(name))}
     if not entries:
-        raise ModelError(
-            "DIST0341",
-            f'the module has no public function "{entry}"',
-            place="entry",
-            remedy=f"{nearest(entry, public)} It has: {', '.join(public) or 'none'}.",
-        )
+        problem = f'the module has no public function "{entry}"'
+        remedy = f"{nearest(entry, public)} It has: {', '.join(public) or 'none'}."
+        raise ModelError("DIST0341", problem, place="entry", remedy=remedy)
     functions = reached_from(mod, sorted(entries))
     kept_mod = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
     return inner_made_private(kept_mod)

@@ -151,12 +151,8 @@ def callees_first(
                     state[name] = 2
                     order.append(name)
             elif state.get(callee) == 1:
-                raise LoweringError(
-                    "DIST0504",
-                    f'"{name}" and "{callee}" call each other recursively',
-                    place=name,
-                    remedy="Remove the recursion.",
-                )
+                problem = f'"{name}" and "{callee}" call each other recursively'
+                raise LoweringError("DIST0504", problem, place=name, remedy="Remove the recursion.")
             else:
                 state[callee] = 1
                 stack.append((callee, iter(calls[callee])))

@@ -109,9 +109,6 @@ def specialise_kernel(kernel: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.P
 
 def contradiction(place: str, subject: str, size: int, other: int) -> ModelError:
     """Return the error (DIST0313) for a dim that would have two sizes."""
-    return ModelError(
-        "DIST0313",
-        f"{subject} would be {size} and {other}",
-        place=place,
-        remedy="Give the variables consistent sizes.",
-    )
+    problem = f"{subject} would be {size} and {other}"
+    remedy = "Give the variables consistent sizes."
+    return ModelError("DIST0313", problem, place=place, remedy=remedy)

@@ -114,12 +114,9 @@ def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
         return plan
     pipeline = Pipeline.of(mod)
     if pipeline is None or not pipeline.schedule.meshes:
-        raise PlanError(
-            "DIST0237",
-            f"{len(plan.meshes)} meshes, and no schedule that names a mesh for each rank",
-            place="label",
-            remedy='Create a pipelined step whose schedule has "meshes".',
-        )
+        problem = f"{len(plan.meshes)} meshes, and no schedule that names a mesh for each rank"
+        remedy = 'Create a pipelined step whose schedule has "meshes".'
+        raise PlanError("DIST0237", problem, place="label", remedy=remedy)
     rules = {}
     for rank, stage in zip(pipeline.schedule.rank_of, pipeline.stages, strict=True):
         mesh = plan.mesh(pipeline.schedule.meshes[rank], "schedule")

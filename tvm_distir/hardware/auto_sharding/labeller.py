@@ -142,12 +142,9 @@ class Labeller:
             DIST0237 where a function has several meshes.
         """
         if not 0 <= hidden < 1:
-            raise UsageError(
-                "DIST0151",
-                f"the overlapped share of communication is {hidden}",
-                place="label",
-                remedy="Give a number from 0 to below 1.",
-            )
+            problem = f"the overlapped share of communication is {hidden}"
+            remedy = "Give a number from 0 to below 1."
+            raise UsageError("DIST0151", problem, place="label", remedy=remedy)
         prices, bound, peak = dict[str, int](), 0, 0
         for name in self.module.entries:
             search = self._search(name, hidden, gap)

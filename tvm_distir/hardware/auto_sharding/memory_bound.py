@@ -315,12 +315,9 @@ class MemorySearch:
         known = f"at least {_gib(least_bytes)} are needed at the same time"
         if least_bytes <= self.limit:
             known, least_bytes = "no placement that was found fits", 0
-        error = TooLargeError(
-            "DIST0801",
-            f"{known}, and {_gib(self.limit)} are allowed",
-            place=self.place,
-            remedy="Use more devices, a smaller batch, or recomputation.",
-        )
+        problem = f"{known}, and {_gib(self.limit)} are allowed"
+        remedy = "Use more devices, a smaller batch, or recomputation."
+        error = TooLargeError("DIST0801", problem, place=self.place, remedy=remedy)
         error.least_bytes, error.whole_bytes = least_bytes, self.keeper.whole_bytes
         return error
 

@@ -120,10 +120,7 @@ def picoseconds(time_s: float, place: str = "") -> int:
         DIST0721 for what is not finite or does not fit.
     """
     if not math.isfinite(time_s) or not 0 <= time_s <= _LARGEST_S:
-        raise SimulationError(
-            "DIST0721",
-            f"it would take {time_s:.3g} s",
-            place=place,
-            remedy="Check the numbers of the system and the sizes of the program.",
-        )
+        problem = f"it would take {time_s:.3g} s"
+        remedy = "Check the numbers of the system and the sizes of the program."
+        raise SimulationError("DIST0721", problem, place=place, remedy=remedy)
     return round(time_s * PICOSECONDS)

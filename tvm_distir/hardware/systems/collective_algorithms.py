@@ -143,12 +143,9 @@ def algorithm_named(name: str) -> CollectiveAlgorithm:
         DIST0114 another package offers it, and it is no such class or cannot be loaded.
     """
     if name not in ALGORITHMS:
-        raise HardwareError(
-            "DIST0703",
-            f'there is no algorithm "{name}" of collectives',
-            place="intra_node.curves",
-            remedy=nearest(name, ALGORITHMS.names()),
-        )
+        problem = f'there is no algorithm "{name}" of collectives'
+        remedy = nearest(name, ALGORITHMS.names())
+        raise HardwareError("DIST0703", problem, place="intra_node.curves", remedy=remedy)
     target: Any = ALGORITHMS.load(name)
     if name in ALGORITHMS.builtin:
         algorithm: CollectiveAlgorithm = target()

@@ -94,10 +94,8 @@ def _check_tables(tables: tuple[_TableRows, ...]) -> tuple[_TableRows, ...]:
     for table in tables:
         lengths = {len(row) for row in table.rows}
         if lengths != {COLUMNS[table.kernel] + 1}:
-            raise InvalidValue(
-                f"a row of {table.kernel} has {sorted(lengths)} numbers",
-                f"Give {COLUMNS[table.kernel]} sizes and the microseconds in each row.",
-            )
+            remedy = f"Give {COLUMNS[table.kernel]} sizes and the microseconds in each row."
+            raise InvalidValue(f"a row of {table.kernel} has {sorted(lengths)} numbers", remedy)
     return tables
 
 

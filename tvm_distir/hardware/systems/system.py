@@ -134,12 +134,9 @@ class System(Displayed):
         if isinstance(system, (str, Path)):
             return System.load(system)
         if not isinstance(system, System):
-            raise UsageError(
-                "DIST0155",
-                f"the argument is of type {type(system).__name__}, and a system is required",
-                place="system",
-                remedy='Give a System, or the name or path of one, such as "h100".',
-            )
+            problem = f"the argument is of type {type(system).__name__}, and a system is required"
+            remedy = 'Give a System, or the name or path of one, such as "h100".'
+            raise UsageError("DIST0155", problem, place="system", remedy=remedy)
         return system
 
     @staticmethod
@@ -163,12 +160,9 @@ class System(Displayed):
         price: Any = price_per_device_hour_usd
         is_number = isinstance(price, Real) and not isinstance(price, bool)
         if not is_number or not 0 < float(price) < math.inf:
-            raise UsageError(
-                "DIST0152",
-                f"{price!r} is not a positive number of dollars",
-                place="price",
-                remedy="Give the price of a device and an hour, such as 2.5.",
-            )
+            problem = f"{price!r} is not a positive number of dollars"
+            remedy = "Give the price of a device and an hour, such as 2.5."
+            raise UsageError("DIST0152", problem, place="price", remedy=remedy)
         return replace(self, device=replace(self.device, price_per_hour=float(price)))
 
     def _headline(self) -> str:

@@ -73,12 +73,9 @@ def _starter(kind: str) -> Callable[..., ir.Call]:
 def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call, Any], Any]:
     def check(call: ir.Call, builder: Any) -> Any:
         if len(call.args) != 1 or not isinstance(call.args[0].ty, relax.TensorType):
-            raise MeshError(
-                "DIST0207",
-                "its operand is not a single local tensor",
-                place=f"R.dist.{name}",
-                remedy="Split collectives at level 5, with SplitCollectives.",
-            )
+            problem = "its operand is not a single local tensor"
+            remedy = "Split collectives at level 5, with SplitCollectives."
+            raise MeshError("DIST0207", problem, place=f"R.dist.{name}", remedy=remedy)
         return infer(call, builder)
 
     return check

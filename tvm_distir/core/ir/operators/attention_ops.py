@@ -210,11 +210,8 @@ def _checked(call: ir.Call) -> list[Any]:
     tensors, bias, shift = attention_operands(call)
     q, k, v = (list(x.ty.shape) for x in tensors[:3])
     if any(len(shape) != _RANK for shape in (q, k, v)):
-        raise _fault(
-            call,
-            "queries, keys or values without four dims",
-            "Use (batch, positions, heads, width).",
-        )
+        remedy = "Use (batch, positions, heads, width)."
+        raise _fault(call, "queries, keys or values without four dims", remedy)
     pairs = [(q[0], k[0]), (q[0], v[0]), (k[1], v[1]), (k[2], v[2]), (q[3], k[3])]
     if not all(_same(a, b) for a, b in pairs):
         problem = f"the shapes {q}, {k} and {v} do not fit"

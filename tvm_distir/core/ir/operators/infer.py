@@ -80,11 +80,8 @@ def _change(call: ir.Call, old: int, new: int, anywhere: bool) -> DTensorType:
         raise _refuse(call, f"dim {old} is both concatenated and split", "Name two different dims.")
     for axis in axes:
         if labels[axis] != old:
-            raise _refuse(
-                call,
-                f"the operand is placed {ty.placement} along mesh axis {axis}",
-                "Redistribute it to the placement that the op requires.",
-            )
+            problem = f"the operand is placed {ty.placement} along mesh axis {axis}"
+            raise _refuse(call, problem, "Redistribute it to the placement that the op requires.")
     rest = tuple(R if a in axes else x for a, x in enumerate(labels))
     for dim in (old, new):
         if dim != R and not anywhere:
@@ -142,11 +139,8 @@ def _reduced(call: ir.Call, _: Any) -> Any:
     ty = _operand(call)
     for axis in _axes(call):
         if isinstance(ty, DTensorType) and labels_of(ty.placement)[axis] != R:
-            raise _refuse(
-                call,
-                f"the operand is sharded along mesh axis {axis} ({ty.placement})",
-                "Reduce along mesh axes that do not shard the operand.",
-            )
+            problem = f"the operand is sharded along mesh axis {axis} ({ty.placement})"
+            raise _refuse(call, problem, "Reduce along mesh axes that do not shard the operand.")
     if str(call.attrs["op"]) not in ("sum", "prod", "min", "max"):
         raise _refuse(call, f"reduction {call.attrs['op']!r}", "Use sum, prod, min or max.")
     return ty

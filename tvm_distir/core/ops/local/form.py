@@ -81,11 +81,9 @@ def _cut(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any], counts: dict[
         try:
             func = cut_prim_func(mod[target], counts)
         except NotUnderstood as error:
-            raise cx.fault(
-                "DIST0508",
-                f"the PrimFunc cannot be specialized to a shard: {error}",
-                "Distribute before LegalizeOps, or replicate its operands.",
-            ) from error
+            problem = f"the PrimFunc cannot be specialized to a shard: {error}"
+            remedy = "Distribute before LegalizeOps, or replicate its operands."
+            raise cx.fault("DIST0508", problem, remedy) from error
         used_names = {str(gv.name_hint) for gv in mod.functions}
         used_names |= {str(gv.name_hint) for gv, _ in kernels.values()}
         number = 1

@@ -60,11 +60,8 @@ def _divided(call: Any, count: int, place: str) -> ir.Call:
     for number in HEAD_ARGUMENTS[packed_name(call)]:
         heads = int(args[skipped + number])
         if heads % count:
-            raise PlanError(
-                "DIST0234",
-                f"the number of heads {heads} is not divisible by {count} devices",
-                place=place,
-                remedy="Choose a size of the mesh axis that divides the heads.",
-            )
+            problem = f"the number of heads {heads} is not divisible by {count} devices"
+            remedy = "Choose a size of the mesh axis that divides the heads."
+            raise PlanError("DIST0234", problem, place=place, remedy=remedy)
         args[skipped + number] = tirx.IntImm(args[skipped + number].ty.dtype, heads // count)
     return rebuild(call, call.op, args, call.ty)

@@ -201,12 +201,9 @@ def _segments(fn: Any, place: str, plan: Plan, position: int, rule: PlanRule) ->
     parts = math.prod(mesh.shape[axis] for axis in axes)
     broken = [size for size in rule.segments if size % parts]
     if broken:
-        raise PlanError(
-            "DIST0234",
-            f"the segment of {broken[0]} rows is not divisible by {parts} devices",
-            place=place,
-            remedy="Choose a size of the mesh axis that divides every segment.",
-        )
+        problem = f"the segment of {broken[0]} rows is not divisible by {parts} devices"
+        remedy = "Choose a size of the mesh axis that divides every segment."
+        raise PlanError("DIST0234", problem, place=place, remedy=remedy)
     return Segments(dims[0], rule.segments, parts) if parts > 1 else None
 
 

@@ -131,13 +131,8 @@ class Moves:
         source = value.args[0]
         if source in values.sources:
             if op != "sum":
-                raise values.fault(
-                    "DIST0504",
-                    f'a redistribute cannot produce partial results of "{op}"',
-                    var,
-                    value,
-                    "Use the op sum.",
-                )
+                problem = f'a redistribute cannot produce partial results of "{op}"'
+                raise values.fault("DIST0504", problem, var, value, "Use the op sum.")
             self._move(var, values.sources[source], axes)
             return
         if isinstance(source, ir.GenericConst):

@@ -115,13 +115,9 @@ class Bindings:
         elif type(op) is ir.Op:
             self.op_calls.lower(var, value, like)
         elif is_call:
-            raise self.values.fault(
-                "DIST0506",
-                "its effect on shards is unknown",
-                var,
-                value,
-                "Call a Relax op or a PrimFunc instead.",
-            )
+            problem = "its effect on shards is unknown"
+            remedy = "Call a Relax op or a PrimFunc instead."
+            raise self.values.fault("DIST0506", problem, var, value, remedy)
         elif type(value) is relax.TupleGetItem:
             numbers = self._leaves.of(value)
             terms = [self.values.terms_of(value.tuple_value, i) for i in numbers]

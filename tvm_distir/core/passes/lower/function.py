@@ -149,11 +149,9 @@ class LocalFunction:
             self._object_param(position, param)
             return
         if not is_tensors(param.ty):
+            problem = f"an input has the type {param.ty}"
             raise LoweringError(
-                "DIST0504",
-                f"an input has the type {param.ty}",
-                place=f"{values.name}/{param.name}",
-                remedy=TENSORS_ONLY,
+                "DIST0504", problem, place=f"{values.name}/{param.name}", remedy=TENSORS_ONLY
             )
 
         whole = param.ty
@@ -242,12 +240,9 @@ class LocalFunction:
                 continue
             if not isinstance(ty, DTensorType):
                 values.local_type(ty, values.name)
-                raise LoweringError(
-                    "DIST0504",
-                    f"result {index} is of type {ty}, which has no global value",
-                    place=values.name,
-                    remedy="Return tensors, static shapes, or objects of each device.",
-                )
+                problem = f"result {index} is of type {ty}, which has no global value"
+                remedy = "Return tensors, static shapes, or objects of each device."
+                raise LoweringError("DIST0504", problem, place=values.name, remedy=remedy)
             if values.context.mesh_number(ty.device_mesh) != values.number:
                 continue
             value = values.local(whole)
@@ -274,12 +269,8 @@ class LocalFunction:
                 )
                 return self._item(part, number) if isinstance(part_ty, relax.TupleType) else part
             number -= count
-        raise LoweringError(
-            "DIST0504",
-            "a result is not a tensor",
-            place=values.name,
-            remedy="Return tensors.",
-        )
+        problem = "a result is not a tensor"
+        raise LoweringError("DIST0504", problem, place=values.name, remedy="Return tensors.")
 
     def _open_tuples(self, expr: Any) -> list[tuple[Any, int, Any]]:
         """Return the leaves of a result, tuples that span meshes opened."""

@@ -63,12 +63,9 @@ class _Lowering:
     def _spread(self, value: Any, ty: Any) -> Any:
         sizes = mesh_shape(ty.device_mesh)
         if len(sizes) != 1:
-            raise LoweringError(
-                "DIST0504",
-                f"TVM's local view supports only 1-D meshes, not {sizes}",
-                place=self.name,
-                remedy="Do not run LowerGlobalViewToLocalView; LowerDistIR does not require it.",
-            )
+            problem = f"TVM's local view supports only 1-D meshes, not {sizes}"
+            remedy = "Do not run LowerGlobalViewToLocalView; LowerDistIR does not require it."
+            raise LoweringError("DIST0504", problem, place=self.name, remedy=remedy)
         (label,) = labels_of(ty.placement)
         if not isinstance(value, ir.Var):
             value = self.writer.emit(value, "item")
@@ -102,12 +99,9 @@ class _Lowering:
             op = ir.Op.get("relax.call_tir")
             return ir.Call(op, args, value.attrs, [_shard_type(var.ty, place)])
         if str(getattr(value.op, "name", "")) == "relax.call_tir":
-            raise LoweringError(
-                "DIST0504",
-                "a call_tir is in global view",
-                place=place,
-                remedy="Run LowerGlobalViewToLocalView first.",
-            )
+            problem = "a call_tir is in global view"
+            remedy = "Run LowerGlobalViewToLocalView first."
+            raise LoweringError("DIST0504", problem, place=place, remedy=remedy)
         if name == "reshape":
             return relax.op.reshape(args[0], _shard_type(var.ty, place).shape)
         return rebuild(value, value.op, args)

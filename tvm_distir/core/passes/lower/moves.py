@@ -69,14 +69,12 @@ class LocalMoves:
             axes = list(call_axes(value))
             known = dict(terms)
             if any(known.get(a) != str(attrs["op"]) for a in axes):
-                raise values.fault(
-                    "DIST0503",
+                problem = (
                     f"it reduces ({attrs['op']}) along the mesh axes {axes}, where its operand "
-                    f"is {'partial: ' + str(terms) if terms else 'reduced'}",
-                    var,
-                    value,
-                    "Reduce each partial axis once, with its own op.",
+                    f"is {'partial: ' + str(terms) if terms else 'reduced'}"
                 )
+                remedy = "Reduce each partial axis once, with its own op."
+                raise values.fault("DIST0503", problem, var, value, remedy)
             terms = without(terms, axes)
         elif kind == "partial":
             axes = [int(a) for a in attrs["mesh_axes"]]

@@ -75,13 +75,9 @@ class OpCalls:
                 type(ty) is DTensorType
                 and values.context.mesh_number(ty.device_mesh) != values.number
             ):
-                raise values.fault(
-                    "DIST0503",
-                    "an operand is on another mesh than the result",
-                    var,
-                    value,
-                    "Redistribute it to the mesh of the result.",
-                )
+                problem = "an operand is on another mesh than the result"
+                remedy = "Redistribute it to the mesh of the result."
+                raise values.fault("DIST0503", problem, var, value, remedy)
             at = number if type(expr.ty) is relax.TupleType else None
             layout = values.shard_of(ty, place)
             ins.append(Operand(values.local(expr), at, layout, values.zero_of(expr, number)))
@@ -115,11 +111,8 @@ class OpCalls:
         """Return the error about a local form that computes with sizes."""
         extents = [shard.whole[dim] for shard in shards for dim in shard.symbolic_dims]
         names = list(dict.fromkeys(str(v.name) for n in extents for v in symbols(n)))
-        return cx.fault(
-            "DIST0502",
-            f"on shards, the op computes with the sizes of {', '.join(names)}",
-            dims_remedy(names),
-        )
+        problem = f"on shards, the op computes with the sizes of {', '.join(names)}"
+        return cx.fault("DIST0502", problem, dims_remedy(names))
 
     def _normalized(self, local: Any, var: Any, value: Any) -> Any:
         values = self.values
@@ -131,14 +124,12 @@ class OpCalls:
             raise
         except Exception as error:
             lines = [x for x in str(error).strip().splitlines() if x.strip()]
-            raise values.fault(
-                "DIST0505",
+            problem = (
                 "the op cannot be applied to shards: "
-                f"{lines[-1].strip() if lines else type(error).__name__}",
-                var,
-                value,
-                "Replicate its operands, or register its rule with a local form.",
-            ) from error
+                f"{lines[-1].strip() if lines else type(error).__name__}"
+            )
+            remedy = "Replicate its operands, or register its rule with a local form."
+            raise values.fault("DIST0505", problem, var, value, remedy) from error
 
     def _handed(self, var: Any, value: ir.Call, form: Any, operands: Sequence[Any]) -> Terms:
         """Return the terms that the call carries; everything unfinished must be carried."""

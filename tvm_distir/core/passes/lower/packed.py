@@ -61,12 +61,9 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     def shard(ty: Any) -> Shard:
         layout = values.shard_of(ty, place)
         if layout.padded_dims:
-            raise LoweringError(
-                "DIST0507",
-                f"a packed function would read the padding of dim {layout.padded_dims[0]}",
-                place=place,
-                remedy="Shard a dim whose size the mesh axis divides.",
-            )
+            problem = f"a packed function would read the padding of dim {layout.padded_dims[0]}"
+            remedy = "Shard a dim whose size the mesh axis divides."
+            raise LoweringError("DIST0507", problem, place=place, remedy=remedy)
         return layout
 
     for _, _, ty in operands:
@@ -100,12 +97,9 @@ def _check_parts(parts: int, ty: Any, shard: Callable[[Any], Shard], place: str)
     """Refuse (PropagationError DIST0405) heads that are not divided as they are interleaved."""
     count = shard(ty).counts[1] if isinstance(ty, DTensorType) else 1
     if count != parts:
-        raise PropagationError(
-            "DIST0405",
-            f"its heads are interleaved for {parts} devices, and divided among {count}",
-            place=place,
-            remedy="Shard the fused weights along the mesh axes that divide the heads alone.",
-        )
+        problem = f"its heads are interleaved for {parts} devices, and divided among {count}"
+        remedy = "Shard the fused weights along the mesh axes that divide the heads alone."
+        raise PropagationError("DIST0405", problem, place=place, remedy=remedy)
 
 
 def _counts(ty: Any) -> bool:

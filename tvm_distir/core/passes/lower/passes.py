@@ -89,12 +89,9 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
     if has_local_view(members):
         return lower_local_view(mod)
     if not any(has_dtensor(member.fn) for member in members):
-        raise LevelError(
-            "DIST0451",
-            "the module contains no DTensor",
-            place="LowerDistIR",
-            remedy="Run PropagateSharding and LegalizeRedistribute first.",
-        )
+        problem = "the module contains no DTensor"
+        remedy = "Run PropagateSharding and LegalizeRedistribute first."
+        raise LevelError("DIST0451", problem, place="LowerDistIR", remedy=remedy)
     dims: dict[str, Dims] = {}
     if has_symbolic_dims(mod):
         mod, dims = write_divisible_dims(mod)
@@ -103,12 +100,9 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
     mixed = _mixed(members, context)
     for name in mixed:
         if branch_of(mod[name]):
-            raise LoweringError(
-                "DIST0504",
-                "a branch of an If uses several meshes: one mesh would decide for the other",
-                place=name,
-                remedy="Place the entire branch on a single mesh.",
-            )
+            problem = "a branch of an If uses several meshes: one mesh would decide for the other"
+            remedy = "Place the entire branch on a single mesh."
+            raise LoweringError("DIST0504", problem, place=name, remedy=remedy)
     if mixed:
         mod = inline_functions(mod, [(m.gv, m.fn) for m in members], mixed)
         members, context = read_module(mod), _context(mod)

@@ -95,11 +95,9 @@ class Context:
                 return number
         key = mesh_key(mesh)
         if key not in self.keys:
-            raise LoweringError(
-                "DIST0503",
-                f"a mesh of shape {key[0]} is not among the module's global_infos",
-                remedy='Add it: mod.update_global_info("mesh", meshes).',
-            )
+            problem = f"a mesh of shape {key[0]} is not among the module's global_infos"
+            remedy = 'Add it: mod.update_global_info("mesh", meshes).'
+            raise LoweringError("DIST0503", problem, remedy=remedy)
         self.known.append((mesh.__chandle__(), self.keys.index(key)))
         return self.known[-1][1]
 
@@ -152,24 +150,15 @@ class LocalValues(RewrittenValues):
 
     def level_fault(self, problem: str, var: Any, value: Any) -> LevelError:
         """Return the error about a module that is not at level 4."""
-        return LevelError(
-            "DIST0451",
-            problem,
-            place=place_of(self.name, var, value),
-            remedy="Run LegalizeRedistribute first.",
-        )
+        remedy = "Run LegalizeRedistribute first."
+        return LevelError("DIST0451", problem, place=place_of(self.name, var, value), remedy=remedy)
 
     def expect(self, ty: Any, expected: Sequence[Shard], var: Any, value: Any) -> None:
         """Refuse (DIST0505) a local form of another type than the binding's shards have."""
         wrong = expected_mismatch(ty, expected)
         if wrong:
-            raise self.fault(
-                "DIST0505",
-                wrong,
-                var,
-                value,
-                "Replicate its operands, or register its rule with a local form.",
-            )
+            remedy = "Replicate its operands, or register its rule with a local form."
+            raise self.fault("DIST0505", wrong, var, value, remedy)
 
     def shard_of(self, ty: Any, place: str) -> Shard:
         """Return the shard of a level-4 tensor type on this mesh."""
@@ -178,12 +167,9 @@ class LocalValues(RewrittenValues):
             return cached[1]
         shape = static_shape(ty)
         if shape is None:
-            raise LoweringError(
-                "DIST0502",
-                "the shape is not known before the run",
-                place=place,
-                remedy="Give it a shape, of symbolic dims where sizes differ between runs.",
-            )
+            problem = "the shape is not known before the run"
+            remedy = "Give it a shape, of symbolic dims where sizes differ between runs."
+            raise LoweringError("DIST0502", problem, place=place, remedy=remedy)
         if isinstance(ty, DTensorType):
             labels, dtype = labels_of(ty.placement), str(ty.tensor_ty.dtype)
         else:
@@ -200,12 +186,9 @@ class LocalValues(RewrittenValues):
             layout = self.shard_of(ty, place)
             return relax.TensorType(list(layout.local), ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
         if isinstance(ty, relax.TensorType):
-            raise LevelError(
-                "DIST0451",
-                f"a plain {ty} occurs among DTensors",
-                place=place,
-                remedy="Run PropagateSharding first: every tensor must have a mesh.",
-            )
+            problem = f"a plain {ty} occurs among DTensors"
+            remedy = "Run PropagateSharding first: every tensor must have a mesh."
+            raise LevelError("DIST0451", problem, place=place, remedy=remedy)
         return ty
 
     # -- variables
@@ -276,12 +259,9 @@ class LocalValues(RewrittenValues):
         """Return the local form of a constant: itself, or my slice of it."""
         shape = static_shape(expr.ty)
         if shape is None:
-            raise LoweringError(
-                "DIST0502",
-                "a constant has an unknown shape",
-                place=self.name,
-                remedy="Give it a known shape.",
-            )
+            problem = "a constant has an unknown shape"
+            remedy = "Give it a known shape."
+            raise LoweringError("DIST0502", problem, place=self.name, remedy=remedy)
         cut = tuple(x if x >= 0 and self.sizes[a] > 1 else R for a, x in enumerate(labels))
         key = (handle(expr), cut)
         if key not in self.constants:
@@ -329,9 +309,6 @@ class LocalValues(RewrittenValues):
             return cached
         if var in self.tuples:
             return self.local(relax.Tuple(self.tuples[var]))
-        raise LoweringError(
-            "DIST0503",
-            f'"{var.name}" is on another mesh than its reader',
-            place=self.name,
-            remedy="Redistribute it to the reader's mesh.",
-        )
+        problem = f'"{var.name}" is on another mesh than its reader'
+        remedy = "Redistribute it to the reader's mesh."
+        raise LoweringError("DIST0503", problem, place=self.name, remedy=remedy)

@@ -45,18 +45,13 @@ def check_units(
         for unit in order:
             if unit in seen or unit not in expected:
                 fault = "occurs twice" if unit in seen else "does not belong to this rank"
-                raise unfit(
-                    f"the unit {list(unit)} {fault}",
-                    "Run every phase of every micro-batch once.",
-                    f"schedule/units/{rank}",
-                )
+                remedy = "Run every phase of every micro-batch once."
+                raise unfit(f"the unit {list(unit)} {fault}", remedy, f"schedule/units/{rank}")
             seen.add(unit)
         if missing := sorted(expected - seen):
-            raise unfit(
-                f"{len(missing)} units are missing, the first is {list(missing[0])}",
-                "Run every phase of every micro-batch once.",
-                f"schedule/units/{rank}",
-            )
+            problem = f"{len(missing)} units are missing, the first is {list(missing[0])}"
+            remedy = "Run every phase of every micro-batch once."
+            raise unfit(problem, remedy, f"schedule/units/{rank}")
     orders = [list(order) for order in units]
     ran = timeline(orders, rank_of, Times())
     if len(ran) < sum(map(len, orders)):
@@ -64,18 +59,13 @@ def check_units(
         rank, unit = next(
             (r, u) for r, order in enumerate(units) for u in order if (r, u) not in done
         )
-        raise unfit(
-            f"the unit {list(unit)} waits for a unit that waits for it",
-            "Order units such that each follows the units that it depends on.",
-            f"schedule/units/{rank}",
-        )
+        problem = f"the unit {list(unit)} waits for a unit that waits for it"
+        remedy = "Order units such that each follows the units that it depends on."
+        raise unfit(problem, remedy, f"schedule/units/{rank}")
 
 
 def check_offload(stages: Sequence[int], count: int) -> None:
     """Refuse stages whose stashes cannot go to the host: unknown, or not in rising order."""
     if list(stages) != sorted(set(stages)) or not set(stages) <= set(range(count)):
-        raise unfit(
-            f"offload is {list(stages)}, and the stages are 0 to {count - 1}",
-            "List stages once each, in rising order.",
-            "schedule/offload",
-        )
+        problem = f"offload is {list(stages)}, and the stages are 0 to {count - 1}"
+        raise unfit(problem, "List stages once each, in rising order.", "schedule/offload")

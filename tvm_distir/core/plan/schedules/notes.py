@@ -185,11 +185,8 @@ def scheduled(new_schedule: Schedule | None, mod: Any) -> dict[str, Any]:
         other = f"the cuts {list(new_schedule.cuts)}, the step was created with {list(have.cuts)}"
     else:
         return {PIPELINE_ATTR: replace(pipeline, schedule=new_schedule).to_attr()}
-    raise unfit(
-        f"the plan has {other}",
-        "Create the step with train_step(..., schedule=plan.schedule).",
-        "plan/schedule",
-    )
+    remedy = "Create the step with train_step(..., schedule=plan.schedule)."
+    raise unfit(f"the plan has {other}", remedy, "plan/schedule")
 
 
 def _names(values: Any) -> tuple[str, ...]:

@@ -85,39 +85,29 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.kind != CUSTOM and self.kind not in SCHEDULES:
-            raise unfit(
-                f'there is no schedule "{shortened(self.kind)}"',
-                nearest(self.kind, [*SCHEDULES.names(), CUSTOM]),
-            )
+            problem = f'there is no schedule "{shortened(self.kind)}"'
+            raise unfit(problem, nearest(self.kind, [*SCHEDULES.names(), CUSTOM]))
         for name in NUMBERS:
             if not 1 <= getattr(self, name) <= MOST:
                 raise unfit(f"{name} is {getattr(self, name)}", f"Give 1 to {MOST}.")
         custom = self.kind == CUSTOM
         if custom != bool(self.units) or (self.ranks and not custom):
-            raise unfit(
-                f'only the kind "{CUSTOM}" lists units',
-                f'Set "kind": "{CUSTOM}", or remove units and ranks.',
-            )
+            remedy = f'Set "kind": "{CUSTOM}", or remove units and ranks.'
+            raise unfit(f'only the kind "{CUSTOM}" lists units', remedy)
         if self.kind == "zero_bubble_v" and self.chunks == 1:
             object.__setattr__(self, "chunks", 2)
         fixed = {"gpipe": 1, "1f1b": 1, "zero_bubble": 1, "zero_bubble_v": 2}
         expected_chunks = fixed.get(self.kind, self.chunks)
         if self.chunks != expected_chunks:
-            raise unfit(
-                f"chunks is {self.chunks}, and {self.kind} has {expected_chunks} per rank",
-                "Remove chunks, or choose interleaved.",
-            )
+            problem = f"chunks is {self.chunks}, and {self.kind} has {expected_chunks} per rank"
+            raise unfit(problem, "Remove chunks, or choose interleaved.")
         if self.cuts and len(self.cuts) != self.stage_count - 1:
-            raise unfit(
-                f"{len(self.cuts)} cuts do not make {self.stage_count} stages",
-                f"Name {self.stage_count - 1} values, each the last value of a stage.",
-            )
+            remedy = f"Name {self.stage_count - 1} values, each the last value of a stage."
+            raise unfit(f"{len(self.cuts)} cuts do not make {self.stage_count} stages", remedy)
         for name in ("devices", "meshes"):
             if getattr(self, name) and len(getattr(self, name)) != self.stages:
-                raise unfit(
-                    f"{name} has {len(getattr(self, name))} entries for {self.stages} ranks",
-                    "Give an entry for each rank, or none.",
-                )
+                problem = f"{name} has {len(getattr(self, name))} entries for {self.stages} ranks"
+                raise unfit(problem, "Give an entry for each rank, or none.")
         check_offload(self.offload, self.stage_count)
         if custom:
             check_units(self.units, self.rank_of, self.micro_batches, self.stages)
@@ -210,10 +200,8 @@ class Schedule:
         for item in filter(None, rest.split(",")):
             key, equals, value = (word.strip() for word in item.partition("="))
             if key not in NUMBERS or not equals or not value.isascii() or not value.isdigit():
-                raise unfit(
-                    f'"{shortened(item)}" is not a number of a schedule',
-                    f"Write KIND:stages=4,micro_batches=8 with {', '.join(NUMBERS)}.",
-                )
+                remedy = f"Write KIND:stages=4,micro_batches=8 with {', '.join(NUMBERS)}."
+                raise unfit(f'"{shortened(item)}" is not a number of a schedule', remedy)
             values[key] = int(value[:9])
         return Schedule(**values)
 

@@ -91,11 +91,8 @@ class Annotations:
         """Return the labels of an annotation, and the number of its mesh."""
         number = self._facts.mesh_number(mesh)
         if number is None:
-            raise PropagationError(
-                "DIST0415",
-                "the annotation's mesh is not among the module's meshes",
-                place=f"{self._name}/{name}",
-                remedy='Add it: mod.update_global_info("mesh", meshes).',
-            )
+            problem = "the annotation's mesh is not among the module's meshes"
+            remedy = 'Add it: mod.update_global_info("mesh", meshes).'
+            raise PropagationError("DIST0415", problem, place=f"{self._name}/{name}", remedy=remedy)
         place = f"{self._name}/{name} (annotate_sharding)"
         return self._facts.labels(placement, shape, number, place), number

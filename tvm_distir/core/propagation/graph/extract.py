@@ -85,12 +85,8 @@ class _Function:
     def _bindings(self) -> list[Any]:
         """Return all bindings in order."""
         if not isinstance(self.fn.body, relax.SeqExpr):
-            raise self.g.error(
-                "DIST0412",
-                "body",
-                "the body is not a sequence of bindings",
-                "Run relax.transform.Normalize first.",
-            )
+            remedy = "the body is not a sequence of bindings"
+            raise self.g.error("DIST0412", "body", remedy, "Run relax.transform.Normalize first.")
         blocks = [unpack(block.bindings) for block in self.fn.body.blocks[:]]
         self.ends = list(itertools.accumulate(map(len, blocks)))
         return [b for block in blocks for b in block]
@@ -162,12 +158,9 @@ class _Function:
             return
         expr = binding.value
         if type(expr) is relax.If:
-            raise self.g.error(
-                "DIST0413",
-                name,
-                "an If whose branches are not lifted is not supported",
-                "Use PropagateSharding, which lifts the branches of every If.",
-            )
+            problem = "an If whose branches are not lifted is not supported"
+            remedy = "Use PropagateSharding, which lifts the branches of every If."
+            raise self.g.error("DIST0413", name, problem, remedy)
         if type(expr) is not ir.Call or type(binding) is relax.MatchCast:
             self._bind(number, self.leaves.flat(expr, name))
         elif is_annotation(expr):

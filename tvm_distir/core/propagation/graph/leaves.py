@@ -89,12 +89,8 @@ class Leaves:
             if isinstance(ty, relax.TensorType) and int(ty.ndim) == 0:
                 g.values.append(FlatValue(name, (), item, item, mesh, tensor))
                 return len(g.values) - 1
-            raise self.g.error(
-                "DIST0402",
-                name,
-                f"the shape of {ty} is not known",
-                "Give it a shape (symbolic dims are allowed), or fold the op that computes it.",
-            )
+            remedy = "Give it a shape (symbolic dims are allowed), or fold the op that computes it."
+            raise self.g.error("DIST0402", name, f"the shape of {ty} is not known", remedy)
         g.values.append(FlatValue(name, shape, item, size, mesh, tensor))
         return len(g.values) - 1
 
@@ -115,12 +111,8 @@ class Leaves:
             return (CONST,)
         if not isinstance(expr, ir.Call | relax.If):
             return ()
-        raise self.g.error(
-            "DIST0412",
-            label,
-            f"a nested {type(expr).__name__} is not supported",
-            "Run relax.transform.Normalize first.",
-        )
+        problem = f"a nested {type(expr).__name__} is not supported"
+        raise self.g.error("DIST0412", label, problem, "Run relax.transform.Normalize first.")
 
     def operands(self, number: int) -> tuple[int, ...]:
         """Return the flat operands of a call that the survey resolved."""

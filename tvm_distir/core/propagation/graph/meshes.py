@@ -62,12 +62,9 @@ class MeshAssignment:
         if name in self._path:
             path = list(self._path)
             cycle = " -> ".join([*path[path.index(name) :], name])
-            raise PropagationError(
-                "DIST0408",
-                f"recursive call {cycle}",
-                place=f"{path[-1]}",
-                remedy="Recursive functions cannot be distributed: unroll the recursion.",
-            )
+            problem = f"recursive call {cycle}"
+            remedy = "Recursive functions cannot be distributed: unroll the recursion."
+            raise PropagationError("DIST0408", problem, place=f"{path[-1]}", remedy=remedy)
         if name not in self._raw:
             self._raw[name] = extract(self.facts, name)
         raw = self._raw[name]
