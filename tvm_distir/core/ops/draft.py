@@ -65,12 +65,20 @@ class Draft:
 
     A dim of extent 1 cannot be sharded: :meth:`tie` leaves it out, so operands that are broadcast
     need no special case.
+
+    Parameters
+    ----------
+    call : CallShape
+    source : str
+        Where the rule comes from: ``hand`` or ``derived``.
+    why : str
+        Why the dims of no factor are not sharded.
     """
 
-    def __init__(self, call: CallShape, source: str = "hand") -> None:
-        self.call = call
-        self.source = source
-        self.default_why = "the op's rule does not shard it"
+    def __init__(
+        self, call: CallShape, source: str = "hand", why: str = "the op's rule does not shard it"
+    ) -> None:
+        self.call, self.source, self.default_why = call, source, why
         self._factors: list[Factor] = []
         self._linear: list[tuple[int, ...]] = []
         self._why: dict[tuple[str, int, int], str] = {}
@@ -156,28 +164,19 @@ class Draft:
         where = {(side, number): dim for side, number, dim, _ in ties}
         pads = uneven and even and isinstance(size, int) and ties[0][3] == size
         pads = pads or (uneven and apart)
-        self._factors.append(
-            Factor(
-                size,
-                tuple(where.get(("in", i)) for i in range(len(self.call.ins))),
-                tuple(where.get(("out", i)) for i in range(len(self.call.outs))),
-                kind,
-                comm_bytes,
-                pads,
-                rescale,
-                apart or adjacent,
-                kernels,
-                passes,
-            )
-        )
+        dims_in = tuple(where.get(("in", i)) for i in range(len(self.call.ins)))
+        dims_out = tuple(where.get(("out", i)) for i in range(len(self.call.outs)))
+        costs = (comm_bytes, pads, rescale, apart or adjacent, kernels, passes)
+        self._factors.append(Factor(size, dims_in, dims_out, kind, *costs))
 
     def whole(self, side: str, number: int, dim: int, why: str) -> None:
         """Record why a dim cannot be sharded (the first reason given stays)."""
         self._why.setdefault((side, number, dim), why)
 
-    def linear(self, *groups: Sequence[int]) -> None:
+    def linear(self, *groups: Sequence[int]) -> Draft:
         """Add operand groups in which the call is linear: f(sum of terms) = sum of f(terms)."""
         self._linear.extend(tuple(g) for g in groups)
+        return self
 
     def work(
         self,
@@ -185,17 +184,18 @@ class Draft:
         kernel_class: str = "memory",
         in_bytes: Mapping[int, int] | None = None,
         out_bytes: Mapping[int, int] | None = None,
-    ) -> None:
+    ) -> Draft:
         """Set the work; bytes only of operands that are not read (written) in full exactly once."""
         if kernel_class not in KERNEL_CLASSES:
             raise self._fault(f'unknown kernel class "{kernel_class}"')
         self._flops, self._kernel_class = flops, kernel_class
         self._in_bytes = dict(in_bytes or {})
         self._out_bytes = dict(out_bytes or {})
+        return self
 
-    def per_element(self, count: int = 1) -> None:
+    def per_element(self, count: int = 1) -> Draft:
         """Set the work to ``count`` operations per element of the first result."""
-        self.work(count * elements(self.call.outs[0]) if self.call.outs else 0)
+        return self.work(count * elements(self.call.outs[0]) if self.call.outs else 0)
 
     def rule(self) -> Rule:
         """Return the finished rule."""
@@ -203,12 +203,9 @@ class Draft:
         in_bytes = tuple(size_bytes(s, t) for s, t in zip(call.ins, call.in_dtypes))
         out_bytes = tuple(size_bytes(s, t) for s, t in zip(call.outs, call.out_dtypes))
         view = self._kernel_class == "view"
-        work = Work(
-            self._flops,
-            tuple(0 if view else self._in_bytes.get(i, b) for i, b in enumerate(in_bytes)),
-            tuple(0 if view else self._out_bytes.get(i, b) for i, b in enumerate(out_bytes)),
-            self._kernel_class,
-        )
+        read = tuple(0 if view else self._in_bytes.get(i, b) for i, b in enumerate(in_bytes))
+        written = tuple(0 if view else self._out_bytes.get(i, b) for i, b in enumerate(out_bytes))
+        work = Work(self._flops, read, written, self._kernel_class)
         why: dict[str, str] = {}
         for side, shapes in (("in", call.ins), ("out", call.outs)):
             for number, shape in enumerate(shapes):
@@ -225,14 +222,5 @@ class Draft:
             present = [d is not None for d in factor.outs]
             if factor.kind in REDUCING and any(present) and (factor.kind != "sum" or all(present)):
                 raise self._fault(f"a {factor.kind} factor contains a result dim")
-        return Rule(
-            call.op,
-            tuple(self._factors),
-            tuple(self._linear),
-            self._flops,
-            in_bytes,
-            out_bytes,
-            why,
-            work,
-            self.source,
-        )
+        parts = (tuple(self._factors), tuple(self._linear), self._flops)
+        return Rule(call.op, *parts, in_bytes, out_bytes, why, work, self.source)

@@ -70,7 +70,7 @@ def nn_attention(call: CallShape) -> Draft:
     to ``(B, H, S, T)``, result ``(B, S, H, E)``. FLOPs: 2 B H S T (D + E) for the two products
     plus 5 per score for the softmax.
     """
-    draft = Draft(call)
+    draft = Draft(call, why="the softmax runs over all keys")
     q, k, v, out = *call.ins[:3], call.outs[0]
     scores = (q[0], q[2], q[1], k[1])
     bias = call.ins[3] if len(call.ins) > 3 else ()
@@ -85,13 +85,11 @@ def nn_attention(call: CallShape) -> Draft:
         draft.tie(_tied(bias, 3, {0: 1}, 2, scores[2]), {0: 1})
     draft.tie({2: 3}, {0: 3})
     draft.linear((2,))
-    draft.default_why = "the softmax runs over all keys"
     for i in (0, 1):
         draft.whole("in", i, 3, "the scores' scale depends on its extent")
     pairs = elements(scores)
     flops = 2 * pairs * (nominal(q[3]) + nominal(out[3])) + 5 * pairs
-    draft.work(flops, "attention")
-    return draft
+    return draft.work(flops, "attention")
 
 
 def _bias_of(call: CallShape, first: int) -> Sequence[Any]:
@@ -149,7 +147,7 @@ def attention(call: CallShape) -> Draft:
 
     FLOPs: 2 B H S T (D + E) for the two products, half of it with a causal mask.
     """
-    draft = Draft(call)
+    draft = Draft(call, why="the softmax runs over all keys")
     q, _k, _v = call.ins[:3]
     bias = _bias_of(call, 3)
     draft.tie(_tied(bias, 3, {0: 0, 1: 0, 2: 0}, 0, q[0]), {0: 0, 1: 0})
@@ -157,10 +155,8 @@ def attention(call: CallShape) -> Draft:
     heads |= {i: 0 for i, shape in enumerate(call.ins) if len(shape) == 1}
     _tie_heads(draft, heads, {0: 2, 1: 1})
     draft.tie(_tied(bias, 3, {0: 1}, 2, q[1]), {0: 1, 1: 2})
-    draft.default_why = "the softmax runs over all keys"
     draft.whole("in", 0, 3, "the products run over all features")
-    draft.work(_forward_flops(call), "attention")
-    return draft
+    return draft.work(_forward_flops(call), "attention")
 
 
 @FAMILY.rule(ATTENTION_BACKWARD_OP, local=shifted_on_shards, padding=ZERO_TERMS)
@@ -169,7 +165,7 @@ def attention_backward(call: CallShape) -> Draft:
 
     FLOPs: 2.5 times those of the forward pass, for five products instead of two.
     """
-    draft = Draft(call)
+    draft = Draft(call, why="the products run over all features")
     q, k, _v = call.ins[:3]
     bias = _bias_of(call, 6)
     every = dict.fromkeys(range(6), 0)
@@ -178,15 +174,13 @@ def attention_backward(call: CallShape) -> Draft:
     _tie_heads(draft, _tied(bias, 6, heads, 1, q[2]), dict.fromkeys(range(3), 2))
     draft.tie(_tied(bias, 6, {0: 1, 3: 1, 4: 1, 5: 2}, 2, q[1]), {0: 1}, "sum")
     draft.tie(_tied(bias, 6, {1: 1, 2: 1}, 3, k[1]), {1: 1, 2: 1}, "sum", uneven=False)
-    draft.default_why = "the products run over all features"
-    draft.work(_forward_flops(call) * 5 // 2, "attention_backward")
-    return draft
+    return draft.work(_forward_flops(call) * 5 // 2, "attention_backward")
 
 
 @FAMILY.rule(ATTENTION_BIAS_OP, local=shifted_on_shards, padding=ZERO_TERMS)
 def attention_bias_gradient(call: CallShape) -> Draft:
     """Shard batch, heads and positions: blocks of the dims that the bias has, terms of others."""
-    draft = Draft(call)
+    draft = Draft(call, why="the products run over all features")
     q, k, _v = call.ins[:3]
     bias = _bias_of(call, 6)
 
@@ -199,6 +193,4 @@ def attention_bias_gradient(call: CallShape) -> Draft:
     tie({**dict.fromkeys(range(5), 2), 5: 1}, 1, q[2], **grouped)
     tie({0: 1, 3: 1, 4: 1, 5: 2}, 2, q[1])
     tie({1: 1, 2: 1}, 3, k[1], uneven=False)
-    draft.default_why = "the products run over all features"
-    draft.work(_forward_flops(call) * 3 // 2, "attention_backward")
-    return draft
+    return draft.work(_forward_flops(call) * 3 // 2, "attention_backward")

@@ -38,8 +38,7 @@ def matmul(call: CallShape) -> Draft:
     if columns:
         draft.tie({1: len(b) - 1}, {0: len(out) - 1})
     draft.linear((0,), (1,))
-    draft.work(2 * elements(out) * nominal(a[-1]), "matmul")
-    return draft
+    return draft.work(2 * elements(out) * nominal(a[-1]), "matmul")
 
 
 @FAMILY.rule("relax.outer", local=SAME_OP)
@@ -49,8 +48,7 @@ def outer(call: CallShape) -> Draft:
     draft.tie({0: 0}, {0: 0})
     draft.tie({1: 0}, {0: 1})
     draft.linear((0,), (1,))
-    draft.per_element()
-    return draft
+    return draft.per_element()
 
 
 def _letters(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str]]:
@@ -92,5 +90,4 @@ def einsum(call: CallShape) -> Draft:
         else:
             draft.tie(ins, {}, "sum")
     draft.linear(*((i,) for i in range(len(call.ins))))
-    draft.work(len(call.ins) * space, "matmul" if len(call.ins) > 1 else "memory")
-    return draft
+    return draft.work(len(call.ins) * space, "matmul" if len(call.ins) > 1 else "memory")

@@ -128,5 +128,4 @@ def convolution(call: CallShape) -> Draft:
     taps = nominal(w[weight.index("I")])
     for n in kernel:
         taps *= n
-    draft.work(2 * elements(call.outs[0]) * taps, "conv")
-    return draft
+    return draft.work(2 * elements(call.outs[0]) * taps, "conv")

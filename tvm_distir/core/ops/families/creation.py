@@ -49,22 +49,18 @@ def filled_like(call: CallShape) -> Draft:
     draft = Draft(call)
     for d in range(len(call.outs[0])):
         draft.tie({0: d}, {0: d})
-    draft.work(0, in_bytes={0: 0})
-    return draft
+    return draft.work(0, in_bytes={0: 0})
 
 
 @FAMILY.rule("relax.arange", "relax.eye", "relax.eye_like", "relax.hamming_window", local=SAME_OP)
 def positional(call: CallShape) -> Draft:
     """Replicate all dims: values depend on the position."""
-    draft = Draft(call)
-    draft.default_why = "its values depend on the position"
+    draft = Draft(call, why="its values depend on the position")
     return draft
 
 
 @FAMILY.rule("relax.multinomial_from_uniform", local=SAME_OP)
 def sampled(call: CallShape) -> Draft:
     """Replicate all dims of random samples."""
-    draft = Draft(call)
-    draft.default_why = "it samples random numbers: all devices must sample the same"
-    draft.per_element()
-    return draft
+    draft = Draft(call, why="it samples random numbers: all devices must sample the same")
+    return draft.per_element()

@@ -63,8 +63,7 @@ def elementwise(call: CallShape, *linear: tuple[int, ...]) -> Draft:
     draft = Draft(call)
     tie_broadcast(draft, tuple(range(len(call.ins))))
     draft.linear(*linear)
-    draft.per_element()
-    return draft
+    return draft.per_element()
 
 
 @FAMILY.rule(*relax_names(UNARY), *relax_names(BINARY), local=SAME_OP)
@@ -79,8 +78,7 @@ def nonlinear(call: CallShape) -> Draft:
 def identity(call: CallShape) -> Draft:
     """Shard an op that marks a value: operand and result agree, and it does no work."""
     draft = elementwise(call)
-    draft.work(0, "view")
-    return draft
+    return draft.work(0, "view")
 
 
 @FAMILY.rule("relax.add", "relax.subtract", local=SAME_OP, padding=Padding(zeros=Zeros.ALIGNED))
@@ -132,8 +130,7 @@ def prelu(call: CallShape) -> Draft:
             draft.whole("in", 0, d, "the slopes are not provably one per channel")
             continue
         draft.tie(tied, {0: d})
-    draft.per_element(2)
-    return draft
+    return draft.per_element(2)
 
 
 @FAMILY.rule("relax.nn.dropout", local=SAME_OP)
@@ -142,5 +139,4 @@ def dropout(call: CallShape) -> Draft:
     draft = Draft(call)
     for d in range(len(call.ins[0])):
         draft.tie({0: d}, {0: d, 1: d})
-    draft.per_element()
-    return draft
+    return draft.per_element()

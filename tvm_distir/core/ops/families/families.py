@@ -35,29 +35,9 @@ from . import (
     vision,
 )
 
-FAMILIES: Final[tuple[Family, ...]] = (
-    attention.FAMILY,
-    contraction.FAMILY,
-    convolution.FAMILY,
-    creation.FAMILY,
-    elementwise.FAMILY,
-    grouped.FAMILY,
-    indexing.FAMILY,
-    joining.FAMILY,
-    layout.FAMILY,
-    looking_up.FAMILY,
-    losses.FAMILY,
-    norms.FAMILY,
-    ordering.FAMILY,
-    pad.FAMILY,
-    paged_attention.FAMILY,
-    pooling.FAMILY,
-    pooling_back.FAMILY,
-    reductions.FAMILY,
-    reshape.FAMILY,
-    resize.FAMILY,
-    softmax.FAMILY,
-    transposed.FAMILY,
-    triangles.FAMILY,
-    vision.FAMILY,
-)
+_MODULES = (
+    attention, contraction, convolution, creation, elementwise, grouped, indexing, joining,
+    layout, looking_up, losses, norms, ordering, pad, paged_attention, pooling, pooling_back,
+    reductions, reshape, resize, softmax, transposed, triangles, vision,
+)  # fmt: skip
+FAMILIES: Final[tuple[Family, ...]] = tuple(module.FAMILY for module in _MODULES)

@@ -66,8 +66,7 @@ def grouped_matmul(call: CallShape) -> Draft:
     draft.tie({1: 0}, {}, "sum")
     draft.linear((0,), (1,))
     flops = 2 * elements(x) * nominal(w[2]) * nominal(w[0]) // int(call.attrs["groups"])
-    draft.work(flops, "matmul")
-    return draft
+    return draft.work(flops, "matmul")
 
 
 @FAMILY.rule(GROUPED_OUTER_OP, local=grouped_outer_on_shards, padding=ZERO_TERMS)
@@ -109,5 +108,4 @@ def expert_matmul(call: CallShape) -> Draft:
     )
     active = int(active_experts(groups, experts, top_k, -(-rows * tokens // slots)))
     matrix = size_bytes((inner, columns), call.in_dtypes[1])
-    draft.work(2 * active * rows * inner * columns, "matmul", {1: active * matrix})
-    return draft
+    return draft.work(2 * active * rows * inner * columns, "matmul", {1: active * matrix})

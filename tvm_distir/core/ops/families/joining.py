@@ -14,44 +14,38 @@ FAMILY: Family = Family()
 @FAMILY.rule("relax.concat", local=SAME_OP, padding=ZEROS_KEPT)
 def concat(call: CallShape) -> Draft:
     """Shard dims other than the axis; the op is linear in all operands together."""
-    draft = Draft(call)
+    draft = Draft(call, why="the operands are concatenated: a block contains parts of several")
     ndim = len(call.outs[0])
     axis = (call.integers("axis") or (0,))[0] % ndim
     for d in range(ndim):
         if d != axis:
             draft.tie(dict.fromkeys(range(len(call.ins)), d), {0: d})
-    draft.default_why = "the operands are concatenated: a block contains parts of several"
-    draft.linear(range(len(call.ins)))
-    return draft
+    return draft.linear(range(len(call.ins)))
 
 
 @FAMILY.rule("relax.stack", local=SAME_OP, padding=ZEROS_KEPT)
 def stack(call: CallShape) -> Draft:
     """Shard the operands' dims; the op is linear in all operands together."""
-    draft = Draft(call)
+    draft = Draft(call, why="its extent is the number of operands")
     ndim = len(call.outs[0])
     axis = (call.integers("axis") or (0,))[0] % ndim
     for d in range(ndim):
         if d != axis:
             operand_dim = d if d < axis else d - 1
             draft.tie(dict.fromkeys(range(len(call.ins)), operand_dim), {0: d})
-    draft.default_why = "its extent is the number of operands"
-    draft.linear(range(len(call.ins)))
-    return draft
+    return draft.linear(range(len(call.ins)))
 
 
 @FAMILY.rule("relax.split", local=SAME_OP, padding=ZEROS_KEPT)
 def split(call: CallShape) -> Draft:
     """Shard dims other than the axis."""
-    draft = Draft(call)
+    draft = Draft(call, why="its sections are concatenated: a block contains parts of several")
     ndim = len(call.ins[0])
     axis = int(call.attrs.axis) % ndim
     for d in range(ndim):
         if d != axis:
             draft.tie({0: d}, dict.fromkeys(range(len(call.outs)), d))
-    draft.default_why = "its sections are concatenated: a block contains parts of several"
-    draft.linear((0,))
-    return draft
+    return draft.linear((0,))
 
 
 @FAMILY.rule("relax.meshgrid", local=SAME_OP)

@@ -28,8 +28,7 @@ def permute_dims(call: CallShape) -> Draft:
     order = range(ndim)[::-1] if axes is None else [a % ndim for a in axes]
     for d, source in enumerate(order):
         draft.tie({0: source}, {0: d})
-    draft.linear((0,))
-    return draft
+    return draft.linear((0,))
 
 
 def broadcast_to_on_shards(cx: LocalCall) -> Any:
@@ -42,8 +41,7 @@ def broadcast_to(call: CallShape) -> Draft:
     """Shard dims of the operand; new dims are sharded without any operand."""
     draft = Draft(call)
     tie_broadcast(draft, (0,))
-    draft.linear((0,))
-    return draft
+    return draft.linear((0,))
 
 
 def strided_slice_on_shards(cx: LocalCall) -> Any:
@@ -65,7 +63,7 @@ def strided_slice_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.strided_slice", local=strided_slice_on_shards, padding=ZEROS_KEPT)
 def strided_slice(call: CallShape) -> Draft:
     """Shard dims that are taken in full."""
-    draft = Draft(call)
+    draft = Draft(call, why="it is sliced")
     shape = call.ins[0]
     strides = call.args[4] if len(call.args) > 4 else (1,) * len(call.args[1])
     cut = {}
@@ -76,10 +74,8 @@ def strided_slice(call: CallShape) -> Draft:
     for d, extent in enumerate(shape):
         if not cut.get(d, False) and same(extent, call.outs[0][d]):
             draft.tie({0: d}, {0: d})
-    draft.default_why = "it is sliced"
     draft.linear((0,))
-    draft.work(0, in_bytes={0: draft.rule().out_bytes[0]})
-    return draft
+    return draft.work(0, in_bytes={0: draft.rule().out_bytes[0]})
 
 
 def repeat_on_shards(cx: LocalCall) -> Any:
@@ -108,8 +104,7 @@ def repeat(call: CallShape) -> Draft:
                 draft.tie({}, {0: d})
             else:
                 draft.tie({0: d}, {0: d}, size=extent, uneven=not changed)
-    draft.linear((0,))
-    return draft
+    return draft.linear((0,))
 
 
 def tile_on_shards(cx: LocalCall) -> Any:
@@ -136,21 +131,18 @@ def tile(call: CallShape) -> Draft:
             why = "its copies are concatenated: a block contains parts of several"
             draft.whole("in", 0, operand_dim, why)
             draft.whole("out", 0, d, why)
-    draft.linear((0,))
-    return draft
+    return draft.linear((0,))
 
 
 @FAMILY.rule("relax.flip", local=SAME_OP)
 def flip(call: CallShape) -> Draft:
     """Shard the dims that are not flipped."""
-    draft = Draft(call)
+    draft = Draft(call, why="it is reversed, which reorders blocks")
     axis = int(call.attrs.axis) % len(call.ins[0])
     for d in range(len(call.ins[0])):
         if d != axis:
             draft.tie({0: d}, {0: d})
-    draft.default_why = "it is reversed, which reorders blocks"
-    draft.linear((0,))
-    return draft
+    return draft.linear((0,))
 
 
 @FAMILY.rule("relax.nn.pixel_shuffle", local=SAME_OP)
@@ -161,5 +153,4 @@ def pixel_shuffle(call: CallShape) -> Draft:
     for d in range(len(source)):
         channel = d == len(source) - 3
         draft.tie({0: d}, {0: d}, size=out[d] if channel else source[d], uneven=d < len(source) - 3)
-    draft.linear((0,))
-    return draft
+    return draft.linear((0,))

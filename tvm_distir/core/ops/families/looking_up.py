@@ -21,11 +21,10 @@ FAMILY: Family = Family()
 INDEXED = "it is indexed"
 
 
-def reads_result(draft: Draft, operand: int = 0) -> None:
+def reads_result(draft: Draft) -> Draft:
     """Set the work of a gather, which reads from its table as many bytes as it writes."""
     rule = draft.rule()
-    read = min(rule.in_bytes[operand], rule.out_bytes[0])
-    draft.work(0, "gather", in_bytes={operand: read})
+    return draft.work(0, "gather", in_bytes={0: min(rule.in_bytes[0], rule.out_bytes[0])})
 
 
 def take_on_shards(cx: LocalCall) -> Any:
@@ -77,8 +76,7 @@ def take(call: CallShape) -> Draft:
         for d in range(len(index)):
             draft.tie({1: d}, {0: axis + d})
     draft.linear((0,))
-    reads_result(draft)
-    return draft
+    return reads_result(draft)
 
 
 def take_backward_on_shards(cx: LocalCall) -> Any:
@@ -108,7 +106,7 @@ def take_backward(call: CallShape) -> Draft:
     that holds some rows adds up what was looked up among them. TVM's kernel takes a negative axis
     for the first index, and does not iterate over the table then: such a call is replicated.
     """
-    draft = Draft(call)
+    draft = Draft(call, why=INDEXED)
     table, index = call.ins[1], call.ins[2]
     axes = call.integers("axis")
     if axes is not None and axes[0] >= 0:
@@ -119,7 +117,5 @@ def take_backward(call: CallShape) -> Draft:
         for d in range(len(index)):
             draft.tie({0: axis + d, 2: d}, {}, "sum")
         draft.tie({1: axis}, {0: axis})
-    draft.default_why = INDEXED
     draft.linear((0,))
-    draft.work(elements(call.ins[0]), "gather", in_bytes={1: 0})
-    return draft
+    return draft.work(elements(call.ins[0]), "gather", in_bytes={1: 0})

@@ -41,8 +41,7 @@ def cross_entropy(call: CallShape) -> Draft:
     for d in range(ndim):
         draft.tie({0: d, 1: d}, {}, "sum", rescale=d == 0 and ndim > 1)
     draft.linear((0,), (1,))
-    draft.work(2 * elements(call.ins[0]))
-    return draft
+    return draft.work(2 * elements(call.ins[0]))
 
 
 def _class_dim(shape: Shape) -> int:
@@ -161,7 +160,7 @@ def nll_loss(call: CallShape) -> Draft:
     device that holds some classes looks up the targets among them, and zeros for the rest. A
     mean over sharded samples reduces the sum and its divisor, the weight of all targets, inside.
     """
-    draft = Draft(call)
+    draft = Draft(call, why=_WEIGHTS)
     reduction = str(call.attrs.reduction)
     classes = _class_dim(call.ins[0])
     draft.tie({0: classes}, {}, "sum")
@@ -173,10 +172,8 @@ def nll_loss(call: CallShape) -> Draft:
             draft.tie(ins, {}, "sum")
         else:
             draft.tie(ins, {}, "stat", comm_bytes=size_bytes((), call.out_dtypes[0]))
-    draft.default_why = _WEIGHTS
     draft.linear((0,))
-    draft.work(2 * elements(call.ins[1]), "gather")
-    return draft
+    return draft.work(2 * elements(call.ins[1]), "gather")
 
 
 def nll_loss_backward_on_shards(cx: LocalCall) -> Any:
@@ -214,7 +211,7 @@ def nll_loss_backward(call: CallShape) -> Draft:
     Operands: gradient of the loss, predictions, targets, optionally weights. Of a mean over cut
     samples the divisor, the weight of all targets, is reduced inside.
     """
-    draft = Draft(call)
+    draft = Draft(call, why=_WEIGHTS)
     reduction = str(call.attrs.reduction)
     classes = _class_dim(call.ins[1])
     draft.tie({1: classes}, {0: classes})
@@ -228,7 +225,5 @@ def nll_loss_backward(call: CallShape) -> Draft:
         else:
             comm_bytes = size_bytes((), call.out_dtypes[0])
             draft.tie(ins, {0: data_dim}, "stat", comm_bytes=comm_bytes)
-    draft.default_why = _WEIGHTS
     draft.linear((0,))
-    draft.per_element()
-    return draft
+    return draft.per_element()

@@ -117,8 +117,7 @@ def layer_norm(call: CallShape) -> Draft:
             )
         else:
             draft.tie({0: d}, {0: d})
-    draft.per_element(8 if len(call.ins) > 2 else 5)
-    return draft
+    return draft.per_element(8 if len(call.ins) > 2 else 5)
 
 
 def group_norm_on_shards(cx: LocalCall) -> Any:
@@ -158,7 +157,7 @@ def group_norm_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.nn.group_norm", local=group_norm_on_shards)
 def group_norm(call: CallShape) -> Draft:
     """Shard channels in full groups; dims in ``axes`` reduce two sums inside the op."""
-    draft = Draft(call)
+    draft = Draft(call, why="a group of channels is normalized together")
     ndim, groups = len(call.ins[0]), int(call.attrs.num_groups)
     axes, channel = call.axes("axes", ndim), int(call.attrs.channel_axis) % ndim
     rows = statistic_bytes(call.ins[0], (*axes, channel)) * groups
@@ -169,9 +168,7 @@ def group_norm(call: CallShape) -> Draft:
             draft.tie({0: d}, {0: d}, "stat", comm_bytes=rows)
         else:
             draft.tie({0: d}, {0: d})
-    draft.default_why = "a group of channels is normalized together"
-    draft.per_element(8)
-    return draft
+    return draft.per_element(8)
 
 
 def instance_norm_on_shards(cx: LocalCall) -> Any:
@@ -194,7 +191,7 @@ def instance_norm_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.nn.instance_norm", local=instance_norm_on_shards)
 def instance_norm(call: CallShape) -> Draft:
     """Shard channels and dims outside ``axes``; those in ``axes`` reduce two sums inside the op."""
-    draft = Draft(call)
+    draft = Draft(call, why="channels are normalized together, and scaled separately")
     ndim = len(call.ins[0])
     axes, channel = call.axes("axes", ndim), int(call.attrs.channel_axis) % ndim
     rows = statistic_bytes(call.ins[0], axes)
@@ -207,9 +204,7 @@ def instance_norm(call: CallShape) -> Draft:
             draft.tie({0: d}, {0: d}, "stat", comm_bytes=rows)
         else:
             draft.tie({0: d}, {0: d})
-    draft.default_why = "channels are normalized together, and scaled separately"
-    draft.per_element(8)
-    return draft
+    return draft.per_element(8)
 
 
 def batch_norm_on_shards(cx: LocalCall) -> Any:
@@ -246,7 +241,7 @@ def batch_norm(call: CallShape) -> Draft:
     statistics come out whole. Operands data, gamma, beta, moving mean, moving variance; results
     data, mean, variance.
     """
-    draft = Draft(call)
+    draft = Draft(call, why="it is not provably one per channel")
     shape = call.ins[0]
     channel = int(call.attrs.axis) % len(shape)
     others = [d for d in range(len(shape)) if d != channel]
@@ -259,6 +254,4 @@ def batch_norm(call: CallShape) -> Draft:
             draft.tie({0: d}, {0: d}, "stat", comm_bytes=row)
         else:
             draft.tie({0: d}, {0: d})
-    draft.default_why = "it is not provably one per channel"
-    draft.per_element(10 if call.attrs.training else 5)
-    return draft
+    return draft.per_element(10 if call.attrs.training else 5)

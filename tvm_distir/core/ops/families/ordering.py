@@ -87,8 +87,7 @@ def scan(call: CallShape) -> Draft:
         draft.tie({0: axis}, {0: axis}, "stat", comm_bytes=rows)
     if call.op == "relax.cumsum" and call.in_dtypes == call.out_dtypes:
         draft.linear((0,))
-    draft.per_element()
-    return draft
+    return draft.per_element()
 
 
 @FAMILY.rule("relax.sort", "relax.argsort", local=SAME_OP)
@@ -161,5 +160,4 @@ def topk(call: CallShape) -> Draft:
 
 def _compared(draft: Draft, axis: int) -> Draft:
     extent = draft.call.ins[0][axis]
-    draft.per_element(max(1, extent.bit_length() if isinstance(extent, int) else 10))
-    return draft
+    return draft.per_element(max(1, extent.bit_length() if isinstance(extent, int) else 10))

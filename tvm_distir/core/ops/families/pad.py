@@ -38,7 +38,7 @@ def pad_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.nn.pad", local=pad_on_shards)
 def pad(call: CallShape) -> Draft:
     """Shard dims without padding, shift rows of others. Linear when zeros (copies) are padded."""
-    draft = Draft(call)
+    draft = Draft(call, why="it is padded, not by a constant or not on known rows")
     widths = call.integers("pad_width") or ()
     constant = str(call.attrs.pad_mode) == "constant"
     for d, (extent, result) in enumerate(zip(call.ins[0], call.outs[0])):
@@ -49,7 +49,6 @@ def pad(call: CallShape) -> Draft:
         known = isinstance(extent, int) and isinstance(result, int)
         if constant and known and min(extent, result) > 1:
             tie_halo(draft, d, d, Window(1, 1, 1, before, after), extent, result)
-    draft.default_why = "it is padded, not by a constant or not on known rows"
     if not constant or float(call.attrs.pad_value) == 0:
         draft.linear((0,))
     return draft

@@ -51,7 +51,7 @@ def kv_append(call: CallShape) -> Draft:
 
     The cache is replaced in place: only the new rows are written.
     """
-    draft = Draft(call)
+    draft = Draft(call, why=_WHY)
     cache, new, *_ = call.ins
     requests = {0: POOLS_DIM, 1: 0, 2: 0, 3: 0}
     draft.tie(requests, {0: POOLS_DIM}, size=cache[POOLS_DIM], uneven=False)
@@ -59,10 +59,8 @@ def kv_append(call: CallShape) -> Draft:
     draft.tie({0: POSITIONS_DIM}, {0: POSITIONS_DIM}, uneven=False)
     draft.tie({0: 4, 1: 3}, {0: 4}, uneven=False)
     draft.whole("in", 0, 1, "pages have numbers in their pool")
-    draft.default_why = _WHY
     written_bytes = size_bytes(new, call.in_dtypes[0])
-    draft.work(0, "memory", {0: 0}, {0: written_bytes})
-    return draft
+    return draft.work(0, "memory", {0: 0}, {0: written_bytes})
 
 
 def attention_on_shards(cx: LocalCall) -> Any:
@@ -101,7 +99,7 @@ def paged_attention(call: CallShape) -> Draft:
     where the ``S`` queries are the last of the ``T`` positions in the pages. Pages are read in
     full; with a window those that it touches.
     """
-    draft = Draft(call)
+    draft = Draft(call, why=_WHY)
     q, k, v, pages, *_ = call.ins
     out = call.outs[0]
     requests = {0: 0, 1: POOLS_DIM, 2: POOLS_DIM, 3: 0, 4: 0}
@@ -116,7 +114,6 @@ def paged_attention(call: CallShape) -> Draft:
     )  # fmt: skip
     draft.whole("in", 1, 1, "pages have numbers in their pool")
     draft.whole("in", 0, 4, "the products run over all features")
-    draft.default_why = _WHY
     form, new, rows = PagedAttentionForm.of(call.attrs), nominal(q[1]), nominal(k[2])
     batch, positions = nominal(q[0]), nominal(pages[1]) * rows
     read, before = positions, new * positions - new * (new - 1) // 2 * rows // form.page_size
@@ -130,7 +127,6 @@ def paged_attention(call: CallShape) -> Draft:
         for shape, dtype in zip((k, v), call.in_dtypes[1:3], strict=True)
     ]
     values = 0 if form.value_width else row_bytes[1]
-    draft.work(
+    return draft.work(
         2 * pairs * (nominal(q[4]) + width), "attention", {1: row_bytes[0], 2: values}, {1: 0}
     )
-    return draft

@@ -153,8 +153,7 @@ def pool(call: CallShape) -> Draft:
     taps = 1
     for n in kernel:
         taps *= n
-    draft.per_element(taps)
-    return draft
+    return draft.per_element(taps)
 
 
 @FAMILY.rule(
@@ -165,15 +164,13 @@ def pool(call: CallShape) -> Draft:
 )
 def adaptive_pool(call: CallShape) -> Draft:
     """Shard batch and channels; spatial windows depend on the full extents."""
-    draft = Draft(call)
+    draft = Draft(call, why="the windows of an adaptive pool depend on the full extent")
     data = letters(str(call.attrs.layout))
     out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))
     if data is None or out is None:
         return unsupported(draft)
     for c in "NC":
         draft.tie({0: data.index(c)}, {0: out.index(c)})
-    draft.default_why = "the windows of an adaptive pool depend on the full extent"
     if call.floats:
         draft.linear((0,))
-    draft.work(elements(call.ins[0]))
-    return draft
+    return draft.work(elements(call.ins[0]))

@@ -133,5 +133,4 @@ def pool_backward(call: CallShape) -> Draft:
         d = data.index(c)
         tie_spread_rows(draft, d, d, window, "pool's gradient", (1,))
     draft.linear((0,))
-    draft.per_element(math.prod(kernel))
-    return draft
+    return draft.per_element(math.prod(kernel))

@@ -161,7 +161,7 @@ def extreme_place(call: CallShape) -> Draft:
     PropagationError
         DIST0419 for the place of an extreme of no elements.
     """
-    draft = Draft(call)
+    draft = Draft(call, why="the index counts all elements of the operand")
     shape = call.ins[0]
     axes = call.axes("axis", len(shape))
     if (fault := _has_no_extreme(call, axes)) is not None:
@@ -170,16 +170,14 @@ def extreme_place(call: CallShape) -> Draft:
     rows = statistic_bytes(shape, axes, "int64")
     kind = None if flat else "stat"
     tie_reduction(draft, axes, bool(call.attrs.keepdims), kind, comm_bytes=rows)
-    draft.default_why = "the index counts all elements of the operand"
     return draft
 
 
 @FAMILY.rule("relax.median", local=SAME_OP)
 def median(call: CallShape) -> Draft:
     """Shard the kept dims; reduced dims must be replicated."""
-    draft = Draft(call)
+    draft = Draft(call, why="the median cannot be computed from the medians of the parts")
     tie_reduction(draft, call.axes("axis", len(call.ins[0])), bool(call.attrs.keepdims), None)
-    draft.default_why = "the median cannot be computed from the medians of the parts"
     return draft
 
 
@@ -192,7 +190,7 @@ def collapse_sum_to_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.collapse_sum_like", local=SAME_OP, padding=ZERO_TERMS)
 def collapse_sum(call: CallShape) -> Draft:
     """Sum over the dims that the result lacks or has with extent 1."""
-    draft = Draft(call)
+    draft = Draft(call, why="its extent is not provably that of the result")
     shape, out = call.ins[0], call.outs[0]
     for d, extent in enumerate(shape):
         result_dim = d - len(shape) + len(out)
@@ -201,7 +199,5 @@ def collapse_sum(call: CallShape) -> Draft:
             draft.tie({0: d, **like}, {0: result_dim})
         elif result_dim < 0 or (isinstance(out[result_dim], int) and out[result_dim] == 1):
             draft.tie({0: d}, {}, "sum")
-    draft.default_why = "its extent is not provably that of the result"
     draft.linear((0,))
-    draft.work(elements(shape), in_bytes={1: 0} if len(call.ins) > 1 else None)
-    return draft
+    return draft.work(elements(shape), in_bytes={1: 0} if len(call.ins) > 1 else None)

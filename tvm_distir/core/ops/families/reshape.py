@@ -112,5 +112,4 @@ def reshape(call: CallShape) -> Draft:
     draft = Draft(call)
     tie_reshape(draft)
     draft.linear((0,))
-    draft.work(0, "view")
-    return draft
+    return draft.work(0, "view")

@@ -30,7 +30,7 @@ def resize_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.image.resize2d", "relax.image.resize3d", local=resize_on_shards)
 def resize(call: CallShape) -> Draft:
     """Shard batch, channels, and spatial dims whose pixels are copied equally often."""
-    draft = Draft(call)
+    draft = Draft(call, why="sampled positions depend on the full extent")
     data = letters(str(call.attrs.layout))
     if data is None:
         return unsupported(draft)
@@ -39,9 +39,7 @@ def resize(call: CallShape) -> Draft:
             draft.tie({0: d}, {0: d})
         elif _copies(call, call.ins[0][d], call.outs[0][d]):
             draft.tie({0: d}, {0: d}, size=call.ins[0][d])
-    draft.default_why = "sampled positions depend on the full extent"
-    draft.per_element(8)
-    return draft
+    return draft.per_element(8)
 
 
 def _copies(call: CallShape, extent: Any, result: Any) -> bool:

@@ -59,5 +59,4 @@ def softmax(call: CallShape) -> Draft:
             draft.tie({0: d}, {0: d}, "stat", comm_bytes=rows, kernels=5, passes=8)
         else:
             draft.tie({0: d}, {0: d})
-    draft.per_element(5)
-    return draft
+    return draft.per_element(5)

@@ -106,5 +106,4 @@ def transposed_convolution(call: CallShape) -> Draft:
         draft.whole("in", 1, weight.index(c), "kernel positions are indexed together")
     draft.linear((0,), (1,))
     taps = nominal(w[weight.index("O")]) * math.prod(kernel)
-    draft.work(2 * elements(call.ins[0]) * taps, "conv")
-    return draft
+    return draft.work(2 * elements(call.ins[0]) * taps, "conv")

@@ -41,11 +41,9 @@ def triangle_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.tril", "relax.triu", local=triangle_on_shards)
 def triangle(call: CallShape) -> Draft:
     """Shard all dims; rows and columns where the diagonal is a known number."""
-    draft = Draft(call)
+    draft = Draft(call, why="the diagonal is not a constant")
     ndim = len(call.ins[0])
     for d in range(ndim if isinstance(call.args[1], int) else ndim - 2):
         draft.tie({0: d}, {0: d})
-    draft.default_why = "the diagonal is not a constant"
     draft.linear((0,))
-    draft.per_element()
-    return draft
+    return draft.per_element()

@@ -19,15 +19,13 @@ FAMILY: Family = Family()
 )
 def per_image(call: CallShape) -> Draft:
     """Shard dim 0, the images, of all results and of the operands that are given per image."""
-    draft = Draft(call)
+    draft = Draft(call, why="the boxes of an image are compared with each other")
     images = call.ins[0][0]
     ins = {i: 0 for i, shape in enumerate(call.ins) if shape and same(shape[0], images)}
     outs = {j: 0 for j, shape in enumerate(call.outs) if shape and same(shape[0], images)}
     if len(outs) == len(call.outs):
         draft.tie(ins, outs, uneven=False)  # padding would be boxes to count
-    draft.default_why = "the boxes of an image are compared with each other"
-    draft.per_element(8)
-    return draft
+    return draft.per_element(8)
 
 
 @FAMILY.rule("relax.vision.all_class_non_max_suppression", local=SAME_OP)
@@ -35,5 +33,4 @@ def all_images(call: CallShape) -> Draft:
     """Replicate all dims: the selected boxes of all images and classes are in a single list."""
     draft = Draft(call)
     draft.default_why = "the boxes that are selected for all images and classes form a single list"
-    draft.per_element(8)
-    return draft
+    return draft.per_element(8)

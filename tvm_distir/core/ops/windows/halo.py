@@ -12,7 +12,7 @@ the start of the rank's shard. Blocks are aligned when that does not depend on r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,6 +210,19 @@ def rows_bytes(draft: Draft, side: str, number: int, dim: int, rows: int) -> int
     return size_bytes((*shape[:dim], rows, *shape[dim + 1 :]), dtypes[number])
 
 
+def tie_rows(
+    draft: Draft,
+    ins: Mapping[int, int],
+    outs: Mapping[int, int],
+    size: int,
+    comm_bytes: int,
+    uneven: bool = True,
+) -> None:
+    """Add a factor of spatial dims whose blocks exchange rows; a sum where no result has one."""
+    kind = "halo" if outs else "sum"
+    draft.tie(ins, outs, kind, size=size, comm_bytes=comm_bytes, uneven=uneven, apart=True)
+
+
 def tie_halo(
     draft: Draft,
     dim: int,
@@ -226,12 +239,6 @@ def tie_halo(
     limits the factor to even blocks.
     """
     plan = exchange(window, extent, result, 2)
-    draft.tie(
-        {0: dim},
-        {0: result_dim},
-        "halo",
-        size=most_blocks(extent, result) if blocks is None else blocks,
-        comm_bytes=rows_bytes(draft, "in", 0, dim, plan.left + plan.right),
-        uneven=blocks is None,
-        apart=True,
-    )
+    sent_bytes = rows_bytes(draft, "in", 0, dim, plan.left + plan.right)
+    size, even = (most_blocks(extent, result), False) if blocks is None else (blocks, True)
+    tie_rows(draft, {0: dim}, {0: result_dim}, size, sent_bytes, uneven=not even)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from tvm_distir.core.ops.draft import Draft
 
-from .halo import Exchange, Window, blocks_of, exchange, fetching, most_blocks, rows_bytes
+from .halo import Exchange, Window, blocks_of, exchange, fetching, most_blocks, rows_bytes, tie_rows
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def gathers(
 
 
 def tie_spread(
-    draft: Draft, dim: int, result_dim: int, window: Window, others: Mapping[int, int] | None = None
+    draft: Draft, dim: int, result_dim: int, window: Window, others: Mapping[int, int]
 ) -> None:
     """Add the factor of a spatial dim with short rows in the operand and long rows in the result.
 
@@ -99,14 +99,9 @@ def tie_spread(
     fetch, back = spread(window, short, long, 2).fetch, exchange(window, long, short, 2)
     gathered = rows_bytes(draft, "in", 0, dim, fetch.left + fetch.right)
     returned = rows_bytes(draft, "out", 0, result_dim, back.left + back.right)
-    draft.tie(
-        {0: dim, **(others or {})},
-        {0: result_dim},
-        "halo",
-        size=most_blocks(short, long),
-        comm_bytes=gathered if others else min(gathered, returned),
-        apart=True,
-    )
+    sent_bytes = gathered if others else min(gathered, returned)
+    size = most_blocks(short, long)
+    tie_rows(draft, {0: dim, **others}, {0: result_dim}, size, sent_bytes)
 
 
 def tie_argmax(draft: Draft, dim: int, window: Window) -> None:
@@ -116,15 +111,8 @@ def tie_argmax(draft: Draft, dim: int, window: Window) -> None:
     """
     short, long = draft.call.ins[0][dim], draft.call.ins[1][dim]
     plan = exchange(window, long, short, 2)
-    comm_bytes = 2 * rows_bytes(draft, "in", 1, dim, plan.left + plan.right)
-    draft.tie(
-        {0: dim, 1: dim},
-        {0: dim},
-        "halo",
-        size=most_blocks(short, long),
-        comm_bytes=comm_bytes,
-        apart=True,
-    )
+    sent_bytes = 2 * rows_bytes(draft, "in", 1, dim, plan.left + plan.right)
+    tie_rows(draft, {0: dim, 1: dim}, {0: dim}, most_blocks(short, long), sent_bytes)
 
 
 def turned(window: Window, kernel: int) -> Window:
@@ -140,11 +128,5 @@ def tie_contracted(draft: Draft, dim: int, kernel_dim: int, window: Window, kern
     """
     long, short = draft.call.ins[0][dim], draft.call.ins[1][kernel_dim]
     plan = exchange(turned(window, kernel), long, short, 2)
-    draft.tie(
-        {0: dim, 1: kernel_dim},
-        {},
-        "sum",
-        size=most_blocks(long, short),
-        comm_bytes=rows_bytes(draft, "in", 0, dim, plan.left + plan.right),
-        apart=True,
-    )
+    sent_bytes = rows_bytes(draft, "in", 0, dim, plan.left + plan.right)
+    tie_rows(draft, {0: dim, 1: kernel_dim}, {}, most_blocks(long, short), sent_bytes)
