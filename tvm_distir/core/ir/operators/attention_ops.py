@@ -25,8 +25,7 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from tvm_distir.support import MeshError
-
+from .infer import refuse
 from .ops import PREFIX, dist_call
 
 ATTENTION_OP = f"{PREFIX}attention"
@@ -185,11 +184,6 @@ def accumulated(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def _fault(call: ir.Call, problem: str, remedy: str) -> MeshError:
-    place = f"R.{str(call.op.name).removeprefix('relax.')}"
-    return MeshError("DIST0207", problem, place=place, remedy=remedy)
-
-
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm):
         return int(a) == int(b)
@@ -206,32 +200,32 @@ def _checked(call: ir.Call) -> list[Any]:
     if len(types) < 3 or any(
         not isinstance(ty, relax.TensorType) or ty.shape is None for ty in types
     ):
-        raise _fault(call, "an operand is no tensor of known shape", "Give all operands shapes.")
+        raise refuse(call, "an operand is no tensor of known shape", "Give all operands shapes.")
     tensors, bias, shift = attention_operands(call)
     q, k, v = (list(x.ty.shape) for x in tensors[:3])
     if any(len(shape) != _RANK for shape in (q, k, v)):
         remedy = "Use (batch, positions, heads, width)."
-        raise _fault(call, "queries, keys or values without four dims", remedy)
+        raise refuse(call, "queries, keys or values without four dims", remedy)
     pairs = [(q[0], k[0]), (q[0], v[0]), (k[1], v[1]), (k[2], v[2]), (q[3], k[3])]
     if not all(_same(a, b) for a, b in pairs):
         problem = f"the shapes {q}, {k} and {v} do not fit"
-        raise _fault(call, problem, "Give queries and keys the same batch and width.")
+        raise refuse(call, problem, "Give queries and keys the same batch and width.")
     heads = [q[2], k[2]]
     if all(isinstance(n, tirx.IntImm) for n in heads) and int(heads[0]) % int(heads[1]):
         problem = f"{int(heads[0])} query heads for {int(heads[1])} key heads"
-        raise _fault(call, problem, "The number of query heads is a multiple of that of key heads.")
+        raise refuse(call, problem, "The number of query heads is a multiple of that of key heads.")
     sinks = attention_sinks(call)
     expected = [x for x in (bias, sinks, shift) if x is not None]
     optional = list(call.args[len(tensors) :])
     if len(expected) != len(optional) or not all(map(_is, expected, optional)):
         problem = f"a bias with {len(optional[0].ty.shape)} dims"
-        raise _fault(call, problem, "Reshape it to four dims, which broadcast to the scores.")
+        raise refuse(call, problem, "Reshape it to four dims, which broadcast to the scores.")
     if sinks is not None and (len(tensors) != 3 or not _same(sinks.ty.shape[0], q[2])):
         problem = f"sinks of the shape {list(sinks.ty.shape)} for {q[2]} query heads"
-        raise _fault(call, problem, "Pass a sink per query head, to the forward op alone.")
+        raise refuse(call, problem, "Pass a sink per query head, to the forward op alone.")
     form = AttentionForm.of(call)
     if (form.window or shift is not None) and not form.causal:
-        raise _fault(call, "a window or a shift without causal", "Pass causal=True.")
+        raise refuse(call, "a window or a shift without causal", "Pass causal=True.")
     return types
 
 
@@ -251,7 +245,7 @@ def _infer_bias(call: ir.Call, _: Any) -> Any:
     _checked(call)
     bias = attention_operands(call)[1]
     if bias is None:
-        raise _fault(call, "there is no bias", "Pass the bias after the log-sum-exp.")
+        raise refuse(call, "there is no bias", "Pass the bias after the log-sum-exp.")
     return bias.ty
 
 

@@ -26,8 +26,8 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.types import static_shape
-from tvm_distir.support import MeshError
 
+from .infer import refuse
 from .ops import PREFIX, dist_call
 
 GROUPED_MATMUL_OP = f"{PREFIX}grouped_matmul"
@@ -66,21 +66,16 @@ def expert_matmul(
     )
 
 
-def _fault(call: ir.Call, problem: str, remedy: str) -> MeshError:
-    place = f"R.{str(call.op.name).removeprefix('relax.')}"
-    return MeshError("DIST0207", problem, place=place, remedy=remedy)
-
-
 def _shapes(call: ir.Call, ranks: tuple[int, int, int]) -> list[tuple[Any, ...]]:
     """Return the shapes of the operands, which have the given ranks."""
     types = [arg.ty for arg in call.args]
     if len(types) != len(ranks) or not all(isinstance(ty, relax.TensorType) for ty in types):
-        raise _fault(call, "an operand is no tensor", "Give two tensors and the ids of the groups.")
+        raise refuse(call, "an operand is no tensor", "Give two tensors and the ids of the groups.")
     shapes = [static_shape(ty) for ty in types]
     if any(s is None or len(s) != n for s, n in zip(shapes, ranks, strict=True)):
-        raise _fault(call, "an operand has another number of dims", f"Give {ranks} dims.")
+        raise refuse(call, "an operand has another number of dims", f"Give {ranks} dims.")
     if "int" not in str(types[2].dtype):
-        raise _fault(call, "the ids are no integers", "Cast them to int32 or int64.")
+        raise refuse(call, "the ids are no integers", "Cast them to int32 or int64.")
     return [shape for shape in shapes if shape is not None]
 
 
@@ -88,7 +83,7 @@ def _infer_matmul(call: ir.Call, _: Any) -> Any:
     x, w, ids = _shapes(call, (2, 3, 1))
     if x[0] != ids[0] or x[1] != w[1]:
         problem = f"the shapes {x}, {w} and {ids} do not fit"
-        raise _fault(call, problem, "Use (rows, in), (groups, in, out) and (rows,).")
+        raise refuse(call, problem, "Use (rows, in), (groups, in, out) and (rows,).")
     ty = call.args[0].ty
     return relax.TensorType([x[0], w[2]], ty.dtype, ty.vdevice)
 
@@ -97,7 +92,7 @@ def _infer_outer(call: ir.Call, _: Any) -> Any:
     x, y, ids = _shapes(call, (2, 2, 1))
     if not x[0] == y[0] == ids[0]:
         problem = f"the shapes {x}, {y} and {ids} do not fit"
-        raise _fault(call, problem, "Use (rows, in), (rows, out) and (rows,).")
+        raise refuse(call, problem, "Use (rows, in), (rows, out) and (rows,).")
     ty = call.args[0].ty
     return relax.TensorType([int(call.attrs["held"]), x[1], y[1]], ty.dtype, ty.vdevice)
 
@@ -105,11 +100,11 @@ def _infer_outer(call: ir.Call, _: Any) -> Any:
 def _infer_experts(call: ir.Call, _: Any) -> Any:
     types = [arg.ty for arg in call.args]
     if len(types) != 2 or not all(isinstance(ty, relax.TensorType) for ty in types):
-        raise _fault(call, "an operand is no tensor", "Give the slots and the matrices.")
+        raise refuse(call, "an operand is no tensor", "Give the slots and the matrices.")
     x, w = (static_shape(ty) for ty in types)
     if x is None or w is None or not len(x) == len(w) == 3 or (x[0], x[2]) != (w[0], w[1]):
         problem = f"the shapes {x} and {w} do not fit"
-        raise _fault(call, problem, "Use (experts, slots, in) and (experts, in, out).")
+        raise refuse(call, problem, "Use (experts, slots, in) and (experts, in, out).")
     return relax.TensorType([x[0], x[1], w[2]], types[0].dtype, types[0].vdevice)
 
 

@@ -32,7 +32,8 @@ def _short(call: ir.Call) -> str:
     return str(call.op.name).removeprefix("relax.")
 
 
-def _refuse(call: ir.Call, problem: str, remedy: str) -> MeshError:
+def refuse(call: ir.Call, problem: str, remedy: str) -> MeshError:
+    """Return the error of a call whose operands or attributes its op does not take."""
     return MeshError("DIST0207", problem, place=f"R.{_short(call)}", remedy=remedy)
 
 
@@ -45,9 +46,9 @@ def _axes(call: ir.Call) -> tuple[int, ...]:
     for axis in axes:
         if not 0 <= axis < rank:
             problem = f"mesh axis {axis} of a mesh with {rank} axes"
-            raise _refuse(call, problem, f"Use 0 to {rank - 1}.")
+            raise refuse(call, problem, f"Use 0 to {rank - 1}.")
     if len(set(axes)) != len(axes) or not axes:
-        raise _refuse(
+        raise refuse(
             call, f"the mesh axes {list(axes)}", "Name at least one axis, and each axis once."
         )
     return tuple(sorted(axes))
@@ -60,7 +61,7 @@ def _check_blocks(call: ir.Call, labels: Sequence[int], axes: Sequence[int], dim
     """
     why = blocks_fault(labels, axes, dim)
     if why:
-        raise _refuse(call, why, "Move the later axes first, or use R.dist.exchange.")
+        raise refuse(call, why, "Move the later axes first, or use R.dist.exchange.")
 
 
 def _change(call: ir.Call, old: int, new: int, anywhere: bool) -> DTensorType:
@@ -73,15 +74,15 @@ def _change(call: ir.Call, old: int, new: int, anywhere: bool) -> DTensorType:
     ndim = int(ty.tensor_ty.ndim)
     for dim in (old, new):
         if dim != R and not 0 <= dim < ndim:
-            raise _refuse(
+            raise refuse(
                 call, f"dim {dim} of a tensor with {ndim} dims", "Name a dim of the tensor."
             )
     if old != R and old == new:
-        raise _refuse(call, f"dim {old} is both concatenated and split", "Name two different dims.")
+        raise refuse(call, f"dim {old} is both concatenated and split", "Name two different dims.")
     for axis in axes:
         if labels[axis] != old:
             problem = f"the operand is placed {ty.placement} along mesh axis {axis}"
-            raise _refuse(call, problem, "Redistribute it to the placement that the op requires.")
+            raise refuse(call, problem, "Redistribute it to the placement that the op requires.")
     rest = tuple(R if a in axes else x for a, x in enumerate(labels))
     for dim in (old, new):
         if dim != R and not anywhere:
@@ -95,11 +96,11 @@ def _scaled(call: ir.Call, times: int | None, over: int | None) -> relax.TensorT
     ty, sizes = call.args[0].ty, mesh_shape(call.attrs["device_mesh"])
     n = math.prod(sizes[a] for a in _axes(call))
     if ty.shape is None:
-        raise _refuse(call, "the operand's shape is unknown", "Give the operand a shape.")
+        raise refuse(call, "the operand's shape is unknown", "Give the operand a shape.")
     shape = list(ty.shape)
     for dim in (times, over):
         if dim is not None and not 0 <= dim < len(shape):
-            raise _refuse(
+            raise refuse(
                 call, f"dim {dim} of a tensor with {len(shape)} dims", "Name a dim of the tensor."
             )
     if times is not None:
@@ -107,7 +108,7 @@ def _scaled(call: ir.Call, times: int | None, over: int | None) -> relax.TensorT
     if over is not None:
         size = shape[over]
         if isinstance(size, tirx.IntImm) and int(size) % n:
-            raise _refuse(
+            raise refuse(
                 call,
                 f"dim {over} of size {int(size)} is not divisible by the {n} ranks of the group",
                 f"Pad it to {-(-int(size) // n) * n} first.",
@@ -118,10 +119,10 @@ def _scaled(call: ir.Call, times: int | None, over: int | None) -> relax.TensorT
 
 def _operand(call: ir.Call) -> Any:
     if len(call.args) != 1:
-        raise _refuse(call, f"{len(call.args)} operands", "Pass a single tensor.")
+        raise refuse(call, f"{len(call.args)} operands", "Pass a single tensor.")
     ty = call.args[0].ty
     if not isinstance(ty, relax.TensorType | DTensorType):
-        raise _refuse(call, f"an operand of type {ty}", "Pass a single tensor.")
+        raise refuse(call, f"an operand of type {ty}", "Pass a single tensor.")
     return ty
 
 
@@ -140,9 +141,9 @@ def _reduced(call: ir.Call, _: Any) -> Any:
     for axis in _axes(call):
         if isinstance(ty, DTensorType) and labels_of(ty.placement)[axis] != R:
             problem = f"the operand is sharded along mesh axis {axis} ({ty.placement})"
-            raise _refuse(call, problem, "Reduce along mesh axes that do not shard the operand.")
+            raise refuse(call, problem, "Reduce along mesh axes that do not shard the operand.")
     if str(call.attrs["op"]) not in ("sum", "prod", "min", "max"):
-        raise _refuse(call, f"reduction {call.attrs['op']!r}", "Use sum, prod, min or max.")
+        raise refuse(call, f"reduction {call.attrs['op']!r}", "Use sum, prod, min or max.")
     return ty
 
 
@@ -169,7 +170,7 @@ def _exchange(call: ir.Call, _: Any) -> Any:
     for labels in sides:
         check_placement(labels, sizes, len(shape), f"R.{_short(call)}")
         if any(x != R for a, x in enumerate(labels) if a not in axes):
-            raise _refuse(
+            raise refuse(
                 call,
                 f'the placement "{placement_text(labels)}" shards along an axis other than '
                 f"{list(axes)}",
@@ -178,7 +179,7 @@ def _exchange(call: ir.Call, _: Any) -> Any:
     before, after = sides
     if isinstance(ty, DTensorType):
         if labels_of(ty.placement) != before:
-            raise _refuse(
+            raise refuse(
                 call,
                 f'the operand is placed "{ty.placement}", the op requires '
                 f'"{placement_text(before)}"',
@@ -187,7 +188,7 @@ def _exchange(call: ir.Call, _: Any) -> Any:
         return DTensorType(ty.tensor_ty, ty.device_mesh, placement_of(after))
     have, want = static_shape(ty), tuple(local_shape(shape, before, sizes))
     if have is not None and have != want:
-        raise _refuse(call, f"a shard of shape {have}, not {want}", "Pass a padded shard.")
+        raise refuse(call, f"a shard of shape {have}, not {want}", "Pass a padded shard.")
     return relax.TensorType(local_shape(shape, after, sizes), ty.dtype, ty.vdevice)
 
 

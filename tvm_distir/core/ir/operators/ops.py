@@ -73,6 +73,21 @@ def _op(name: str) -> ir.Op:
     return ir.Op.get(PREFIX + name)
 
 
+_ATTRIBUTES: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("device_mesh", "peer_mesh"), _mesh),
+    **dict.fromkeys(("placement", "peer_placement"), _text),
+    **dict.fromkeys(("mesh_axes", "shape"), _ints),
+    **dict.fromkeys(("dim", "gather_dim", "split_dim", "shift", "tag"), int),
+    **{"mesh_axis": _axes, "dtype": str, "op": str},
+}
+"""How each attribute is read, so that constructors take what users and TVMScript write."""
+
+
+def _mesh_call(name: str, args: Sequence[ir.Expr], **attrs: Any) -> ir.Call:
+    """Return the call of an op that works on a mesh."""
+    return dist_call(name, args, **{key: _ATTRIBUTES[key](x) for key, x in attrs.items()})
+
+
 def _constructor(fn: Maker) -> Maker:
     CONSTRUCTORS[fn.__name__] = fn
     return fn
@@ -83,9 +98,7 @@ def partial(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axes: Sequence[int], op: str = "sum"
 ) -> ir.Call:
     """Leave (or make) ``x`` an unfinished reduction along ``mesh_axes``; typed as ``x``."""
-    return dist_call(
-        "partial", [x], device_mesh=_mesh(device_mesh), mesh_axes=_ints(mesh_axes), op=op
-    )
+    return _mesh_call("partial", [x], device_mesh=device_mesh, mesh_axes=mesh_axes, op=op)
 
 
 @_constructor
@@ -93,9 +106,7 @@ def all_reduce(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axes: Sequence[int], op: str = "sum"
 ) -> ir.Call:
     """Reduce over the product group of ``mesh_axes``; typed as ``x``."""
-    return dist_call(
-        "all_reduce", [x], device_mesh=_mesh(device_mesh), mesh_axes=_ints(mesh_axes), op=op
-    )
+    return _mesh_call("all_reduce", [x], device_mesh=device_mesh, mesh_axes=mesh_axes, op=op)
 
 
 @_constructor
@@ -103,9 +114,7 @@ def all_gather(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
 ) -> ir.Call:
     """Convert ``S[dim]`` to ``R`` along ``mesh_axis``: concatenate the group's shards in order."""
-    return dist_call(
-        "all_gather", [x], device_mesh=_mesh(device_mesh), mesh_axis=_axes(mesh_axis), dim=int(dim)
-    )
+    return _mesh_call("all_gather", [x], device_mesh=device_mesh, mesh_axis=mesh_axis, dim=dim)
 
 
 @_constructor
@@ -117,13 +126,8 @@ def reduce_scatter(
     op: str = "sum",
 ) -> ir.Call:
     """Convert partial sums to ``S[dim]`` along ``mesh_axis``: reduce, and keep the rank's part."""
-    return dist_call(
-        "reduce_scatter",
-        [x],
-        device_mesh=_mesh(device_mesh),
-        mesh_axis=_axes(mesh_axis),
-        dim=int(dim),
-        op=op,
+    return _mesh_call(
+        "reduce_scatter", [x], device_mesh=device_mesh, mesh_axis=mesh_axis, dim=dim, op=op
     )
 
 
@@ -136,14 +140,8 @@ def all_to_all(
     split_dim: int,
 ) -> ir.Call:
     """Convert ``S[gather_dim]`` to ``S[split_dim]`` along ``mesh_axis``."""
-    return dist_call(
-        "all_to_all",
-        [x],
-        device_mesh=_mesh(device_mesh),
-        mesh_axis=_axes(mesh_axis),
-        gather_dim=int(gather_dim),
-        split_dim=int(split_dim),
-    )
+    dims = {"gather_dim": gather_dim, "split_dim": split_dim}
+    return _mesh_call("all_to_all", [x], device_mesh=device_mesh, mesh_axis=mesh_axis, **dims)
 
 
 @_constructor
@@ -151,9 +149,7 @@ def local_slice(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
 ) -> ir.Call:
     """Split ``R`` to ``S[dim]`` along ``mesh_axis``: each rank keeps its part, without traffic."""
-    return dist_call(
-        "local_slice", [x], device_mesh=_mesh(device_mesh), mesh_axis=_axes(mesh_axis), dim=int(dim)
-    )
+    return _mesh_call("local_slice", [x], device_mesh=device_mesh, mesh_axis=mesh_axis, dim=dim)
 
 
 @_constructor
@@ -182,15 +178,9 @@ def exchange(
     ``x`` is of full ``shape``. Tiles travel along ``mesh_axes`` only; along the other axes both
     placements are ``R`` (an unfinished reduction along them stays unfinished).
     """
-    return dist_call(
-        "exchange",
-        [x],
-        device_mesh=_mesh(device_mesh),
-        mesh_axes=sorted({int(a) for a in mesh_axes}),
-        placement=_text(placement),
-        peer_placement=_text(peer_placement),
-        shape=_ints(shape),
-    )
+    axes = sorted({int(a) for a in mesh_axes})
+    ends = {"placement": placement, "peer_placement": peer_placement, "shape": shape}
+    return _mesh_call("exchange", [x], device_mesh=device_mesh, mesh_axes=axes, **ends)
 
 
 @_constructor
@@ -204,16 +194,8 @@ def send(
     tag: int,
 ) -> ir.Call:
     """Send ``x``, of full ``shape`` and ``placement``, to ``peer_mesh``; typed as ``x``."""
-    return dist_call(
-        "send",
-        [x],
-        device_mesh=_mesh(device_mesh),
-        peer_mesh=_mesh(peer_mesh),
-        placement=_text(placement),
-        peer_placement=_text(peer_placement),
-        shape=_ints(shape),
-        tag=int(tag),
-    )
+    ends = {"placement": placement, "peer_placement": peer_placement, "shape": shape}
+    return _mesh_call("send", [x], device_mesh=device_mesh, peer_mesh=peer_mesh, **ends, tag=tag)
 
 
 @_constructor
@@ -231,23 +213,16 @@ def recv(
 
     At level 4 the operand is the ``send``'s result; at level 5 there is none.
     """
-    return dist_call(
-        "recv",
-        sent,
-        device_mesh=_mesh(device_mesh),
-        peer_mesh=_mesh(peer_mesh),
-        placement=_text(placement),
-        peer_placement=_text(peer_placement),
-        shape=_ints(shape),
-        dtype=str(dtype),
-        tag=int(tag),
+    ends = {"placement": placement, "peer_placement": peer_placement, "shape": shape}
+    return _mesh_call(
+        "recv", sent, device_mesh=device_mesh, peer_mesh=peer_mesh, **ends, dtype=dtype, tag=tag
     )
 
 
 @_constructor
 def axis_index(device_mesh: DeviceMesh | str, mesh_axis: int) -> ir.Call:
     """Return the device's coordinate along ``mesh_axis``, an int64 scalar tensor (level 5)."""
-    return dist_call("axis_index", [], device_mesh=_mesh(device_mesh), mesh_axis=int(mesh_axis))
+    return _mesh_call("axis_index", [], device_mesh=device_mesh, mesh_axis=mesh_axis)
 
 
 def dist_op_name(expr: Any) -> str | None:

@@ -21,9 +21,8 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from tvm_distir.support import MeshError
-
 from .attention_ops import accumulated
+from .infer import refuse
 from .ops import PREFIX, dist_call
 
 IN_PLACE = "in_place"
@@ -134,11 +133,6 @@ def start_operand(call: ir.Call) -> Any:
     return call.args[count] if len(call.args) > count else None
 
 
-def _fault(call: ir.Call, problem: str, remedy: str) -> MeshError:
-    place = f"R.{str(call.op.name).removeprefix('relax.')}"
-    return MeshError("DIST0207", problem, place=place, remedy=remedy)
-
-
 def _differ(a: Any, b: Any) -> bool:
     return isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm) and int(a) != int(b)
 
@@ -149,11 +143,11 @@ def _checked(call: ir.Call) -> list[Any]:
     ranks = _RANKS[str(call.op.name)]
     for (name, rank), ty in zip(ranks.items(), types, strict=False):
         if not isinstance(ty, relax.TensorType) or ty.shape is None or len(ty.shape) != rank:
-            raise _fault(call, f"the {name} is no tensor of {rank} dims", "Reshape it.")
+            raise refuse(call, f"the {name} is no tensor of {rank} dims", "Reshape it.")
     pages, lengths = (types[len(ranks) - 2 + i] for i in range(2))
     for name, ty in (("pages", pages), ("lengths", lengths)):
         if "int" not in str(ty.dtype):
-            raise _fault(call, f"the {name} are of type {ty.dtype}", "Pass int32.")
+            raise refuse(call, f"the {name} are of type {ty.dtype}", "Pass int32.")
     first, cache = types[0].shape, types[1].shape
     if str(call.op.name) == KV_APPEND_OP:
         first, cache = types[1].shape, types[0].shape
@@ -164,11 +158,11 @@ def _checked(call: ir.Call) -> list[Any]:
     pairs += [(first[0], pages.shape[0]), (first[0], lengths.shape[0])]
     if any(_differ(a, b) for a, b in pairs):
         shapes = ", ".join(str(list(ty.shape)) for ty in types[: len(ranks)])
-        raise _fault(call, f"the shapes {shapes} do not fit", "Give all the same heads and batch.")
+        raise refuse(call, f"the shapes {shapes} do not fit", "Give all the same heads and batch.")
     batch, pools = first[0], cache[0]
     if all(isinstance(n, tirx.IntImm) for n in (batch, pools)) and int(batch) % int(pools):
         problem = f"{int(batch)} requests for {int(pools)} pools"
-        raise _fault(call, problem, "The number of requests is a multiple of that of pools.")
+        raise refuse(call, problem, "The number of requests is a multiple of that of pools.")
     return types
 
 
