@@ -44,9 +44,12 @@ def as_plan(plan: PlanLike, mod: ir.IRModule) -> Plan:
         return Plan.from_dict(plan)
     if isinstance(plan, (str, Path)):
         return Plan.load(plan)
-    problem = f"{shortened(repr(plan))} is not a plan"
-    remedy = "Give a Plan, its JSON form as a dict, or the path of its file."
-    raise PlanError("DIST0221", problem, place="plan", remedy=remedy)
+    raise PlanError(
+        "DIST0221",
+        f"{shortened(repr(plan))} is not a plan",
+        place="plan",
+        remedy="Give a Plan, its JSON form as a dict, or the path of its file.",
+    )
 
 
 def _annotated(mod: ir.IRModule) -> Plan:
@@ -69,13 +72,8 @@ def _annotated(mod: ir.IRModule) -> Plan:
 
 def plan_of_meshes(mod: ir.IRModule) -> Plan:
     """Return a plan of the module's meshes without rules."""
-    return Plan(
-        tuple(
-            MeshSpec(
-                name,
-                dict(zip(axes, mesh_shape(mesh), strict=True)),
-                device_ids=tuple(int(d) for d in mesh_devices(mesh).ravel()),
-            )
-            for mesh, name, axes in zip(meshes(mod), mesh_names(mod), mesh_axes(mod), strict=True)
-        )
-    )
+    specs = []
+    for mesh, name, axes in zip(meshes(mod), mesh_names(mod), mesh_axes(mod), strict=True):
+        sizes = dict(zip(axes, mesh_shape(mesh), strict=True))
+        specs.append(MeshSpec(name, sizes, device_ids=tuple(mesh_devices(mesh).ravel().tolist())))
+    return Plan(tuple(specs))

@@ -24,14 +24,14 @@ from tvm_distir.support import (
 
 from .partition_spec import PartitionSpec, read_placement
 from .plan_display import draw_plan, plan_headline, plan_tables
-from .plan_writer import plan_dict, save_plan
+from .plan_writer import PlanFields, plan_dict, save_plan
 from .reading import load_plan, read_own_rules, read_plan, read_rule
 from .recomputation import read_plan_policies
 from .schema import DEFAULT_MESH, MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
 
 
 @dataclass(frozen=True, init=False)
-class Plan(Displayed):
+class Plan(PlanFields, Displayed):
     """Meshes, and rules that place tensors on them; a name takes precedence over a pattern.
 
     Parameters
@@ -79,16 +79,6 @@ class Plan(Displayed):
     >>> plan.rules[1].placement
     (-1, 0)
     """
-
-    meshes: tuple[MeshSpec, ...]
-    rules: tuple[PlanRule, ...]
-    recompute: Mapping[str, str]
-    ring: tuple[str, ...]
-    regather: tuple[str, ...]
-    schedule: Schedule | None
-    labels: Mapping[str, Any] | None
-    complete: bool
-    attention: str
 
     def __init__(
         self,

@@ -9,13 +9,13 @@ from typing import Any
 
 from tvm_distir.support import Column, DataTable
 
-from .plan_writer import PlanLike
+from .plan_writer import PlanFields
 from .schema import PlanRule, labels_text
 
 _ROW_INCHES = 0.25
 
 
-def plan_headline(plan: PlanLike) -> str:
+def plan_headline(plan: PlanFields) -> str:
     """Return the meshes of a plan and what it states besides rules."""
     lines = [
         f"plan on {mesh.name} ({', '.join(f'{axis}={size}' for axis, size in mesh.axes.items())})"
@@ -42,7 +42,7 @@ def _scalars(data: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(key, value) for key, value in data.items() if not isinstance(value, (list, dict))]
 
 
-def plan_tables(plan: PlanLike) -> list[DataTable]:
+def plan_tables(plan: PlanFields) -> list[DataTable]:
     """Return a table of rules per mesh."""
     tables = []
     for mesh in plan.meshes:
@@ -60,7 +60,7 @@ def _row(rule: PlanRule) -> list[Any]:
     return [rule.title, rule.function, *labels, "yes" if rule.stationary else None]
 
 
-def draw_plan(plan: PlanLike, axes: Any) -> None:
+def draw_plan(plan: PlanFields, axes: Any) -> None:
     """Draw the rules as rows and the mesh axes as columns, coloured by the dim that they shard."""
     names = [f"{mesh.name}.{axis}" for mesh in plan.meshes for axis in mesh.axes]
     cells = [_cells(plan, rule) for rule in plan.rules]
@@ -77,7 +77,7 @@ def draw_plan(plan: PlanLike, axes: Any) -> None:
     axes.set_title("dims sharded by each mesh axis")
 
 
-def _cells(plan: PlanLike, rule: PlanRule) -> Sequence[int | None]:
+def _cells(plan: PlanFields, rule: PlanRule) -> Sequence[int | None]:
     """Return the labels of a rule over the axes of all meshes; None on other meshes."""
     return [
         label

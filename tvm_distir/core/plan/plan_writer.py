@@ -5,57 +5,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tvm_distir.core.plan.schedules.schedule import Schedule
+from tvm_distir.core.plan.schedules.schedule import Schedule, stated
 from tvm_distir.support import PlanError, write_whole
 
 from .schema import SCHEMA_VERSION, MeshSpec, PlanRule, labels_text
 
 
-class PlanLike(Protocol):
-    """The interface of a plan that is written or shown."""
+@dataclass(frozen=True, init=False)
+class PlanFields:
+    """The fields of a plan, which :class:`~tvm_distir.core.plan.Plan` describes."""
 
-    @property
-    def meshes(self) -> Sequence[MeshSpec]:
-        """Return the meshes."""
-
-    @property
-    def rules(self) -> Sequence[PlanRule]:
-        """Return the rules."""
-
-    @property
-    def recompute(self) -> Mapping[str, str]:
-        """Return the recomputation policies by function."""
-
-    @property
-    def ring(self) -> Sequence[str]:
-        """Return the names of the axes."""
-
-    @property
-    def regather(self) -> Sequence[str]:
-        """Return the names of the axes."""
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """Return the pipeline schedule."""
-
-    @property
-    def labels(self) -> Mapping[str, Any] | None:
-        """Return the decided placement of every value."""
-
-    @property
-    def complete(self) -> bool:
-        """Return whether any axis may shard what the rules leave open."""
-
-    @property
-    def attention(self) -> str:
-        """Return ``fused`` where the plan is for a module whose attention is an op."""
+    meshes: tuple[MeshSpec, ...]
+    rules: tuple[PlanRule, ...]
+    recompute: Mapping[str, str]
+    ring: tuple[str, ...]
+    regather: tuple[str, ...]
+    schedule: Schedule | None
+    labels: Mapping[str, Any] | None
+    complete: bool
+    attention: str
 
 
-def plan_dict(plan: PlanLike) -> dict[str, Any]:
+def plan_dict(plan: PlanFields) -> dict[str, Any]:
     """Return the JSON form of a plan, without default values."""
     meshes = plan.meshes
     out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
@@ -64,21 +40,10 @@ def plan_dict(plan: PlanLike) -> dict[str, Any]:
     else:
         out["meshes"] = {mesh.name: _mesh_dict(mesh) for mesh in meshes}
     out["rules"] = [_rule_dict(rule, len(meshes) > 1) for rule in plan.rules]
-    if plan.recompute:
-        out["recompute"] = dict(plan.recompute)
-    if plan.ring:
-        out["ring"] = list(plan.ring)
-    if plan.regather:
-        out["regather"] = list(plan.regather)
+    out |= stated(plan, "recompute", "ring", "regather")
     if plan.schedule is not None:
         out["schedule"] = plan.schedule.to_dict()
-    if plan.labels is not None:
-        out["labels"] = dict(plan.labels)
-    if plan.complete:
-        out["complete"] = True
-    if plan.attention:
-        out["attention"] = plan.attention
-    return out
+    return out | stated(plan, "labels", "complete", "attention")
 
 
 def _mesh_dict(mesh: MeshSpec) -> dict[str, Any]:
@@ -92,15 +57,8 @@ def _rule_dict(rule: PlanRule, with_mesh: bool) -> dict[str, Any]:
         if getattr(rule, key) is not None:
             out[key] = getattr(rule, key)
     out["placement"] = labels_text(rule.placement)
-    if rule.stationary:
-        out["stationary"] = True
-    if rule.moving:
-        out["moving"] = list(rule.moving)
-    if rule.segments:
-        out["segments"] = list(rule.segments)
-    if with_mesh:
-        out["mesh"] = rule.mesh
-    return out
+    out |= stated(rule, "stationary", "moving", "segments")
+    return {**out, "mesh": rule.mesh} if with_mesh else out
 
 
 def save_plan(data: Mapping[str, Any], path: str | Path) -> None:

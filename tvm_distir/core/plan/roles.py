@@ -15,22 +15,11 @@ from tvm_distir.support import PlanError
 
 from .name_patterns import MAIN, plain_name
 
-DATA_NAMES = (
-    "x",
-    "input",
-    "inputs",
-    "data",
-    "tokens",
-    "images",
-    "ids",
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "token_type_ids",
-    "pixel_values",
-    "labels",
-    "target",
-    "targets",
+DATA_NAMES = tuple(
+    (
+        "x input inputs data tokens images ids input_ids attention_mask position_ids "
+        "token_type_ids pixel_values labels target targets"
+    ).split()
 )
 """Usual names of data inputs, where the module does not say which inputs are data."""
 

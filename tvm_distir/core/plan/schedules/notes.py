@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.attributes.keys import PIPELINE_ATTR
 
 from .listed import unfit
-from .schedule import Schedule
+from .schedule import Schedule, listed
 
 ACTIVATION, GRADIENT, PART, TOTAL = "activation", "gradient", "part", "total"
 STREAM = "stream"
@@ -24,6 +24,7 @@ that sum. ``stream:N``, int64 (), is the first of a micro-batch's streams of ran
 stage, see :func:`first_stream`."""
 
 _STREAMS = 1 << 32
+_ATTR_KEYS = "schedule inputs data_count sliced carried outputs stages sums".split()
 """The number of streams of a micro-batch."""
 
 
@@ -116,19 +117,8 @@ class Pipeline:
 
     def to_attr(self) -> dict[str, Any]:
         """Return the attribute of a module."""
-        return {
-            "schedule": self.schedule.to_dict(),
-            "inputs": list(self.inputs),
-            "data_count": self.data_count,
-            "sliced": list(self.sliced),
-            "carried": list(self.carried),
-            "outputs": list(self.outputs),
-            "stages": [
-                {"function": s.function, "params": list(s.params), "results": list(s.results)}
-                for s in self.stages
-            ],
-            "sums": [{"name": s.name, "stages": list(s.stages)} for s in self.sums],
-        }
+        notes = {**asdict(self), "schedule": self.schedule.to_dict()}
+        return {key: listed(notes[key]) for key in _ATTR_KEYS}
 
     @staticmethod
     def of(mod: Any) -> Pipeline | None:
@@ -138,21 +128,17 @@ class Pipeline:
             return None
         fields = attrs[PIPELINE_ATTR]
         data = _plain(fields["schedule"])
-        return Pipeline(
-            Schedule.from_dict({**data, "stash": bool(data.get("stash", False))}),
-            _names(fields["inputs"]),
-            int(fields["data_count"]),
-            _names(fields["sliced"]),
-            _names(fields["outputs"]),
-            tuple(
-                StageNote(str(s["function"]), _names(s["params"]), _names(s["results"]))
-                for s in fields["stages"]
-            ),
-            tuple(
-                SumNote(str(s["name"]), tuple(int(k) for k in s["stages"])) for s in fields["sums"]
-            ),
-            _names(fields["carried"]),
+        stages = tuple(
+            StageNote(str(s["function"]), _names(s["params"]), _names(s["results"]))
+            for s in fields["stages"]
         )
+        sums = tuple(
+            SumNote(str(s["name"]), tuple(int(k) for k in s["stages"])) for s in fields["sums"]
+        )
+        names = {key: _names(fields[key]) for key in ("inputs", "sliced", "outputs", "carried")}
+        schedule = Schedule.from_dict({**data, "stash": bool(data.get("stash", False))})
+        count = int(fields["data_count"])
+        return Pipeline(schedule, data_count=count, stages=stages, sums=sums, **names)
 
 
 def first_stream(stream_kind: str, micro: int) -> int:

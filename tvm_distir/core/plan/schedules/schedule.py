@@ -160,28 +160,10 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, without default values."""
-        out: dict[str, Any] = {
-            "kind": self.kind,
-            "stages": self.stages,
-            "micro_batches": self.micro_batches,
-        }
-        if self.chunks > 1:
-            out["chunks"] = self.chunks
-        if self.cuts:
-            out["cuts"] = list(self.cuts)
-        if self.ranks:
-            out["ranks"] = list(self.ranks)
-        if self.stash:
-            out["stash"] = True
-        if self.offload:
-            out["offload"] = list(self.offload)
-        if self.meshes:
-            out["meshes"] = list(self.meshes)
-        if self.devices:
-            out["devices"] = [list(ids) for ids in self.devices]
-        if self.units:
-            out["units"] = [[list(unit) for unit in units] for units in self.units]
-        return out
+        numbers = {"kind": self.kind, "stages": self.stages, "micro_batches": self.micro_batches}
+        chunks = {"chunks": self.chunks} if self.chunks > 1 else {}
+        others = ("cuts", "ranks", "stash", "offload", "meshes", "devices", "units")
+        return {**numbers, **chunks, **stated(self, *others)}
 
     @staticmethod
     def from_dict(
@@ -213,3 +195,17 @@ class Schedule:
         if isinstance(spec, str):
             return Schedule.parse(spec)
         return Schedule.from_dict(spec)
+
+
+def stated(part: Any, *names: str) -> dict[str, Any]:
+    """Return the JSON form of the fields of a part that are not empty, zero or False."""
+    return {name: listed(value) for name in names if (value := getattr(part, name))}
+
+
+def listed(value: Any) -> Any:
+    """Return a value with lists in place of tuples, as JSON has them."""
+    if isinstance(value, tuple):
+        return [listed(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: listed(item) for key, item in value.items()}
+    return value
