@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge
@@ -37,77 +39,14 @@ class ConstantSpec:
     begin: float = 0.0
 
 
-MEANINGS: Mapping[str, ConstantSpec] = {
-    "matmul_efficiency": ConstantSpec(
-        "fraction of the peak", "large matrix products and convolutions", 0.3, 0.97, 0.1
-    ),
-    "vocabulary_efficiency": ConstantSpec(
-        "fraction of the peak", "products that compute or read logits", 0.2, 0.95, 0.3
-    ),
-    "unaligned_efficiency": ConstantSpec(
-        "fraction of the peak",
-        "products that compute or read logits whose rows are no multiple of 16 bytes",
-        0.05,
-        0.95,
-        0.5,
-    ),
-    "burst_us": ConstantSpec(
-        "us",
-        "duration at the peak before a product is power-limited",
-        0.1,
-        200.0,
-        1.0,
-        10.0,
-    ),
-    "attention_efficiency": ConstantSpec(
-        "fraction of the peak", "attention as one kernel", 0.2, 0.95, 0.3
-    ),
-    "memory_efficiency": ConstantSpec(
-        "fraction of the bandwidth", "memory-bound kernels, operands of products", 0.3, 0.95, 0.15
-    ),
-    "scores_factor": ConstantSpec(
-        "multiple of the bytes", "passes over the scores of attention", 0.4, 3.0, 0.5
-    ),
-    "logits_factor": ConstantSpec("multiple of the time", "passes over logits", 0.4, 4.0, 0.5),
-    "kernel_gap_us": ConstantSpec("us", "device idle between two kernels", 0.2, 20.0, 0.5),
-    "python_launch_us": ConstantSpec(
-        "us", "host time of a kernel that Python launches; the device waits for it", 1.0, 150.0, 0.5
-    ),
-    "unit_overhead_us": ConstantSpec(
-        "us", "host time of a forward or backward pass of a micro-batch", 1.0, 3000.0, 0.7
-    ),
-    "step_overhead_us": ConstantSpec("us", "host time of a step", 10.0, 20000.0, 0.7),
-    "serving_step_us": ConstantSpec(
-        "us", "host time of a step of a serving engine", 1.0, 20000.0, 0.7
-    ),
-    "serving_request_us": ConstantSpec(
-        "us", "host time of each request in a decoding step of a serving engine", 0.1, 1000.0, 0.7
-    ),
-    "serving_prompt_us": ConstantSpec(
-        "us",
-        "host time of a request of a serving engine before its first step, which delays no step",
-        1.0,
-        200000.0,
-        0.7,
-    ),
-    "collective_factor": ConstantSpec(
-        "multiple of the curve", "collectives inside a node", 0.5, 2.0, 0.2
-    ),
-    "hop_us": ConstantSpec("us", "a message between nodes", 1.0, 200.0, 0.5),
-    "nic_efficiency": ConstantSpec(
-        "fraction of the line rate", "messages and collectives between nodes", 0.3, 1.0, 0.15
-    ),
-    "nic_efficiency_gradients": ConstantSpec(
-        "fraction of the line rate", "sums of gradients between nodes", 0.1, 1.0, 0.3
-    ),
-    "overlap_slowdown": ConstantSpec(
-        "multiple of the time",
-        "kernels beside a started collective",
-        1.0,
-        3.0,
-        0.3,
-    ),
-}
+def _specs(kind: str) -> Mapping[str, ConstantSpec]:
+    """Read the constants of systems, devices or links."""
+    path = Path(__file__).parent / "data" / "constants" / "specs.json"
+    tables = json.loads(path.read_text(encoding="utf-8"))
+    return {name: ConstantSpec(**spec) for name, spec in tables[kind].items()}
+
+
+MEANINGS = _specs("systems")
 """A system names at most 14 of them, so that a few measured rows determine them."""
 MOST = 14
 DEFAULTS: Mapping[str, float | str] = {
@@ -122,32 +61,10 @@ DEFAULTS: Mapping[str, float | str] = {
     "unaligned_efficiency": "vocabulary_efficiency",
 }
 """Default of each constant that a system may omit: a value, or the name of another constant."""
-DEVICE_CONSTANTS: Mapping[str, ConstantSpec] = {
-    "sustained": ConstantSpec(
-        "fraction of the rate",
-        "arithmetic of products in a step, whose power is limited, to that of a product by itself",
-        0.3,
-        1.0,
-        0.1,
-    ),
-    "burst_us": MEANINGS["burst_us"],
-}
+DEVICE_CONSTANTS = _specs("devices")
 """Constants of a device with forms of kernels. Products of a step run at the rate of their form for
 ``burst_us``, then at ``sustained`` times this rate."""
-LINKS: Mapping[str, ConstantSpec] = {
-    "intra_node.bandwidth_GBps": ConstantSpec(
-        "GB/s", "bandwidth of a ring inside a node", 0.05, 5e3, 1
-    ),
-    "intra_node.setup_us": ConstantSpec("us", "latency of a collective inside a node", 0.5, 1e4, 1),
-    "intra_node.share": ConstantSpec(
-        "1",
-        "slowdown for few ranks: time per byte grows by this, divided by the number of ranks",
-        0.01,
-        1e3,
-        1,
-        1.0,
-    ),
-}
+LINKS = _specs("links")
 """Fields of links that a fit may change on request."""
 
 
