@@ -39,6 +39,7 @@ class Clock:
         self._collectives: dict[
             tuple[str, int, GroupLayout, bool], tuple[int, dict[object, int]]
         ] = {}
+        self._layouts: dict[tuple[tuple[int, ...], ...], GroupLayout] = {}
         self._pairs: dict[tuple[tuple[int, ...], tuple[int, ...]], GroupLayout] = {}
 
     def kernel(
@@ -100,6 +101,13 @@ class Clock:
         if not wire_bytes or not layout.spreads:
             return 0
         return self.collective_ps(kind, wire_bytes, layout, place)
+
+    def layout(self, groups: Sequence[Sequence[int]]) -> GroupLayout:
+        """Return how groups of devices are distributed over the nodes."""
+        key = tuple(map(tuple, groups))
+        if key not in self._layouts:
+            self._layouts[key] = self.system.layout(key)
+        return self._layouts[key]
 
     def transfer_layout(self, source: Sequence[int], target: Sequence[int]) -> GroupLayout:
         """Return the layout of the pairs of devices of two meshes."""

@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tvm_distir.core.ops import KERNEL_CLASSES, VIEW
-from tvm_distir.support import (
-    Keys,
-    Positive,
-    Text,
-    check_version,
-    read_json,
-    read_model,
-)
+from tvm_distir.support import Keys, Positive, Text, check_version, read_json, read_model
 
 from .constants import Constant, DeviceConstants
 from .faults import known_file, no_json, wrong

@@ -190,10 +190,8 @@ class KernelTable:
         peak = of_dtype(device.matmul_TFLOPs, dtype) * 1e12
         bandwidth = device.memory_bandwidth_GBps * 1e9
         self._floor = peak, bandwidth
-        self.rate = Rate(
-            form.arithmetic * peak, form.traffic * bandwidth, math.inf, 0.0, form.t0_us * 1e-6,
-            0.0, 0.0, form.power,
-        )  # fmt: skip
+        timing = (math.inf, 0.0, form.t0_us * 1e-6, 0.0, 0.0)
+        self.rate = Rate(form.arithmetic * peak, form.traffic * bandwidth, *timing, form.power)
         sizes, time_s = rows[:, :-1], rows[:, -1] * 1e-6
         flops, moved = work_of(kernel, sizes, element_bytes)
         possible = time_s >= np.maximum(flops / peak, moved / bandwidth)
@@ -205,12 +203,16 @@ class KernelTable:
     def _known(self) -> Floats:
         return _features(self.kernel, self.sizes, self.processors) / _SCALES[self.kernel]
 
+    @property
+    def _regression(self) -> tuple[Floats, Floats]:
+        """Return the covariance of the rows, and the logarithms of what the rate leaves open."""
+        residual = np.log(self.time_s / self.rate.spent_s(self.flops, self.moved).whole)
+        return _matern(self._known, self._known) + _NUGGET * np.eye(len(residual)), residual
+
     @cached_property
     def _weights(self) -> Floats:
         """Return the weight of each measured kernel in the interpolation."""
-        residual = np.log(self.time_s / self.rate.spent_s(self.flops, self.moved).whole)
-        covariance = _matern(self._known, self._known) + _NUGGET * np.eye(len(residual))
-        return np.asarray(np.linalg.solve(covariance, residual))
+        return np.asarray(np.linalg.solve(*self._regression))
 
     def left_out_errors(self) -> Floats:
         """Return the relative error of each kernel, predicted from all others.
@@ -219,8 +221,7 @@ class KernelTable:
         -----
         Rasmussen and Williams 2006, equation 5.12. The form is that of all kernels.
         """
-        residual = np.log(self.time_s / self.rate.spent_s(self.flops, self.moved).whole)
-        covariance = _matern(self._known, self._known) + _NUGGET * np.eye(len(residual))
+        covariance, residual = self._regression
         inverse = np.linalg.inv(covariance)
         return np.expm1(-(inverse @ residual) / np.diag(inverse))
 

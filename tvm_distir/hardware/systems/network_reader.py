@@ -32,7 +32,7 @@ same keys itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -232,7 +232,7 @@ def _curves(near: _CurvedNode | _InnerTier, place: str, library: str | None) -> 
             _check_curve(curve, near.bandwidth_GBps, f"{place}/curves/{name}/{number}", faults)
         curves += lists[name]
     for kind in TIMED:
-        algorithm_name = _algorithm(kind)
+        algorithm_name = needed_algorithm(kind)
         if not any(curve.kind == kind and curve.algorithm == algorithm_name for curve in curves):
             problem = f"there is no curve of {kind} by the algorithm {algorithm_name}"
             faults.add(wrong(f"{place}/curves/{first}", problem, "Add one."))
@@ -240,7 +240,7 @@ def _curves(near: _CurvedNode | _InnerTier, place: str, library: str | None) -> 
     return tuple(curves)
 
 
-def _algorithm(kind: str) -> str:
+def needed_algorithm(kind: str) -> str:
     """Return the algorithm whose curve each collective of a kind needs."""
     return "ring" if kind in RINGED else "direct"
 
@@ -269,10 +269,10 @@ def _tiers(data: Any, place: str, library: str | None) -> Links:
         with faults.gathered():
             tiers.append(read_model(model, entry, at, wrong, faults_of(at)))
     faults.raise_all()
-    node, second, *_ = tiers
+    node = tiers[0]
     with faults.gathered():
         if not node.curves:
-            algorithm = ", ".join(f"{kind} ({_algorithm(kind)})" for kind in TIMED)
+            algorithm = ", ".join(f"{kind} ({needed_algorithm(kind)})" for kind in TIMED)
             remedy = f'Give a list by library, as {{"nccl": [..]}}, with a curve of {algorithm}.'
             raise wrong(f"{place}/0/curves", "a key is missing", remedy)
         curves = _curves(node, f"{place}/0", library)
@@ -285,25 +285,18 @@ def _tiers(data: Any, place: str, library: str | None) -> Links:
             problem = f"{tier.devices} devices are not several domains of {inner.devices}"
             faults.add(wrong(at, problem, "Give a larger multiple."))
     faults.raise_all()
+    return _linked(tiers, curves)
+
+
+def _linked(tiers: Sequence[Any], curves: tuple[Curve, ...]) -> Links:
+    """Return the links of tiers that fit each other."""
+    node, second, *_ = tiers
+    near = IntraNode(node.name, node.devices, node.bandwidth_GBps, 0.0, 0.0, curves=curves)
     rails = second.rails or node.devices
-    return Links(
-        IntraNode(node.name, node.devices, node.bandwidth_GBps, 0.0, 0.0, curves=curves),
-        InterNode(
-            second.name,
-            rails,
-            second.bandwidth_GBps * node.devices / rails,
-            second.latency_us,
-            0.0,
-            second.oversubscription,
-        ),
-        tuple(
-            OuterTier(
-                tier.name,
-                inner.devices,
-                tier.bandwidth_GBps,
-                tier.latency_us,
-                tier.oversubscription,
-            )
-            for inner, tier in pairwise(tiers[1:])
-        ),
-    )
+    rate, slower = second.bandwidth_GBps * node.devices / rails, second.oversubscription
+    far = InterNode(second.name, rails, rate, second.latency_us, 0.0, slower)
+    outer = []
+    for inner, tier in pairwise(tiers[1:]):
+        timing = (tier.bandwidth_GBps, tier.latency_us, tier.oversubscription)
+        outer.append(OuterTier(tier.name, inner.devices, *timing))
+    return Links(near, far, tuple(outer))

@@ -93,15 +93,10 @@ def rate(
 
     efficiency = of(form.efficiency)
     burst_s = of("burst_us") * 1e-6 if form.bursts else 0.0
-    return Rate(
-        efficiency * peak_flops,
-        of("memory_efficiency") * peak_bytes / of(form.factor),
-        peak_flops if form.bursts else math.inf,
-        burst_s * (1.0 / efficiency - 1.0),
-        of("kernel_gap_us") * of(form.gap_factor) * 1e-6,
-        0.0,
-        form.exposed,
-    )
+    bytes_per_s = of("memory_efficiency") * peak_bytes / of(form.factor)
+    gap_s = of("kernel_gap_us") * of(form.gap_factor) * 1e-6
+    burst = (peak_flops if form.bursts else math.inf, burst_s * (1.0 / efficiency - 1.0))
+    return Rate(efficiency * peak_flops, bytes_per_s, *burst, gap_s, 0.0, form.exposed)
 
 
 def form_rate(
@@ -117,13 +112,6 @@ def form_rate(
     if sustained and kernel_class in POWER_LIMITED:
         slower = device.constants["sustained"].value
         burst_s = device.constants["burst_us"].value * 1e-6
-    return Rate(
-        alone * slower,
-        form.traffic * device.memory_bandwidth_GBps * 1e9,
-        alone,
-        burst_s * (1.0 / slower - 1.0),
-        form.t0_us * 1e-6,
-        0.0,
-        0.0,
-        form.power,
-    )
+    bytes_per_s, burst = form.traffic * device.memory_bandwidth_GBps * 1e9, 1.0 / slower - 1.0
+    timing = (alone, burst_s * burst, form.t0_us * 1e-6, 0.0, 0.0)
+    return Rate(alone * slower, bytes_per_s, *timing, form.power)

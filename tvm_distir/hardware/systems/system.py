@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,26 +23,13 @@ from .constants import Constant, value_of
 from .hardware import LIKE, Device, HostLink, InterNode, IntraNode, OuterTier, of_dtype
 from .kernel_tables import KernelSizes, KernelTable, KernelTables, load_tables
 from .links import far_time_s, near_time_s
-from .network import GroupLayout, GroupTopology, layout_of, nic_sharing, spread
+from .network import GroupLayout, GroupTopology, layout_of, spread
 from .rates import Rate, RooflineTime, form_rate, rate
 from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse
 from .tiers import Crossing, curve_time_s, tiered_time_s
 
 Ints = npt.NDArray[np.int64]
-
-
-class WorkLike(Protocol):
-    """The work of a call, as :class:`tvm_distir.core.ops.factor.Work` describes it."""
-
-    @property
-    def flops(self) -> int: ...  # noqa: D102
-    @property
-    def in_bytes(self) -> Sequence[int]: ...  # noqa: D102
-    @property
-    def out_bytes(self) -> Sequence[int]: ...  # noqa: D102
-    @property
-    def kernel_class(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -284,19 +271,6 @@ class System(Displayed):
             return Roofline(time_s, "launch")
         return Roofline(time_s, "compute" if duration.bound >= 0 else "memory")
 
-    def compute_time_s(self, work: WorkLike, dtype: str) -> float:
-        """Return the seconds that a device needs for the work of a call.
-
-        Parameters
-        ----------
-        work : Work
-            FLOPs, bytes read and written, kernel class.
-        dtype : str
-            The dtype of the arithmetic, which is that of the operands.
-        """
-        moved = sum(work.in_bytes) + sum(work.out_bytes)
-        return self.roofline(work.flops, moved, work.kernel_class, dtype).time_s
-
     def layout(self, groups: Sequence[Sequence[int]] | npt.NDArray[np.int64]) -> GroupLayout:
         """Return how groups that run a collective concurrently are distributed over the nodes."""
         return layout_of(groups, self.intra_node.devices_per_node, self._domains)
@@ -304,10 +278,6 @@ class System(Displayed):
     @property
     def _domains(self) -> tuple[int, ...]:
         return tuple(tier.devices for tier in self.outer_tiers)
-
-    def nic_sharing(self, groups: Sequence[Sequence[int]]) -> int:
-        """Return how many concurrent groups share a node's network adapters (1: no sharing)."""
-        return nic_sharing(groups, self.intra_node.devices_per_node)
 
     def node_bandwidth_bytes_per_s(
         self, per_node: int, sharing: int, gradients: bool = False

@@ -23,14 +23,14 @@ from typing import Any, TypeVar
 
 from tvm_distir.support import Positive, Text, check_version, read_model
 
-from .collective_algorithms import RINGED, TIMED
+from .collective_algorithms import TIMED
 from .constants import Constant, Constants
 from .device_reader import SCHEMA_VERSION as DEVICE_VERSION
 from .device_reader import load_device, parse_device
 from .faults import faults_of, wrong
 from .hardware import ASSUMED, Curve, Device
 from .network_reader import SCHEMA_VERSION as NETWORK_VERSION
-from .network_reader import Network, load_network, read_network
+from .network_reader import Network, load_network, needed_algorithm, read_network
 
 SCHEMA_VERSION = 2
 KERNELS = "fused"
@@ -96,20 +96,14 @@ def compose(data: Any, place: str, make: Callable[..., Made]) -> Made:
     file = read_model(_FamilyFile, rest, place, wrong, faults)
     faults.raise_all()
     device_sources = {f"device.{key}": source for key, source in device.sources.items()}
+    price = file.price_per_device_hour_usd or device.price_per_hour
+    parts = {key: getattr(file, key) for key in ("name", "description", "kernels", "kernel_tables")}
     return make(
-        name=file.name,
-        description=file.description,
-        device=replace(
-            device,
-            price_per_hour=file.price_per_device_hour_usd or device.price_per_hour,
-            watts=file.watts_per_device or device.watts,
-        ),
-        **vars(network.links),
+        device=replace(device, price_per_hour=price, watts=file.watts_per_device or device.watts),
         host_link=network.host_link,
-        kernels=file.kernels,
-        kernel_tables=file.kernel_tables,
         constants={**DEFAULT_CONSTANTS, **network.constants, **file.constants},
         sources={**device_sources, **network.sources, **file.sources},
+        **{**parts, **vars(network.links)},
     )
 
 
@@ -160,13 +154,7 @@ def _assuming_curves(network: Network) -> Network:
 
 def _curves(line_rate: float) -> tuple[Curve, ...]:
     """Return curves of collectives near the line rate of a node."""
+    rate = CURVE_SHARE * line_rate
     return tuple(
-        Curve(
-            "ring" if kind in RINGED else "direct",
-            kind,
-            CURVE_SETUP_US,
-            CURVE_HOP_US,
-            CURVE_SHARE * line_rate,
-        )
-        for kind in TIMED
+        Curve(needed_algorithm(kind), kind, CURVE_SETUP_US, CURVE_HOP_US, rate) for kind in TIMED
     )

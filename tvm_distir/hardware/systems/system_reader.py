@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tvm_distir.hardware.systems import system_family
-from tvm_distir.support import (
-    Positive,
-    Text,
-    check_version,
-    read_json,
-)
+from tvm_distir.support import Positive, Text, check_version, read_json
 
 from .constants import FORMS, AllConstants, value_of
 from .faults import no_json, unknown_name, wrong

@@ -110,7 +110,7 @@ def test_no_sequence_is_faster_on_a_system():
             "terms": elements,
         }.get(kind, elements * k / (k - 1))
         groups = ids[axes]
-        sharing = system.nic_sharing(groups)
+        sharing = system.layout(groups).sharing
         wire = "exchange" if moving else kind
         times = [system.collective_time_s(wire, round(4 * result), g, sharing) for g in groups]
         if moving:  # an exchange costs no less than a gather of as many bytes

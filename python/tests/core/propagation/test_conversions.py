@@ -154,7 +154,7 @@ def test_axes_are_weighed_by_their_own_links():
     near = [[8 * i + j for j in range(8)] for i in range(8)]
     far = [[8 * i + j for i in range(8)] for j in range(8)]
     costs = costs_of_axes(system, "float16", [far, near])
-    sharing = system.nic_sharing(far)
+    sharing = system.layout(far).sharing
     spent_s = [
         system.collective_time_s("all_gather", size, far[0], sharing),
         system.collective_time_s("all_gather", size, near[0]),
