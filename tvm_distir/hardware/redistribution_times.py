@@ -11,7 +11,6 @@ from tvm_distir.core.ir.operators import LOCAL_STEPS
 from tvm_distir.core.redistribution import EXCHANGE_EXTRA
 
 from .systems.clock import PICOSECONDS, Clock
-from .systems.network import GroupLayout
 from .systems.system import System
 
 
@@ -20,7 +19,6 @@ class RedistributionTimes:
 
     def __init__(self, system: System) -> None:
         self.clock = Clock(system)
-        self._layouts: dict[tuple[tuple[int, ...], ...], GroupLayout] = {}
         near, far = system.intra_node, system.inter_node
         per_node = far.nics_per_node * far.bandwidth_per_nic_GBps
         # Traffic inside a node and out of it may overlap: together no faster than this.
@@ -32,10 +30,7 @@ class RedistributionTimes:
             return 0
         if kind in LOCAL_STEPS:
             return 1
-        key = tuple(map(tuple, groups))
-        if key not in self._layouts:
-            self._layouts[key] = self.clock.system.layout(key)
-        layout = self._layouts[key]
+        layout = self.clock.layout(groups)
         spent_ps = self.clock.collective_ps(kind, payload_bytes, layout)
         if kind != "exchange":
             return spent_ps

@@ -4,6 +4,7 @@
 from .decide import propagate as propagate
 from .decision import Decision as Decision
 from .decision import Instance as Instance
+from .decision import each_instance as each_instance
 from .footprint import DeviceCost as DeviceCost
 from .graph.annotations import is_annotation as is_annotation
 from .graph.graph import CONST as CONST
@@ -13,6 +14,7 @@ from .graph.graph import Node as Node
 from .graph.graph import Uses as Uses
 from .graph.graph import divisible as divisible
 from .instances import Instances as Instances
+from .instances import called as called
 from .memory_bound import MemoryMeter as MemoryMeter
 from .placed_module import PlacedModule as PlacedModule
 from .placement_search import CandidatePlacement as CandidatePlacement
@@ -20,7 +22,6 @@ from .placement_search import PlacementConstraint as PlacementConstraint
 from .placement_search import PlacementSearch as PlacementSearch
 from .reach import ReachabilityWalk as ReachabilityWalk
 from .reach import ReachableAxes as ReachableAxes
-from .serialization import called as called
 from .serialization import labels_of_decision as labels_of_decision
 from .solve.conversions import Form as Form
 from .solve.cost import Conversions as Conversions

@@ -79,14 +79,8 @@ class ShardingAssignment:
             entries[name], price, above = self._solve(start[key])
             cost += price
             gap += above
-        return Decision(
-            module.axes,
-            entries,
-            cost,
-            cost - gap,
-            self.prices.conversions,
-            self.instances.value_bytes,
-        )
+        conversions, sizes = self.prices.conversions, self.instances.value_bytes
+        return Decision(module.axes, entries, cost, cost - gap, conversions, sizes)
 
     def price(self, decision: Decision) -> Price:
         """Return the cost of a decision over all axes together."""

@@ -12,7 +12,7 @@ from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.support import PropagationError
 
 from .assignment import Propagator
-from .decision import Decision, Instance, Signature
+from .decision import Decision, Instance, Signature, each_instance
 from .memory_bound import within
 
 
@@ -62,15 +62,9 @@ def propagate(
 def _specialisations(decision: Decision) -> dict[str, dict[Signature, Instance]]:
     """Return distinct specialisations per placed function, in order of first call."""
     result: dict[str, dict[Signature, Instance]] = {}
-    waiting = [inst for _, inst in sorted(decision.entries.items())]
-    seen: set[int] = set()
-    while waiting:
-        inst = waiting.pop(0)
+    for inst in each_instance(inst for _, inst in sorted(decision.entries.items())):
         for _, kid in sorted(inst.kids.items()):
-            if kid.number not in seen:
-                seen.add(kid.number)
-                result.setdefault(kid.graph.key, {}).setdefault(kid.signature(), kid)
-                waiting.append(kid)
+            result.setdefault(kid.graph.key, {}).setdefault(kid.signature(), kid)
     return result
 
 

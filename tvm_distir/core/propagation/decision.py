@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tvm_distir.core.ir.placement import P
@@ -40,13 +40,19 @@ class Instance:
     def signature(self) -> Signature:
         """Return the labels at the function's boundary."""
         g = self.graph
-        return tuple(
-            (
-                tuple(self.choice[a][k].gives[0] for k in g.params),
-                tuple(self.choice[a][k].needs[0] for k in g.rets),
-            )
-            for a in sorted(self.choice)
-        )
+        columns = [column for _, column in sorted(self.choice.items())]
+        params = [tuple(column[k].gives[0] for k in g.params) for column in columns]
+        return tuple(zip(params, [tuple(c[k].needs[0] for k in g.rets) for c in columns]))
+
+
+def each_instance(entries: Iterable[Instance]) -> Iterator[Instance]:
+    """Yield some instances and all that they call, each once, callers first."""
+    waiting, seen = list(entries), set[int]()
+    for inst in waiting:  # which grows meanwhile
+        if inst.number not in seen:
+            seen.add(inst.number)
+            yield inst
+            waiting += [kid for _, kid in sorted(inst.kids.items())]
 
 
 @dataclass(frozen=True)
@@ -143,14 +149,9 @@ class Decision:
             pending = [
                 i for i, f in enumerate(factors) if f is not None and rule.factors[f].kind == "sum"
             ]
-        return ReshardPath(
-            [self.conversions.along(a) for a in axes],
-            produced,
-            targets,
-            pending,
-            [self.sizes(inst, a)[value] for a in axes],
-            [self.axes[a].size for a in axes],
-        )
+        conversions = [self.conversions.along(a) for a in axes]
+        sizes, ranks = zip(*[(self.sizes(inst, a)[value], self.axes[a].size) for a in axes])
+        return ReshardPath(conversions, produced, targets, pending, sizes, ranks)
 
     @staticmethod
     def _at_home(

@@ -22,7 +22,7 @@ from tvm_distir.core.propagation.graph.graph import LAYOUT_OPS, Axis, Graph
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.propagation.solve.strategies import factor_fits, fits
 
-from .decision import Decision
+from .decision import Decision, each_instance
 from .footprint import CostMeter, DeviceCost
 from .weight_search import WeightLabels, WeightSearch
 
@@ -261,13 +261,7 @@ class PlacementSearch:
         """Return the sharded results that the chosen labels do not reach."""
         reach = self._search.reach_of(labels, self._stored)
         pins: dict[tuple[str, str], set[int]] = {}
-        waiting, seen = [decision.entries[name] for name in labels], set[int]()
-        while waiting:
-            inst = waiting.pop(0)
-            if inst.number in seen:
-                continue
-            seen.add(inst.number)
-            waiting += [kid for _, kid in sorted(inst.kids.items())]
+        for inst in each_instance(decision.entries[name] for name in labels):
             g, choice = inst.graph, inst.choice[0]
             for k, v, name in self._named_results(g):
                 label = choice[k].gives[0]

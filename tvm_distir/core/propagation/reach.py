@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm_distir.core.ir.placement import P, R
-from tvm_distir.core.propagation.graph.graph import Axis, Graph, PinLabels
+from tvm_distir.core.propagation.graph.graph import Axis, Graph, Node, PinLabels
 
 from .placed_module import PlacedModule
 from .unify import DimClasses
@@ -217,19 +217,24 @@ class ReachabilityWalk:
                 if v >= 0 and partial[v]:
                     partial[node.results[0]] = 1
             elif node.kind == "call":
-                h = self.graphs[node.callee]
-                inner = self.result[node.callee].partial[a]
-                for v, w in zip(node.operands, h.param_values):
-                    if v >= 0 and partial[v] and not inner[w]:
-                        inner[w] = 1
-                        onward.add(h.key)
-                for v, w in zip(node.results, h.result_values):
-                    if w >= 0 and inner[w]:
-                        partial[v] = 1
+                onward |= self._flow_through(node, partial, a)
         gives = bytes([partial[w] for w in g.result_values if w >= 0])
         if gives != self._known_partial.get((g.key, a), bytes(len(gives))):
             self._known_partial[g.key, a] = gives
             onward |= self._callers[g.key]
+        return onward
+
+    def _flow_through(self, node: Node, partial: bytearray, a: int) -> set[str]:
+        """Mark values at a call; return the graph of its function where that has new ones."""
+        callee, inner = self.graphs[node.callee], self.result[node.callee].partial[a]
+        onward: set[str] = set()
+        for v, w in zip(node.operands, callee.param_values):
+            if v >= 0 and partial[v] and not inner[w]:
+                inner[w] = 1
+                onward.add(callee.key)
+        for v, w in zip(node.results, callee.result_values):
+            if w >= 0 and inner[w]:
+                partial[v] = 1
         return onward
 
     def _fix_params(self, g: Graph) -> None:

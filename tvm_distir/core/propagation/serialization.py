@@ -26,7 +26,7 @@ from tvm_distir.core.propagation.solve.strategies import OpStrategy
 from tvm_distir.support import LARGEST, Count, PlanError, Text, nearest, read_model, shortened
 
 from .decision import Decision, Instance
-from .instances import Instances
+from .instances import Instances, called
 from .placed_module import PlacedModule
 
 PLACE = "plan/labels"
@@ -210,14 +210,6 @@ class _Reader:
                     )
             choice[a] = tuple(column)
         return self.instances.of(g, choice, kids)
-
-
-def called(kid: Instance, a: int) -> OpStrategy:
-    """Return a call's labels along an axis, as given by the boundary of its function."""
-    g, choice = kid.graph, kid.choice[a]
-    needs = tuple([choice[p].gives[0] for p in g.params])
-    gives = tuple([choice[r].needs[0] for r in g.rets])
-    return OpStrategy(needs, gives, None)
 
 
 def _may(g: Graph, node: Node, chosen: OpStrategy) -> bool:

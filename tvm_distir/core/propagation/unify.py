@@ -116,32 +116,19 @@ class DimUnifier:
         for k, node in enumerate(g.nodes):
             if node.pin is not None:
                 first = off[node.results[0]]
-                for label, a in self._marked(node.pin, node.mesh):
-                    seeds.append((first + label, a))
-            if node.kind == "param":
-                continue
+                seeds += [(first + label, a) for label, a in self._marked(node.pin, node.mesh)]
             if node.kind == "op" and node.rule is not None:
                 slots = node.operands + node.results
                 for tie in node.rule.ties:
                     tied = [off[slots[i]] + d for i, d in tie if slots[i] >= 0]
                     if len(tied) > 1:
-                        groups.append(len(tied))
-                        groups += tied
-            elif node.kind in ("pin", "move"):
+                        groups += (len(tied), *tied)
+            elif node.kind in ("pin", "move") and node.operands[0] >= 0:
                 v, w = node.operands[0], node.results[0]
-                if v >= 0:
-                    for d in range(len(g.values[w].shape)):
-                        groups += (2, off[v] + d, off[w] + d)
+                for d in range(len(g.values[w].shape)):
+                    groups += (2, off[v] + d, off[w] + d)
             elif node.kind == "call":
-                slots, inside = node.operands + node.results, self._seeds[node.callee]
-                across = self._across[g.key, k] = []
-                for root, outside in self._ties[node.callee]:
-                    tied = _tied(g, slots, outside)
-                    groups += (len(tied), *tied) if tied else ()
-                    if tied:
-                        across.append((tied[0], root))
-                        seeds += [(tied[0], a) for a in inside.get(root, ())]
-                seeds += self._forced_seeds(g, node)
+                self._unify_call(g, k, groups, seeds)
         if self.complete:
             seeds += self._all_seeds(g)
         elif self.free and g.public:
@@ -153,6 +140,21 @@ class DimUnifier:
         self._seeds[g.key] = axes_of_root
         if not g.public:
             self._ties[g.key] = self._tied_outside(g)
+
+    def _unify_call(
+        self, g: Graph, k: int, groups: list[int], seeds: list[tuple[int, int]]
+    ) -> None:
+        """Add the groups and seeds of a call, and note the dims that it ties to its function's."""
+        node = g.nodes[k]
+        slots, inside = node.operands + node.results, self._seeds[node.callee]
+        across = self._across[g.key, k] = []
+        for root, outside in self._ties[node.callee]:
+            tied = _tied(g, slots, outside)
+            if tied:
+                groups += (len(tied), *tied)
+                across.append((tied[0], root))
+                seeds += [(tied[0], a) for a in inside.get(root, ())]
+        seeds += self._forced_seeds(g, node)
 
     def _free_seeds(self, g: Graph) -> list[tuple[int, int]]:
         seeds: list[tuple[int, int]] = []

@@ -18,10 +18,7 @@ from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible, has_
 from tvm_distir.core.propagation.solve.axes_solver import Problems
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
-from tvm_distir.core.propagation.solve.problem_template import (
-    ProblemTemplate,
-    SketchedProblems,
-)
+from tvm_distir.core.propagation.solve.problem_template import ProblemTemplate, SketchedProblems
 from tvm_distir.core.propagation.solve.strategies import StrategyTable
 from tvm_distir.core.propagation.solve.tables import PriceTables
 

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,15 @@ class PriceMatrix:
     cost: Prices
     local: Prices
     local_bytes: Prices
+
+    @functools.cached_property
+    def at(self) -> dict[Labels, int]:
+        """Return the row of each placement."""
+        return {labels: i for i, labels in enumerate(self.placements)}
+
+    def rows(self, placements: Iterable[Labels]) -> list[int]:
+        """Return the rows of some placements."""
+        return [self.at[labels] for labels in placements]
 
 
 def price_matrix(

@@ -92,11 +92,7 @@ class TermsMove:
 
 
 def terms_move(
-    shape: Sequence[int],
-    labels: Sequence[int],
-    axes: Sequence[int],
-    dim: int,
-    mesh: Sequence[int],
+    shape: Sequence[int], labels: Sequence[int], axes: Sequence[int], dim: int, mesh: Sequence[int]
 ) -> TermsMove | None:
     """Return how a ``reduce_scatter`` is done whose shards are no parts of its groups' blocks.
 

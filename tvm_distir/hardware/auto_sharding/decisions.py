@@ -22,6 +22,7 @@ from tvm_distir.core.propagation import (
     PlacedModule,
     ReachableAxes,
     called,
+    each_instance,
 )
 from tvm_distir.support import PlanError, Steps, unrolled
 
@@ -118,24 +119,16 @@ def plan_of(decision: Decision, meshes: Sequence[MeshSpec]) -> Plan:
     """
     rules: list[PlanRule] = []
     seen: dict[str, list[Instance]] = {}
-    waiting = list(decision.entries.values())
-    met: set[int] = set()
-    while waiting:
-        inst = waiting.pop(0)
-        if inst.number in met:
-            continue
-        met.add(inst.number)
+    for inst in each_instance(decision.entries.values()):
         seen.setdefault(inst.graph.name, []).append(inst)
-        waiting += inst.kids.values()
     for name, instances in seen.items():
         numbers = {mesh_of(inst.graph) for inst in instances}
         if len(numbers) > 1:
             continue
         mesh = meshes[numbers.pop()]
         function = None if name == "main" else name
-        rules += _params(decision, instances, mesh, function)
-        rules += _arguments(decision, instances, mesh, function)
-        rules += _values(decision, instances, mesh, function)
+        for make in (_params, _arguments, _values):
+            rules += make(decision, instances, mesh, function)
     return Plan(tuple(meshes), tuple(rules))
 
 

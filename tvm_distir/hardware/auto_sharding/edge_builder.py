@@ -14,7 +14,7 @@ from tvm_distir.core.redistribution import PriceMatrix
 from tvm_distir.core.solver import INFINITE
 
 from .liveness import Liveness
-from .sharding_problem import Assembly, Bytes, Side
+from .sharding_problem import Assembly, Bytes, Side, once
 
 
 class EdgeBuilder:
@@ -82,10 +82,7 @@ class EdgeBuilder:
         produced, variable = producer
         needs = tuple([n for n, _ in readers])
         key = (id(matrix), stationary, produced, needs, self._counted(v))
-        held_forms = self.shared.held.get(key)
-        if held_forms is None:
-            held_forms = self.shared.held[key] = self._held(v, produced, needs)
-        forms, first, rest = held_forms
+        forms, first, rest = once(self.shared.held, key, lambda: self._held(v, produced, needs))
         shared = -1
         if len(forms) > 1:
             shared = len(self.net.domains)
@@ -105,27 +102,24 @@ class EdgeBuilder:
     ) -> tuple[tuple[Labels, ...], Interned, list[Interned]]:
         """Return stored placements, table (given x held), and per reader (needed x held)."""
         matrix = self.shared.forms_of(self.g, v)
-        at = {form: i for i, form in enumerate(matrix.placements)}
-        targets = sorted({at[form] for each in needs for form in each})
+        targets = sorted({row for each in needs for row in matrix.rows(each)})
         forms = [i for i, f in enumerate(matrix.placements) if P not in f]
         forms = sorted({*forms, *targets})
         cost = self._cost(v)
-        give = sorted({at[form] for form in produced})
+        give = sorted(set(matrix.rows(produced)))
         rows = np.concatenate(
             [cost[np.ix_(give, forms)].T, matrix.local[np.ix_(forms, targets)]], 1
         )
         forms = [forms[i] for i in _undominated(rows)]
         intern = self.shared.store.intern
-        first = intern(cost[np.ix_([at[f] for f in produced], forms)])
-        rest = [intern(matrix.local[np.ix_(forms, [at[f] for f in each])].T) for each in needs]
+        first = intern(cost[np.ix_(matrix.rows(produced), forms)])
+        rest = [intern(matrix.local[np.ix_(forms, matrix.rows(each))].T) for each in needs]
         return tuple([matrix.placements[i] for i in forms]), first, rest
 
     def _cost(self, v: int) -> Bytes:
         """Return the costs of all reshardings of a value; INFINITE where it may not move."""
-        matrix, stationary = (
-            self.shared.forms_of(self.g, v),
-            self._stationary(self.g.producer[v][0]),
-        )
+        matrix, maker = self.shared.forms_of(self.g, v), self.g.producer[v][0]
+        stationary = self._stationary(maker)
         if self.g.values[v].ty is None:
             count = len(matrix.placements)
             return np.where(np.eye(count, dtype=bool), 0, INFINITE).astype(np.int64)
@@ -158,17 +152,12 @@ class EdgeBuilder:
             return self.to.whole
         pin = node.pin or (None,) * len(self.to.axes)
         public = self.g.public or node.kind == "pin"
-        return tuple(
-            [
-                bool(is_stationary or (public and node.stationary and label is not None))
-                for is_stationary, label in zip(inherited, pin)
-            ]
-        )
+        fixed = [public and node.stationary and label is not None for label in pin]
+        return tuple([bool(stays or is_fixed) for stays, is_fixed in zip(inherited, fixed)])
 
     def _moves(self, v: int, produced: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
-        matrix, cost = self.shared.forms_of(self.g, v), self._cost(v)
-        at = {form: i for i, form in enumerate(matrix.placements)}
-        return cost[np.ix_([at[f] for f in produced], [at[f] for f in needs])]
+        matrix = self.shared.forms_of(self.g, v)
+        return self._cost(v)[np.ix_(matrix.rows(produced), matrix.rows(needs))]
 
 
 def _undominated(rows: Bytes) -> list[int]:

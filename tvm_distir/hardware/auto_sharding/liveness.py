@@ -15,7 +15,7 @@ from tvm_distir.core.solver import INFINITE
 
 from .in_flight import NO_FLIGHT, LiveRanges
 from .kernel_costs import in_place
-from .sharding_problem import Assembly, Bytes, LiveRange, Side
+from .sharding_problem import Assembly, Bytes, LiveRange, Side, once
 
 
 class Liveness:
@@ -141,11 +141,12 @@ class Liveness:
         """Return the bytes of a value after resharding for a reader; 0 where none is needed."""
         produced, needs = producer[0], reader[0]
         key = ("copies", id(matrix), produced, needs)
-        size = self.shared.sizes.get(key)
-        if size is None:
+
+        def make() -> Bytes:
             same = np.array([[x == y for y in needs] for x in produced])
-            size = self.shared.sizes[key] = np.where(same, 0, self._bytes(matrix, needs)[None])
-        return size
+            return np.where(same, 0, self._bytes(matrix, needs)[None])
+
+        return once(self.shared.sizes, key, make)
 
     def _left(self, matrix: PriceMatrix, producer: Side, reader: Side, exclusive: bool) -> Bytes:
         """Return the bytes that wait for the last of several readers.
@@ -156,33 +157,24 @@ class Liveness:
         """
         produced, needs = producer[0], reader[0]
         key = ("left", id(matrix), produced, needs, exclusive)
-        size = self.shared.sizes.get(key)
-        if size is None:
-            at = {form: i for i, form in enumerate(matrix.placements)}
-            rows, columns = [at[f] for f in produced], [at[f] for f in needs]
-            sent = matrix.local[np.ix_(rows, columns)] >= INFINITE
+
+        def make() -> Bytes:
+            sent = matrix.local[np.ix_(matrix.rows(produced), matrix.rows(needs))] >= INFINITE
             before, after = self._bytes(matrix, produced)[:, None], self._bytes(matrix, needs)[None]
             least = before if exclusive else np.zeros_like(before)
-            size = np.where(sent, np.maximum(least, after), least)
-            self.shared.sizes[key] = size
-        return size
+            return np.where(sent, np.maximum(least, after), least)
+
+        return once(self.shared.sizes, key, make)
 
     def _bytes(self, matrix: PriceMatrix, forms: tuple[Labels, ...]) -> Bytes:
         key = ("bytes", id(matrix), forms)
-        size = self.shared.sizes.get(key)
-        if size is None:
-            at = {form: i for i, form in enumerate(matrix.placements)}
-            size = self.shared.sizes[key] = matrix.local_bytes[[at[form] for form in forms]]
-        return size
+        return once(self.shared.sizes, key, lambda: matrix.local_bytes[matrix.rows(forms)])
 
     def _times(self, size: Bytes, often: int) -> Bytes:
         if often == 1:
             return size
         key = ("times", id(size), often)
-        total = self.shared.sizes.get(key)
-        if total is None:
-            total = self.shared.sizes[key] = often * size
-        return total
+        return once(self.shared.sizes, key, lambda: often * size)
 
     def _pair(self, left: Side, right: Side, size: Bytes, first: int, last: int) -> None:
         """Record a live range whose bytes depend on the states of two nodes."""

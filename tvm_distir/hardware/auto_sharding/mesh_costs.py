@@ -14,7 +14,6 @@ from tvm_distir.core.ir.operators import LOCAL_STEPS
 from tvm_distir.core.propagation import fits
 from tvm_distir.core.redistribution import PriceMatrix, price_matrix
 from tvm_distir.hardware.systems.clock import Clock
-from tvm_distir.hardware.systems.network import GroupLayout
 from tvm_distir.hardware.systems.system import System
 
 Groups = Sequence[Sequence[int]]
@@ -43,7 +42,6 @@ class MeshPrices:
     def __init__(self, system: System, mesh: DeviceMesh) -> None:
         self.clock, self.mesh, self.sizes = Clock(system), mesh, mesh_shape(mesh)
         self.devices = tuple([int(d) for d in mesh_devices(mesh).reshape(-1)])
-        self._layouts: dict[tuple[tuple[int, ...], ...], GroupLayout] = {}
         self._groups: dict[int, Groups] = {}
         self._forms: dict[tuple[tuple[int, ...], str], PriceMatrix] = {}
 
@@ -53,10 +51,7 @@ class MeshPrices:
             return 0
         if kind in LOCAL_STEPS:
             return self.kernel_ps(0, 2 * payload_bytes, "memory", "float32")
-        key = tuple(map(tuple, groups))
-        if key not in self._layouts:
-            self._layouts[key] = self.clock.system.layout(key)
-        return self.clock.collective_ps(kind, payload_bytes, self._layouts[key])
+        return self.clock.collective_ps(kind, payload_bytes, self.clock.layout(groups))
 
     def floor(self, received_bytes: int) -> int:
         """Return lower bounds as :class:`~.costs.StepCosts`, for all pairs without pruning."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,15 @@ class LiveRange(NamedTuple):
 
 
 NO_STATES = Strategies(-1, ())
+Made = TypeVar("Made")
+
+
+def once(known: dict[Any, Made], key: Any, make: Callable[[], Made]) -> Made:
+    """Return what is known of a key, which is made where nothing is."""
+    made = known.get(key)
+    if made is None:
+        made = known[key] = make()
+    return made
 
 
 class Shared:
@@ -123,10 +132,7 @@ class Shared:
 
     def table(self, key: Any, make: Callable[[], Bytes]) -> Interned:
         """Return the table of a key; equal tables are made once."""
-        table_ref = self._tables.get(key)
-        if table_ref is None:
-            table_ref = self._tables[key] = self.store.intern(make())
-        return table_ref
+        return once(self._tables, key, lambda: self.store.intern(make()))
 
     def discounted(self, hiding: OverlapDiscount) -> Shared:
         """Return the same state with another share of communication that counts."""
@@ -149,17 +155,16 @@ class Shared:
     ) -> Strategies:
         """Return the strategies of a boundary node over some placements, from a label's."""
         key = (strategy, id(matrix), partial, pin)
-        strategies = self._ends.get(key)
-        if strategies is None:
+
+        def make() -> Strategies:
             forms = all_forms(matrix.placements, partial=partial)
             if pin is not None:  # along an axis of a single device all placements are the same
                 sizes = self.prices.sizes
                 labels = [R if x == P and not may else x for x, may in zip(pin, partial)]
                 forms = pinned(forms, [x if n > 1 else None for x, n in zip(labels, sizes)])
-            strategies = self._ends[key] = self.strategies.intern(
-                [tuple(map(strategy, form)) for form in forms]
-            )
-        return strategies
+            return self.strategies.intern([tuple(map(strategy, form)) for form in forms])
+
+        return once(self._ends, key, make)
 
 
 class Assembly:

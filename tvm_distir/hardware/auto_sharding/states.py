@@ -43,7 +43,6 @@ class OpStates:
     def __init__(self, prices: MeshPrices, strategies: StrategyTable) -> None:
         self.prices, self.strategies = prices, strategies
         self._cache: dict[Any, tuple[Strategies, Costs]] = {}
-        self._rules: list[Rule] = []  # kept alive, so that their ids stay unique
 
     def of(
         self,
@@ -67,10 +66,9 @@ class OpStates:
         free : bool
             The call costs no work (a transpose that products read in place).
         """
-        key = (id(rule), dtype, shapes, partial, free)
+        key = (self.strategies.rule_number(rule), dtype, shapes, partial, free)
         cached = self._cache.get(key)
         if cached is None:
-            self._rules.append(rule)
             strategies = self._joint(rule, shapes, partial)
             costs = [
                 0 if free else self._time_ps(rule, axes, needs, gives, dtype)
@@ -101,12 +99,7 @@ class OpStates:
         )
 
     def _time_ps(
-        self,
-        rule: Rule,
-        axes: NodeStrategy,
-        needs: Placements,
-        gives: Placements,
-        dtype: str,
+        self, rule: Rule, axes: NodeStrategy, needs: Placements, gives: Placements, dtype: str
     ) -> int:
         """Return the time of local work and of communication inside the call."""
         if rule.op in VIEWS:

@@ -36,13 +36,8 @@ Uses = Sequence[tuple[int, tuple[int, ...]]]
 HANDED = ("param", "pin")
 """Kinds of nodes whose values may be pinned or stationary."""
 
-LAYOUT_OPS = (
-    "relax.permute_dims",
-    "relax.reshape",
-    "relax.expand_dims",
-    "relax.squeeze",
-    "relax.flatten",
-    "relax.astype",
+LAYOUT_OPS = tuple(
+    f"relax.{name}" for name in "permute_dims reshape expand_dims squeeze flatten astype".split()
 )
 """Ops whose result is their operand in another layout: what a plan says of the operand holds."""
 

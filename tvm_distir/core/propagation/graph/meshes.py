@@ -37,12 +37,7 @@ class MeshAssignment:
         """Place a public function; return the graph's key. It raises as :meth:`placed` does."""
         return unrolled(self.placed(name))
 
-    def placed(
-        self,
-        name: str,
-        params: Where | None = None,
-        want: int = UNKNOWN,
-    ) -> Steps[str]:
+    def placed(self, name: str, params: Where | None = None, want: int = UNKNOWN) -> Steps[str]:
         """Place a function whose arguments are on ``params``; return the graph's key.
 
         Parameters

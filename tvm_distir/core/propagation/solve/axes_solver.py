@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_distir.core.propagation.decision import Instance, Signature
-from tvm_distir.core.propagation.instances import Instances, LocalSizes
+from tvm_distir.core.propagation.instances import Instances, LocalSizes, called
 from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.solver.problem import Problem
 from tvm_distir.support import Steps, unrolled
@@ -22,8 +22,8 @@ from tvm_distir.support import Steps, unrolled
 from .builder import ProblemBuilder
 from .byte_costs import ByteCosts
 from .exact import NARROW, WarmStarts, minimise
-from .problem import LabellingProblem, Spliced, Summary
-from .strategies import NodeStrategy, OpStrategy, TooManyStrategies
+from .problem import LabellingProblem, Summary
+from .strategies import NodeStrategy, TooManyStrategies
 from .tables import PriceTables
 
 TABLE_LIMIT = 1 << 22
@@ -87,14 +87,12 @@ class Problems:
     ) -> LabellingProblem:
         """Return the problem of an instance; the summaries are those of its callees."""
         key = inst.graph.key
-        return ProblemBuilder(
-            costs,
-            inst,
-            self.reach[key],
-            sizes(inst, costs.numbers),
-            lambda k: summary_of(inst.kids[k]),
-            self.forced.get(key),
-        ).run()
+        local, forced = sizes(inst, costs.numbers), self.forced.get(key)
+
+        def callee(k: int) -> Summary:
+            return summary_of(inst.kids[k])
+
+        return ProblemBuilder(costs, inst, self.reach[key], local, callee, forced).run()
 
 
 class AxesSolver:
@@ -144,16 +142,9 @@ class AxesSolver:
         except TooManyStrategies:
             return None
         tables, limits, problem = self.tables, self.limits, Problem(model.domains, model.factors)
-        solution = minimise(
-            tables,
-            problem,
-            TABLE_LIMIT,
-            inst.graph.name,
-            self.starts,
-            narrow=limits.narrow,
-            rounds=limits.rounds,
-            program=limits.program,
-        )
+        effort = {"narrow": limits.narrow, "rounds": limits.rounds, "program": limits.program}
+        name = inst.graph.name
+        solution = minimise(tables, problem, TABLE_LIMIT, name, self.starts, **effort)
         total, forbidden = tables.evaluate(problem, solution.values)
         if not (model.feasible and solution.feasible) or forbidden:
             return None
@@ -187,30 +178,13 @@ class AxesSolver:
             kid, variables = inst.kids[k], spliced.variables
             picked = tuple(values[variables.start : variables.stop])
             kids[k] = yield self._specialise(kid, picked)
-            called = self._called.get((kid.number, picked))
-            if called is None:
-                called = self._called[kid.number, picked] = self._call(spliced, values)
-            chosen[k] = called
+            if (kid.number, picked) not in self._called:
+                labels = [called(kids[k], a) for a in self.costs.numbers]
+                self._called[kid.number, picked] = tuple(labels)
+            chosen[k] = self._called[kid.number, picked]
         columns = zip(*chosen) if chosen else itertools.repeat(())
         choice = dict(sorted({**inst.choice, **dict(zip(self.costs.numbers, columns))}.items()))
         return self.instances.of(inst.graph, choice, kids, inst.columns)
-
-    def _call(self, spliced: Spliced, values: Sequence[int]) -> NodeStrategy:
-        """Return the strategies of a call, as given by the boundary of its function."""
-        params, rets = (
-            [x.items[values[u] if u >= 0 else 0] for x, u in ends]
-            for ends in (spliced.params, spliced.rets)
-        )
-        return tuple(
-            [
-                OpStrategy(
-                    tuple([axes[i].needs[0] for axes in params]),
-                    tuple([axes[i].gives[0] for axes in rets]),
-                    None,
-                )
-                for i in range(len(self.costs.axes))
-            ]
-        )
 
     def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Steps[Instance]:
         """Return an instance per distinct assignment of a summary's kept variables."""

@@ -185,12 +185,7 @@ class _Core:
     """A problem of pairs that is too wide to be eliminated as it is."""
 
     def __init__(
-        self,
-        tables: Tables,
-        problem: Problem,
-        place: str,
-        starts: WarmStarts,
-        effort: _Effort,
+        self, tables: Tables, problem: Problem, place: str, starts: WarmStarts, effort: _Effort
     ) -> None:
         self.tables, self.problem, self.place = tables, problem, place
         self.starts, self.effort, self.limit = starts, effort, effort.limit

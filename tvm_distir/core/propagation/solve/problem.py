@@ -137,16 +137,11 @@ class Summary:
         done = tables.eliminate(Problem(model.domains, model.factors), keep, limit)
         at = {v: i for i, v in enumerate(done.kept)}
         outside = [(turned(strategies), at.get(v, -1)) for strategies, v in ends]
-        return cls(
-            model,
-            done,
-            [model.domains[v] for v in done.kept],
-            sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
-            model.constant + done.constant,
-            model.feasible and done.feasible,
-            tuple(outside[: len(g.params)]),
-            tuple(outside[len(g.params) :]),
-        )
+        params, rets = tuple(outside[: len(g.params)]), tuple(outside[len(g.params) :])
+        domains = [model.domains[v] for v in done.kept]
+        factors = sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items())
+        constant, feasible = model.constant + done.constant, model.feasible and done.feasible
+        return cls(model, done, domains, factors, constant, feasible, params, rets)
 
     @functools.cached_property
     def _settled(self) -> tuple[bool, bool]:

@@ -197,11 +197,7 @@ class ProblemTemplate:
         return replace(self.model, factors=factors, constant=constant, feasible=feasible)
 
     def _table(
-        self,
-        order: Order,
-        numbers: Sequence[int],
-        costs: ByteCosts,
-        callees: Sequence[Summary],
+        self, order: Order, numbers: Sequence[int], costs: ByteCosts, callees: Sequence[Summary]
     ) -> Interned:
         kind, *arguments = order
         prices = costs.prices
