@@ -111,14 +111,11 @@ def transfer_tiles(shape: tuple[int, ...], src: Side, dst: Side) -> tuple[Tile, 
             else:
                 source = holders[turn[have] % len(holders)]
                 turn[have] += 1
-            tiles.append(
-                Tile(
-                    source,
-                    device,
-                    tuple((a - h[0], b - h[0]) for (a, b), h in zip(box, have)),
-                    tuple((a - w[0], b - w[0]) for (a, b), w in zip(box, want)),
-                )
+            src, dst = (
+                tuple((a - x[0], b - x[0]) for (a, b), x in zip(box, whole))
+                for whole in (have, want)
             )
+            tiles.append(Tile(source, device, src, dst))
     return tuple(tiles)
 
 

@@ -124,7 +124,7 @@ class _Lifter:
                 is_branch = isinstance(b.value, relax.If)
                 bindings += (yield from self._branches(b)) if is_branch else [b]
             blocks.append(relax.BindingBlock(bindings))
-        return _sequence(blocks, seq.body)
+        return _typed(relax.SeqExpr(blocks, seq.body), seq.body.ty)
 
     def _branches(self, binding: Any) -> Steps[list[Any]]:
         value, var = binding.value, binding.var
@@ -141,15 +141,14 @@ class _Lifter:
         if self.select:
             calls = [seq.blocks[0].bindings[0].value for seq in branches]
             return self._selection(var, value.cond, calls)
-        new = relax.If(value.cond, *branches)
-        relax.expr._update_type(new, value.ty)
-        return [relax.VarBinding(var, new)]
+        return [relax.VarBinding(var, _typed(relax.If(value.cond, *branches), value.ty))]
 
     def _outlined(self, var: Any, name: str, side: str, seq: relax.SeqExpr) -> Steps[relax.SeqExpr]:
         """Return a branch that is a call of the function made of it."""
         call = self._lifted(name, side, (yield self._sequence(seq)))
         inner = relax.Var(f"{var.name}_{side}", call.ty)
-        return _sequence([relax.BindingBlock([relax.VarBinding(inner, call)])], inner)
+        block = relax.BindingBlock([relax.VarBinding(inner, call)])
+        return _typed(relax.SeqExpr([block], inner), inner.ty)
 
     def _fresh(self, wish: str) -> str:
         name, number = wish, 0
@@ -174,8 +173,7 @@ class _Lifter:
         fn = relax.utils.copy_with_new_vars(fn)
         attributes = ir.make_node("ir.DictAttrs", **attrs)
         fn = relax.Function(fn.params, fn.body, fn.ret_ty, pure, attributes)
-        gv = ir.GlobalVar(f"{name}_{side}")
-        relax.expr._update_type(gv, fn.ty)
+        gv = _typed(ir.GlobalVar(f"{name}_{side}"), fn.ty)
         self.functions[gv] = fn
         return self.builder.normalize(ir.Call(gv, args))
 
@@ -279,7 +277,7 @@ def branch_calls(mod: ir.IRModule, fn: relax.Function) -> Iterator[tuple[Any, st
                     yield b, *branch
 
 
-def _sequence(blocks: list[Any], result: Any) -> relax.SeqExpr:
-    seq = relax.SeqExpr(blocks, result)
-    relax.expr._update_type(seq, result.ty)
-    return seq
+def _typed(expr: Any, ty: Any) -> Any:
+    """Give a fresh expression its type."""
+    relax.expr._update_type(expr, ty)
+    return expr

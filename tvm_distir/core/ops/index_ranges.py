@@ -23,28 +23,12 @@ from tvm_distir.core.ir.types import flat_types, known_shape, named_leaves, tens
 from tvm_distir.support import Steps, unrolled
 
 _VIEWS = frozenset(
-    {
-        "relax.astype",
-        "relax.broadcast_to",
-        "relax.expand_dims",
-        "relax.flatten",
-        "relax.permute_dims",
-        "relax.reshape",
-        "relax.squeeze",
-        *(
-            f"relax.dist.{name}"
-            for name in (
-                "annotate_sharding",
-                "redistribute",
-                "all_gather",
-                "all_to_all",
-                "exchange",
-                "local_slice",
-                "send",
-                "recv",
-            )
-        ),
-    }
+    f"relax.{name}"
+    for name in (
+        "astype broadcast_to expand_dims flatten permute_dims reshape squeeze "
+        "dist.annotate_sharding dist.redistribute dist.all_gather dist.all_to_all dist.exchange "
+        "dist.local_slice dist.send dist.recv"
+    ).split()
 )
 """Ops whose result holds every element of operand 0, and nothing else."""
 

@@ -27,15 +27,10 @@ from .lookup import work_of
 from .packed import is_packed_call, packed_args, packed_functions, packed_name, packed_rule
 
 VIEWS = frozenset(
-    {
-        "relax.reshape",
-        "relax.expand_dims",
-        "relax.squeeze",
-        "relax.flatten",
-        "relax.nn.batch_flatten",
-        "relax.memory.view",
-        "relax.builtin.stop_lift_params",
-    }
+    f"relax.{name}"
+    for name in (
+        "reshape expand_dims squeeze flatten nn.batch_flatten memory.view builtin.stop_lift_params"
+    ).split()
 )
 """Ops that TVM runs without touching the data."""
 

@@ -58,10 +58,7 @@ def describe_factor(factor: Factor) -> str:
 
 
 def match_factor(
-    rule: Rule,
-    in_labels: Sequence[Label],
-    out_labels: Sequence[Label],
-    place: str = "",
+    rule: Rule, in_labels: Sequence[Label], out_labels: Sequence[Label], place: str = ""
 ) -> int | None:
     """Find the factor a call follows along a mesh axis.
 

@@ -39,7 +39,7 @@ from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.types import is_private, relax_functions
 from tvm_distir.support import MAX_INT, ModelError, nearest
 
-from .calls import TIR_CALLS, called_name, place_of
+from .calls import TIR_CALLS, called_name, place_of, typed
 from .functions import callees_first, retyped
 from .kernel_binding import KernelCall, contradiction, specialise_kernel
 
@@ -283,10 +283,8 @@ class _Binder:
             with _size_errors(name):
                 opened = fn.bind_symbolic_vars(dict(sizes)) if sizes else fn
             opened = _Rewriter(self, name).run(opened)
-            gv = ir.GlobalVar(self._fresh(name))
-            relax.expr._update_type(
-                gv, relax.FuncType([p.ty for p in opened.params], opened.ret_ty)
-            )
+            ty = relax.FuncType([p.ty for p in opened.params], opened.ret_ty)
+            gv = typed(ir.GlobalVar(self._fresh(name)), ty)
             self.out[gv] = opened
             self.copies[name, key] = gv
         return self.copies[name, key]
@@ -356,11 +354,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         _, kernel = self.binder.kernels[str(gv.name_hint)]
         kernel_call = KernelCall(kernel, call, operands)
         sizes = kernel_call.sizes(self.place)
-        args = [
-            self.binder.kernel(str(gv.name_hint), sizes),
-            kernel_call.operands(sizes),
-            *others,
-        ]
+        args = [self.binder.kernel(str(gv.name_hint), sizes), kernel_call.operands(sizes), *others]
         if all(map(_same, args, call.args)):
             return call
         return relax.Call(call.op, args, call.attrs, call.ty_args)

@@ -15,6 +15,7 @@ from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import flat_types, is_private, relax_functions
 from tvm_distir.support import LoweringError
 
+from .calls import typed
 from .scopes import all_bindings
 
 EFFECTS = "_initialize_effect"
@@ -109,9 +110,7 @@ def _calls_of(fn: relax.Function) -> list[Any]:
 
 def retyped(gv: Any, ty: Any) -> Any:
     """Make a global variable of the same name and another type."""
-    new = ir.GlobalVar(gv.name_hint)
-    relax.expr._update_type(new, ty)
-    return new
+    return typed(ir.GlobalVar(gv.name_hint), ty)
 
 
 def callees_first(

@@ -17,9 +17,12 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.rewriting.native.function_index import ALIAS, FunctionView
+from tvm_distir.support import LoweringError
 
 from .binding_template import Key, PartMatcher, Template
+from .calls import place_of
 from .nodes import make_binding, make_var
+from .substitute import VARIABLES
 from .writer import BlockWriter
 
 _REPEATABLE = (ir.Call, relax.TupleGetItem, relax.Tuple)
@@ -31,14 +34,28 @@ class RewrittenValues:
 
     Attributes
     ----------
+    name : str
+        The name of the function.
+    terms : dict
+        The terms of leaves of variables that are partial.
     writer : BlockWriter
     removes_aliases : bool
         Whether a variable that is bound to another takes its replacement and state, and has no
         binding where the replacement is visible wherever the variable is.
     """
 
+    name: str
+    terms: dict[tuple[Any, int], tuple[tuple[int, str], ...]]
     writer: BlockWriter
     removes_aliases = False
+
+    def fault(self, code: str, problem: str, var: Any, value: Any, remedy: str) -> LoweringError:
+        """Return an error of a binding."""
+        return LoweringError(code, problem, place=place_of(self.name, var, value), remedy=remedy)
+
+    def terms_of(self, expr: Any, number: int) -> tuple[tuple[int, str], ...]:
+        """Return the mesh axes along which a leaf of an expression is partial, with their ops."""
+        return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
 
     def repeats(self) -> bool:
         """Return whether templates hold at this place of the function."""

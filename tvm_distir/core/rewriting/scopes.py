@@ -12,6 +12,7 @@ from tvm import relax
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
 
+from .calls import typed
 from .substitute import substitute, variables
 from .writer import BlockWriter, with_body
 
@@ -60,9 +61,7 @@ def _rewritten(fn: relax.Function, value: relax.If, rewrite: Rewrite) -> relax.I
         branches.append(new.body)
     if not changed:
         return value
-    conditional = relax.If(value.cond, *branches)
-    relax.expr._update_type(conditional, value.ty)
-    return conditional
+    return typed(relax.If(value.cond, *branches), value.ty)
 
 
 def branches_of(value: relax.If) -> tuple[relax.SeqExpr, relax.SeqExpr]:

@@ -56,11 +56,8 @@ def _substituted_if(value: relax.If, env: Mapping[Any, Any]) -> relax.If:
             type(block)([_substituted_binding(b, env) for b in block.bindings])
             for block in branch.blocks
         ]
-        branches.append(relax.SeqExpr(blocks, substitute(branch.body, env)))
-        relax.expr._update_type(branches[-1], branch.ty)
-    new = relax.If(substitute(value.cond, env), *branches)
-    relax.expr._update_type(new, value.ty)
-    return new
+        branches.append(typed(relax.SeqExpr(blocks, substitute(branch.body, env)), branch.ty))
+    return typed(relax.If(substitute(value.cond, env), *branches), value.ty)
 
 
 def _substituted_binding(binding: Any, env: Mapping[Any, Any]) -> Any:

@@ -19,6 +19,7 @@ from tvm.s_tir import renew_defs
 from tvm.sym import Analyzer
 
 from tvm_distir.core.ops.dims import plain, same, symbols
+from tvm_distir.core.rewriting.calls import typed
 
 from .compute_blocks import NotUnderstood, blocks_of, kind_of
 from .dim_groups import Buffers, Node, classes_of
@@ -108,19 +109,9 @@ class Cutter:
             return tirx.SeqStmt([self._stmt(s) for s in stmt.seq])
         if kind == "For":
             body = self._stmt(stmt.body)  # blocks inside say what the loop's extent becomes
-            extent = stmt.extent
-            if stmt.loop_var in self.loops:
-                extent = self.loops[stmt.loop_var]
-            return tirx.For(
-                stmt.loop_var,
-                stmt.min,
-                extent,
-                stmt.kind,
-                body,
-                stmt.thread_binding,
-                stmt.annotations,
-                stmt.step,
-            )
+            extent = self.loops.get(stmt.loop_var, stmt.extent)
+            rest = (stmt.kind, body, stmt.thread_binding, stmt.annotations, stmt.step)
+            return tirx.For(stmt.loop_var, stmt.min, extent, *rest)
         if kind == "SBlockRealize":
             block = self._block(stmt)
             return type(stmt)(list(stmt.iter_values), stmt.predicate, block)
@@ -154,17 +145,9 @@ class Cutter:
         init = None if block.init is None else self._init(block.init)
         if iters:
             self._inside -= 1
-        return type(block)(
-            iters,
-            [self._region(r) for r in block.reads],
-            [self._region(r) for r in block.writes],
-            str(block.name_hint),
-            body,
-            init,
-            buffers,
-            None,
-            block.annotations,
-        )
+        regions = [[self._region(r) for r in each] for each in (block.reads, block.writes)]
+        name, notes = str(block.name_hint), block.annotations
+        return type(block)(iters, *regions, name, body, init, buffers, None, notes)
 
     def _init(self, stmt: Any) -> Any:
         self._inside += 1
@@ -213,7 +196,7 @@ class Cutter:
         if kind == "Call":
             args = [self._expr(a) if isinstance(a, ir.Expr) else a for a in e.args]
             new = ir.Call(e.op, args, e.attrs, list(e.ty_args))
-            return _typed(new, e)
+            return typed(new, e.ty)
         if kind == "Select":
             parts = (e.condition, e.true_value, e.false_value)
             return tirx.Select(*(self._expr(x) for x in parts))
@@ -224,14 +207,6 @@ class Cutter:
         if hasattr(e, "a"):
             return type(e)(*(self._expr(x) for x in ((e.a, e.b) if hasattr(e, "b") else (e.a,))))
         raise NotUnderstood(f"a {kind} expression")
-
-
-def _typed(new: Any, old: Any) -> Any:
-    if type(new.ty) is ir.Type:
-        from tvm import relax
-
-        relax.expr._update_type(new, old.ty)
-    return new
 
 
 def cut_prim_func(func: Any, counts: Counts) -> Any:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import DataType
@@ -91,6 +91,40 @@ def _has_scale(e: Any) -> bool:
     return any(_has_scale(child) for child in children(e))
 
 
+def _refusal(
+    block: Block,
+    store: Store,
+    walked: Sequence[int],
+    kinds: set[str],
+    is_sliced: bool,
+    strict: bool,
+    is_partial: Callable[[Any], bool],
+) -> str:
+    """Return why a store cannot be split, empty where it can.
+
+    ``walked`` are the sharded loops of its block, ``kinds`` the reductions of what it reads, and
+    ``is_sliced`` is whether its buffer is sharded; otherwise as for :func:`flow`.
+    """
+    reduces = bool(walked) and block.reduced[walked[0]]
+    if len(kinds) > 1:
+        return "partial sums of different reductions are combined"
+    if walked and (kinds or (reduces and is_sliced)):
+        return "it is reduced, and the result is used in the kernel"
+    if reduces:
+        scaled = strict and _has_scale(block.term)
+        why = "the reduced value is scaled by a number that may depend on the extent"
+        return why if scaled else ""
+    if walked:
+        return "" if is_sliced else "a loop over it writes the same elements several times"
+    if kinds:
+        copies = kind_of(store.value) == "TensorLoad" and not any(block.reduced)
+        if strict and not copies:
+            return "the reduced value is processed further"
+        passes = _passes(block, store, *kinds, is_partial)
+        return "" if passes else "a reduced value is used in a way that is not linear"
+    return "it is written by a single statement" if is_sliced else ""
+
+
 def flow(
     blocks: list[Block],
     number: Callable[[Any], int],
@@ -116,6 +150,10 @@ def flow(
     states: States = dict(start)
     sliced = {b for kind, b, _ in cut if kind == "dim"}
     buffers_written: set[int] = set()
+
+    def is_partial(buffer: Any) -> bool:
+        return bool(states.get(number(buffer)))
+
     for index, block in enumerate(blocks):
         walked = [k for k in range(len(block.extents)) if ("iter", index, k) in cut]
         if len(walked) > 1:
@@ -125,29 +163,13 @@ def flow(
             values = store.read() if block.term is None else [block.term]
             sources = {number(x.source) for e in (*values, *store.indices) for x in loads(e)}
             kinds = {states[b] for b in sources if states.get(b)}
-            state = ""
-            if len(kinds) > 1:
-                return "partial sums of different reductions are combined"
-            if walked and kinds:
-                return "it is reduced, and the result is used in the kernel"
-            if walked and block.reduced[walked[0]]:
-                if target in sliced:
-                    return "it is reduced, and the result is used in the kernel"
-                if strict and _has_scale(block.term):
-                    return "the reduced value is scaled by a number that may depend on the extent"
-                state = block.combiner
-            elif walked:
-                if target not in sliced:
-                    return "a loop over it writes the same elements several times"
-            elif kinds:
-                state = kinds.pop()
-                copies = kind_of(store.value) == "TensorLoad" and not any(block.reduced)
-                if strict and cut and not copies:
-                    return "the reduced value is processed further"
-                if not _passes(block, store, state, lambda b: bool(states.get(number(b)))):
-                    return "a reduced value is used in a way that is not linear"
-            elif target in sliced:
-                return "it is written by a single statement"
+            refusal = _refusal(
+                block, store, walked, kinds, target in sliced, strict and bool(cut), is_partial
+            )
+            if refusal:
+                return refusal
+            state = (block.combiner if block.reduced[walked[0]] else "") if walked else ""
+            state = kinds.pop() if kinds else state
             if target in buffers_written and states.get(target, "") != state:
                 return "a buffer would hold both reduced values and partial sums"
             buffers_written.add(target)

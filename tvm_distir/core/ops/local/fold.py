@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
 from tvm_distir.core.ir.placement import labels_of, shard_counts
 from tvm_distir.core.ir.types import flat_types
 from tvm_distir.core.ops.partial import call_form
+from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.support import PropagationError
 
 from .attrs import changed
@@ -118,8 +119,8 @@ def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var:
     if widths is None:
         return call
     pads = [int(n) + more for n, more in zip(taker.attrs.padding, widths, strict=True)]
-    new = ir.Call(taker.op, args, changed(taker.attrs, padding=pads), taker.ty_args)
-    relax.expr._update_type(new, call.ty)
+    attrs = changed(taker.attrs, padding=pads)
+    new = typed(ir.Call(taker.op, args, attrs, taker.ty_args), call.ty)
     try:
         call_form(new, flat_types(var.ty), mod, function, var)
     except PropagationError:

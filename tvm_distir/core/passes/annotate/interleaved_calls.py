@@ -19,6 +19,7 @@ from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.segments import Segments
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.plan.matching import FunctionTargets
+from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.entries import public_functions, reached_from
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import substitute
@@ -88,8 +89,7 @@ class InterleavedFunctions:
         if (gv, orders) not in self._versions:
             unique = free_name(f"{name}{SUFFIX}", self._names)
             self._names.add(unique)
-            version = self._versions[gv, orders] = ir.GlobalVar(unique)
-            relax.expr._update_type(version, gv.ty)
+            version = self._versions[gv, orders] = typed(ir.GlobalVar(unique), gv.ty)
             fn, copied = self._sources[name], copy_with_new_vars(self._sources[name])
             self._copy_targets(name, str(version.name_hint), fn, copied)
             named = self._named(str(version.name_hint))

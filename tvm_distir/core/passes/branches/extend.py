@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm_distir.core.analysis.partial import PartialState
 from tvm_distir.core.ir.attributes.keys import PARTIAL_ATTR
 from tvm_distir.core.ir.types import value_types
-from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.calls import rebuild, typed
 from tvm_distir.core.rewriting.writer import merged_blocks
 
 from .def_use import Path
@@ -57,8 +57,7 @@ def extended(fn: relax.Function, sunk: Sunk, state: PartialState) -> relax.Funct
     back: list[Any] = []
     result = _converted(fresh.body.body, (), sunk.results, back)
     blocks = [relax.BindingBlock(front), *fresh.body.blocks, relax.BindingBlock(back)]
-    body = relax.SeqExpr(merged_blocks(blocks), result)
-    relax.expr._update_type(body, result.ty)
+    body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
     attrs = dict((fn.attrs or {}).items())
     sources = {i: sorted(state.of(var)[0]) for i, var in sunk.sources.items()}
     lasts = {path: sorted(state.of(var)[0]) for path, var in sunk.lasts.items()}
@@ -77,8 +76,7 @@ def _chain(start: Any, calls: Sequence[Any], last: Any) -> list[Any]:
     """Return the bindings that convert ``start`` step by step; the last binds ``last``."""
     bindings, here = [], start
     for number, call in enumerate(calls):
-        new = ir.Call(call.op, [here], call.attrs, list(call.ty_args))
-        relax.expr._update_type(new, call.ty)
+        new = rebuild(call, call.op, [here], call.ty)
         final = number == len(calls) - 1 and last is not None
         here = last if final else relax.Var(start.name, call.ty)
         bindings.append(relax.VarBinding(here, new))

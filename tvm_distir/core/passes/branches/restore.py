@@ -164,10 +164,9 @@ def _write_branch(choice: Choice) -> list[Any]:
     for side, call in zip(SIDES, choice.calls, strict=True):
         inner = relax.Var(f"{first.var.name}_{side}", call.value.ty)
         block = relax.BindingBlock([relax.VarBinding(inner, call.value)])
-        branches.append(typed_sequence([block], inner))
-    value = relax.If(choice.cond, *branches)
+        branches.append(typed(relax.SeqExpr([block], inner), inner.ty))
     ty = branches[0].ty
-    relax.expr._update_type(value, ty)
+    value = typed(relax.If(choice.cond, *branches), ty)
     if choice.paths == [()]:
         return [relax.VarBinding(first.var, value)]
     whole = relax.Var(choice.name, ty)
@@ -183,10 +182,3 @@ def _write_branch(choice: Choice) -> list[Any]:
         item = relax.TupleGetItem(values[path[:-1]], path[-1])
         bindings.append(relax.VarBinding(b.var, typed(item, b.var.ty)))
     return bindings
-
-
-def typed_sequence(blocks: list[Any], result: Any) -> relax.SeqExpr:
-    """Make a typed body."""
-    seq = relax.SeqExpr(blocks, result)
-    relax.expr._update_type(seq, result.ty)
-    return seq

@@ -33,6 +33,7 @@ from tvm import ir, relax
 from tvm_distir.core.analysis.partial import PartialState
 from tvm_distir.core.ir.branches import branch_calls, branch_of
 from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.functions import retyped
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import merged_blocks
@@ -163,8 +164,7 @@ class _Sinker:
                     )
             blocks.append(type(block)(bindings))
         result = substitute(fn.body.body, env)
-        body = relax.SeqExpr(merged_blocks(blocks), result)
-        relax.expr._update_type(body, result.ty)
+        body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
         return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, fn.attrs)
 
     def _binding(self, b: Any, env: dict[Any, Any]) -> Any:

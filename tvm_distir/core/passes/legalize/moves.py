@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -82,22 +82,26 @@ class TypedCalls:
         self, x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
     ) -> ir.Call:
         """Return the typed call of a step (see :func:`step_call`)."""
-        # By handles: the nodes stay alive, so that no other node takes their place.
-        key = (step, handle(mesh), before, tuple(shape), op, handle(x.ty))
-        cached = self._cache.get(key)
-        if cached is None:
-            call = self.builder.normalize(step_call(x, mesh, step, before, shape, op))
-            self._cache[key] = (mesh, x.ty, call)
-            return call
-        like = cached[2]
-        return make_call(like.op, [x], like.attrs, like.ty_args, like.ty)
+        key = (step, before, tuple(shape), op)
+        return self._like(
+            key,
+            x,
+            mesh,
+            lambda: self.builder.normalize(step_call(x, mesh, step, before, shape, op)),
+        )
 
     def all_reduce(self, x: Any, mesh: Any, axes: Sequence[int], op: str) -> ir.Call:
-        """Return a typed ``R.dist.all_reduce`` call."""
-        key = (tuple(axes), handle(mesh), op, handle(x.ty))
+        """Return the typed call of an ``all_reduce``."""
+        key = (tuple(axes), op)
+        return self._like(key, x, mesh, lambda: typed(ops.all_reduce(x, mesh, axes, op), x.ty))
+
+    def _like(self, key: Hashable, x: Any, mesh: Any, make: Callable[[], ir.Call]) -> ir.Call:
+        """Return a call like the first with this key, mesh and type of its operand."""
+        # By handles: the nodes stay alive, so that no other node takes their place.
+        key = (key, handle(mesh), handle(x.ty))
         cached = self._cache.get(key)
         if cached is None:
-            call = typed(ops.all_reduce(x, mesh, axes, op), x.ty)
+            call = make()
             self._cache[key] = (mesh, x.ty, call)
             return call
         like = cached[2]
@@ -257,18 +261,10 @@ class Moves:
         sent = values.writer.emit(
             ops.send(source, ty.device_mesh, mesh, placement, peer, shape, tag), f"{name}_sent"
         )
-        arrival = values.builder.normalize(
-            ops.recv(
-                sent,
-                device_mesh=mesh,
-                peer_mesh=ty.device_mesh,
-                placement=peer,
-                peer_placement=placement,
-                shape=shape,
-                dtype=ty.tensor_ty.dtype,
-                tag=tag,
-            )
-        )
+        ends = {"placement": peer, "peer_placement": placement, "shape": shape}
+        meshes = {"device_mesh": mesh, "peer_mesh": ty.device_mesh}
+        received = ops.recv(sent, **meshes, **ends, dtype=ty.tensor_ty.dtype, tag=tag)
+        arrival = values.builder.normalize(received)
         if not keep:
             values.bind(var, arrival)
             return

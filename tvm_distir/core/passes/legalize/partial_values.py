@@ -14,11 +14,9 @@ from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.ir.types import as_dtensor, flat_types
 from tvm_distir.core.ops.terms import Terms, axes_of, sums, without
-from tvm_distir.core.rewriting.calls import leaves_of, place_of, typed
+from tvm_distir.core.rewriting.calls import leaves_of, typed
 from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues
-from tvm_distir.core.rewriting.substitute import VARIABLES
 from tvm_distir.core.rewriting.writer import BlockWriter
-from tvm_distir.support import LoweringError
 
 Leaf = tuple[Any, int]
 
@@ -100,10 +98,6 @@ class LegalizedValues(RewrittenValues):
             return None
         return var, ()
 
-    def fault(self, code: str, problem: str, var: Any, value: Any, remedy: str) -> LoweringError:
-        """Return the error about a binding."""
-        return LoweringError(code, problem, place=place_of(self.name, var, value), remedy=remedy)
-
     def _own(self, var: Any) -> Any:
         """Return the variable that replaces ``var`` (dataflow variables end with their block)."""
         if self.impure and isinstance(var, relax.DataflowVar):
@@ -130,10 +124,6 @@ class LegalizedValues(RewrittenValues):
         for i, partial in enumerate(terms):
             self.terms[(target, i)] = partial
         return target
-
-    def terms_of(self, expr: Any, number: int) -> Terms:
-        """Return the partial axes of a leaf of an expression."""
-        return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
 
     def complete(self, expr: Any, number: int, keep: Sequence[int], name: str) -> Any:
         """Return a leaf of an expression, reduced along all axes but ``keep``."""

@@ -46,9 +46,7 @@ class Bindings:
             if values.writer.dataflow and not isinstance(var, relax.DataflowVar):
                 self._let_out(fields)
             values.note(
-                var,
-                [values.terms_of(e, n) for e, n, _ in leaves_of(relax.Tuple(fields))],
-                False,
+                var, [values.terms_of(e, n) for e, n, _ in leaves_of(relax.Tuple(fields))], False
             )
             return False
         if type(value) is relax.TupleGetItem and value.tuple_value in values.tuples:

@@ -199,62 +199,70 @@ class LocalFunction:
         """Return the result, after checking that it is reduced as the boundary declares."""
         values, reading = self.values, self.reading
         result = self.fn.body.body
-        result_axes = attribute_axes(self.fn, "results")
         self.repeated.recall(reading.result)
-        # The very objects that ``values`` has as keys are looked up without a comparison.
-        places = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
-        for i, (expr, number, _) in enumerate(
-            leaves_of(result) if values.terms or result_axes else ()
-        ):
-            if axes_of(values.terms_of(expr, number)) != result_axes.get(i, ()):
-                raise LevelError(
-                    "DIST0451",
-                    f"result {i} is partial along {list(axes_of(values.terms_of(expr, number)))}, "
-                    f"its callers expect {list(result_axes.get(i, ()))}",
-                    place=values.name,
-                    remedy="Run LegalizeRedistribute first.",
-                )
+        self._check_reduced(result)
         if not self.entry:
             return values.local(result)
-        mine, known = [], values.context.local_types_on(values.number)
+        # The very objects that ``values`` has as keys are looked up without a comparison.
+        places = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
+        mine = []
         for index, (expr, number, ty) in enumerate(self._open_tuples(result)):
             place = places.get(handle(expr), -1)
             whole = reading.variables[place] if place >= 0 else expr
             like = reading.types[place] if place >= 0 and number == 0 else -1
-            if like in known:
-                mine.append(values.local(whole))
-                self.outputs.append(Output(index, ty, like))
+            if type(ty) is DTensorType and not self._here(ty, like):
                 continue
-            if is_shape(ty):  # a constant, the same on each device
-                self._refuse_several_meshes(values.name, f"result {index}")
-                mine.append(values.writer.emit(relax.ShapeExpr(list(ty.values)), "result"))
-                self.outputs.append(Output(index, ty, -1))
-                continue
-            if is_object(ty):
-                self._refuse_several_meshes(values.name, f"result {index}")
-                value = values.local(whole)
-                if isinstance(expr.ty, relax.TupleType):
-                    value = self._item(value, number)
-                mine.append(value)
-                self.outputs.append(Output(index, ty, -1))
-                continue
-            if not isinstance(ty, DTensorType):
-                values.local_type(ty, values.name)
-                problem = f"result {index} is of type {ty}, which has no global value"
-                remedy = "Return tensors, static shapes, or objects of each device."
-                raise LoweringError("DIST0504", problem, place=values.name, remedy=remedy)
-            if values.context.mesh_number(ty.device_mesh) != values.number:
-                continue
-            value = values.local(whole)
-            if isinstance(expr.ty, relax.TupleType):
-                value, like = self._item(value, number), -1
-            elif like >= 0 and value.ty.vdevice is None:
-                known[like] = values.local_type(ty, values.name)
+            value, like = self._output(index, whole, number, ty, like)
             mine.append(value)
             self.outputs.append(Output(index, ty, like))
         if len(mine) == 1:
             return mine[0]
         return typed(relax.Tuple(mine), relax.TupleType([v.ty for v in mine]))
+
+    def _check_reduced(self, result: Any) -> None:
+        """Refuse a result that is partial along other axes than its callers expect."""
+        values, result_axes = self.values, attribute_axes(self.fn, "results")
+        leaves = leaves_of(result) if values.terms or result_axes else ()
+        for i, (expr, number, _) in enumerate(leaves):
+            have, want = axes_of(values.terms_of(expr, number)), result_axes.get(i, ())
+            if have != want:
+                problem = (
+                    f"result {i} is partial along {list(have)}, its callers expect {list(want)}"
+                )
+                remedy = "Run LegalizeRedistribute first."
+                raise LevelError("DIST0451", problem, place=values.name, remedy=remedy)
+
+    def _here(self, ty: DTensorType, like: int) -> bool:
+        """Return whether a tensor is on the mesh of this function."""
+        values = self.values
+        if like in values.context.local_types_on(values.number):
+            return True
+        return bool(values.context.mesh_number(ty.device_mesh) == values.number)
+
+    def _output(self, index: int, whole: Any, number: int, ty: Any, like: int) -> tuple[Any, int]:
+        """Return the local value of a leaf of the result, and the class of its type."""
+        values = self.values
+        known = values.context.local_types_on(values.number)
+        if like in known:
+            return values.local(whole), like
+        if is_shape(ty):  # a constant, the same on each device
+            self._refuse_several_meshes(values.name, f"result {index}")
+            return values.writer.emit(relax.ShapeExpr(list(ty.values)), "result"), -1
+        if is_object(ty):
+            self._refuse_several_meshes(values.name, f"result {index}")
+        elif not isinstance(ty, DTensorType):
+            values.local_type(ty, values.name)
+            problem = f"result {index} is of type {ty}, which has no global value"
+            remedy = "Return tensors, static shapes, or objects of each device."
+            raise LoweringError("DIST0504", problem, place=values.name, remedy=remedy)
+        value = values.local(whole)
+        if isinstance(whole.ty, relax.TupleType):
+            return self._item(value, number), -1
+        if is_object(ty):
+            return value, -1
+        if like >= 0 and value.ty.vdevice is None:
+            known[like] = values.local_type(ty, values.name)
+        return value, like
 
     def _item(self, value: Any, number: int) -> Any:
         """Return the flattened leaf of a (nested) local tuple."""

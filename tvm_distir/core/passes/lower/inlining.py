@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.operators.ops import dist_op_name
-from tvm_distir.core.rewriting.calls import bindings_of
+from tvm_distir.core.rewriting.calls import bindings_of, typed
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import with_body
 
@@ -61,8 +61,7 @@ class _Splicer:
             self.next_tag += 1
         make = getattr(ops, str(dist_op_name(call)))
         new = make(*call.args, **{**dict(call.attrs.items()), "tag": tags[old]})
-        relax.expr._update_type(new, call.ty)
-        return new
+        return typed(new, call.ty)
 
 
 def _transfer(call: Any) -> Any:
@@ -105,15 +104,9 @@ def inline_functions(
     IRModule
         Functions with something inlined have plain binding blocks only.
     """
-    tag = 1 + max(
-        (
-            int(value.attrs["tag"])
-            for gv, fn in order
-            for _, value in bindings_of(fn, str(gv.name_hint))
-            if dist_op_name(value) in ("send", "recv")
-        ),
-        default=-1,
-    )
+    values = [value for gv, fn in order for _, value in bindings_of(fn, str(gv.name_hint))]
+    transfers = [value for value in values if dist_op_name(value) in ("send", "recv")]
+    tag = 1 + max((int(value.attrs["tag"]) for value in transfers), default=-1)
     bodies = {str(gv.name_hint): fn for gv, fn in order if str(gv.name_hint) in names}
     functions = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) not in bodies}
     for gv, fn in order:

@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
+from tvm_distir.core.ir.placement import Labels
 from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
 from tvm_distir.core.ops.dims import symbols
 from tvm_distir.core.ops.local.call import LocalCall
@@ -63,37 +64,13 @@ class OpCalls:
         )
         operands = [leaf for arg in tensor_args(value) for leaf in leaves_of(arg)]
         handed = self._handed(var, value, form, operands)
-        ins = []
-        for (expr, number, ty), labels in zip(operands, form.ins):
-            if type(expr) is ir.GenericConst:
-                shape = static_shape(ty) or ()
-                plain: Any = tensor_type(ty)
-                layout = shard(shape, labels, values.sizes, str(plain.dtype))
-                ins.append(Operand(values.constant(expr, labels), None, layout, True))
-                continue
-            if (
-                type(ty) is DTensorType
-                and values.context.mesh_number(ty.device_mesh) != values.number
-            ):
-                problem = "an operand is on another mesh than the result"
-                remedy = "Redistribute it to the mesh of the result."
-                raise values.fault("DIST0503", problem, var, value, remedy)
-            at = number if type(expr.ty) is relax.TupleType else None
-            layout = values.shard_of(ty, place)
-            ins.append(Operand(values.local(expr), at, layout, values.zero_of(expr, number)))
+        ins = [
+            self._operand(var, value, *leaf, labels, place)
+            for leaf, labels in zip(operands, form.ins)
+        ]
         shards = [values.shard_of(t, place) for t in outs]
-        cx = LocalCall(
-            value,
-            form,
-            value.args,
-            ins,
-            shards,
-            values.mesh,
-            values.writer,
-            values.name,
-            var,
-            values.memo,
-        )
+        where = (values.mesh, values.writer, values.name, var, values.memo)
+        cx = LocalCall(value, form, value.args, ins, shards, *where)
         registration = registration_of(str(value.op.name))
         try:
             local = local_form(cx, registration, values.context.mod, values.context.prim_funcs)
@@ -106,6 +83,23 @@ class OpCalls:
         zero = not any(o.padded_dims for o in shards) or stays_zero(cx, registration)
         terms = [tuple(sorted((*form.result_terms(i), *handed))) for i in range(len(outs))]
         values.bind(var, local, terms, zero)
+
+    def _operand(
+        self, var: Any, call: ir.Call, expr: Any, number: int, ty: Any, labels: Labels, place: str
+    ) -> Operand:
+        """Return the shard of an operand of a call."""
+        values = self.values
+        if type(expr) is ir.GenericConst:
+            plain: Any = tensor_type(ty)
+            layout = shard(static_shape(ty) or (), labels, values.sizes, str(plain.dtype))
+            return Operand(values.constant(expr, labels), None, layout, True)
+        if type(ty) is DTensorType and values.context.mesh_number(ty.device_mesh) != values.number:
+            problem = "an operand is on another mesh than the result"
+            remedy = "Redistribute it to the mesh of the result."
+            raise values.fault("DIST0503", problem, var, call, remedy)
+        at = number if type(expr.ty) is relax.TupleType else None
+        layout = values.shard_of(ty, place)
+        return Operand(values.local(expr), at, layout, values.zero_of(expr, number))
 
     def _needs_sizes(self, shards: Sequence[Shard], cx: LocalCall) -> LoweringError:
         """Return the error about a local form that computes with sizes."""

@@ -20,6 +20,7 @@ from tvm_distir.core.ops.index_ranges import IndexRange, input_index_ranges
 from tvm_distir.core.passes.branches.restore import restore_branches
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.passes.legalize.local_view import has_local_view
+from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.functions import has_dtensor, retyped
 from tvm_distir.core.rewriting.native.function_index import Member, read_module
 from tvm_distir.core.rewriting.native.making import make_ports
@@ -148,17 +149,12 @@ def _entries(
     entries = {}
     for device_class, entry in zip(classes, entry_names(name, infos, classes)):
         new = merged([parts[n] for n in device_class.meshes], infos, device_class, order, entry)
-        gv = ir.GlobalVar(entry)
-        relax.expr._update_type(gv, new.ty)
-        entries[gv] = new
+        entries[typed(ir.GlobalVar(entry), new.ty)] = new
     return entries
 
 
 def _part(
-    values: LocalValues,
-    member: Member,
-    indices: Mapping[tuple[int, str], IndexRange],
-    dims: Dims,
+    values: LocalValues, member: Member, indices: Mapping[tuple[int, str], IndexRange], dims: Dims
 ) -> relax.Function:
     """Return the part of a public function on a mesh, with ``dist.io``."""
     fn = member.fn

@@ -69,9 +69,7 @@ def device_classes(meshes: Sequence[Any], where: Sequence[int]) -> list[DeviceCl
         members.setdefault(tuple(numbers), []).append(device)
     return [
         DeviceClass(
-            numbers,
-            tuple(devices),
-            any(len(devices_of[n]) > len(devices) for n in numbers),
+            numbers, tuple(devices), any(len(devices_of[n]) > len(devices) for n in numbers)
         )
         for numbers, devices in members.items()
     ]

@@ -144,10 +144,6 @@ class LocalValues(RewrittenValues):
         self.memo.clear()
         self.foldable.clear()
 
-    def fault(self, code: str, problem: str, var: Any, value: Any, remedy: str) -> LoweringError:
-        """Return the error about a binding."""
-        return LoweringError(code, problem, place=place_of(self.name, var, value), remedy=remedy)
-
     def level_fault(self, problem: str, var: Any, value: Any) -> LevelError:
         """Return the error about a module that is not at level 4."""
         remedy = "Run LegalizeRedistribute first."
@@ -244,10 +240,6 @@ class LocalValues(RewrittenValues):
                 self.terms[(var, i)] = terms
             if state.zero[i]:
                 self.zero[(var, i)] = True
-
-    def terms_of(self, expr: Any, number: int) -> Terms:
-        """Return the partial axes of a leaf of an expression."""
-        return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
 
     def zero_of(self, expr: Any, number: int) -> bool:
         """Return whether the padding of a leaf is known to hold zeros."""

@@ -25,6 +25,7 @@ from tvm_distir.core.propagation.decide import propagate
 from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.serialization import decision_of_labels
 from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.core.rewriting.functions import inner_made_private
 from tvm_distir.support import InfeasibleError, Steps, unrolled
@@ -191,10 +192,8 @@ class ModuleRewriter:
                 attrs[PARTIAL_ATTR] = partial
         rewriter = FunctionRewriter(self.mod, self.decision, inst, old, callees)
         fn = rewriter.run(tvm.ir.make_node("ir.DictAttrs", **attrs) if attrs else None)
-        gv = ir.GlobalVar(name)
-        relax.expr._update_type(gv, fn.ty)
+        gv = self.written[inst.number] = typed(ir.GlobalVar(name), fn.ty)
         self.functions[gv] = fn
-        self.written[inst.number] = gv
         return gv
 
     def _partial(self, inst: Instance) -> dict[str, dict[str, list[int]]]:

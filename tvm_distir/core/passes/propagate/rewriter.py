@@ -15,6 +15,7 @@ from tvm_distir.core.ir.placement import R
 from tvm_distir.core.ir.types import as_dtensor, value_types
 from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.graph.graph import CONST
+from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.native.making import make_variables
 from tvm_distir.core.rewriting.nodes import argument, make_var
 from tvm_distir.core.rewriting.writer import merged_blocks
@@ -68,8 +69,7 @@ class FunctionRewriter:
         result = self.returned.expression()
         if values.bindings:
             blocks.append(relax.BindingBlock(values.bindings))
-        body = relax.SeqExpr(merged_blocks(blocks), result)
-        relax.expr._update_type(body, result.ty)
+        body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
         return relax.Function(params, body, result.ty, self.old.is_pure, attrs)
 
     def _params(self) -> list[Any]:
