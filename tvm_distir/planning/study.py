@@ -220,8 +220,8 @@ class Study(StepOptions):
 
     @property
     def _writes_attention(self) -> bool:
-        """Return whether attention that the plan needs as an op is lowered to products."""
-        return self.attention == WRITTEN and self._fuses_attention
+        """Return whether attention that the plan or recomputation needs as an op is written out."""
+        return self.attention == WRITTEN
 
     @cached_property
     def _specs(self) -> list[StrategySpec]:

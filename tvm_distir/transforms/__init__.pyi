@@ -30,7 +30,6 @@ from .kernels.written_paged_attention import WRITTEN_OPS as WRITTEN_OPS
 from .optimize.bucket import BucketGathers as BucketGathers
 from .optimize.bucket import BucketReductions as BucketReductions
 from .optimize.call_sites import CallSites as CallSites
-from .optimize.call_sites import callee_of as callee_of
 from .optimize.collective_schedule import ScheduleCollectives as ScheduleCollectives
 from .optimize.collective_schedule import SplitCollectives as SplitCollectives
 from .optimize.deferral import DeferReductions as DeferReductions

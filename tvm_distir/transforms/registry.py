@@ -107,9 +107,5 @@ def find_pass(name: str) -> PassInfo:
 def check_name(name: str, place: str = "passes") -> None:
     """Reject an unknown pass name (UsageError DIST0152)."""
     if name not in PASSES:
-        raise UsageError(
-            "DIST0152",
-            f'there is no pass "{name}"',
-            place=place,
-            remedy=nearest(name, pass_names()),
-        )
+        problem = f'there is no pass "{name}"'
+        raise UsageError("DIST0152", problem, place=place, remedy=nearest(name, pass_names()))

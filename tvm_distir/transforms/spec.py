@@ -103,12 +103,8 @@ def _checked(call: Call, place: str) -> PassSpec:
     options = {}
     for key, term in call.options.pairs:
         if key not in known:
-            raise UsageError(
-                "DIST0152",
-                f'the pass "{call.name}" has no option "{key}"',
-                place=place,
-                remedy=nearest(key, known),
-            )
+            problem = f'the pass "{call.name}" has no option "{key}"'
+            raise UsageError("DIST0152", problem, place=place, remedy=nearest(key, known))
         try:
             options[key] = known[key].read(term)
         except Unreadable as fault:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_distir.core.ir import handle, unpack
@@ -31,7 +31,7 @@ from tvm_distir.core.plan import (
     WEIGHT,
     StageNote,
 )
-from tvm_distir.core.rewriting import all_bindings, variables
+from tvm_distir.core.rewriting import all_bindings, callee_of, variables
 
 
 class When(enum.IntEnum):
@@ -117,14 +117,14 @@ class StageBody:
         fields = unpack(result.fields) if isinstance(result, relax.Tuple) else [result]
         self.results = dict(zip(note.results, fields, strict=True))
         self.when: dict[int, When] = {}
-        self.counted: dict[Any, list[Any]] = {}
-        self.each: set[Any] = set()
+        self.counted: dict[Var, list[Binding]] = {}
+        self.each: set[Var] = set()
         varying_results = set(varying)
         for slot, var in self.params.items():
             kind = When.FORWARD if slot in varying_results else When.BEGIN
             self.when[handle(var)] = _OF_PARAMETER.get(slot.partition(":")[0], kind)
         self.carried = [slot for slot in self.results if slot in varying_results]
-        self.bindings: dict[When, list[Any]] = {when: [] for when in When}
+        self.bindings: dict[When, list[Binding]] = {when: [] for when in When}
         for binding in bindings:
             when = self._when(mod, binding.value)
             if when == When.ACCUMULATE and self._phase(mod, binding.value) == EACH_PHASE:
@@ -146,7 +146,7 @@ class StageBody:
             if self.when.get(handle(v)) == When.FORWARD and v not in handed
         ]
 
-    def _needed(self, bindings: Sequence[Any], last: Any) -> list[Any]:
+    def _needed(self, bindings: Sequence[Binding], last: Binding) -> list[Binding]:
         """Return a binding behind those that depend on the micro-batch and that it reads."""
         needed, read = [last], set(variables(last.value))
         for binding in reversed(bindings[: bindings.index(last)]):
@@ -155,7 +155,7 @@ class StageBody:
                 read.update(variables(binding.value))
         return needed[::-1]
 
-    def _put_off(self, bindings: Sequence[Any]) -> None:
+    def _put_off(self, bindings: Sequence[Binding]) -> None:
         """Move bindings that only the end reads behind all micro-batches."""
         sent = [r for slot, r in self.results.items() if slot.partition(":")[0] in PASSED]
         early = {handle(v) for result in sent for v in variables(result)}
@@ -166,7 +166,7 @@ class StageBody:
             if self.when[key] != When.END:
                 early.update(map(handle, variables(binding.value)))
 
-    def _when(self, mod: ir.IRModule, value: Any) -> When:
+    def _when(self, mod: ir.IRModule, value: Expr) -> When:
         phase = self._phase(mod, value)
         if phase:
             return _OF_FUNCTION[phase]
@@ -174,8 +174,7 @@ class StageBody:
         latest = max((when for when in read if when is not None), default=When.BEGIN)
         return When.END if latest == When.ACCUMULATE else latest
 
-    def _phase(self, mod: ir.IRModule, value: Any) -> str:
+    def _phase(self, mod: ir.IRModule, value: Expr) -> str:
         """Return the phase of the function that a value calls, or an empty string."""
-        if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
-            return ""
-        return phase_of(mod[value.op])
+        callee = callee_of(value)
+        return "" if callee is None else phase_of(mod[callee])

@@ -26,7 +26,7 @@ from tests.repo.limits import (
 SLACK = 1.1
 """How far a ceiling may be above what is measured, besides three."""
 REMEDY = "scripts/docs_tools/update_limits.py lowers the ceilings; none is raised"
-MOST_COMPLEX_FILES = 7
+MOST_COMPLEX_FILES = 6
 """Files whose functions may be more complex than McCabe's 15; none is added."""
 
 

@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .calls import called_name as called_name
+from .calls import field_of as field_of
 from .calls import is_redistribute as is_redistribute
 from .calls import leaves_of as leaves_of
 from .calls import op_name as op_name
+from .calls import permutation as permutation
 from .calls import place_of as place_of
 from .calls import rebuild as rebuild
 from .calls import tensor_args as tensor_args
+from .calls import tuple_of as tuple_of
 from .calls import typed as typed
 from .collector import gc_paused as gc_paused
 from .dims import bind_dims as bind_dims
@@ -23,12 +26,14 @@ from .entries import no_single_entry as no_single_entry
 from .entries import reached_from as reached_from
 from .forward_pass import forward_bindings as forward_bindings
 from .forward_pass import loss_place as loss_place
+from .functions import callee_of as callee_of
 from .functions import callees_first as callees_first
 from .functions import callers_closure as callers_closure
 from .functions import calls_op as calls_op
 from .functions import has_dtensor as has_dtensor
 from .functions import inner_made_private as inner_made_private
 from .functions import retyped as retyped
+from .functions import with_functions as with_functions
 from .nodes import make_binding as make_binding
 from .nodes import make_call as make_call
 from .nodes import make_var as make_var

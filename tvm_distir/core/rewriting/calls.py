@@ -76,6 +76,12 @@ def leaves_of(expr: Any) -> Iterator[tuple[Any, int, Any]]:
         yield expr, number, ty
 
 
+def permutation(call: ir.Call) -> list[int]:
+    """Return, per dim of the result of a ``permute_dims``, the dim of its operand."""
+    rank, axes = len(call.args[0].ty.shape), call.attrs.axes
+    return [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
+
+
 def rebuild(call: ir.Call, op: Any, args: Sequence[Any], ty: Any = None) -> ir.Call:
     """Copy a call with another op or other arguments; typed ``ty``, or untyped when None."""
     return make_call(op, args, call.attrs, call.ty_args, ty, call.span)
@@ -94,6 +100,16 @@ def typed(expr: Any, ty: Any) -> Any:
     if type(expr.ty) is ir.Type:
         relax.expr._update_type(expr, ty)
     return expr
+
+
+def tuple_of(values: Sequence[Any]) -> Any:
+    """Return a tuple of typed values."""
+    return typed(relax.Tuple(list(values)), relax.TupleType([value.ty for value in values]))
+
+
+def field_of(value: Any, number: int) -> Any:
+    """Return a field of a typed value that is a tuple."""
+    return typed(relax.TupleGetItem(value, number), value.ty.fields[number])
 
 
 def check_body(fn: relax.Function, function: str) -> None:

@@ -29,10 +29,26 @@ def has_dtensor(fn: relax.Function) -> bool:
     return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
 
 
+def callee_of(value: Any) -> Any:
+    """Return the function of the module that a value calls, or None."""
+    calls = type(value) is ir.Call and type(value.op) is ir.GlobalVar
+    return value.op if calls else None
+
+
 def callees_of(fn: relax.Function) -> list[Any]:
     """Return the functions of the module that a function calls, in order, with repeats."""
-    values = (binding.value for binding in all_bindings(fn.body))
-    return [v.op for v in values if type(v) is ir.Call and type(v.op) is ir.GlobalVar]
+    callees = (callee_of(binding.value) for binding in all_bindings(fn.body))
+    return [callee for callee in callees if callee is not None]
+
+
+def with_functions(mod: ir.IRModule, functions: Mapping[Any, Any]) -> ir.IRModule:
+    """Return a module of other functions, or the module itself where all are its own."""
+    own = mod.functions
+    if len(functions) == len(own) and all(
+        gv in functions and functions[gv].same_as(fn) for gv, fn in own.items()
+    ):
+        return mod
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
@@ -74,7 +90,7 @@ def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
     called = {
         str(callee.name_hint)
         for name, fn in functions.items()
-        for callee in _calls_of(fn)
+        for callee in callees_of(fn)
         if str(callee.name_hint) != name
     }
     inner = called & public
@@ -84,7 +100,7 @@ def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
         gv: fn.without_attr("global_symbol") if str(gv.name_hint) in inner else fn
         for gv, fn in mod.functions.items()
     }
-    return ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, result)
 
 
 def _without_effects(mod: ir.IRModule) -> ir.IRModule:
@@ -92,7 +108,7 @@ def _without_effects(mod: ir.IRModule) -> ir.IRModule:
     if not any(str(gv.name_hint) == EFFECTS for gv in mod.functions):
         return mod
     functions = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) != EFFECTS}
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, functions)
 
 
 def _mentions(fn: relax.Function, names: set[str]) -> bool:
@@ -100,12 +116,6 @@ def _mentions(fn: relax.Function, names: set[str]) -> bool:
     return bool(names) and not names.isdisjoint(
         [str(gv.name_hint) for gv in relax.analysis.all_global_vars(fn)]
     )
-
-
-def _calls_of(fn: relax.Function) -> list[Any]:
-    """Return the functions that a function calls, in branches too."""
-    values: list[Any] = [getattr(binding, "value", None) for binding in all_bindings(fn.body)]
-    return [v.op for v in values if type(v) is ir.Call and type(v.op) is ir.GlobalVar]
 
 
 def retyped(gv: Any, ty: Any) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from .functions import with_functions
+
 Replacements = Mapping[str, Callable[[relax.BlockBuilder, ir.Call], Any]]
 """Functions that return what replaces the call of an op, or None, by the op's name."""
 
@@ -38,4 +40,4 @@ def replaced_calls(mod: ir.IRModule, table: Replacements) -> ir.IRModule:
         gv: _CallReplacer(mod, table).visit_expr(fn) if isinstance(fn, relax.Function) else fn
         for gv, fn in mod.functions.items()
     }
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, functions)

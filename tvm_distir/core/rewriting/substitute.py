@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from .calls import rebuild, typed
+from .calls import rebuild, tuple_of, typed
 
 VARIABLES = (ir.Var, relax.DataflowVar)
 """The types of a variable: to ask for a type costs a tenth of ``isinstance``."""
@@ -34,7 +34,7 @@ def substitute(expr: Any, env: Mapping[Any, Any]) -> Any:
         fields = [substitute(f, env) for f in old]
         if all(map(_is, fields, old)):
             return expr
-        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        return tuple_of(fields)
     if kind is relax.TupleGetItem:
         whole = expr.tuple_value
         value = substitute(whole, env)

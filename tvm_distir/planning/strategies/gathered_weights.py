@@ -13,8 +13,8 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir import R, is_private, known_shape, unpack
 from tvm_distir.core.plan import MeshSpec, OpenLabels, PlanRule
-from tvm_distir.core.rewriting import callees_first, op_name, variables
-from tvm_distir.transforms import CallSites, callee_of
+from tvm_distir.core.rewriting import callee_of, callees_first, op_name, variables
+from tvm_distir.transforms import CallSites
 
 from .data_parallelism import BATCH_DIM
 from .model_info import some_axes

@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import relax
-from tvm.relax import op
+from tvm import ir, relax
+from tvm.relax import Expr, Var, op
 
 from tvm_distir.core.ir import known_shape
-from tvm_distir.core.rewriting import op_name
+from tvm_distir.core.rewriting import op_name, permutation
 
 _RANK = 5
 _SWAP = [0, 1, 3, 2]
@@ -49,10 +49,10 @@ class GroupedHeads:
 
     def __init__(self, value_of: Callable[[Any], Any], emit: Callable[[Any, str], Any]) -> None:
         self._value_of, self._emit = value_of, emit
-        self._scores: set[Any] = set()
-        self._weights: set[Any] = set()
+        self._scores: set[Var] = set()
+        self._weights: set[Var] = set()
 
-    def rewritten(self, call: Any, name: str) -> Any:
+    def rewritten(self, call: ir.Call, name: str) -> Any:
         """Return a call that computes the same, or None to leave the call."""
         kind = op_name(call)
         if len(known_shape(call.ty) or ()) != _RANK:
@@ -99,7 +99,7 @@ class GroupedHeads:
         mixed = self._emit(op.matmul(weights, self._expanded(values, name)), name)
         return op.permute_dims(mixed, list(order))
 
-    def _whole(self, expr: Any, shape: tuple[int, ...]) -> Any:
+    def _whole(self, expr: Expr, shape: tuple[int, ...]) -> Any:
         """Return the operand of five dims whose reshape a value is; -1 is any size."""
         view = self._value_of(expr)
         wide = known_shape(view.args[0].ty) if op_name(view) == "reshape" else None
@@ -107,27 +107,24 @@ class GroupedHeads:
             return None
         return view.args[0] if all(n in (-1, m) for n, m in zip(shape, wide, strict=True)) else None
 
-    def _expanded(self, expr: Any, name: str) -> Any:
+    def _expanded(self, expr: Expr, name: str) -> Any:
         """Return keys or values ``(B, N, S, D)`` with a dim for the heads that share them."""
         return self._emit(op.expand_dims(expr, 2), name)
 
-    def _unmoved(self, expr: Any) -> tuple[Any, list[int]]:
+    def _unmoved(self, expr: Expr) -> tuple[Any, list[int]]:
         """Return a value and the order in which an expression has its dims."""
         value = self._value_of(expr)
-        if op_name(value) != "permute_dims" or value.attrs.axes is None:
+        if op_name(value) != "permute_dims":
             return expr, [*range(len(expr.ty.shape))]
-        return value.args[0], [int(a) % len(expr.ty.shape) for a in value.attrs.axes]
+        return value.args[0], permutation(value)
 
     def _moved(self, call: Any, name: str) -> Any:
         """Return a permutation of a permutation as one; scores with positions before keys."""
-        source, order = call.args[0], call.attrs.axes
-        if order is None:
-            return None
-        order = [int(a) % _RANK for a in order]
+        source = call.args[0]
         inner, axes = self._unmoved(source)
-        if inner is not source:
-            return op.permute_dims(inner, [axes[i] for i in order])
-        return None
+        if inner is source:
+            return None
+        return op.permute_dims(inner, [axes[i] for i in permutation(call)])
 
     def _computed(self, call: Any, kind: str, name: str) -> Any:
         """Return what is computed of permuted scores as a permutation of what scores give."""
@@ -172,7 +169,7 @@ class GroupedHeads:
         self._scores.add(result)
         return result
 
-    def _placed(self, expr: Any, order: Sequence[int], name: str) -> Any:
+    def _placed(self, expr: Expr, order: Sequence[int], name: str) -> Any:
         """Return another operand with its dims at those of scores that are in an order."""
         shape = known_shape(expr.ty) or ()
         if not shape or (not any(n > 1 for n in shape[:-2]) and list(order[3:]) == [3, 4]):

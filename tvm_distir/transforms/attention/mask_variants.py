@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Var
 
 from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.operators import free_name
@@ -48,8 +49,8 @@ def divided_by_masks(
         reader = reader_of(result)
         masks = [tuple(reader(caller).of(arg) for arg in call.args) for caller, _, call in calls]
         places = [n for n, several in enumerate(zip(*masks, strict=True)) if len({*several}) > 1]
-        variants: dict[tuple[Fact | None, ...], Any] = {}
-        targets: dict[Any, Any] = {}
+        variants: dict[tuple[Fact | None, ...], ir.GlobalVar] = {}
+        targets: dict[Var, ir.GlobalVar] = {}
         for (_, var, _call), known in zip(calls, masks, strict=True):
             key = tuple(known[n] for n in places)
             if key not in variants:
@@ -63,7 +64,9 @@ def divided_by_masks(
     return result
 
 
-def _calls(functions: Mapping[Any, relax.Function], callee: Any) -> list[tuple[str, Any, ir.Call]]:
+def _calls(
+    functions: Mapping[ir.GlobalVar, relax.Function], callee: ir.GlobalVar
+) -> list[tuple[str, Any, ir.Call]]:
     """Return the calls of a function, each with the name of its caller and its variable."""
     return [
         (str(gv.name_hint), binding.var, binding.value)
@@ -73,7 +76,7 @@ def _calls(functions: Mapping[Any, relax.Function], callee: Any) -> list[tuple[s
     ]
 
 
-def _variant(gv: Any, names: set[str]) -> Any:
+def _variant(gv: ir.GlobalVar, names: set[str]) -> Any:
     name = free_name(str(gv.name_hint), names)
     names.add(name)
     return retyped(ir.GlobalVar(name), gv.ty)

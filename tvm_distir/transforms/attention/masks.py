@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from tvm import ir
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.rewriting import op_name
@@ -77,14 +78,14 @@ class MaskReader:
 
     def __init__(
         self,
-        values: Mapping[Any, Any],
+        values: Mapping[Var, Expr],
         of_param: Callable[[Any], Fact | None],
         of_call: Callable[[Any], Fact | None],
     ) -> None:
         self._values, self._of_param, self._of_call = values, of_param, of_call
-        self._cache: dict[Any, Fact | None] = {}
+        self._cache: dict[Var, Fact | None] = {}
 
-    def of(self, expr: Any) -> Fact | None:
+    def of(self, expr: Expr) -> Fact | None:
         """Return what is known of an expression."""
         if not isinstance(expr, ir.Var):
             return self._read(expr)
@@ -93,28 +94,24 @@ class MaskReader:
             self._cache[expr] = self._of_param(expr) if value is None else self._read(value)
         return self._cache[expr]
 
-    def added(self, expr: Any) -> Band | None:
+    def added(self, expr: Expr) -> Band | None:
         """Return the mask of an addend, zero where a key is seen and low elsewhere."""
         value = self._resolved(expr)
         if op_name(value) != "where":
             return _constant_addend(value) if isinstance(value, ir.GenericConst) else None
-        return self.chosen(value, lambda side: is_scalar(side, lambda x: x == 0))
-
-    def chosen(self, call: Any, is_seen: Callable[[Any], bool]) -> Band | None:
-        """Return where a ``where`` takes one operand, the other being low."""
-        mask, first, other = call.args
+        mask, first, other = value.args
         band = self.of(mask)
         if not isinstance(band, Band):
             return None
-        if is_seen(first) and self.is_low(other):
+        if _is_zero(first) and self.is_low(other):
             return band
-        return band.negated() if is_seen(other) and self.is_low(first) else None
+        return band.negated() if _is_zero(other) and self.is_low(first) else None
 
-    def is_low(self, expr: Any) -> bool:
+    def is_low(self, expr: Expr) -> bool:
         """Return whether an expression is a number below :data:`LOW`."""
         return is_scalar(self._repeated(expr), lambda x: x <= LOW)
 
-    def _resolved(self, expr: Any) -> Any:
+    def _resolved(self, expr: Expr) -> Expr:
         while isinstance(expr, ir.Var) and expr in self._values:
             expr = self._values[expr]
             if op_name(expr) in _VIEWS and not isinstance(expr, ir.Var):
@@ -123,7 +120,7 @@ class MaskReader:
                     expr = inner
         return expr
 
-    def _read(self, value: Any) -> Fact | None:
+    def _read(self, value: Expr) -> Fact | None:
         if isinstance(value, ir.GenericConst):
             return Band() if is_filled(value) and _is_bool(value) else _constant(value)
         if type(value) is ir.Call and isinstance(value.op, ir.GlobalVar):
@@ -148,8 +145,7 @@ class MaskReader:
             band = self.of(value.args[0])
             return band.negated() if isinstance(band, Band) else None
         if name in ("logical_and", "bitwise_and"):
-            bands = [self.of(arg) for arg in value.args]
-            first, other = bands
+            first, other = map(self.of, value.args)
             if isinstance(first, Band) and isinstance(other, Band):
                 return first.common(other)
         if name in ("tril", "triu"):
@@ -158,16 +154,16 @@ class MaskReader:
                 return Band(below=k) if name == "tril" else Band(above=k - 1)
         return None
 
-    def _is_filled(self, expr: Any) -> bool:
+    def _is_filled(self, expr: Expr) -> bool:
         """Return whether an expression is nothing but a number other than zero, or true."""
         value = self._repeated(expr)
         return op_name(value) == "ones" or is_filled(value)
 
-    def _is_false(self, expr: Any) -> bool:
+    def _is_false(self, expr: Expr) -> bool:
         value = self._repeated(expr)
         return isinstance(value, ir.GenericConst) and not np.any(value.value.numpy())
 
-    def _repeated(self, expr: Any) -> Any:
+    def _repeated(self, expr: Expr) -> Expr:
         """Return what an expression repeats in views and ``full``."""
         value = self._resolved(expr)
         while op_name(value) in (*_VIEWS, "full"):
@@ -191,19 +187,23 @@ class MaskReader:
         return _COMPARISONS[name](other.start - first.start)
 
 
-def is_scalar(expr: Any, fits: Callable[[float], bool]) -> bool:
+def is_scalar(expr: Expr, fits: Callable[[float], bool]) -> bool:
     """Return whether an expression is a constant of a single number that fits."""
     if not isinstance(expr, ir.GenericConst) or math.prod(known_shape(expr.ty) or (1,)) != 1:
         return False
     return fits(float(np.asarray(expr.value.numpy(), "float64").reshape(())))
 
 
-def is_filled(expr: Any) -> bool:
+def _is_zero(expr: Expr) -> bool:
+    return is_scalar(expr, lambda x: x == 0)
+
+
+def is_filled(expr: Expr) -> bool:
     """Return whether an expression is a constant that is true everywhere."""
     return isinstance(expr, ir.GenericConst) and bool(np.all(expr.value.numpy()))
 
 
-def _is_bool(expr: Any) -> bool:
+def _is_bool(expr: Expr) -> bool:
     return "bool" in str(expr.ty.dtype)
 
 
@@ -215,7 +215,7 @@ def _integer(expr: Any) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _moved(fact: Fact | None, value: Any) -> Fact | None:
+def _moved(fact: Fact | None, value: Expr) -> Fact | None:
     """Return what is known of a view of what a fact is known of."""
     shape, old = known_shape(value.ty), known_shape(value.args[0].ty)
     if fact is None or shape is None or old is None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 from tvm import ir
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import known_shape
-from tvm_distir.core.rewriting import op_name
+from tvm_distir.core.rewriting import op_name, permutation
 
 from .masks import Band, MaskReader, is_scalar
 
@@ -53,11 +54,11 @@ class Match:
     q: Any
     k: Any
     v: Any
-    result: Any
+    result: Var
     scale: float = 1.0
     band: Band = field(default_factory=Band)
-    masks: list[tuple[Any, bool]] = field(default_factory=list)
-    biases: list[Any] = field(default_factory=list)
+    masks: list[tuple[Expr, bool]] = field(default_factory=list)
+    biases: list[Expr] = field(default_factory=list)
     cap: float = 0.0
     sinks: Any = None
 
@@ -67,13 +68,13 @@ class Matcher:
 
     def __init__(
         self,
-        values: Mapping[Any, Any],
-        readers: Mapping[Any, Sequence[Any]],
+        values: Mapping[Var, Expr],
+        readers: Mapping[Var, Sequence[Any]],
         masks: MaskReader,
     ) -> None:
         self._values, self._readers, self._masks = values, readers, masks
 
-    def match(self, var: Any) -> Match:
+    def match(self, var: Var) -> Match:
         """Return the attention of a softmax; it raises :class:`Unmatched` with the reason."""
         call = self._values[var]
         rank = len(known_shape(var.ty) or ())
@@ -86,13 +87,13 @@ class Matcher:
         self._check(parts, rank)
         return parts
 
-    def _single(self, var: Any) -> Any:
+    def _single(self, var: Var) -> Var:
         readers = self._readers.get(var, ())
         if len(readers) != 1:
             raise Unmatched(f"{var.name} has {len(readers)} readers")
         return readers[0]
 
-    def _without_sinks(self, expr: Any) -> tuple[Any, Any]:
+    def _without_sinks(self, expr: Expr) -> tuple[Any, Any]:
         """Return the scores, and what is concatenated to them as one more key of each head."""
         value: Any = self._values.get(expr)
         if op_name(value) == "subtract":  # the maximum of each row
@@ -106,20 +107,19 @@ class Matcher:
         axis = rank if value.attrs.axis is None else int(value.attrs.axis) % max(rank, 1)
         if axis != rank - 1 or len(others) != 1:
             raise Unmatched("its scores are joined of several parts")
-        heads = [int(n) for n in (known_shape(scores.ty) or ())[1:-2]]
-        sinks: Any = others[0]
-        while op_name(self._values.get(sinks)) in ("broadcast_to", "reshape", *_CASTS):
-            if known_shape(sinks.ty) == (math.prod(heads),):
-                break
+        heads = tuple(int(n) for n in (known_shape(scores.ty) or ())[1:-2])
+        sinks, each = others[0], (math.prod(heads),)
+        while known_shape(sinks.ty) != each and self._is_view(sinks):
             sinks = self._values[sinks].args[0]
-        if known_shape(sinks.ty) != (math.prod(heads),) or not heads:
-            raise Unmatched("its scores are joined with what is no number for each head")
-        whole = (known_shape(others[0].ty) or ())[1:]
-        if whole[:-2] != tuple(heads) or whole[-1:] != (1,):
+        column = (known_shape(others[0].ty) or ())[1:]
+        if known_shape(sinks.ty) != each or not heads or column[:-2] != heads or column[-1] != 1:
             raise Unmatched("its scores are joined with what is no number for each head")
         return scores, sinks
 
-    def _mixed(self, var: Any, sinks: bool) -> Any:
+    def _is_view(self, expr: Expr) -> bool:
+        return op_name(self._values.get(expr)) in ("broadcast_to", "reshape", *_CASTS)
+
+    def _mixed(self, var: Var, sinks: bool) -> Var:
         """Return the product of the weights and the values."""
         reader = self._single(var)
         cut = not sinks
@@ -149,17 +149,15 @@ class Matcher:
         shorter = whole is not None and part == (*whole[:-1], whole[-1] - 1)
         return shorter and not any(begins) and set(strides) <= {1}
 
-    def _scores(self, expr: Any, match: Match) -> None:
+    def _scores(self, expr: Expr, match: Match) -> None:
         """Follow the scores back to the product of queries and keys."""
         while True:
             value: Any = self._values.get(expr)
             name = op_name(value)
             if name in _CASTS:
                 expr = value.args[0]
-            elif name in ("multiply", "divide") and self._number(value.args[1]) is not None:
-                number = self._number(value.args[1])
-                assert number is not None
-                match.scale *= number if name == "multiply" else 1 / number
+            elif (factor := self._factor(value)) is not None:
+                match.scale *= factor
                 expr = value.args[0]
                 if op_name(self._values.get(expr)) == "tanh":
                     expr = self._capped(expr, match)
@@ -176,25 +174,29 @@ class Matcher:
             else:
                 raise Unmatched(f"its scores come from {name or 'a parameter'}")
 
-    def _capped(self, expr: Any, match: Match) -> Any:
+    def _capped(self, expr: Expr, match: Match) -> Any:
         """Return the scores of ``cap tanh(scores / cap)``, of which the first factor is read."""
         if match.cap or match.scale <= 0:
             raise Unmatched("its scores are scaled behind a bound")
         match.cap = match.scale  # which stays: the loop reads the division by the cap next
         return self._values[expr].args[0]
 
-    def _number(self, expr: Any) -> float | None:
-        """Return a constant of a single number."""
-        value = expr
-        while isinstance(value, ir.Var) and value in self._values:
-            value = self._values[value]
-        while op_name(value) in _CASTS:
-            value = value.args[0]
-        if not is_scalar(value, math.isfinite):
+    def _factor(self, value: Any) -> float | None:
+        """Return the single number that a value is an operand times, if it is that."""
+        name = op_name(value)
+        if name not in ("multiply", "divide"):
             return None
-        return float(np.asarray(value.value.numpy(), "float64").reshape(()))
+        number = value.args[1]
+        while isinstance(number, ir.Var) and number in self._values:
+            number = self._values[number]
+        while op_name(number) in _CASTS:
+            number = number.args[0]
+        if not is_scalar(number, math.isfinite):
+            return None
+        factor = float(np.asarray(number.value.numpy(), "float64").reshape(()))
+        return factor if name == "multiply" else 1 / factor
 
-    def _where(self, value: Any, match: Match) -> Any:
+    def _where(self, value: Expr, match: Match) -> Var:
         mask, first, other = value.args
         for scores, low, positive in ((first, other, True), (other, first, False)):
             if not self._masks.is_low(low):
@@ -225,45 +227,41 @@ class Matcher:
             match.biases.append(self._narrowest(bias))
         return sides[0]
 
-    def _narrowest(self, expr: Any) -> Any:
+    def _narrowest(self, expr: Expr) -> Any:
         """Return what is broadcast to the shape of the scores."""
         while op_name(self._values.get(expr)) == "broadcast_to":
             expr = self._values[expr].args[0]
         return expr
 
-    def _leads_to_product(self, expr: Any) -> bool:
+    def _leads_to_product(self, expr: Expr) -> bool:
         value: Any = self._values.get(expr) if isinstance(expr, ir.Var) else None
         while op_name(value) in ("astype", "multiply", "divide", "where", "add", "tanh"):
             place = 1 if op_name(value) == "where" else 0
             value = self._values.get(value.args[place])
         return op_name(value) == "matmul"
 
-    def _unscaled(self, expr: Any, match: Match) -> Any:
+    def _unscaled(self, expr: Expr, match: Match) -> Var:
         """Return an operand of the first product without the scale it is multiplied by."""
         value: Any = self._values.get(expr)
-        if op_name(value) in ("multiply", "divide"):
-            number = self._number(value.args[1])
-            if number is not None:
-                match.scale *= number if op_name(value) == "multiply" else 1 / number
-                return value.args[0]
-        return expr
+        factor = self._factor(value)
+        if factor is None:
+            return expr
+        match.scale *= factor
+        return value.args[0]
 
-    def _untransposed(self, expr: Any) -> tuple[Any, list[int]]:
+    def _untransposed(self, expr: Expr) -> tuple[Var, list[int]]:
         """Return a value and the order of its dims that gives keys with positions before width."""
         rank = len(known_shape(expr.ty) or ())
         order = [*range(rank - 2), rank - 1, rank - 2]
         value: Any = self._values.get(expr)
-        if op_name(value) == "permute_dims" and value.attrs.axes is not None:
-            axes = [int(a) for a in value.attrs.axes]
+        if op_name(value) == "permute_dims":
+            axes = permutation(value)
             return value.args[0], [axes[i] for i in order]
         return expr, order
 
     @staticmethod
     def _check(match: Match, rank: int) -> None:
-        for side in (match.q, match.v):
-            if len(known_shape(side.ty) or ()) != rank:
-                raise Unmatched("its products have operands of other ranks")
-        if len(known_shape(match.k[0].ty) or ()) != rank:
+        if any(len(known_shape(x.ty) or ()) != rank for x in (match.q, match.k[0], match.v)):
             raise Unmatched("its products have operands of other ranks")
         if match.band.above is not None and match.band.below is None:
             raise Unmatched("its mask hides keys in front only")

@@ -21,10 +21,17 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax import op
+from tvm.relax import Binding, Expr, Var, op
 
 from tvm_distir.core.ir import known_shape
-from tvm_distir.core.rewriting import BlockWriter, let_out, op_name, substitute, with_body
+from tvm_distir.core.rewriting import (
+    BlockWriter,
+    let_out,
+    op_name,
+    permutation,
+    substitute,
+    with_body,
+)
 from tvm_distir.core.rewriting.native import pruned
 
 from .grouped_heads import GroupedHeads
@@ -44,8 +51,8 @@ class _Normalizer:
 
     def __init__(self, fn: relax.Function) -> None:
         self._fn = fn
-        self._values: dict[Any, Any] = {}
-        self._alias: dict[Any, Any] = {}
+        self._values: dict[Var, Expr] = {}
+        self._alias: dict[Var, Expr] = {}
         self._writer: Any = None
         self._changes = 0
         self._rules: dict[str, Callable[[Any, str], Any]] = {
@@ -70,7 +77,7 @@ class _Normalizer:
         blocks_out, _ = pruned(blocks_out, result)
         return with_body(self._fn, self._fn.params, blocks_out, result, bool(self._fn.is_pure))
 
-    def _bind(self, binding: Any) -> None:
+    def _bind(self, binding: Binding) -> None:
         if isinstance(binding, relax.MatchCast):
             self._writer.bindings.append(binding)
             return
@@ -87,7 +94,7 @@ class _Normalizer:
         else:
             self._writer.bind(var, value)
 
-    def _rewritten(self, value: Any, name: str) -> Any:
+    def _rewritten(self, value: Expr, name: str) -> Expr:
         """Return what the rewrites make of a value."""
         for rewrite in (self._rules.get(op_name(value)), self._groups.rewritten):
             new = None if rewrite is None else rewrite(value, name)
@@ -101,26 +108,25 @@ class _Normalizer:
         self._values[var] = value
         return var
 
-    def _value(self, expr: Any) -> Any:
+    def _value(self, expr: Expr) -> Any:
         return self._values.get(expr) if isinstance(expr, ir.Var) else None
 
-    def _constant(self, expr: Any) -> Any:
+    def _constant(self, expr: Expr) -> Any:
         """Return the value of a variable, and what is no variable as it is."""
         return self._value(expr) if isinstance(expr, ir.Var) else expr
 
-    def _behind(self, expr: Any, names: tuple[str, ...]) -> Any:
+    def _behind(self, expr: Expr, names: tuple[str, ...]) -> Any:
         """Return the first value behind an expression that is no call of these ops."""
         value = self._value(expr)
         while op_name(value) in names:
             value = self._value(value.args[0])
         return value
 
-    def _same(self, value: Any) -> Any:
+    def _same(self, value: Expr) -> Any:
         """Return the operand that a value equals, where attention reads it."""
         name = op_name(value)
-        if name == "permute_dims" and value.attrs.axes is not None:
-            if [int(axis) for axis in value.attrs.axes] == [*range(len(value.args[0].ty.shape))]:
-                return value.args[0]
+        if name == "permute_dims" and permutation(value) == [*range(len(value.ty.shape))]:
+            return value.args[0]
         if name in ("reshape", "broadcast_to"):
             shape = known_shape(value.ty)
             if shape is not None and known_shape(value.args[0].ty) == shape:
@@ -179,21 +185,19 @@ class _Normalizer:
             return None
         return op.nn.softmax(shifted.args[0], axis=-1)
 
-    def _turned(self, call: Any, name: str) -> Any:
+    def _turned(self, call: ir.Call, name: str) -> Any:
         """Return a product of transposed values and weights as that of weights and values."""
         view = self._value(call.args[1])
-        if op_name(view) != "permute_dims" or view.attrs.axes is None:
+        if op_name(view) != "permute_dims":
             return None
-        rank = len(view.args[0].ty.shape)
+        weights, rank = view.args[0], len(view.ty.shape)
         swap = [*range(rank - 2), rank - 1, rank - 2]
-        weights = view.args[0]
-        is_swap = [int(a) % rank for a in view.attrs.axes] == swap
-        if not is_swap or op_name(self._value(weights)) != "nn.softmax":
+        if permutation(view) != swap or op_name(self._value(weights)) != "nn.softmax":
             return None
         values = self._emit(op.permute_dims(call.args[0], swap), name)
         return op.permute_dims(self._emit(op.matmul(weights, values), name), swap)
 
-    def _by_single_masks(self, call: Any, name: str) -> Any:
+    def _by_single_masks(self, call: ir.Call, name: str) -> Any:
         """Return a choice by two masks that both must hold as two choices."""
         mask, scores, low = call.args
         both, whole = self._value(mask), known_shape(call.ty)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import relax_functions
 from tvm_distir.core.ir.operators import (
@@ -24,7 +25,6 @@ from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import op_name
 from tvm_distir.support import LoweringError
 from tvm_distir.transforms.optimize.binding_rewriter import Editor, FunctionStep, stepped
-from tvm_distir.transforms.optimize.function_facts import Scan
 from tvm_distir.transforms.optimize.named_axes import numbers_of_axes
 
 from .masks import MaskReader
@@ -82,22 +82,19 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
 class _Ring(Editor):
     """Rewriter of attention ops whose keys and values are gathered along a ring for them alone."""
 
-    def __init__(
-        self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan, axes: Axes
-    ) -> None:
-        super().__init__(mod, name, fn, scan)
+    def prepare(self, axes: Axes) -> None:
+        """Take the axes that are rings, and watch attention and fields."""
         self._axes = axes
-        self._fields: dict[Any, Any] = {}
-        self._reduced: dict[Any, Any] = {}
-        for var, value in scan.values.items():
-            if isinstance(value, ir.Call) and str(getattr(value.op, "name", "")) in _OPS:
+        self._fields: dict[Var, list[Expr]] = {}
+        self._reduced: dict[Var, Expr] = {}
+        for var, value in self.scan.values.items():
+            op = getattr(value.op, "name", "") if isinstance(value, ir.Call) else ""
+            if str(op) in _OPS or isinstance(value, relax.TupleGetItem):
                 self.watched.add(var)
-            elif isinstance(value, relax.TupleGetItem):
-                self.watched.add(var)
-            elif reads_gathered_keys(value, scan.values, axes):
+            elif reads_gathered_keys(value, self.scan.values, axes):
                 raise self._refused(var, value)
 
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+    def visit(self, var: Var, value: Expr, kind: str | None) -> Expr:
         """Replace an attention op, a field of its result, or a reduction of a gradient."""
         if var in self._reduced:
             return self._reduced[var]
@@ -110,15 +107,13 @@ class _Ring(Editor):
         if keys is None or values is None or (keys.dim, values.dim) != (_POSITIONS, _POSITIONS):
             return value
         if not keys.is_cut_as(values):
-            raise LoweringError(
-                "DIST0511",
-                "its keys and values are gathered along different axes, or in different blocks",
-                place=f"{self.name}/{var.name}",
-                remedy=REMEDY,
+            problem = (
+                "its keys and values are gathered along different axes, or in different blocks"
             )
+            raise LoweringError("DIST0511", problem, place=f"{self.name}/{var.name}", remedy=REMEDY)
         return self._around(var, value, RingBlocks(self.emit, value, keys, values, var.name), keys)
 
-    def _around(self, var: Any, call: ir.Call, ring: RingBlocks, keys: GatheredTensor) -> Any:
+    def _around(self, var: Var, call: ir.Call, ring: RingBlocks, keys: GatheredTensor) -> Expr:
         """Return what replaces a call."""
         if str(call.op.name) == ATTENTION_BIAS_OP:
             return ring.bias_gradient()
@@ -131,7 +126,7 @@ class _Ring(Editor):
         self._fields[var] = fields
         return self.normalize(relax.Tuple(fields))
 
-    def _reductions(self, var: Any, keys: GatheredTensor) -> dict[Any, int] | None:
+    def _reductions(self, var: Var, keys: GatheredTensor) -> dict[Any, int] | None:
         """Return what reduces the gradients of keys and values to their owners, by field.
 
         None where something else reads them.
@@ -159,11 +154,11 @@ class _Ring(Editor):
         value: Any = self.scan.values.get(field)
         return int(value.index) if isinstance(value, relax.TupleGetItem) else -1
 
-    def _only_reader(self, var: Any) -> Any:
+    def _only_reader(self, var: Var) -> Any:
         readers = self.scan.readers.get(var, ())
         return readers[0] if len(readers) == 1 else None
 
-    def _refused(self, var: Any, value: Any) -> LoweringError:
+    def _refused(self, var: Var, value: Any) -> LoweringError:
         """Return the error of attention that is no op, with the reason."""
         why = "FuseAttention has not run before"
         if op_name(value) == "nn.softmax":

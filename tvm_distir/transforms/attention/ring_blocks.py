@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax
-from tvm.relax import op
+from tvm.relax import BindingBlock, Expr, Var, op
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.ir.operators import (
@@ -67,12 +67,12 @@ class RingBlocks:
         self._form = AttentionForm.of(call)
         self._tensors, self._bias, self._shift = attention_operands(call)
         self._sinks = attention_sinks(call)
-        self._first: dict[int, Any] = {}
+        self._first: dict[int, Var] = {}
         self._me: Any = None
         if keys.padded:
             self._blocks = [self._keys_only(block) for block in self._blocks]
 
-    def forward(self) -> list[Any]:
+    def forward(self) -> list[Var]:
         """Write the result, in the type of the queries, and the log-sum-exp."""
         q = self._tensors[0]
         call = attention(q, *self._blocks, *self._masks(0), **vars(self._form))
@@ -108,8 +108,8 @@ class RingBlocks:
         """
         q, k, v, *rest = self._tensors
         by_query: Any = None
-        terms: list[list[Any]] = []
-        moving: list[Any] = []
+        terms: list[list[Var]] = []
+        moving: list[Var] = []
         for step in range(self._keys.count):
             operands = (q, *self._blocks, *rest, *self._masks(step))
             parts = self._fields(attention_backward(*operands, **vars(self._form)), 3)
@@ -145,18 +145,18 @@ class RingBlocks:
             total = self._bind(op.sum(total, [3], keepdims=True))
         return self._typed(total, self._bias)
 
-    def _below(self, top: Any, lse: Any) -> tuple[Any, Any, Any]:
+    def _below(self, top: Var, lse: Var) -> tuple[Var, Var, Var]:
         """Return the maximum of two log-sum-exps, and their exponentials below it."""
         highest = self._bind(op.maximum(top, lse))
         old, new = (self._bind(op.exp(self._bind(op.subtract(x, highest)))) for x in (top, lse))
         return highest, old, new
 
-    def _total(self, total: Any, old: Any, new: Any) -> Any:
+    def _total(self, total: Any, old: Var, new: Var) -> Var:
         """Return the sum of exponentials below a new maximum; None is 1."""
         old = old if total is None else self._bind(op.multiply(total, old))
         return self._bind(op.add(old, new))
 
-    def _column(self, weights: Any) -> Any:
+    def _column(self, weights: Var) -> Var:
         """Return weights ``(B, H, S)`` of results ``(B, S, H, E)``."""
         turned = self._bind(op.permute_dims(weights, [0, 2, 1]))
         return self._bind(op.reshape(turned, (*turned.ty.shape, 1)))
@@ -187,7 +187,7 @@ class RingBlocks:
         """Return whether the bias has a single column."""
         return (known_shape(self._bias.ty) or (0,))[-1] == 1
 
-    def _keys_only(self, block: Any) -> Any:
+    def _keys_only(self, block: BindingBlock) -> Any:
         """Return a block of this device with zeros in the rows that pad it."""
         valid = self._bind(op.reshape(self._are_keys(0), (1, self._keys.rows, 1, 1)))
         return self._bind(op.where(valid, block, scalar(0.0, str(block.ty.dtype))))
@@ -226,7 +226,7 @@ class RingBlocks:
         joined = self._bind(op.concat(list(of_blocks), axis=dim))
         return self._bind(op.take(joined, place, axis=dim, mode="clip"))
 
-    def _fields(self, call: ir.Call, count: int) -> list[Any]:
+    def _fields(self, call: ir.Call, count: int) -> list[Var]:
         fields = self._bind(call)
         return [self._bind(relax.TupleGetItem(fields, i)) for i in range(count)]
 
@@ -235,19 +235,20 @@ class RingBlocks:
         if step + 1 < self._keys.count:
             self._blocks = [self._handed_on(block) for block in self._blocks]
 
-    def _handed_on(self, block: Any) -> Any:
+    def _handed_on(self, block: Var) -> Var:
         mesh, axis = self._keys.mesh, self._keys.axis
         return self._bind(ops.collective_permute(block, mesh, axis, 1, wrap=True))
 
-    def _wide(self, value: Any) -> Any:
-        dtype = accumulated(str(value.ty.dtype))
+    def _wide(self, value: Expr) -> Var:
+        return self._cast(value, accumulated(str(value.ty.dtype)))
+
+    def _typed(self, value: Expr, like: Expr) -> Var:
+        return self._cast(value, str(like.ty.dtype))
+
+    def _cast(self, value: Any, dtype: str) -> Any:
         return value if str(value.ty.dtype) == dtype else self._bind(op.astype(value, dtype))
 
-    def _typed(self, value: Any, like: Any) -> Any:
-        dtype = str(like.ty.dtype)
-        return value if str(value.ty.dtype) == dtype else self._bind(op.astype(value, dtype))
-
-    def _bind(self, value: Any) -> Any:
+    def _bind(self, value: Expr) -> Var:
         return self._emit(value, self._name)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir
+from tvm.relax import Expr, Var
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.ir.operators import call_axes, dist_op_name
@@ -26,39 +28,27 @@ class GatheredTensor:
 
     Attributes
     ----------
-    call : Call
-        The ``all_gather``.
+    block : Var
+        The block that a device holds before the gather.
+    mesh : DeviceMesh
+    axis : int
+        The mesh axis of the gather.
+    dim : int
+        The dim that is gathered.
     whole : int
         Extent of the dim without padding.
     """
 
-    call: ir.Call
+    block: Var
+    mesh: DeviceMesh
+    axis: int
+    dim: int
     whole: int
-
-    @property
-    def block(self) -> Any:
-        """Return the block that a device holds before the gather."""
-        return self.call.args[0]
-
-    @property
-    def dim(self) -> int:
-        """Return the dim that is gathered."""
-        return int(self.call.attrs["dim"])
 
     @property
     def rows(self) -> int:
         """Return the extent of the dim on a device."""
         return int(self.block.ty.shape[self.dim])
-
-    @property
-    def mesh(self) -> Any:
-        """Return the mesh of the gather."""
-        return self.call.attrs["device_mesh"]
-
-    @property
-    def axis(self) -> int:
-        """Return the mesh axis of the gather."""
-        return call_axes(self.call)[0]
 
     @property
     def count(self) -> int:
@@ -76,7 +66,7 @@ class GatheredTensor:
         return mine == others
 
 
-def match_ring_gather(var: Any, values: Mapping[Any, Any], axes: Axes) -> GatheredTensor | None:
+def match_ring_gather(var: Var, values: Mapping[Var, Expr], axes: Axes) -> GatheredTensor | None:
     """Return the gather along a ring that a value is, with padding sliced off.
 
     Parameters
@@ -97,12 +87,13 @@ def match_ring_gather(var: Any, values: Mapping[Any, Any], axes: Axes) -> Gather
         value = values.get(value.args[0])
     if dist_op_name(value) != "all_gather" or len(call_axes(value)) != 1:
         return None
-    if call_axes(value)[0] not in axes.get(str(value.attrs["device_mesh"]), ()):
+    (axis,), mesh = call_axes(value), value.attrs["device_mesh"]
+    if axis not in axes.get(str(mesh), ()):
         return None
     padded, dim = [int(n) for n in value.ty.shape], int(value.attrs["dim"])
     if any(a != b for d, (a, b) in enumerate(zip(padded, whole, strict=True)) if d != dim):
         return None
-    return GatheredTensor(value, int(whole[dim]))
+    return GatheredTensor(value.args[0], mesh, axis, dim, int(whole[dim]))
 
 
 def _from_zero(call: ir.Call) -> bool:
@@ -111,7 +102,7 @@ def _from_zero(call: ir.Call) -> bool:
     return not any(begins) and all(n == 1 for row in strides for n in row)
 
 
-def reads_gathered_keys(value: Any, values: Mapping[Any, Any], axes: Axes) -> bool:
+def reads_gathered_keys(value: Expr, values: Mapping[Var, Expr], axes: Axes) -> bool:
     """Return whether a value is a softmax, or its maximum, of products with gathered keys.
 
     Products with weights, which have no batch dims, are of other parts of a model: a router of
@@ -134,7 +125,7 @@ def reads_gathered_keys(value: Any, values: Mapping[Any, Any], axes: Axes) -> bo
     return False
 
 
-def _shape(expr: Any) -> str:
+def _shape(expr: Expr) -> str:
     return str(getattr(expr.ty, "shape", None))
 
 

@@ -9,26 +9,24 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax, tirx
+from tvm.relax import Binding, Expr
 
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, with_annotated
-from tvm_distir.core.rewriting import all_bindings
+from tvm_distir.core.rewriting import all_bindings, callee_of
 from tvm_distir.transforms.outline.name_allocator import NameAllocator
 
 
-def _callee_of(binding: Any, callees: dict[str, Any]) -> str | None:
+def _callee_of(binding: Binding, callees: dict[str, relax.Function]) -> str | None:
     """Return the name of the function to inline that a binding calls."""
-    value = getattr(binding, "value", None)
-    if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-        name = str(value.op.name_hint)
-        return name if name in callees else None
-    return None
+    callee = callee_of(binding.value)
+    return str(callee.name_hint) if callee is not None and callee.name_hint in callees else None
 
 
 @relax.expr_functor.mutator
 class Inliner(relax.PyExprMutator):  # type: ignore[misc]
     """Inliner of calls in a single function, whose callees have been inlined already."""
 
-    def __init__(self, callees: dict[str, Any]) -> None:
+    def __init__(self, callees: dict[str, relax.Function]) -> None:
         super().__init__()
         self.callees = callees
         self.names = NameAllocator()
@@ -89,7 +87,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         self.set_var_remap(var, new)
         return new
 
-    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Expr:
         """Take the field directly if an argument is a tuple literal, as TVMScript does."""
         value = self.visit_expr(item.tuple_value)
         if isinstance(value, relax.Tuple):
@@ -121,7 +119,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         self.renaming = False
         self._bind(binding.var, target, result)
 
-    def _bind(self, original: relax.Var, target: relax.Var, value: Any) -> None:
+    def _bind(self, original: relax.Var, target: relax.Var, value: Expr) -> None:
         """Bind the variable of the call, with the type of the value where that is more precise."""
         if not tvm_ffi.structural_equal(target.ty, value.ty):
             target = type(target)(str(target.name), value.ty)
@@ -137,7 +135,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         if name in opened:
             self.open_axes[str(var.name)] = opened[name]
 
-    def _emit(self, binding: Any) -> relax.Var:
+    def _emit(self, binding: Binding) -> relax.Var:
         """Copy a binding of a callee under a free name."""
         value = self.builder_.normalize(self.visit_expr(binding.value))
         kind = relax.DataflowVar if self.in_dataflow else relax.Var
@@ -148,10 +146,10 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         self.builder_.emit_normalized(new_binding)
         return new
 
-    def _opened(self, callee: relax.Function, args: Sequence[Any]) -> relax.SeqExpr:
+    def _opened(self, callee: relax.Function, args: Sequence[Expr]) -> relax.SeqExpr:
         """Return a fresh copy of a callee's body with its parameters replaced by arguments."""
         fresh = relax.utils.copy_with_new_vars(callee)
-        sizes: dict[Any, Any] = {}
+        sizes: dict[tirx.Var, Expr] = {}
         for param, arg in zip(fresh.params, args, strict=True):
             _match_sizes(param.ty, arg.ty, sizes)
         if sizes:
@@ -169,26 +167,24 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         return new
 
 
-def _gives_result(binding: Any, body: relax.SeqExpr) -> bool:
+def _gives_result(binding: Binding, body: relax.SeqExpr) -> bool:
     """Return whether a plain binding defines the variable that is the result."""
     is_var = isinstance(body.body, relax.Var) and isinstance(binding, relax.VarBinding)
     return is_var and bool(binding.var.same_as(body.body))
 
 
 def _has_branches(fn: relax.Function) -> bool:
-    return any(
-        isinstance(getattr(binding, "value", None), relax.If) for binding in all_bindings(fn.body)
-    )
+    return any(isinstance(binding.value, relax.If) for binding in all_bindings(fn.body))
 
 
-def _is_at_least(actual: Any, required: Any) -> bool:
+def _is_at_least(actual: ir.Type, required: ir.Type) -> bool:
     """Return whether a type is at least as precise as another."""
     return bool(
         relax.analysis.type_base_check(required, actual) == relax.analysis.BaseCheckResult.PASS
     )
 
 
-def _match_sizes(param: Any, arg: Any, sizes: dict[Any, Any]) -> None:
+def _match_sizes(param: ir.Type, arg: ir.Type, sizes: dict[tirx.Var, Expr]) -> None:
     """Bind the symbolic sizes in a parameter's type to those of the argument's type."""
     if isinstance(param, relax.TupleType) and isinstance(arg, relax.TupleType):
         for field, other in zip(param.fields, arg.fields):
@@ -201,7 +197,7 @@ def _match_sizes(param: Any, arg: Any, sizes: dict[Any, Any]) -> None:
                 sizes[field] = other
 
 
-def _dims(ty: Any) -> list[Any]:
+def _dims(ty: ir.Type) -> list[Expr]:
     if isinstance(ty, relax.ShapeType):
         return list(ty.values or [])
     shape = getattr(ty, "shape", None)

@@ -27,15 +27,14 @@ sums, placements that must match), so DTensors are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir import branch_of, is_private
 from tvm_distir.core.passes import Rewrite, module_pass
-from tvm_distir.core.rewriting import all_bindings
-from tvm_distir.support import LevelError, PlanError, PropagationError, nearest
+from tvm_distir.core.rewriting import all_bindings, callee_of, with_functions
+from tvm_distir.support import PlanError, PropagationError, nearest
+from tvm_distir.transforms.outline.name_allocator import refuse_dtensors
 
 from .inliner import Inliner
 
@@ -78,10 +77,10 @@ def inline_module(mod: ir.IRModule, names: Sequence[str] | None = None) -> ir.IR
         for gv, fn in mod.functions.items()
         if str(gv.name_hint) in remaining or not isinstance(fn, relax.Function)
     }
-    return ir.IRModule(out, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, out)
 
 
-def _choose(functions: dict[str, Any], names: Sequence[str] | None) -> list[str]:
+def _choose(functions: dict[str, relax.Function], names: Sequence[str] | None) -> list[str]:
     """Return the names of the functions to inline, in alphabetical order."""
     private = sorted(
         name for name, fn in functions.items() if is_private(fn) and branch_of(fn) is None
@@ -91,37 +90,22 @@ def _choose(functions: dict[str, Any], names: Sequence[str] | None) -> list[str]
             problem = "is public" if name in functions else "does not exist"
             if branch_of(functions.get(name)) is not None:
                 problem = "is a branch of an If"
-            raise PlanError(
-                "DIST0225",
-                f'the function "{name}" to inline {problem}',
-                place="module",
-                remedy=nearest(name, private),
-            )
+            problem = f'the function "{name}" to inline {problem}'
+            raise PlanError("DIST0225", problem, place="module", remedy=nearest(name, private))
     chosen = private if names is None else [name for name in private if name in names]
     for name in chosen:
-        _refuse_dtensors(name, functions[name])
+        problem = "the function contains DTensors, and its boundary may reduce partial sums"
+        refuse_dtensors(name, functions[name], problem, "Inline")
     return chosen
-
-
-def _refuse_dtensors(name: str, fn: relax.Function) -> None:
-    for var in [*fn.params, *(binding.var for binding in all_bindings(fn.body))]:
-        if isinstance(var.ty, DTensorType):
-            raise LevelError(
-                "DIST0451",
-                "the function contains DTensors, and its boundary may reduce partial sums",
-                place=f"{name}/{var.name}",
-                remedy="Inline before propagation, or after lowering.",
-            )
 
 
 def _called(fn: relax.Function) -> list[str]:
     """Return the names of the functions that a function calls directly, without duplicates."""
-    values = (getattr(binding, "value", None) for binding in all_bindings(fn.body))
-    calls = (v for v in values if isinstance(v, ir.Call) and isinstance(v.op, ir.GlobalVar))
-    return list(dict.fromkeys(str(call.op.name_hint) for call in calls))
+    callees = (callee_of(binding.value) for binding in all_bindings(fn.body))
+    return list(dict.fromkeys(str(c.name_hint) for c in callees if c is not None))
 
 
-def _callees_first(functions: dict[str, Any], chosen: list[str]) -> list[str]:
+def _callees_first(functions: dict[str, relax.Function], chosen: list[str]) -> list[str]:
     """Order the functions so that callees precede their callers (DIST0408 on a cycle)."""
     done: dict[str, None] = {}
     for start in sorted(functions):
@@ -134,36 +118,23 @@ def _callees_first(functions: dict[str, Any], chosen: list[str]) -> list[str]:
                 waiting.pop()
             elif callee in path:
                 circle = " -> ".join([*path[path.index(callee) :], callee])
-                raise PropagationError(
-                    "DIST0408",
-                    f"functions call each other recursively: {circle}",
-                    place=callee,
-                    remedy="Unroll the recursion.",
-                )
+                problem = f"functions call each other recursively: {circle}"
+                remedy = "Unroll the recursion."
+                raise PropagationError("DIST0408", problem, place=callee, remedy=remedy)
             elif callee not in done:
                 path.append(callee)
                 waiting.append(iter([c for c in _called(functions[callee]) if c in chosen]))
     return list(done)
 
 
-def _still_used(functions: dict[str, Any], chosen: list[str]) -> set[str]:
+def _still_used(functions: dict[str, relax.Function], chosen: list[str]) -> set[str]:
     """Return the names of the functions that stay: those not inlined and those they reference."""
     remaining = {name for name in functions if name not in chosen}
     waiting = sorted(remaining)
     while waiting:
-        for name in _mentioned(functions[waiting.pop()]):
+        for gv in relax.analysis.all_global_vars(functions[waiting.pop()]):
+            name = str(gv.name_hint)
             if name in functions and name not in remaining:
                 remaining.add(name)
                 waiting.append(name)
     return remaining
-
-
-def _mentioned(fn: relax.Function) -> list[str]:
-    result: dict[str, None] = {}
-
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.GlobalVar):
-            result[str(node.name_hint)] = None
-
-    relax.analysis.post_order_visit(fn.body, visit)
-    return list(result)

@@ -29,12 +29,18 @@ PrimFuncs that are scheduled by hand (memory scopes, intrinsics on pointers) sta
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.relax import Var
 from tvm.s_tir import SBlock, SBlockRealize
+
+from tvm_distir.core.rewriting import with_functions
+
+from .sharing import with_block_fields
 
 WIDE = "float32"
 
@@ -46,7 +52,7 @@ _BY_BITS = ("reinterpret", "extern", "packed", "nextafter", "address_of", "acces
 """Parts of names of calls whose operands keep their type."""
 
 
-def _kind(value: Any) -> str:
+def _kind(value: ir.Expr) -> str:
     """Return the dtype of a number, a vector or a buffer; empty for pointers and others."""
     return str(getattr(value.ty, "dtype", ""))
 
@@ -64,7 +70,7 @@ def _is_by_bits(call: ir.Call) -> bool:
     return any(part in _name(call) for part in _BY_BITS)
 
 
-def _computes(root: Any) -> bool:
+def _computes(root: ir.Expr | tirx.Stmt) -> bool:
     """Return whether an expression or a statement computes in a narrow float."""
 
     def visit(node: Any) -> Any:
@@ -76,12 +82,12 @@ def _computes(root: Any) -> bool:
     return tvm_ffi.structural_walk(root, [((*_ARITHMETIC, ir.Call), visit)]) is not None
 
 
-def _reads_any(root: Any, sources: Any) -> bool:
+def _reads_any(root: ir.Expr, sources: Collection[ir.Var]) -> bool:
     entry = [(tirx.Var, lambda v: tvm_ffi.VisitInterrupt(True) if v in sources else None)]
     return tvm_ffi.structural_walk(root, entry) is not None
 
 
-def _cast(dtype: str, value: Any) -> Any:
+def _cast(dtype: str, value: ir.Expr) -> ir.Expr:
     """Cast a value, unless it is of the type, or was cast from it without a loss."""
     if _kind(value) == dtype:
         return value
@@ -95,20 +101,19 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
     if function.attrs and "tirx.is_scheduled" in function.attrs:
         return True
 
-    def scoped(block: Any) -> Any:
+    def scoped(block: SBlock) -> Any:
         scopes = {str(buffer.ty.storage_scope) for buffer in block.alloc_buffers}
         return tvm_ffi.VisitInterrupt(True) if scopes - {"", "global"} else matched(block)
 
-    def matched(block: Any) -> Any:
+    def matched(block: SBlock) -> Any:
         return tvm_ffi.VisitInterrupt(True) if len(block.match_buffers) else None
 
-    def pointer(call: Any) -> Any:
+    def pointer(call: ir.Call) -> Any:
         whole = any(isinstance(a, tirx.Var) and hasattr(a.ty, "shape") for a in call.args)
         return tvm_ffi.VisitInterrupt(True) if whole or "address_of" in _name(call) else None
 
-    return (
-        tvm_ffi.structural_walk(function.body, [(SBlock, scoped), (ir.Call, pointer)]) is not None
-    )
+    entries = [(SBlock, scoped), (ir.Call, pointer)]
+    return tvm_ffi.structural_walk(function.body, entries) is not None
 
 
 class _Widening:
@@ -122,7 +127,7 @@ class _Widening:
 
     def __init__(self, function: tirx.PrimFunc) -> None:
         self._function = function
-        self.wide: dict[Any, Any] = {}
+        self.wide: dict[ir.Var, ir.Var] = {}
         temporaries, reduced, writes = self._definitions()
         narrow = [var for var in (*temporaries, *reduced) if is_narrow(_kind(var))]
         computed = {var for var, value in writes if _computes(value)}
@@ -135,23 +140,23 @@ class _Widening:
                     self.wide[var] = self._in_float32(var)
         self._results = [var for var in reduced if var in self.wide]
 
-    def _definitions(self) -> tuple[list[Any], list[Any], list[tuple[Any, Any]]]:
+    def _definitions(self) -> tuple[list[ir.Var], list[ir.Var], list[tuple[ir.Var, ir.Expr]]]:
         """Return its temporary buffers and variables, its results that blocks reduce, its writes.
 
         A write is a buffer or a variable, and a value.
         """
         temporaries, reduced, writes = list[Any](), list[Any](), list[tuple[Any, Any]]()
 
-        def block(node: Any) -> None:
+        def block(node: SBlock) -> None:
             temporaries.extend(node.alloc_buffers)
             for region in node.writes if node.init is not None else ():
                 if region.source in params and region.source not in reduced:
                     reduced.append(region.source)
 
-        def store(node: Any) -> None:
+        def store(node: tirx.BufferStore) -> None:
             writes.append((node.buffer, node.value))
 
-        def bind(node: Any) -> None:
+        def bind(node: tirx.Bind | tirx.Let) -> None:
             temporaries.append(node.var)
             writes.append((node.var, node.value))
 
@@ -160,7 +165,7 @@ class _Widening:
         tvm_ffi.structural_walk(self._function.body, entries)
         return temporaries, reduced, writes
 
-    def _in_float32(self, var: Any) -> Any:
+    def _in_float32(self, var: Var) -> ir.Var:
         name = f"{var.name}_{WIDE}" if var in set(self._function.params) else str(var.name)
         if not hasattr(var.ty, "shape"):
             return tirx.Var(name, WIDE)
@@ -181,45 +186,37 @@ class _Widening:
         f = self._function
         return tirx.PrimFunc(f.params, self._with_results(body), f.ret_type, f.attrs)
 
-    def _with_results(self, body: Any) -> Any:
+    def _with_results(self, body: tirx.Stmt) -> tirx.Stmt:
         """Add the buffers in which results are accumulated, and the blocks that round these."""
         if not self._results:
             return body
         root = body.block
         rounded = [_rounding(self.wide[var], var) for var in self._results]
-        block = SBlock(
-            root.iter_vars,
-            root.reads,
-            root.writes,
-            str(root.name_hint),
-            tirx.SeqStmt([root.body, *rounded]),
-            root.init,
-            [*root.alloc_buffers, *(self.wide[var] for var in self._results)],
-            root.match_buffers,
-            root.annotations,
-        )
+        buffers = [*root.alloc_buffers, *(self.wide[var] for var in self._results)]
+        statements = tirx.SeqStmt([root.body, *rounded])
+        block = with_block_fields(root, body=statements, alloc_buffers=buffers)
         return SBlockRealize(list(body.iter_values), body.predicate, block)
 
     # -- after the variables were replaced: expressions still have the types that they had
 
-    def _store(self, store: Any) -> Any:
+    def _store(self, store: tirx.BufferStore) -> tirx.BufferStore:
         value = self._as(_kind(store.buffer), store.value)
         return tirx.BufferStore(store.buffer, value, [self._expr(i) for i in store.indices])
 
-    def _bind(self, bind: Any) -> Any:
+    def _bind(self, bind: tirx.Bind) -> tirx.Bind:
         return tirx.Bind(bind.var, self._as(_kind(bind.var), bind.value))
 
-    def _branch(self, branch: Any) -> Any:
+    def _branch(self, branch: tirx.IfThenElse) -> tirx.IfThenElse:
         return tirx.IfThenElse(self._expr(branch.condition), branch.then_case, branch.else_case)
 
-    def _as(self, dtype: str, value: Any) -> Any:
+    def _as(self, dtype: str, value: ir.Expr) -> ir.Expr:
         """Return a value in a type; what is only moved keeps its form."""
         stays = is_narrow(dtype) and _kind(value) == dtype and not _computes(value)
         if stays and not _reads_any(value, set(self.wide.values())):
             return value
         return _cast(dtype, self._expr(value))
 
-    def _expr(self, e: Any) -> Any:
+    def _expr(self, e: ir.Expr) -> ir.Expr:
         """Rewrite an expression, in float32 where it was a narrow float."""
         if isinstance(e, tirx.FloatImm):
             return tirx.FloatImm(WIDE, float(e.value)) if is_narrow(_kind(e)) else e
@@ -239,14 +236,14 @@ class _Widening:
         operands = [self._expr(getattr(e, name)) for name in ("a", "b") if hasattr(e, name)]
         return type(e)(*operands) if operands else e
 
-    def _rounded(self, cast: Any) -> Any:
+    def _rounded(self, cast: tirx.Cast) -> ir.Expr:
         value, dtype = self._expr(cast.value), _kind(cast)
         if not is_narrow(dtype):
             return _cast(dtype, value)
         rounds = _kind(cast.value).startswith("float") and not is_narrow(_kind(cast.value))
         return _cast(WIDE, tirx.Cast(dtype, value) if rounds else value)
 
-    def _call(self, call: Any) -> Any:
+    def _call(self, call: ir.Call) -> ir.Expr:
         name, dtype = _name(call), _kind(call)
         if _is_by_bits(call):
             args = [self._as(_kind(a), a) if isinstance(a, ir.Expr) else a for a in call.args]
@@ -260,7 +257,7 @@ class _Widening:
         return tirx.call_intrin(WIDE if is_narrow(dtype) else dtype, call.op, *args)
 
 
-def _rounding(source: Any, result: Any) -> Any:
+def _rounding(source: ir.Var, result: ir.Var) -> tirx.Stmt:
     """Return the loops of a block that writes a buffer in another type."""
     shape = list(result.ty.shape) or [tirx.IntImm("int64", 1)]
     loops = [tirx.Var(f"ax{d}", n.ty.dtype) for d, n in enumerate(shape)]
@@ -281,7 +278,7 @@ def _rounding(source: Any, result: Any) -> Any:
     return nest
 
 
-def _widened(function: Any) -> Any:
+def _widened(function: ir.BaseFunc) -> ir.BaseFunc:
     if not isinstance(function, tirx.PrimFunc) or not _computes(function.body):
         return function
     return function if _is_scheduled(function) else _Widening(function).run()
@@ -289,7 +286,7 @@ def _widened(function: Any) -> Any:
 
 def _widen_all(mod: ir.IRModule, _: Any) -> ir.IRModule:
     functions = {gv: _widened(function) for gv, function in mod.functions.items()}
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, functions)
 
 
 accumulate_in_float32 = tvm.transform.module_pass(

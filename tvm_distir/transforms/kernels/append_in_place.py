@@ -6,18 +6,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm
 from tvm import ir, relax, te, tirx
-from tvm.script.ir_builder import IRBuilder
+from tvm.relax import BlockBuilder, Expr
 from tvm.script.ir_builder import tirx as T
 
 from tvm_distir.core.ir.operators import IN_PLACE
 
-from .parallel_loops import parallel
+from .parallel_loops import is_on_gpu, parallel, written_kernel
 from .written_paged_attention import append_operands, written_append
 
 
-def appended(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def appended(builder: BlockBuilder, call: ir.Call) -> Expr:
     """Write out an append: into the cache itself if it is donated, else into a copy."""
     if IN_PLACE not in call.attrs or not bool(call.attrs[IN_PLACE]):
         return written_append(builder, call)
@@ -29,36 +28,23 @@ def appended(builder: relax.BlockBuilder, call: ir.Call) -> Any:
     return relax.op.call_tir_inplace(name, [index, rows, cache], [2], cache.ty)
 
 
-def _kernel(index: list[int], rows: list[int], cache: list[int], *, dtype: str) -> Any:
+def _kernel(index: list[int], rows: list[int], cache: list[int], *, dtype: str) -> tirx.PrimFunc:
     """Return the function that writes rows to their pools, pages and positions.
 
     Shapes: ``index (B, S, 3)``, ``rows (B, S, K, D)``, ``cache (P, N, R, K, D)``. A row whose pool
     does not exist is not written.
     """
-    target = tvm.target.Target.current(allow_none=True)
-    on_gpu = target is not None and "gpu" in target.keys
     pools, pages, positions = cache[:3]
     width = rows[2] * rows[3]
-    count = rows[0] * rows[1] * width
 
-    def body(index_buffer: Any, rows_buffer: Any, cache_buffer: Any) -> Any:
-        with IRBuilder() as builder:
-            places, values, out = map(T.buffer_proxy, (index_buffer, rows_buffer, cache_buffer))
-            with T.seq_scope(), parallel(count, on_gpu) as element:
-                token, feature = element // width, element % width
-                pool, page, row = (places[token * 3 + i] for i in range(3))
-                place = ((pool * pages + page) * positions + row) * width + feature
-                with T.If(pool < pools), T.Then():
-                    out[place] = values[element]
-            return builder.get()
+    def write(places: Any, values: Any, out: Any) -> None:
+        with parallel(rows[0] * rows[1] * width, is_on_gpu()) as element:
+            token, feature = element // width, element % width
+            pool, page, row = (places[token * 3 + i] for i in range(3))
+            place = ((pool * pages + page) * positions + row) * width + feature
+            with T.If(pool < pools), T.Then():
+                out[place] = values[element]
 
     operands = [te.placeholder(index, "int64", "index"), te.placeholder(rows, dtype, "rows")]
-    result = te.extern(
-        [cache],
-        operands,
-        lambda ins, outs: body(ins[0], ins[1], outs[0]),
-        dtype=dtype,
-        out_buffers=[tirx.decl_buffer(cache, dtype, "cache", layout=None)],
-        name="append_in_place",
-    )
+    result = written_kernel("append_in_place", operands, ("cache", cache, dtype), write)
     return te.create_prim_func([*operands, result]).without_attr("global_symbol")

@@ -20,8 +20,6 @@ the dividend, and the least number over -1 is itself.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm_ffi
 from tvm import ir, tirx
 
@@ -32,16 +30,16 @@ DIVISIONS = (*QUOTIENTS, tirx.Mod, tirx.FloorMod)
 """Nodes that :func:`define_division` takes."""
 
 
-def is_integer_division(node: Any) -> bool:
+def is_integer_division(node: ir.Expr) -> bool:
     """Return whether a node of :data:`DIVISIONS` divides integers."""
     return str(node.ty.dtype).startswith(("int", "uint"))
 
 
-def define_division(division: Any) -> Any:
+def define_division(division: ir.Expr) -> ir.Expr:
     """Give an integer division a result for every pair of operands."""
     dtype = str(division.ty.dtype)
 
-    def write(a: Any, b: Any) -> Any:
+    def write(a: ir.Expr, b: ir.Expr) -> ir.Expr:
         zero = unsafe = tirx.EQ(b, tirx.const(0, dtype))
         if dtype.startswith("int"):
             # Not `a == MIN`: TVM makes it `a - MIN == 0`, which LLVM takes to be false.
@@ -56,9 +54,9 @@ def define_division(division: Any) -> Any:
 
 def divisor_parameters(fn: tirx.PrimFunc) -> tuple[int, ...]:
     """Return the positions of parameters from which an integer division reads its divisor."""
-    sources: list[Any] = []
+    sources: list[ir.Var] = []
 
-    def visit(division: Any) -> None:
+    def visit(division: ir.Expr) -> None:
         if is_integer_division(division):
             loads = (ir.TensorLoad, lambda load: sources.append(load.source))
             tvm_ffi.structural_walk(division.b, loads)

@@ -14,7 +14,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tvm import ir, relax, s_tir, te
+from tvm import ir, relax, s_tir, te, tirx
+from tvm.relax import BlockBuilder, Expr
+
+from tvm_distir.core.ir import flat_types
 
 from .accumulation import WIDE, is_narrow
 
@@ -23,16 +26,11 @@ _CAST = re.compile(rf"({_OPERAND}|{_RESULT})(_\d+)?")
 """Names of the blocks that cast: TE numbers them, and names reductions of them after them."""
 
 
-def _is_narrow_tensor(value: Any) -> bool:
+def _is_narrow_tensor(value: Expr) -> bool:
     return isinstance(value.ty, relax.TensorType) and is_narrow(str(value.ty.dtype))
 
 
-def _result_types(call: ir.Call) -> list[str]:
-    types = call.ty.fields if isinstance(call.ty, relax.TupleType) else [call.ty]
-    return [str(ty.dtype) for ty in types]
-
-
-def _te_cast(x: Any, dtype: str, name: str) -> Any:
+def _te_cast(x: te.Tensor, dtype: str, name: str) -> te.Tensor:
     if str(x.dtype) == dtype:
         return x
     return te.compute(x.shape, lambda *at: x(*at).astype(dtype), name=name, tag="elemwise")
@@ -46,10 +44,10 @@ def _wide_operand(x: Any) -> Any:
 class _WideKernels:
     """A builder whose kernels take narrow operands, compute in float32 and round their results."""
 
-    def __init__(self, builder: relax.BlockBuilder, dtypes: list[str]) -> None:
+    def __init__(self, builder: BlockBuilder, dtypes: list[str]) -> None:
         self._builder, self._dtypes = builder, dtypes
 
-    def call_te(self, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def call_te(self, compute: Callable[..., Any], *args: Any, **options: Any) -> ir.Call:
         """Write the call of a kernel, as the method of a builder does."""
 
         @functools.wraps(compute)
@@ -66,7 +64,7 @@ class _WideKernels:
         return call
 
 
-def _without_copies(kernel: Any) -> Any:
+def _without_copies(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
     """Inline the casts of operands and results, so that a kernel has no copies in float32."""
     sch = s_tir.Schedule(ir.IRModule({"main": kernel}))
     for rv in sch.get_child_blocks(sch.get_sblock("root", func_name="main")):
@@ -78,15 +76,15 @@ def _without_copies(kernel: Any) -> Any:
     return sch.mod["main"]
 
 
-def kernel_in_float32(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def kernel_in_float32(builder: BlockBuilder, call: ir.Call) -> Expr:
     """Legalize a call by the kernel that TVM has for float32, with casts inside of it."""
     stock = call.op.get_attr("FLegalize")
     if not any(map(_is_narrow_tensor, call.args)):
         return stock(builder, call)
-    return stock(_WideKernels(builder, _result_types(call)), call)
+    return stock(_WideKernels(builder, [str(ty.dtype) for ty in flat_types(call.ty)]), call)
 
 
-def through_float32(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def through_float32(builder: BlockBuilder, call: ir.Call) -> Expr:
     """Legalize a call as casts to float32, the op in float32, and the cast of its result."""
     stock = call.op.get_attr("FLegalize")
     if not any(map(_is_narrow_tensor, call.args)):
@@ -99,14 +97,14 @@ def through_float32(builder: relax.BlockBuilder, call: ir.Call) -> Any:
     return relax.op.astype(builder.emit(stock(builder, wide)), str(call.ty.dtype))
 
 
-def scatter_in_float32(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def scatter_in_float32(builder: BlockBuilder, call: ir.Call) -> Expr:
     """Legalize a scatter: where it adds or multiplies, in float32."""
     a = call.attrs
     adds = bool(a.accumulate) if hasattr(a, "accumulate") else str(a.reduction) != "update"
     return (through_float32 if adds else call.op.get_attr("FLegalize"))(builder, call)
 
 
-def scan_in_float32(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def scan_in_float32(builder: BlockBuilder, call: ir.Call) -> Expr:
     """Legalize a cumulative sum or product of narrow floats, for a later pass to dispatch."""
     dtype, a = str(call.ty.dtype), call.attrs
     if not is_narrow(dtype):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 
 from .repair import repaired_extreme
 
@@ -35,11 +35,11 @@ def register_gpu_reducers() -> None:
         register(1, *functions)
 
 
-def _combined(extreme: Any, left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+def _combined(extreme: Any, left: Sequence[ir.Expr], right: Sequence[ir.Expr]) -> list[ir.Expr]:
     return [repaired_extreme(extreme(left[0], right[0]))]
 
 
-def _identity(begin: float, values: Sequence[Any]) -> list[Any]:
+def _identity(begin: float, values: Sequence[ir.Expr]) -> list[ir.Expr]:
     dtype = str(values[0].ty.dtype)
     if "float" in dtype:
         return [tirx.const(begin, dtype)]

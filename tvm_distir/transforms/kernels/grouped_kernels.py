@@ -8,20 +8,20 @@ Sums of half precision are accumulated in float32, as PyTorch's grouped products
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from tvm import ir, relax, te, tirx
+from tvm import ir, te, tirx
+from tvm.relax import BlockBuilder, Expr, Var
 
 from tvm_distir.core.ir.operators import GROUPED_MATMUL_OP, GROUPED_OUTER_OP, accumulated
 
 
-def _te_matmul(x: Any, w: Any, ids: Any) -> Any:
+def _te_matmul(x: te.Tensor, w: te.Tensor, ids: te.Tensor) -> te.Tensor:
     rows, inner = x.shape
     count, _, columns = w.shape
     wide = accumulated(str(x.dtype))
     along = te.reduce_axis((0, inner), name="along")
 
-    def product(i: Any, j: Any) -> Any:
+    def product(i: Var, j: Var) -> Expr:
         group = ids(i)
         near = tirx.max(tirx.min(group, count - 1), 0)
         term = x(i, along).astype(wide) * w(near, along, j).astype(wide)
@@ -32,13 +32,13 @@ def _te_matmul(x: Any, w: Any, ids: Any) -> Any:
     return te.compute((rows, columns), lambda *at: total(*at).astype(x.dtype), name="rounded")
 
 
-def _te_outer(x: Any, y: Any, ids: Any, local_groups: int) -> Any:
+def _te_outer(x: te.Tensor, y: te.Tensor, ids: te.Tensor, local_groups: int) -> te.Tensor:
     rows, first = x.shape
     second = y.shape[1]
     wide = accumulated(str(x.dtype))
     along = te.reduce_axis((0, rows), name="along")
 
-    def product(e: Any, i: Any, j: Any) -> Any:
+    def product(e: Var, i: Var, j: Var) -> Expr:
         term = x(along, i).astype(wide) * y(along, j).astype(wide)
         chosen = ids(along) == e.astype(ids.dtype)
         return te.sum(tirx.Select(chosen, term, tirx.const(0, wide)), axis=along)
@@ -48,16 +48,16 @@ def _te_outer(x: Any, y: Any, ids: Any, local_groups: int) -> Any:
     return te.compute(shape, lambda *at: total(*at).astype(x.dtype), name="rounded")
 
 
-def _matmul(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _matmul(builder: BlockBuilder, call: ir.Call) -> Expr:
     return builder.call_te(_te_matmul, *call.args, primfunc_name_hint="grouped_matmul")
 
 
-def _outer(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _outer(builder: BlockBuilder, call: ir.Call) -> Expr:
     local_groups = int(call.attrs["held"])
     return builder.call_te(_te_outer, *call.args, local_groups, primfunc_name_hint="grouped_outer")
 
 
-GROUPED_KERNELS: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
+GROUPED_KERNELS: dict[str, Callable[[BlockBuilder, ir.Call], Expr]] = {
     GROUPED_MATMUL_OP: _matmul,
     GROUPED_OUTER_OP: _outer,
 }

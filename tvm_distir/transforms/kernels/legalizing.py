@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import ir, relax, te, tirx, topi
+from tvm.relax import BlockBuilder, Expr, Var
 
 from tvm_distir.core.ir import tensor_type
 
@@ -44,7 +45,7 @@ SCATTERS = ("scatter_elements", "scatter_nd", "index_put")
 ATTENTION = ("attention", "attention_bias")
 NORMS = ("layer_norm", "group_norm", "instance_norm", "batch_norm", "rms_norm")
 
-Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
+Legalize = Callable[[BlockBuilder, ir.Call], Expr]
 
 
 def _float_type(call: ir.Call) -> str:
@@ -57,7 +58,7 @@ def _float_type(call: ir.Call) -> str:
 def _of_floats(legalize: Legalize) -> Legalize:
     """Return TVM's legalisation of a call on other types; without any, a later pass acts."""
 
-    def either(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    def either(builder: BlockBuilder, call: ir.Call) -> Expr:
         if _float_type(call):
             return legalize(builder, call)
         stock = call.op.get_attr("FLegalize")
@@ -66,12 +67,12 @@ def _of_floats(legalize: Legalize) -> Legalize:
     return either
 
 
-def _key_type(x: Any) -> str:
+def _key_type(x: te.Tensor) -> str:
     """Return the integer type that is ordered as the floats of a tensor are."""
     return "int64" if str(x.dtype) == "float64" else "int32"
 
 
-def _key_of(value: Any, kind: str, nan: Any) -> Any:
+def _key_of(value: Expr, kind: str, nan: Expr) -> Expr:
     """Map a float to an integer of the same order: zeros are equal, NaN is ``nan``."""
     wide = "float64" if kind == "int64" else "float32"
     value = value if str(value.ty.dtype) == wide else tirx.Cast(wide, value)
@@ -81,35 +82,35 @@ def _key_of(value: Any, kind: str, nan: Any) -> Any:
     return tirx.Select(tirx.isnan(value), nan, number)
 
 
-def _order_key(x: Any) -> Any:
+def _order_key(x: te.Tensor) -> te.Tensor:
     """Map floats to integers of the same order; NaN is greater than all numbers."""
     kind = _key_type(x)
     nan = tirx.max_value(kind)
     return te.compute(x.shape, lambda *at: _key_of(x(*at), kind, nan), name="order_key")
 
 
-def _key(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _key(builder: BlockBuilder, call: ir.Call) -> Var:
     return builder.emit(builder.call_te(_order_key, call.args[0]))
 
 
-def _argsort(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _argsort(builder: BlockBuilder, call: ir.Call) -> Expr:
     a = call.attrs
     key = _key(builder, call)
     return relax.op.argsort(key, int(a.axis), bool(a.descending), str(a.dtype))
 
 
-def _gather(builder: relax.BlockBuilder, x: Any, axis: int, order: Any) -> Any:
+def _gather(builder: BlockBuilder, x: Expr, axis: int, order: Var) -> Expr:
     return builder.call_te(topi.gather, x, axis, order, primfunc_name_hint="sorted")
 
 
-def _sort(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _sort(builder: BlockBuilder, call: ir.Call) -> Expr:
     a = call.attrs
     axis = int(a.axis) % int(tensor_type(call.args[0].ty).ndim)  # type: ignore[union-attr]
     order = relax.op.argsort(_key(builder, call), axis, bool(a.descending), "int32")
     return _gather(builder, call.args[0], axis, builder.emit(order))
 
 
-def _topk(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _topk(builder: BlockBuilder, call: ir.Call) -> Expr:
     a = call.attrs
     axis, kind = int(a.axis) % int(tensor_type(call.args[0].ty).ndim), str(a.ret_type)  # type: ignore[union-attr]
     dtype = str(a.dtype)
@@ -125,7 +126,7 @@ def _topk(builder: relax.BlockBuilder, call: ir.Call) -> Any:
 def _extreme_place(largest: bool) -> Legalize:
     name = "argmax" if largest else "argmin"
 
-    def legalize(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    def legalize(builder: BlockBuilder, call: ir.Call) -> Expr:
         axis = None if call.attrs.axis is None else int(call.attrs.axis)
         args = (call.args[0], axis, bool(call.attrs.keepdims), largest)
         return builder.call_te(_first_extreme, *args, primfunc_name_hint=name)
@@ -133,7 +134,7 @@ def _extreme_place(largest: bool) -> Legalize:
     return legalize
 
 
-def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> Any:
+def _first_extreme(x: te.Tensor, axis: int | None, keepdims: bool, largest: bool) -> te.Tensor:
     """Return the first index of the extreme along an axis, or of the flattened tensor."""
     result_shape = [1] * len(x.shape) if keepdims else []
     if axis is None:
@@ -148,18 +149,18 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
     least, most = tirx.min_value(kind), tirx.max_value(kind)
     best, worst = (most, least) if largest else (least, most)
 
-    def pair(*place: Any) -> Any:
+    def pair(*place: Expr) -> tuple[Expr, Expr]:
         value = x(*place[:front], along, *place[back:])
         key = _key_of(value, kind, best) if is_float else value
         return combine((tirx.Cast("int64", along), key), along)
 
-    def earlier(left: Any, right: Any) -> Any:
+    def earlier(left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, Expr]:
         (at, key), (at_other, rival) = left, right
         beyond = key > rival if largest else key < rival
         wins = tirx.any(beyond, tirx.all(key == rival, at < at_other))
         return tirx.Select(wins, at, at_other), tirx.Select(beyond, key, rival)
 
-    def nowhere(*_: Any) -> Any:  # behind all places, and no key is worse
+    def nowhere(*_: str) -> tuple[Expr, Expr]:  # behind all places, and no key is worse
         return tirx.max_value("int64"), worst
 
     combine = te.comm_reducer(earlier, nowhere, name="first_extreme")
@@ -167,8 +168,8 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
     return te.compute(result_shape, lambda *place: places(*place), name="place")
 
 
-def _te_sign(x: Any) -> Any:
-    def sign(*place: Any) -> Any:
+def _te_sign(x: te.Tensor) -> te.Tensor:
+    def sign(*place: Expr) -> Expr:
         value = x(*place)
         zero, unit, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
         signed = tirx.Select(value > zero, unit, tirx.Select(value < zero, minus, zero))
@@ -177,31 +178,31 @@ def _te_sign(x: Any) -> Any:
     return te.compute(x.shape, sign, name="T_sign")
 
 
-def _sign(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _sign(builder: BlockBuilder, call: ir.Call) -> Expr:
     return builder.call_te(_te_sign, call.args[0], primfunc_name_hint="tir_sign")
 
 
-def _te_take(table: Any, places: Any, axis: int | None) -> Any:
+def _te_take(table: te.Tensor, places: te.Tensor, axis: int | None) -> te.Tensor:
     if axis is None:
         table, axis = topi.reshape(table, (math.prod(table.shape),)), 0
     axis %= len(table.shape)
     end = axis + len(places.shape)
 
-    def element(*at: Any) -> Any:
+    def element(*at: Expr) -> Expr:
         return table(*at[:axis], places(*at[axis:end]), *at[end:])
 
     shape = [*table.shape[:axis], *places.shape, *table.shape[axis + 1 :]]
     return te.compute(shape, element, name="T_take")
 
 
-def _take(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _take(builder: BlockBuilder, call: ir.Call) -> Expr:
     if str(call.attrs.mode) != "fast":
         return call.op.get_attr("FLegalize")(builder, call)
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     return builder.call_te(_te_take, *call.args, axis, primfunc_name_hint="take")
 
 
-def _is_zero(operand: Any) -> bool:
+def _is_zero(operand: Expr) -> bool:
     if not isinstance(operand, ir.GenericConst) or operand.ty.ndim != 0:
         return False
     return bool(operand.value.numpy() == 0)
@@ -210,7 +211,7 @@ def _is_zero(operand: Any) -> bool:
 def _with_zero(compute: Callable[..., Any]) -> Legalize:
     """Add a zero to the operands, which TVM folds unless it is a tensor like others."""
 
-    def legalize(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    def legalize(builder: BlockBuilder, call: ir.Call) -> Expr:
         if any(map(_is_zero, call.args)):
             return builder.call_te(compute, *call.args)
         return call.op.get_attr("FLegalize")(builder, call)

@@ -11,19 +11,23 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import tvm
 from tvm import ir, relax, te, tirx
-from tvm.script.ir_builder import IRBuilder
+from tvm.relax import BlockBuilder, Expr
 from tvm.script.ir_builder import tirx as T
 
 from .accumulation import WIDE, is_narrow
 from .float32_kernels import through_float32
-from .parallel_loops import parallel
+from .parallel_loops import is_on_gpu, parallel, written_kernel
 
 
 def te_take_backward(
-    grad: Any, table: Any, indices: Any, axis: int | None, on_gpu: bool, dtype: str
-) -> Any:
+    grad: te.Tensor,
+    table: te.Tensor,
+    indices: te.Tensor,
+    axis: int | None,
+    on_gpu: bool,
+    dtype: str,
+) -> te.Tensor:
     """Sum the rows of ``grad`` into a tensor of zeros like ``table``, along an axis.
 
     Parameters
@@ -44,39 +48,26 @@ def te_take_backward(
     after = math.prod(shape[axis + 1 :]) if axis is not None else 1
     rows, count = math.prod(shape) // (before * after), int(indices.shape[0])
 
-    def kernel(grad_buffer: Any, index_buffer: Any, out_buffer: Any) -> Any:
-        with IRBuilder() as builder:
-            terms, places, out = map(T.buffer_proxy, (grad_buffer, index_buffer, out_buffer))
-            with T.seq_scope():
-                with parallel(math.prod(shape), on_gpu) as element:
-                    out[element] = tirx.const(0, dtype)
-                with parallel(before * after, on_gpu) as column:
-                    outer, inner = column // after, column % after
-                    with T.serial(count) as number:
-                        place = (outer * rows + places[number]) * after + inner
-                        term = terms[(outer * count + number) * after + inner]
-                        out[place] = out[place] + term.astype(dtype)
-            return builder.get()
+    def write(terms: Any, places: Any, out: Any) -> None:
+        with parallel(math.prod(shape), on_gpu) as element:
+            out[element] = tirx.const(0, dtype)
+        with parallel(before * after, on_gpu) as column:
+            outer, inner = column // after, column % after
+            with T.serial(count) as number:
+                place = (outer * rows + places[number]) * after + inner
+                term = terms[(outer * count + number) * after + inner]
+                out[place] = out[place] + term.astype(dtype)
 
-    return te.extern(
-        [table.shape],
-        [grad, indices],
-        lambda operands, results: kernel(operands[0], operands[1], results[0]),
-        dtype=dtype,
-        out_buffers=[tirx.decl_buffer(table.shape, dtype, "out_buf", layout=None)],
-        name="take_backward",
-        tag="take_backward",
-    )
+    result = "out_buf", table.shape, dtype
+    return written_kernel("take_backward", [grad, indices], result, write, tag="take_backward")
 
 
-def take_backward(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def take_backward(builder: BlockBuilder, call: ir.Call) -> Expr:
     """Write the gradient: TVM's kernel on a CPU, or for dynamic shapes; sums are float32 at least.
 
     On a GPU iterations are threads.
     """
-    target = tvm.target.Target.current(allow_none=True)
-    on_gpu = target is not None and "gpu" in target.keys
-    dtype = str(call.ty.dtype)
+    on_gpu, dtype = is_on_gpu(), str(call.ty.dtype)
     static = all(isinstance(n, tirx.IntImm) for arg in call.args for n in arg.ty.shape)
     if not static:
         return through_float32(builder, call)
@@ -84,8 +75,6 @@ def take_backward(builder: relax.BlockBuilder, call: ir.Call) -> Any:
         return call.op.get_attr("FLegalize")(builder, call)
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     wide = WIDE if is_narrow(dtype) else dtype
-    name = "take_backward"
-    total = builder.call_te(
-        te_take_backward, *call.args, axis, on_gpu, wide, primfunc_name_hint=name
-    )
+    args = (*call.args, axis, on_gpu, wide)
+    total = builder.call_te(te_take_backward, *args, primfunc_name_hint="take_backward")
     return total if wide == dtype else relax.op.astype(builder.emit(total), dtype)

@@ -33,18 +33,21 @@ rows that they do not hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.relax import Expr
 from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
 
+from tvm_distir.core.rewriting import with_functions
+
 from .division import DIVISIONS, define_division, is_integer_division
-from .sharing import share
+from .sharing import share, with_block_fields
 
 _LARGEST = {
     **{kind: float(np.finfo(kind).max) for kind in ("float16", "float32", "float64")},
@@ -53,11 +56,11 @@ _LARGEST = {
 """Largest finite number by type: TVM begins the search for extremes with it."""
 
 
-def _kind(value: Any) -> str:
+def _kind(value: ir.Expr) -> str:
     return str(value.ty.dtype)
 
 
-def is_nan(value: Any) -> Any:
+def is_nan(value: Expr) -> Expr:
     """Return whether a float is NaN."""
     if isinstance(value, tirx.FloatImm):
         return tirx.const(math.isnan(float(value.value)), "bool")
@@ -65,12 +68,12 @@ def is_nan(value: Any) -> Any:
     return tirx.isnan(value if int(value.ty.dtype.bits) > 16 else tirx.Cast("float32", value))
 
 
-def repaired_extreme(node: Any) -> Any:
+def repaired_extreme(node: tirx.Max | tirx.Min) -> Expr:
     """Return a maximum or minimum that keeps NaN."""
     if "float" not in _kind(node):
         return node
 
-    def write(a: Any, b: Any) -> Any:
+    def write(a: Expr, b: Expr) -> Expr:
         # Of equal operands b is given, as collectives do: the sign of a zero is theirs.
         beyond = a > b if isinstance(node, tirx.Max) else a < b
         return tirx.Select(tirx.any(beyond, is_nan(a)), a, b)
@@ -78,13 +81,13 @@ def repaired_extreme(node: Any) -> Any:
     return share((node.a, node.b), write)
 
 
-def _not_equal(node: Any) -> Any:
+def _not_equal(node: tirx.NE) -> Expr:
     if "float" not in _kind(node.a):
         return node
     return share((node.a, node.b), lambda a, b: tirx.any(tirx.NE(a, b), is_nan(a), is_nan(b)))
 
 
-def _beyond(value: Any) -> Any:
+def _beyond(value: Expr) -> Any:
     """Return the infinity beyond the largest or the lowest float; None for other values."""
     if not isinstance(value, tirx.FloatImm):
         return None
@@ -94,21 +97,19 @@ def _beyond(value: Any) -> Any:
     return tirx.const(math.copysign(math.inf, number), _kind(value))
 
 
-def _reads(root: Any, computed: Set[Any]) -> bool:
+def _reads(root: Expr, computed: Set[ir.Var]) -> bool:
     """Return whether an expression reads a buffer, or a variable with a value read from it."""
     if isinstance(root, tirx.Var):
         return root in computed
-    match = tvm_ffi.structural_walk(
-        root,
-        [
-            (ir.TensorLoad, lambda _: tvm_ffi.VisitInterrupt(True)),
-            (tirx.Var, lambda v: tvm_ffi.VisitInterrupt(True) if v in computed else None),
-        ],
-    )
-    return match is not None
+    found = tvm_ffi.VisitInterrupt(True)
+    entries = [
+        (ir.TensorLoad, lambda _: found),
+        (tirx.Var, lambda v: found if v in computed else None),
+    ]
+    return tvm_ffi.structural_walk(root, entries) is not None
 
 
-def _is_condition(node: Any) -> bool:
+def _is_condition(node: Expr) -> bool:
     """Return whether an expression reads one of two others, by a condition."""
     is_op = isinstance(node, ir.Call) and isinstance(node.op, ir.Op)
     return is_op and str(node.op.name) == "prim.if_then_else"
@@ -118,7 +119,7 @@ _LONG = 400
 """Most nodes of an expression whose extremes stay inside of it."""
 
 
-def _extremes(root: Any) -> tuple[list[Any], Any]:
+def _extremes(root: Expr) -> tuple[list[tirx.Bind], Expr]:
     """Return bindings of the distinct extremes of a long expression, and what is left of it.
 
     The repair writes both operands of an extreme twice, so that nested extremes, as in the overlap
@@ -127,13 +128,13 @@ def _extremes(root: Any) -> tuple[list[Any], Any]:
     """
     count, bindings = 0, list[Any]()
 
-    def visit(node: Any) -> Any:
+    def visit(node: Expr) -> Any:
         nonlocal count
         count += 1
         stays = _is_condition(node) or isinstance(node, (tirx.And, tirx.Or, tirx.Let))
         return tvm_ffi.VisitInterrupt(True) if stays else None
 
-    def bind(node: Any) -> Any:
+    def bind(node: tirx.Max | tirx.Min) -> Expr:
         if "float" not in _kind(node):
             return node
         for known in bindings:
@@ -147,14 +148,14 @@ def _extremes(root: Any) -> tuple[list[Any], Any]:
     return bindings, tvm_ffi.structural_map(root, [((tirx.Max, tirx.Min), bind)])
 
 
-def _bind_in_store(store: Any) -> Any:
+def _bind_in_store(store: tirx.BufferStore) -> tirx.Stmt:
     bindings, value = _extremes(store.value)
     if not bindings:
         return store
     return tirx.SeqStmt([*bindings, tirx.BufferStore(store.buffer, value, store.indices)])
 
 
-def _bind_in_branch(branch: Any) -> Any:
+def _bind_in_branch(branch: tirx.IfThenElse) -> tirx.Stmt:
     bindings, condition = _extremes(branch.condition)
     if not bindings:
         return branch
@@ -162,7 +163,7 @@ def _bind_in_branch(branch: Any) -> Any:
     return tirx.SeqStmt([*bindings, new])
 
 
-def _widened_by_bits(cast: Any) -> Any:
+def _widened_by_bits(cast: tirx.Cast) -> Expr:
     """Write a cast of bfloat16 to float32, as TVM does itself outside of bindings."""
     if (_kind(cast), _kind(cast.value)) != ("float32", "bfloat16"):
         return cast
@@ -170,7 +171,7 @@ def _widened_by_bits(cast: Any) -> Any:
     return tirx.reinterpret("float32", bits << tirx.const(16, "uint32"))
 
 
-def _bind(bind: Any) -> Any:
+def _bind(bind: tirx.Bind) -> tirx.Bind:
     return tirx.Bind(bind.var, tvm_ffi.structural_map(bind.value, (tirx.Cast, _widened_by_bits)))
 
 
@@ -186,7 +187,7 @@ class _Repair:
     """
 
     def __init__(self, function: tirx.PrimFunc) -> None:
-        self.computed: set[Any] = set()
+        self.computed: set[ir.Var] = set()
         self.begins: list[float] = []
         self._analyzer = Analyzer()
         function = tvm_ffi.structural_map(
@@ -208,18 +209,18 @@ class _Repair:
         if self.begins:
             self.function = tvm_ffi.structural_map(self.function, (ir.Call, self._padding))
 
-    def _bound(self, node: Any) -> None:
+    def _bound(self, node: tirx.Bind | tirx.Let) -> None:
         if _reads(node.value, self.computed):
             self.computed.add(node.var)
 
-    def _division(self, node: Any) -> Any:
+    def _division(self, node: Expr) -> Expr:
         if not is_integer_division(node) or not _reads(node.b, self.computed):
             return node
         return define_division(node)
 
-    def _inside(self, shape: Any, indices: Any) -> list[Any]:
+    def _inside(self, shape: Sequence[Expr], indices: Sequence[Expr]) -> list[Expr]:
         """Return the conditions, unless always true, that keep computed indices in a buffer."""
-        result: list[Any] = []
+        result: list[Expr] = []
         for index, extent in zip(indices, shape):
             if not self._is_computed(index):
                 continue
@@ -228,16 +229,16 @@ class _Repair:
                     result.append(condition)
         return result
 
-    def _is_computed(self, index: Any) -> bool:
+    def _is_computed(self, index: Expr) -> bool:
         is_integer = str(index.ty.dtype).startswith(("int", "uint"))
         return is_integer and _reads(index, self.computed)
 
-    def _load(self, load: Any) -> Any:
+    def _load(self, load: ir.TensorLoad) -> Expr:
         positions = [i for i, index in enumerate(load.indices) if self._is_computed(index)]
         if not self._inside(load.source.ty.shape, load.indices):
             return load
 
-        def write(*computed: Any) -> Any:
+        def write(*computed: Expr) -> Expr:
             indices = list(load.indices)
             for position, index in zip(positions, computed, strict=True):
                 indices[position] = index
@@ -249,29 +250,19 @@ class _Repair:
 
         return share([load.indices[i] for i in positions], write)
 
-    def _store(self, store: Any) -> Any:
+    def _store(self, store: tirx.BufferStore) -> tirx.Stmt:
         conditions = self._inside(store.buffer.ty.shape, store.indices)
         return tirx.IfThenElse(tirx.all(*conditions), store, None) if conditions else store
 
-    def _block(self, block: Any) -> Any:
+    def _block(self, block: SBlock) -> SBlock:
         init = block.init
         begin = _beyond(init.value) if isinstance(init, tirx.BufferStore) else None
         if begin is None:
             return block
         self.begins.append(float(init.value.value))
-        return type(block)(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            str(block.name_hint),
-            block.body,
-            tirx.BufferStore(init.buffer, begin, init.indices),
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-        )
+        return with_block_fields(block, init=tirx.BufferStore(init.buffer, begin, init.indices))
 
-    def _padding(self, call: Any) -> Any:
+    def _padding(self, call: ir.Call) -> Expr:
         """Return the value of a reduction's window beyond the border, given by the index only."""
         if not _is_condition(call):
             return call
@@ -289,7 +280,7 @@ def _repair_all(mod: ir.IRModule, _: Any) -> ir.IRModule:
         gv: _Repair(fn).function if isinstance(fn, tirx.PrimFunc) else fn
         for gv, fn in mod.functions.items()
     }
-    return ir.IRModule(repaired, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, repaired)
 
 
 repair_kernels = tvm.transform.module_pass(

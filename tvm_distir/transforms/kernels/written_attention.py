@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax import op
+from tvm.relax import BlockBuilder, Expr, op
 
 from tvm_distir.core.ir.operators import (
     ATTENTION_BACKWARD_OP,
@@ -43,7 +43,7 @@ class _Written:
     of products do.
     """
 
-    def __init__(self, builder: relax.BlockBuilder, call: ir.Call, narrow: bool) -> None:
+    def __init__(self, builder: BlockBuilder, call: ir.Call, narrow: bool) -> None:
         self.builder, self.form = builder, AttentionForm.of(call)
         self.tensors, self.bias, self.shift = attention_operands(call)
         q, k = (x.ty for x in self.tensors[:2])
@@ -55,51 +55,51 @@ class _Written:
         """The scores divided by the cap, between -1 and 1; None until scores are written."""
         self._seen: Any = None
 
-    def emit(self, value: Any) -> Any:
+    def emit(self, value: Expr) -> Expr:
         """Bind a value."""
         return self.builder.emit(value)
 
-    def const(self, value: float) -> Any:
+    def const(self, value: float) -> Expr:
         """Return a constant of the wide type."""
         return scalar(value, self.wide)
 
-    def widened(self, value: Any) -> Any:
+    def widened(self, value: Expr) -> Expr:
         """Cast a value to the wide type."""
         return self.typed(value, self.wide)
 
-    def typed(self, value: Any, dtype: str) -> Any:
+    def typed(self, value: Expr, dtype: str) -> Expr:
         """Cast a value to a type."""
         return value if str(value.ty.dtype) == dtype else self.emit(op.astype(value, dtype))
 
-    def product(self, first: Any, second: Any) -> Any:
+    def product(self, first: Expr, second: Expr) -> Expr:
         """Return a product of matrices, in the wide type."""
         operands = [self.typed(x, self.products) for x in (first, second)]
         out = None if self.products == self.wide else self.wide
         return self.emit(op.matmul(*operands, out_dtype=out))
 
-    def queries(self, tensor: Any) -> Any:
+    def queries(self, tensor: Expr) -> Expr:
         """Return queries or results as pairs."""
         return self.paired(self.keys(tensor), tensor.ty.shape[3])
 
-    def keys(self, tensor: Any) -> Any:
+    def keys(self, tensor: Expr) -> Expr:
         """Return keys or values, ``(B, K, T, ...)``."""
         return self.emit(op.permute_dims(self.typed(tensor, self.products), [0, 2, 1, 3]))
 
-    def paired(self, value: Any, last: Any) -> Any:
+    def paired(self, value: Expr, last: Expr) -> Expr:
         """Join the heads that share a key head with the positions."""
         if _same(self.heads, self.shared):
             return value
         rows = self.heads // self.shared * self.rows
         return self.emit(op.reshape(value, (self.batch, self.shared, rows, last)))
 
-    def by_head(self, value: Any, last: Any) -> Any:
+    def by_head(self, value: Expr, last: Expr) -> Expr:
         """Undo :meth:`paired`: ``(B, H, S, ...)``."""
         if _same(self.heads, self.shared):
             return value
         shape = (self.batch, self.heads, self.rows, last)
         return self.emit(op.reshape(value, shape))
 
-    def scores(self) -> Any:
+    def scores(self) -> Expr:
         """Return the scores ``(B, H, S, T)``, of keys that are not seen too."""
         q, k = self.queries(self.tensors[0]), self.keys(self.tensors[1])
         k = self.emit(op.permute_dims(k, [0, 1, 3, 2]))
@@ -131,20 +131,20 @@ class _Written:
             self._seen = seen
         return self._seen
 
-    def masked(self, value: Any, other: float) -> Any:
+    def masked(self, value: Expr, other: float) -> Expr:
         """Replace what belongs to keys that are not seen."""
         seen = self.seen()
         if seen is None:
             return value
         return self.emit(op.where(seen, value, self.const(other)))
 
-    def narrowed(self, value: Any, like: Any) -> Any:
+    def narrowed(self, value: Expr, like: Expr) -> Expr:
         """Turn ``(B, heads, positions, width)`` to the order and type of an operand."""
         turned = op.permute_dims(value, [0, 2, 1, 3])
         dtype = str(like.ty.dtype)
         return turned if dtype == self.wide else op.astype(self.emit(turned), dtype)
 
-    def score_gradients(self) -> tuple[Any, Any]:
+    def score_gradients(self) -> tuple[Expr, Expr]:
         """Return the weights ``(B, H, S, T)`` and the gradients of the scores."""
         _, _, v, o, do, lse = self.tensors
         rows = self.emit(op.reshape(lse, (self.batch, self.heads, self.rows, 1)))
@@ -159,7 +159,7 @@ class _Written:
         return weights, self.emit(op.multiply(weights, self.emit(op.subtract(by_weights, along))))
 
 
-def _forward(builder: relax.BlockBuilder, call: ir.Call, narrow: bool = False) -> Any:
+def _forward(builder: BlockBuilder, call: ir.Call, narrow: bool = False) -> Expr:
     """Write out attention with the maxima and sums of its scores."""
     w = _Written(builder, call, narrow)
     q, _, v = w.tensors
@@ -183,7 +183,7 @@ def _forward(builder: relax.BlockBuilder, call: ir.Call, narrow: bool = False) -
     return relax.Tuple([w.emit(w.narrowed(mixed, q)), lse])
 
 
-def _backward(builder: relax.BlockBuilder, call: ir.Call, narrow: bool = False) -> Any:
+def _backward(builder: BlockBuilder, call: ir.Call, narrow: bool = False) -> Expr:
     """Write out the gradients of queries, keys and values."""
     w = _Written(builder, call, narrow)
     q, k, v, _, do, _ = w.tensors
@@ -202,7 +202,7 @@ def _backward(builder: relax.BlockBuilder, call: ir.Call, narrow: bool = False) 
     return relax.Tuple([w.emit(w.narrowed(value, like)) for value, like in pairs])
 
 
-def _bias(builder: relax.BlockBuilder, call: ir.Call, narrow: bool = False) -> Any:
+def _bias(builder: BlockBuilder, call: ir.Call, narrow: bool = False) -> Expr:
     """Write out the gradient of a bias: that of the scores, summed where it is broadcast."""
     w = _Written(builder, call, narrow)
     _, by_scores = w.score_gradients()
@@ -211,12 +211,12 @@ def _bias(builder: relax.BlockBuilder, call: ir.Call, narrow: bool = False) -> A
     return by_bias if dtype == w.wide else op.astype(by_bias, dtype)
 
 
-_WRITERS: dict[str, Callable[..., Any]] = {
+_WRITERS: dict[str, Callable[..., Expr]] = {
     ATTENTION_OP: _forward,
     ATTENTION_BACKWARD_OP: _backward,
     ATTENTION_BIAS_OP: _bias,
 }
-WRITTEN_ATTENTION: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = _WRITERS
+WRITTEN_ATTENTION: dict[str, Callable[[BlockBuilder, ir.Call], Expr]] = _WRITERS
 """Writers of calls, by the names of the ops."""
 ATTENTION_PRODUCTS = {name: partial(write, narrow=True) for name, write in _WRITERS.items()}
 """Writers of calls with products of the type of the queries, as kernels of products take them."""

@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax
-from tvm.relax import op
+from tvm.relax import BlockBuilder, Expr, op
 
 from tvm_distir.core.ir.operators import (
+    ATTENTION_OP,
     EXPERT_MATMUL_OP,
     KV_APPEND_OP,
     PAGED_ATTENTION_OP,
     UNSEEN,
     PagedAttentionForm,
     accumulated,
+    attention,
     start_operand,
 )
 from tvm_distir.core.rewriting import scalar
@@ -25,7 +27,7 @@ from tvm_distir.core.rewriting import scalar
 from .written_attention import WRITTEN_ATTENTION
 
 
-def _const(value: Any) -> Any:
+def _const(value: Any) -> Expr:
     """Return a constant of int64, a number or an array."""
     return relax.const(value, "int64")
 
@@ -33,7 +35,7 @@ def _const(value: Any) -> Any:
 class _Pages:
     """Writer of what both ops compute of pages and lengths."""
 
-    def __init__(self, builder: relax.BlockBuilder, call: ir.Call, cache: Any) -> None:
+    def __init__(self, builder: BlockBuilder, call: ir.Call, cache: Expr) -> None:
         self.builder, self.start = builder, start_operand(call)
         self.pools, self.count, self.rows, *_ = (int(n) for n in cache.ty.shape)
         count = len(call.args) - (self.start is not None)
@@ -41,27 +43,27 @@ class _Pages:
         self.batch, self.columns = (int(n) for n in self.pages.ty.shape)
         self.page_size = int(call.attrs["page_size"])
 
-    def emit(self, value: Any) -> Any:
+    def emit(self, value: Expr) -> Expr:
         """Bind a value."""
         return self.builder.emit(value)
 
-    def wide(self, value: Any) -> Any:
+    def wide(self, value: Expr) -> Expr:
         """Cast integers to int64."""
         return value if str(value.ty.dtype) == "int64" else self.emit(op.astype(value, "int64"))
 
-    def queries(self, count: int) -> Any:
+    def queries(self, count: int) -> Expr:
         """Return the positions of the new rows, ``(B, S)``."""
         lengths = self.emit(op.reshape(self.lengths, (self.batch, 1)))
         new = _const(np.arange(count)[None, :])
         return self.emit(op.add(lengths, new))
 
-    def pools_of_requests(self) -> Any:
+    def pools_of_requests(self) -> Expr:
         """Return the number of the pool of each request, ``(B, 1)``."""
         pools = np.arange(self.batch) // (self.batch // self.pools)
         return _const(pools[:, None])
 
 
-def append_operands(builder: relax.BlockBuilder, call: ir.Call) -> tuple[Any, Any]:
+def append_operands(builder: BlockBuilder, call: ir.Call) -> tuple[Expr, Expr]:
     """Write the places of the rows of an append, ``(B, S, 3)``, and the rows in the cache's type.
 
     A place is the pool, the page in it and the position in the page. The pool of a row that the
@@ -89,106 +91,74 @@ def append_operands(builder: relax.BlockBuilder, call: ir.Call) -> tuple[Any, An
     return index, w.emit(op.reshape(rows, (w.batch, count, heads, width)))
 
 
-def written_append(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def written_append(builder: BlockBuilder, call: ir.Call) -> Expr:
     """Write out an append: the rows are scattered to their places in a copy of the cache."""
     index, rows = append_operands(builder, call)
     return op.scatter_nd(call.args[0], index, rows, "update")
 
 
 class _Attention(_Pages):
-    """Writer of attention to pages."""
+    """Writer of attention to pages, as attention to the keys of all pages with a bias."""
 
-    def __init__(self, builder: relax.BlockBuilder, call: ir.Call) -> None:
+    def __init__(self, builder: BlockBuilder, call: ir.Call) -> None:
         super().__init__(builder, call, call.args[1])
         self.form = PagedAttentionForm.of(call.attrs)
         self.q, self.k, self.v = call.args[:3]
-        _, self.new, self.heads, self.group, _ = (int(n) for n in self.q.ty.shape)
-        self.width_dtype = accumulated(str(self.q.ty.dtype))
+        self.dtype = accumulated(str(self.q.ty.dtype))
 
-    def widened(self, value: Any) -> Any:
-        """Cast a value to the type of the scores."""
-        if str(value.ty.dtype) == self.width_dtype:
-            return value
-        return self.emit(op.astype(value, self.width_dtype))
+    def typed(self, value: Expr, dtype: str) -> Expr:
+        """Cast a value to a type."""
+        return value if str(value.ty.dtype) == dtype else self.emit(op.astype(value, dtype))
 
-    def const(self, value: float) -> Any:
-        """Return a constant of the type of the scores."""
-        return scalar(value, self.width_dtype)
-
-    def read(self, cache: Any) -> Any:
-        """Return the positions of all requests, ``(B, K, T, D)``."""
-        width = int(cache.ty.shape[4])
+    def read(self, cache: Expr) -> Expr:
+        """Return the positions of all requests, ``(B, T, K, D)``."""
+        *_, heads, width = (int(n) for n in cache.ty.shape)
         first = self.emit(op.multiply(self.pools_of_requests(), _const(self.count)))
         places = self.emit(op.add(self.pages, first))
         flat = self.emit(op.reshape(places, (self.batch * self.columns,)))
-        shape = (self.pools * self.count, self.rows, self.heads, width)
+        shape = (self.pools * self.count, self.rows, heads, width)
         rows = self.emit(op.take(self.emit(op.reshape(cache, shape)), flat, axis=0))
-        shape = (self.batch, self.columns * self.rows, self.heads, width)
-        rows = self.emit(op.reshape(rows, shape))
-        return self.widened(self.emit(op.permute_dims(rows, [0, 2, 1, 3])))
+        rows = self.emit(op.reshape(rows, (self.batch, self.columns * self.rows, heads, width)))
+        return self.typed(rows, self.dtype)
 
-    def seen(self) -> Any:
-        """Return which positions a query sees, ``(B, 1, S, 1, T)``."""
+    def bias(self, count: int) -> Expr:
+        """Return zero where a query sees a position, ``(B, 1, S, T)``."""
         places = np.arange(self.columns)[:, None] * self.page_size + np.arange(self.rows)[None, :]
-        positions: Any = _const(places.reshape(1, 1, 1, 1, -1))
+        positions: Expr = _const(places.reshape(1, 1, 1, -1))
         if self.start is not None:
             positions = self.emit(op.add(positions, self.start))
-        queries = self.emit(op.reshape(self.queries(self.new), (self.batch, 1, self.new, 1, 1)))
+        queries = self.emit(op.reshape(self.queries(count), (self.batch, 1, count, 1)))
         seen = self.emit(op.less_equal(positions, queries))
-        if not self.form.window:
-            return seen
-        first = self.emit(op.subtract(queries, _const(self.form.window)))
-        return self.emit(op.logical_and(seen, self.emit(op.greater(positions, first))))
+        if self.form.window:
+            first = self.emit(op.subtract(queries, _const(self.form.window)))
+            seen = self.emit(op.logical_and(seen, self.emit(op.greater(positions, first))))
+        return self.emit(op.where(seen, *(scalar(x, self.dtype) for x in (0.0, UNSEEN))))
 
-    def written(self) -> Any:
+    def written(self) -> Expr:
         """Return the results, ``(B, S, K, G, E)`` and ``(B, S, K, G)``."""
-        keys, total = self.read(self.k), self.columns * self.rows
-        values = self.read(self.v)
+        batch, count, heads, group, width = (int(n) for n in self.q.ty.shape)
+        q = self.emit(op.reshape(self.q, (batch, count, heads * group, width)))
+        keys, values = self.read(self.k), self.read(self.v)
         if self.form.value_width:
             values = self.emit(op.strided_slice(values, [3], [0], [self.form.value_width]))
-        rows, width = self.new * self.group, int(self.q.ty.shape[4])
-        q = self.emit(op.permute_dims(self.widened(self.q), [0, 2, 1, 3, 4]))
-        q = self.emit(op.reshape(q, (self.batch, self.heads, rows, width)))
-        scores = self.emit(op.matmul(q, self.emit(op.permute_dims(keys, [0, 1, 3, 2]))))
-        scores = self.emit(op.multiply(scores, self.const(self.form.scale)))
-        if self.form.score_cap:
-            cap = self.const(self.form.score_cap)
-            scores = self.emit(
-                op.multiply(self.emit(op.tanh(self.emit(op.divide(scores, cap)))), cap)
-            )
-        by_query = (self.batch, self.heads, self.new, self.group, total)
-        scores, seen = self.emit(op.reshape(scores, by_query)), self.seen()
-        scores = self.emit(op.where(seen, scores, self.const(UNSEEN)))
-        top = self.emit(op.max(scores, [4], keepdims=True))
-        raised = self.emit(op.exp(self.emit(op.subtract(scores, top))))
-        raised = self.emit(op.where(seen, raised, self.const(0.0)))
-        sums = self.emit(op.sum(raised, [4], keepdims=True))
-        sums = self.emit(op.maximum(sums, self.const(1e-37)))
-        weights = self.emit(op.divide(raised, sums))
-        weights = self.emit(op.reshape(weights, (self.batch, self.heads, rows, total)))
-        mixed = self.emit(op.matmul(weights, values))
-        shape = (self.batch, self.heads, self.new, self.group, int(values.ty.shape[3]))
-        mixed = self.emit(op.reshape(mixed, shape))
-        mixed = self.emit(op.permute_dims(mixed, [0, 2, 1, 3, 4]))
-        if str(self.q.ty.dtype) != self.width_dtype:
-            mixed = self.emit(op.astype(mixed, str(self.q.ty.dtype)))
-        lse = self.emit(op.add(top, self.emit(op.log(sums))))
-        lse = self.emit(op.reshape(lse, shape[:4]))
-        return relax.Tuple([mixed, self.emit(op.permute_dims(lse, [0, 2, 1, 3]))])
+        operands = self.typed(q, self.dtype), keys, values, self.bias(count)
+        call = attention(*operands, scale=self.form.scale, cap=self.form.score_cap)
+        call = self.builder.normalize(call)
+        mixed, lse = WRITTEN_ATTENTION[ATTENTION_OP](self.builder, call).fields
+        mixed = self.typed(mixed, str(self.q.ty.dtype))
+        mixed = self.emit(op.reshape(mixed, (batch, count, heads, group, values.ty.shape[3])))
+        lse = self.emit(op.permute_dims(lse, [0, 2, 1]))
+        return relax.Tuple([mixed, self.emit(op.reshape(lse, (batch, count, heads, group)))])
 
 
-def _attention(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+def _attention(builder: BlockBuilder, call: ir.Call) -> Expr:
     return _Attention(builder, call).written()
 
 
-def _experts(_: relax.BlockBuilder, call: ir.Call) -> Any:
-    return relax.op.matmul(*call.args)
-
-
-WRITTEN_OPS: dict[str, Callable[[relax.BlockBuilder, ir.Call], Any]] = {
+WRITTEN_OPS: dict[str, Callable[[BlockBuilder, ir.Call], Expr]] = {
     **WRITTEN_ATTENTION,
     KV_APPEND_OP: written_append,
     PAGED_ATTENTION_OP: _attention,
-    EXPERT_MATMUL_OP: _experts,
+    EXPERT_MATMUL_OP: lambda _, call: op.matmul(*call.args),
 }
 """Writers of calls of attention, caches and experts, by the names of the ops."""

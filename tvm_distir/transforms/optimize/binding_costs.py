@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Var
 
 from tvm_distir.core.collectives import decode_transfer
 from tvm_distir.core.ir import axis_groups, mesh_devices, mesh_key
@@ -51,12 +52,12 @@ class BindingCosts:
             self._functions[name] = self._sum(fn)
         return self._functions[name]
 
-    def collective(self, kind: str, call: ir.Call, var: Any) -> int:
+    def collective(self, kind: str, call: ir.Call, var: Var) -> int:
         """Return the communication time of a collective or of its start."""
         payload = payload_bytes(kind, call, var.ty)
         return self.clock.collective_ps(kind, payload, self._groups(call), str(var.name))
 
-    def transfer(self, kind: str, call: ir.Call, var: Any, devices: Collection[int]) -> int:
+    def transfer(self, kind: str, call: ir.Call, var: Var, devices: Collection[int]) -> int:
         """Return the communication time of a transfer between two meshes."""
         source, target = (call.attrs[key] for key in ("device_mesh", "peer_mesh"))
         key = (mesh_key(source), mesh_key(target))
@@ -106,11 +107,8 @@ class BodyCosts:
         Of an ``If``, the more expensive branch. Of a call, the sum of the callee's bindings.
         """
         key = self.kernels.key(number)
-        if key not in self._spent_ps:
-            spent_ps = self._time(number)
-            if key[0] < 0:
-                return spent_ps
-            self._spent_ps[key] = spent_ps
+        if key not in self._spent_ps or key[0] < 0:
+            self._spent_ps[key] = self._time(number)
         return self._spent_ps[key]
 
     def _time(self, number: int) -> int:
@@ -137,12 +135,9 @@ class BodyCosts:
     def is_view(self, number: int) -> bool:
         """Return whether the result of a call aliases its operand."""
         key = self.kernels.key(number)
-        view = self._views.get(key)
-        if view is None:
-            view = self._is_view(number)
-            if key[0] >= 0:
-                self._views[key] = view
-        return view
+        if key not in self._views or key[0] < 0:
+            self._views[key] = self._is_view(number)
+        return self._views[key]
 
     def _is_view(self, number: int) -> bool:
         value = self.reading.values[number]

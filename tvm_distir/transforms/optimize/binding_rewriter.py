@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.analysis import PartialState
@@ -26,6 +27,7 @@ from tvm_distir.core.rewriting import (
     variables,
     with_body,
     with_branches,
+    with_functions,
 )
 from tvm_distir.core.rewriting.native import Readings, is_pure, pruned
 
@@ -100,18 +102,15 @@ def _stepped(
     mod: ir.IRModule, steps: Sequence[FunctionStep], level: int, readings: Readings
 ) -> ir.IRModule:
     functions = dict(mod.functions.items())
-    changed = False
     members = [(gv, fn) for gv, fn in relax_functions(mod) if level != 4 or has_dtensor(fn)]
     for (gv, fn), reading in zip(members, readings.of([fn for _, fn in members]), strict=True):
         scan = Scan(fn, reading)
         for step in steps:
             new = step.apply(mod, str(gv.name_hint), fn, scan)
             if new is not fn:
-                changed, fn, scan = True, new, Scan(new, readings.of([new])[0])
+                fn, scan = new, Scan(new, readings.of([new])[0])
         functions[gv] = fn
-    if not changed:
-        return mod
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, functions)
 
 
 def axes_dim(call: ir.Call) -> tuple[tuple[int, ...], int]:
@@ -130,7 +129,7 @@ def signature(value: ir.Call) -> Any:
     return (str(value.op.name), operand, tuple(sorted(attrs)))
 
 
-def is_plain_op(value: Any, var: Any) -> bool:
+def is_plain_op(value: Expr, var: Var) -> bool:
     """Return whether a value is an op call other than a collective that returns a DTensor."""
     return (
         isinstance(var.ty, DTensorType)
@@ -142,7 +141,7 @@ def is_plain_op(value: Any, var: Any) -> bool:
     )
 
 
-def operands_of(call: ir.Call) -> list[Any]:
+def operands_of(call: ir.Call) -> list[Var]:
     """Return the tensor operands of a call, with tuples unpacked."""
     return [expr for arg in tensor_args(call) for expr, _, _ in leaves_of(arg)]
 
@@ -163,25 +162,31 @@ class Editor:
         Variables bound to other values of interest.
     """
 
-    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
+    def __init__(
+        self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan, **arguments: Any
+    ) -> None:
         self.mod, self.name, self.fn, self.scan = mod, name, fn, scan
-        self.watched: set[Any] = set()
+        self.watched: set[Var] = set()
         self.builder = relax.BlockBuilder()
         self.writer = BlockWriter(self.builder, False)
-        self._env: dict[Any, Any] = {}
-        self._origin: dict[Any, Any] = {}
-        self._stale: set[Any] = set()
+        self._env: dict[Var, Expr] = {}
+        self._origin: dict[Var, Var] = {}
+        self._stale: set[Var] = set()
         self._changed = False
+        self.prepare(**arguments)
+
+    def prepare(self, *_: Any, **arguments: Any) -> None:
+        """Take the arguments of the step by name, before any binding is visited."""
 
     @functools.cached_property
-    def known(self) -> dict[Any, Any]:
+    def known(self) -> dict[Var, Expr]:
         """Return the values of all variables, computed on first use."""
         return dict(self.scan.values)
 
     @functools.cached_property
     def readers(self) -> Counter[Any]:
         """Return the number of readers per variable, computed on first use."""
-        return Counter(self.scan.counts)
+        return Counter({var: len(some) for var, some in self.scan.readers.items()})
 
     @functools.cached_property
     def _partial(self) -> PartialState:
@@ -194,23 +199,23 @@ class Editor:
         """Return the results of hoisted branches of an ``If``, by variable."""
         return branch_results(self.mod, self.fn)
 
-    def unfinished(self, expr: Any) -> frozenset[int]:
+    def unfinished(self, expr: Expr) -> frozenset[int]:
         """Return the mesh axes along which an operand of a call is a partial sum."""
         cached = self._origin.get(expr, expr) if isinstance(expr, ir.Var) else expr
         return frozenset().union(*self._partial.of(cached))
 
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+    def visit(self, var: Var, value: Any, kind: str | None) -> Any:
         """Return the value to bind ``var`` to, or a variable that replaces it.
 
         ``kind`` names the ``R.dist`` op that is called, if it is such an op.
         """
         raise NotImplementedError
 
-    def watch_reader(self, var: Any) -> None:
+    def watch_reader(self, var: Var) -> None:
         """Visit the only reader of a variable too."""
         self.watched.update(self.scan.readers.get(var, ()))
 
-    def emit(self, value: Any, name: str) -> Any:
+    def emit(self, value: Expr, name: str) -> Var:
         """Bind a new value that is read once to a new variable."""
         self._changed = True
         var = self.writer.emit(value, name)
@@ -220,11 +225,11 @@ class Editor:
             self.readers[used] += 1
         return var
 
-    def single(self, var: Any) -> Any:
+    def single(self, var: Var) -> Any:
         """Return the value of a variable that is read once, else None."""
         return self.known.get(var) if self.readers[var] == 1 else None
 
-    def normalize(self, value: Any) -> Any:
+    def normalize(self, value: Expr) -> Expr:
         """Infer the type of a new value and count its reads."""
         for used in variables(value):
             self.readers[used] += 1
@@ -249,7 +254,7 @@ class Editor:
         new_bindings, _ = pruned(new_bindings, result)
         return with_body(fn, fn.params, new_bindings, result, bool(fn.is_pure))
 
-    def _binding(self, binding: Any, var: Any, old: Any, kind: str | None) -> None:
+    def _binding(self, binding: Binding, var: Var, old: Expr, kind: str | None) -> None:
         if var in self._stale:
             old = self.known[var] = substitute(old, self._env)
             binding = relax.VarBinding(var, old)
@@ -274,7 +279,7 @@ class Editor:
                 self.readers[new] += 1
         self._release(old)
 
-    def _release(self, value: Any) -> None:
+    def _release(self, value: Expr) -> None:
         """Drop the reads of a value that is no longer bound, recursively."""
         waiting = [value]
         while waiting:

@@ -5,24 +5,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import is_private, known_shape, mesh_key
 from tvm_distir.core.ir.operators import REDUCTIONS, call_axes
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.plan import Pipeline
 from tvm_distir.core.redistribution import local_bytes
-from tvm_distir.core.rewriting import BlockWriter, all_bindings, variables, with_body
+from tvm_distir.core.rewriting import BlockWriter, all_bindings, callee_of, variables, with_body
 from tvm_distir.core.rewriting.native import is_pure
 from tvm_distir.transforms.stage_body import StageBody
 
 from .binding_rewriter import Editor, FunctionStep, stepped
 from .call_sites import CallSites, axes_of, laid_out
-from .function_facts import Scan
-from .packing import one_for_all
+from .packing import Bucket, BucketWriter
 
 BUCKET_BYTES = 25 * 2**20
 """The bytes of a bucket, as in PyTorch's DistributedDataParallel."""
@@ -119,7 +118,7 @@ def _merged(
     return stepped(mod, [step], 5)
 
 
-def _runs(mod: ir.IRModule) -> dict[Any, Key]:
+def _runs(mod: ir.IRModule) -> dict[Var, Key]:
     """Return when the variables of pipeline stages are computed."""
     pipeline, runs = Pipeline.of(mod), dict[Any, Key]()
     if pipeline is None:
@@ -131,24 +130,11 @@ def _runs(mod: ir.IRModule) -> dict[Any, Key]:
     return runs
 
 
-@dataclass
-class Bucket:
-    """Collectives that are merged, with their variables, operands and total bytes."""
-
-    members: list[Any] = field(default_factory=list)
-    operands: set[Any] = field(default_factory=set)
-    size_bytes: int = 0
-
-
 class _Buckets(Editor):
     """Rewriter of a function block by block, which may reorder bindings."""
 
-    def __init__(
+    def prepare(
         self,
-        mod: ir.IRModule,
-        name: str,
-        fn: relax.Function,
-        scan: Scan,
         joined: tuple[str, ...],
         bucket_bytes: int,
         runs: Mapping[Any, Key],
@@ -156,7 +142,7 @@ class _Buckets(Editor):
         private: bool = False,
         weights: Mapping[str, Collection[int]] | None = None,
     ) -> None:
-        super().__init__(mod, name, fn, scan)
+        """Take the kinds and sizes of buckets, and which functions and operands have some."""
         self.joined = joined
         self.bucket_bytes, self.runs = bucket_bytes, runs
         self.alone, self.private, self.weights = alone, private, weights
@@ -174,7 +160,7 @@ class _Buckets(Editor):
             if buckets:
                 changed = True
                 self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
-                _Emission(self.writer, buckets).run(rows)
+                BucketWriter(self.writer, buckets).run(rows)
                 block = self.writer.block()
             blocks.append(block)
         if not changed:
@@ -191,7 +177,7 @@ class _Buckets(Editor):
         return cached
 
 
-def _key(var: Any, value: ir.Call, kind: str, run: Key) -> Key:
+def _key(var: Var, value: ir.Call, kind: str, run: Key) -> Key:
     return (
         run,
         kind,
@@ -207,8 +193,8 @@ def _fill(
     joined: tuple[str, ...],
     most_bytes: int,
     operands: Collection[Any] | None,
-    runs: Mapping[Any, Key],
-) -> dict[Any, Bucket]:
+    runs: Mapping[Var, Key],
+) -> dict[Var, Bucket]:
     """Return the buckets of two or more collectives, by the variables of their members.
 
     ``operands``: what alone may be merged; None: anything. ``runs``: when a variable of a pipeline
@@ -220,8 +206,8 @@ def _fill(
     buckets: list[Bucket] = []
     open_: dict[Key, int] = {}  # numbers in ``made``
     closed: set[int] = set()
-    waits: dict[Any, frozenset[int]] = {}
-    bucket_of: dict[Any, Bucket] = {}
+    waits: dict[Var, frozenset[int]] = {}
+    bucket_of: dict[Var, Bucket] = {}
 
     def close(numbers: Iterable[int]) -> None:
         closed.update(numbers)
@@ -257,7 +243,7 @@ def _fill(
     return {var: bucket for var, bucket in bucket_of.items() if len(bucket.members) > 1}
 
 
-def _whole_bytes(var: Any, value: ir.Call) -> int | None:
+def _whole_bytes(var: Var, value: ir.Call) -> int | None:
     """Return the bytes of the larger side of a collective, or None if a size is unknown."""
     ends = var, value.args[0]
     if any(known_shape(end.ty) is None for end in ends):
@@ -265,54 +251,6 @@ def _whole_bytes(var: Any, value: ir.Call) -> int | None:
     return max(local_bytes(end.ty) for end in ends)
 
 
-def _is_barrier(value: Any) -> bool:
+def _is_barrier(value: Expr) -> bool:
     """Return whether a binding must not be moved: it has effects, is a call or an ``If``."""
-    calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
-    return calls or isinstance(value, relax.If) or not is_pure(value)
-
-
-class _Emission:
-    """Writer of a block's bindings, with each bucket at its last member and readers after it."""
-
-    def __init__(self, writer: BlockWriter, buckets: Mapping[Any, Bucket]) -> None:
-        self.writer, self.buckets = writer, buckets
-        self.values: dict[Any, Any] = {}
-        self.members_of: dict[Any, set[int]] = {}
-        self.waiting: dict[int, list[int]] = {}
-        self.left: dict[int, set[int]] = {}
-
-    def run(self, rows: list[Any]) -> None:
-        """Write all bindings."""
-        number = {id(bucket): n for n, bucket in enumerate(self.buckets.values())}
-        for position, (binding, var, value, _) in enumerate(rows):
-            bucket = self.buckets.get(var)
-            if bucket is not None:
-                self.values[var] = value
-                self.members_of[var] = {number[id(bucket)]}
-                if bucket.members[-1].same_as(var):
-                    members = [(member, self.values[member]) for member in bucket.members]
-                    one_for_all(self.writer, members)
-                    self._let_go(number[id(bucket)], bucket, rows)
-                continue
-            deps: set[int] = set()
-            for used in variables(value):
-                deps |= self.members_of.get(used, set())
-            if not deps:
-                self.writer.bindings.append(binding)
-                continue
-            self.members_of[var] = deps
-            self.left[position] = set(deps)
-            for dep in deps:
-                self.waiting.setdefault(dep, []).append(position)
-
-    def _let_go(self, number: int, bucket: Bucket, rows: list[Any]) -> None:
-        for member in bucket.members:
-            del self.members_of[member]
-        for position in self.waiting.pop(number, []):
-            self.left[position].discard(number)
-            binding, var = rows[position][:2]
-            if self.left[position]:
-                self.members_of[var] = self.left[position]
-            else:
-                del self.members_of[var]
-                self.writer.bindings.append(binding)
+    return callee_of(value) is not None or isinstance(value, relax.If) or not is_pure(value)

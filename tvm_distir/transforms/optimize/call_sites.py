@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import is_private, mesh_key, relax_functions, unpack
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.operators import COLLECTIVES, call_axes, collective_op
-from tvm_distir.core.rewriting import all_bindings, variables
+from tvm_distir.core.rewriting import all_bindings, callee_of, variables
 from tvm_distir.support import Steps, unrolled
 
 _LAYOUT = (
@@ -47,8 +48,8 @@ class CallSites:
     ) -> None:
         self.functions = dict(relax_functions(mod))
         self.weights = weights
-        self.of: dict[Any, list[tuple[Any, ir.Call]]] = defaultdict(list)
-        self.barred: set[Any] = set()
+        self.of: dict[ir.GlobalVar, list[tuple[ir.GlobalVar, ir.Call]]] = defaultdict(list)
+        self.barred: set[ir.GlobalVar] = set()
         for gv, fn in self.functions.items():
             plain = {b.var for block in fn.body.blocks for b in block.bindings[:]}
             for binding in all_bindings(fn.body):
@@ -57,12 +58,12 @@ class CallSites:
                     self.of[callee].append((gv, binding.value))
                     if binding.var not in plain:
                         self.barred.add(callee)
-        self._early: dict[Any, set[Any]] = {}
+        self._early: dict[ir.GlobalVar, set[Var]] = {}
 
     @property
     def callees(self) -> dict[str, list[Any]]:
         """Return the functions that each function calls, in branches too, by its name."""
-        callees: dict[str, list[Any]] = {str(gv.name_hint): [] for gv in self.functions}
+        callees: dict[str, list[ir.GlobalVar]] = {str(gv.name_hint): [] for gv in self.functions}
         for callee, calls in self.of.items():
             for caller, _ in calls:
                 callees[str(caller.name_hint)].append(callee)
@@ -76,7 +77,7 @@ class CallSites:
             for fn in self.functions.values()
         )
 
-    def early_params(self, gv: Any) -> set[int]:
+    def early_params(self, gv: ir.GlobalVar) -> set[int]:
         """Return the parameters of a function that are available from the start of the step."""
         fn = self.functions[gv]
         early = set(range(len(fn.params)))
@@ -90,7 +91,7 @@ class CallSites:
             early = {n for n in early if args[n] in known}
         return early
 
-    def _early_values(self, gv: Any) -> Steps[set[Any]]:
+    def _early_values(self, gv: ir.GlobalVar) -> Steps[set[Any]]:
         """Return the values of a function that are early, after those of its callers."""
         if gv not in self._early:
             fn = self.functions[gv]
@@ -105,12 +106,6 @@ class CallSites:
         return self._early[gv]
 
 
-def callee_of(value: Any) -> Any:
-    """Return the function that a value calls, or None."""
-    calls = type(value) is ir.Call and type(value.op) is ir.GlobalVar
-    return value.op if calls else None
-
-
 def axes_of(values: Iterable[Any]) -> set[tuple[Any, tuple[int, ...]]]:
     """Return the meshes and axes along which some values are the results of collectives."""
     return {
@@ -120,12 +115,7 @@ def axes_of(values: Iterable[Any]) -> set[tuple[Any, tuple[int, ...]]]:
     }
 
 
-def type_of(fn: relax.Function) -> relax.FuncType:
-    """Return the type of a function, for its global variable."""
-    return relax.FuncType([param.ty for param in fn.params], fn.ret_ty, bool(fn.is_pure))
-
-
-def laid_out(value: Any, known: Collection[Any]) -> bool:
+def laid_out(value: Expr, known: Collection[Var]) -> bool:
     """Return whether a value is a device-local layout change, slice or cast of known values."""
     if type(value) in (ir.Var, relax.DataflowVar):
         return value in known
@@ -134,7 +124,7 @@ def laid_out(value: Any, known: Collection[Any]) -> bool:
     return str(value.op.name) in _LAYOUT_OPS and all_known(value, known)
 
 
-def all_known(value: Any, known: Collection[Any]) -> bool:
+def all_known(value: Expr, known: Collection[Var]) -> bool:
     """Return whether a value reads variables, and only known ones."""
     used = list(variables(value))
     return bool(used) and all(var in known for var in used)

@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.operators import (
@@ -27,7 +26,7 @@ from tvm_distir.hardware import System
 from .binding_costs import BindingCosts
 from .binding_rewriter import Editor, FunctionStep, rewrite_of, stepped
 from .dependence import BlockNode, block_nodes, peak_bytes
-from .function_facts import Scan
+from .list_schedule import ListSchedule, due_ranks
 from .overlap_choice import OverlapChoice
 
 
@@ -47,7 +46,7 @@ def SplitCollectives() -> Rewrite:
 
 
 class _Split(Editor):
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+    def visit(self, var: Var, value: Expr, kind: str | None) -> Expr:
         """Split a collective."""
         if kind not in COLLECTIVES:
             return value
@@ -55,7 +54,6 @@ class _Split(Editor):
         return self.normalize(collective_done(flying))
 
 
-NONE_BLOCKS: Mapping[int, int] = MappingProxyType({})
 WINDOWS = (None, 512, 128, 32, 8, 2, 0)
 """The distances ahead of the first due binding at which another may run, tried in order."""
 
@@ -111,27 +109,20 @@ def ScheduleCollectives(
 
 
 class _Schedule(Editor):
-    def __init__(
+    def prepare(
         self,
-        mod: ir.IRModule,
-        name: str,
-        fn: relax.Function,
-        scan: Scan,
         system: System,
         limit_bytes: int | None,
         more_bytes: int | None,
         choice: OverlapChoice | None,
     ) -> None:
-        super().__init__(mod, name, fn, scan)
-        self.overlapped = (
-            None
-            if choice is None
-            else choice.of(name, fn.params, [row for rows in scan.blocks for row in rows])
-        )
+        """Take the clock, the bounds of memory, and which collectives overlap."""
+        rows = [row for rows in self.scan.blocks for row in rows]
+        self.overlapped = None if choice is None else choice.of(self.name, self.fn.params, rows)
         self.limit_bytes, self.more_bytes = limit_bytes, more_bytes
-        io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
+        io: Any = self.fn.attrs.get(IO_ATTR, {}) if self.fn.attrs else {}
         self.devices = tuple(int(d) for d in io.get("devices", ()))
-        self.costs = BindingCosts(mod, system).of(scan.reading, self.devices)
+        self.costs = BindingCosts(self.mod, system).of(self.scan.reading, self.devices)
 
     def run(self) -> relax.Function:
         """Return the function with the bindings of its blocks reordered."""
@@ -142,12 +133,7 @@ class _Schedule(Editor):
         ):
             order = self._best(nodes, rows, first)
             first += len(rows)
-            kind = (
-                relax.DataflowBlock
-                if isinstance(block, relax.DataflowBlock)
-                else relax.BindingBlock
-            )
-            blocks.append(kind([rows[i][0] for i in order]))
+            blocks.append(type(block)([rows[i][0] for i in order]))
         fn = self.fn
         return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
@@ -166,9 +152,9 @@ class _Schedule(Editor):
             limit_bytes = original_bytes + more_bytes
         spent_ps = [self._spent_ps(row[3], n) for n, row in enumerate(rows, first)]
         blocking = self._blocking(nodes, rows)
-        due = _due(nodes, spent_ps, blocking)
+        due = due_ranks(nodes, spent_ps, blocking)
         for window in WINDOWS:
-            order = _order(nodes, spent_ps, due, window, blocking)
+            order = ListSchedule(nodes, spent_ps, due, window, blocking).run()
             if peak_bytes(nodes, order) <= limit_bytes:
                 return order
         return original
@@ -186,123 +172,3 @@ class _Schedule(Editor):
     def _spent_ps(self, kind: str | None, number: int) -> int:
         """Return the time of a binding on its stream; transfers have a separate stream."""
         return 0 if kind in TRANSFERS else self.costs.picoseconds(number)
-
-
-def _due(
-    nodes: Sequence[BlockNode], spent_ps: Sequence[int], blocking: Collection[int] = ()
-) -> list[int]:
-    """Return the rank of each binding: its position, or earlier if it only prepares a start.
-
-    A start is due once the last of what it needs is made that others need too; so are the
-    bindings between, not before, so that their results do not wait. What leaves less than
-    a quarter of what it reads keeps its place: put off, it would hold that. A gather, which takes
-    more memory than its operand, is not due before it must be begun to be there when it is needed.
-    A ``blocking`` start keeps its place.
-    """
-    feeds = [False] * len(nodes)
-    for i in reversed(range(len(nodes))):
-        node = nodes[i]
-        feeds[i] = (node.starts and i not in blocking) or (
-            bool(node.readers) and not node.leaves and all(feeds[r] for r in node.readers)
-        )
-        read_bytes = sum(nodes[owner].size_bytes for owner in node.reads)
-        shrinks = not node.starts and 0 < 4 * node.size_bytes < read_bytes
-        feeds[i] = feeds[i] and bool(node.deps) and not node.fixed and not shrinks
-    due = list(range(len(nodes)))
-    first = [False] * len(nodes)
-    for i, node in enumerate(nodes):
-        if feeds[i]:
-            due[i] = max(due[d] for d in node.deps)
-            if node.starts and node.size_bytes > sum(nodes[o].size_bytes for o in node.reads):
-                place = _in_time(nodes, spent_ps, i, blocking)
-                first[i] = place > due[i]
-                due[i] = max(due[i], place)
-    for i in reversed(range(len(nodes))):
-        if feeds[i] and not nodes[i].starts:
-            due[i] = min(due[r] for r in nodes[i].readers)
-    rank = [0] * len(nodes)
-    for number, i in enumerate(sorted(range(len(nodes)), key=lambda i: (due[i], not first[i], i))):
-        rank[i] = number
-    return rank
-
-
-def _in_time(
-    nodes: Sequence[BlockNode], spent_ps: Sequence[int], start: int, blocking: Collection[int]
-) -> int:
-    """Return the last position before which a start is early enough, with others in flight.
-
-    Nothing overlaps with a blocking start, which takes as much time of the network as it gives.
-    """
-    place = min((r for done in nodes[start].readers for r in nodes[done].readers), default=start)
-    left_ps = spent_ps[start]
-    while left_ps > 0 and place > 0:
-        place -= 1
-        if nodes[place].done_of is None and place != start and place not in blocking:
-            left_ps += spent_ps[place] if nodes[place].starts else -spent_ps[place]
-    return place
-
-
-def _order(
-    nodes: Sequence[BlockNode],
-    spent_ps: Sequence[int],
-    due: Sequence[int],
-    window: int | None,
-    blocking: Mapping[int, int] = NONE_BLOCKS,
-) -> list[int]:
-    """Run list scheduling with a stream for compute and a stream for collectives.
-
-    ``blocking`` has the done of each start behind which it follows at once.
-    """
-    missing = [len(node.deps) for node in nodes]
-    at_rank = [0] * len(nodes)
-    for i, rank in enumerate(due):
-        at_rank[rank] = i
-    ready: list[int] = []  # ranks of what can run
-    flying: list[tuple[int, int]] = []  # (end, done)
-    order: list[int] = []
-    placed = [False] * len(nodes)
-    now_ps = wire_free_ps = 0
-    first = 0  # rank of the first binding that is not placed
-    ends_ps = [0] * len(nodes)
-
-    def release(i: int) -> None:
-        node = nodes[i]
-        if node.done_of in blocking:
-            return  # its start places it
-        if node.done_of is not None:
-            heapq.heappush(flying, (ends_ps[node.done_of], due[i]))
-        else:
-            heapq.heappush(ready, due[i])
-
-    def place(i: int) -> None:
-        nonlocal now_ps, wire_free_ps
-        order.append(i)
-        placed[i] = True
-        if nodes[i].starts:
-            wire_free_ps = max(wire_free_ps, now_ps) + spent_ps[i]
-            ends_ps[i] = wire_free_ps
-        elif nodes[i].done_of is None:
-            now_ps += spent_ps[i]
-        for reader in nodes[i].readers:
-            missing[reader] -= 1
-            if not missing[reader]:
-                release(reader)
-        if i in blocking:
-            now_ps = max(now_ps, ends_ps[i])
-            place(blocking[i])
-
-    for i, count in enumerate(missing):
-        if not count:
-            release(i)
-    while len(order) < len(nodes):
-        while placed[at_rank[first]]:
-            first += 1
-        if flying and flying[0][0] <= now_ps:
-            place(at_rank[heapq.heappop(flying)[1]])
-        elif ready and (not flying or window is None or ready[0] <= first + window):
-            place(at_rank[heapq.heappop(ready)])
-        else:
-            end_ps, rank = heapq.heappop(flying)
-            now_ps = max(now_ps, end_ps)
-            place(at_rank[rank])
-    return order

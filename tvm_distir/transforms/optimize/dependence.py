@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr
 
 from tvm_distir.core.analysis import last_reads, live_bytes
 from tvm_distir.core.ir import flat_types
 from tvm_distir.core.ir.operators import COLLECTIVES, DONE, start_name
 from tvm_distir.core.redistribution import local_bytes
+from tvm_distir.core.rewriting import callee_of
 from tvm_distir.core.rewriting.native import (
     FUNCTION_CALL,
     IF,
@@ -134,11 +136,10 @@ def _may_meet(value: Any, kind: str | None) -> bool:
     """Return whether a binding may need other devices to take part."""
     if kind is not None:
         return kind in _STARTS or kind in COLLECTIVES
-    calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
-    return calls or isinstance(value, relax.If)
+    return callee_of(value) is not None or isinstance(value, relax.If)
 
 
-def _shares(value: Any, kind: int, number: int, costs: BodyCosts) -> bool:
+def _shares(value: Expr, kind: int, number: int, costs: BodyCosts) -> bool:
     """Return whether a binding needs no memory for its result."""
     if kind in (OP_CALL, FUNCTION_CALL, OTHER_CALL):
         return costs.is_view(number)

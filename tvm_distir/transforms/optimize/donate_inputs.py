@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import is_private, relax_functions
 from tvm_distir.core.ir.attributes import IO_ATTR
@@ -23,8 +23,11 @@ from tvm_distir.core.rewriting import (
     op_name,
     variables,
     with_body,
+    with_functions,
 )
 from tvm_distir.support import UsageError
+
+from .call_sites import CallSites
 
 CACHES = ("*_cache",)
 """Names of the caches of serving steps of the zoo."""
@@ -54,17 +57,15 @@ def DonateInputs(inputs: Sequence[str] = CACHES) -> Rewrite:
         functions = dict(mod.functions.items())
         for gv, numbers in _donated(mod, inputs).items():
             functions[gv] = _with_appends(functions[gv], numbers)
-        if all(functions[gv].same_as(fn) for gv, fn in mod.functions.items()):
-            return mod
-        return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        return with_functions(mod, functions)
 
     return donate_inputs
 
 
-def _donated(mod: ir.IRModule, patterns: Sequence[str]) -> dict[Any, set[int]]:
+def _donated(mod: ir.IRModule, patterns: Sequence[str]) -> dict[ir.GlobalVar, set[int]]:
     """Return the numbers of the parameters that may be overwritten, by function."""
     members = dict(relax_functions(mod))
-    donated: dict[Any, set[int]] = {gv: set() for gv in members}
+    donated: dict[ir.GlobalVar, set[int]] = {gv: set() for gv in members}
     names: list[str] = []
     for gv, fn in members.items():
         if is_private(fn) or not fn.attrs or IO_ATTR not in fn.attrs:
@@ -76,40 +77,21 @@ def _donated(mod: ir.IRModule, patterns: Sequence[str]) -> dict[Any, set[int]]:
         }
     for pattern in patterns:
         if not is_pattern(pattern) and not any(match_name(pattern, name) for name in names):
-            raise UsageError(
-                "DIST0152",
-                f'no input is called "{pattern}"',
-                place="DonateInputs",
-                remedy=f"The inputs are {', '.join(sorted(set(names)))}.",
-            )
-    calls = _calls(members)
+            problem = f'no input is called "{pattern}"'
+            remedy = f"The inputs are {', '.join(sorted(set(names)))}."
+            raise UsageError("DIST0152", problem, place="DonateInputs", remedy=remedy)
+    calls = CallSites(mod).of
     for gv, fn in reversed(callees_first(mod)):
         if is_private(fn) and gv in calls:
-            handed_on = [
-                _handed_on(members[caller], donated[caller], args) for caller, args in calls[gv]
-            ]
+            handed_on = []  # arguments that are donated and read nowhere else
+            for caller, call in calls[gv]:
+                tensors = _read_once(members[caller], donated[caller])
+                handed_on.append({i for i, arg in enumerate(call.args) if arg in tensors})
             donated[gv] = set.intersection(*handed_on)
     return {gv: numbers for gv, numbers in donated.items() if numbers}
 
 
-def _calls(members: dict[Any, relax.Function]) -> dict[Any, list[tuple[Any, list[Any]]]]:
-    """Return the callers and arguments of each function."""
-    calls: dict[Any, list[tuple[Any, list[Any]]]] = {}
-    for caller, fn in members.items():
-        for binding in all_bindings(fn.body):
-            value = binding.value
-            if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-                calls.setdefault(value.op, []).append((caller, list(value.args)))
-    return calls
-
-
-def _handed_on(fn: relax.Function, donated: set[int], args: Sequence[Any]) -> set[int]:
-    """Return the numbers of the arguments that are donated and read nowhere else."""
-    tensors = _read_once(fn, donated)
-    return {i for i, arg in enumerate(args) if arg in tensors}
-
-
-def _read_once(fn: relax.Function, donated: set[int]) -> set[Any]:
+def _read_once(fn: relax.Function, donated: set[int]) -> set[Var]:
     """Return the donated parameters that are read once."""
     reads = Counter(v for b in all_bindings(fn.body) for v in variables(b.value))
     reads.update(variables(fn.body.body))
@@ -122,7 +104,7 @@ def _with_appends(fn: relax.Function, donated: set[int]) -> relax.Function:
     for block in fn.body.blocks:
         writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
         for binding in block.bindings:
-            value: Any = binding.value
+            value: Expr = binding.value
             if op_name(value) == "dist.kv_append" and value.args[0] in caches:
                 new = kv_append(*value.args, page_size=int(value.attrs["page_size"]), in_place=True)
                 writer.bind(binding.var, writer.builder.normalize(new))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BindingBlock, Expr, Var
 
 from tvm_distir.core.ir import R, is_private, parse_placement, placement_text, relax_functions
 from tvm_distir.core.ir.attributes import IO_ATTR, training_notes
@@ -20,9 +21,10 @@ from tvm_distir.core.rewriting import (
     make_var,
     rebuild,
     substitute,
-    typed,
+    tuple_of,
     variables,
     with_body,
+    with_functions,
 )
 from tvm_distir.core.rewriting.native import pruned
 
@@ -57,9 +59,7 @@ def _gathered_first(mod: ir.IRModule) -> ir.IRModule:
         if not is_private(fn) and fn.attrs and IO_ATTR in fn.attrs:
             pairs = _updated(str(gv.name_hint), fn, pipeline)
             functions[gv] = _FirstGathers(fn, pairs).run() if pairs else fn
-    if all(functions[gv].same_as(fn) for gv, fn in mod.functions.items()):
-        return mod
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, functions)
 
 
 def _updated(name: str, fn: relax.Function, pipeline: Pipeline | None) -> dict[int, int]:
@@ -110,7 +110,7 @@ class _FirstGathers:
             return fn
         params, fields = list(fn.params), list(result.fields)
         used = [v for value in self.values.values() for v in variables(value)]
-        gathers: dict[Any, tuple[Any, ir.Call]] = {}
+        gathers: dict[Var, tuple[Var, ir.Call]] = {}
         for number, place in self.updated.items():
             var = fields[place]
             value = self.values.get(var)
@@ -137,7 +137,7 @@ class _FirstGathers:
             env[param] = first.add(gather, f"{param.name}_gathered")
         blocks = [first.block(), *(self._block(block, gathers, env) for block in fn.body.blocks)]
         fields = [substitute(field, env) for field in fields]
-        whole = typed(relax.Tuple(fields), relax.TupleType([field.ty for field in fields]))
+        whole = tuple_of(fields)
         blocks, new_result = let_out(blocks, whole)
         blocks, _ = pruned(blocks, new_result)
         attrs = {str(key): value for key, value in fn.attrs.items()}
@@ -158,8 +158,8 @@ class _FirstGathers:
         return placement_text([dim if k in axes else label for k, label in enumerate(read)])
 
     def _block(
-        self, block: Any, gathers: Mapping[Any, tuple[Any, ir.Call]], env: dict[Any, Any]
-    ) -> Any:
+        self, block: BindingBlock, gathers: Mapping[Var, tuple[Any, ir.Call]], env: dict[Var, Expr]
+    ) -> BindingBlock:
         """Rewrite a block: what sliced a whole weight to the shard reads the shard."""
         writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
         for binding in block.bindings:

@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 from tvm import relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ops import dist_ops
 from tvm_distir.core.rewriting import variables
@@ -87,7 +88,7 @@ class Scan:
         return uses
 
     @functools.cached_property
-    def readers(self) -> dict[Any, list[Any]]:
+    def readers(self) -> dict[Var, list[Any]]:
         """Return, per variable, its readers, with None for the result of the function.
 
         One entry per mention.
@@ -103,12 +104,7 @@ class Scan:
         return {var: some for var, some in zip(reading.variables, readers) if some}
 
     @functools.cached_property
-    def counts(self) -> dict[Any, int]:
-        """Return how often each variable is read."""
-        return {var: len(users) for var, users in self.readers.items()}
-
-    @functools.cached_property
-    def values(self) -> dict[Any, Any]:
+    def values(self) -> dict[Var, Expr]:
         """Return the value of each variable."""
         reading = self.reading
         return dict(zip(reading.variables[reading.params :], reading.values))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.collectives import wire_bytes
 from tvm_distir.core.ir import Labels, blocks_fault, local_shape, mesh_key, parse_placement
@@ -54,7 +55,7 @@ def FuseCollectives() -> Rewrite:
 
 
 class _Fuse(Editor):
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+    def visit(self, var: Var, value: Expr, kind: str | None) -> Expr:
         """Fuse a collective with the collective that computed its operand."""
         if kind == "send":
             return self._sent(var, value)
@@ -67,7 +68,7 @@ class _Fuse(Editor):
         joined = None if make is None else make(self, var, first, value)
         return value if joined is None else self.normalize(joined)
 
-    def _sent(self, var: Any, value: ir.Call) -> Any:
+    def _sent(self, var: Var, value: ir.Call) -> Any:
         """Fuse a reduction and a send: each device sends the part that it reduces."""
         first = self.single(value.args[0])
         if first is None or dist_op_name(first) != "all_reduce":
@@ -76,10 +77,8 @@ class _Fuse(Editor):
         if dim is None:
             return value
         mesh, op = first.attrs["device_mesh"], str(first.attrs["op"])
-        part = self.emit(
-            ops.reduce_scatter(first.args[0], mesh, call_axes(first), dim, op),
-            str(value.args[0].name),
-        )
+        scattered = ops.reduce_scatter(first.args[0], mesh, call_axes(first), dim, op)
+        part = self.emit(scattered, str(value.args[0].name))
         attrs = {**dict(value.attrs.items()), "placement": str(part.ty.placement)}
         return self.emit(ops.send(part, **attrs), str(var.name))
 
@@ -95,7 +94,7 @@ class _Fuse(Editor):
         return self.normalize(ops.recv(value.args[0], **attrs))
 
 
-def _scattered(edit: _Fuse, var: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+def _scattered(edit: _Fuse, var: Var, first: ir.Call, second: ir.Call) -> ir.Call | None:
     """Fuse a sum and a slice into a ``reduce_scatter``."""
     (axes, dim), reduced = axes_dim(second), call_axes(first)
     mesh, op = second.attrs["device_mesh"], str(first.attrs["op"])
@@ -109,7 +108,7 @@ def _scattered(edit: _Fuse, var: Any, first: ir.Call, second: ir.Call) -> ir.Cal
     return ops.all_reduce(edit.emit(new, str(var.name)), mesh, rest, op) if rest else new
 
 
-def _exchanged(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+def _exchanged(_: _Fuse, __: Var, first: ir.Call, second: ir.Call) -> ir.Call | None:
     """Fuse a gather of a single dim and a slice of another into an ``all_to_all``."""
     (axes, gathered), (again, dim) = axes_dim(first), axes_dim(second)
     if axes != again or gathered == dim:
@@ -117,7 +116,7 @@ def _exchanged(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | 
     return ops.all_to_all(first.args[0], second.attrs["device_mesh"], axes, gathered, dim)
 
 
-def _fuse_gather(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+def _fuse_gather(_: _Fuse, __: Var, first: ir.Call, second: ir.Call) -> ir.Call | None:
     """Fuse an exchange and a gather into a gather of the original dim."""
     if (call_axes(first), int(first.attrs["split_dim"])) != axes_dim(second):
         return None
@@ -125,7 +124,7 @@ def _fuse_gather(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call 
     return ops.all_gather(first.args[0], second.attrs["device_mesh"], axes, gather_dim)
 
 
-def _reduced(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+def _reduced(_: _Fuse, __: Var, first: ir.Call, second: ir.Call) -> ir.Call | None:
     """Fuse a scattered sum and its gather into an ``all_reduce``."""
     if axes_dim(first) != axes_dim(second):
         return None
@@ -133,7 +132,7 @@ def _reduced(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | No
     return ops.all_reduce(first.args[0], second.attrs["device_mesh"], call_axes(first), op)
 
 
-def _reduced_at_once(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+def _reduced_at_once(_: _Fuse, __: Var, first: ir.Call, second: ir.Call) -> ir.Call | None:
     """Fuse reductions along different axes into a single reduction along all of them."""
     op = str(second.attrs["op"])
     if str(first.attrs["op"]) != op:
@@ -206,10 +205,8 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
         """Return the most elements that a device moves, and the total."""
         part = size_bytes(tuple(local_shape(shape, scattered, source[0])), dtype)
         reduced = wire_bytes(kind, part, count)
-        moved = [
-            size_bytes((n,), dtype)
-            for n in received_elements(shape, (source, scattered), (target, peer))
-        ]
+        received = received_elements(shape, (source, scattered), (target, peer))
+        moved = [size_bytes((n,), dtype) for n in received]
         return reduced + max(moved), reduced * len(source[1]) + sum(moved)
 
     best, chosen = price("all_reduce", labels), None

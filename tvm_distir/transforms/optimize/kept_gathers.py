@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ir import FieldLeaves, branch_of, flat_types, is_private
 from tvm_distir.core.ir.attributes import FORWARD_PHASE, PHASE_ATTR, ROLE_ATTR
 from tvm_distir.core.ir.operators import call_axes, dist_op_name
-from tvm_distir.core.rewriting import forward_bindings, variables
+from tvm_distir.core.rewriting import callee_of, forward_bindings, variables
 from tvm_distir.core.rewriting.native import ALIAS, FUNCTION_CALL, ITEM, TUPLE, Member, union_find
 
 
@@ -35,8 +35,8 @@ class GatheredValue:
         The gathers, in order.
     """
 
-    source: Any
-    steps: tuple[Any, ...]
+    source: Var
+    steps: tuple[ir.Call, ...]
 
     @property
     def way(self) -> tuple[str, ...]:
@@ -66,11 +66,11 @@ class KeptGathers:
 
     def __init__(self, members: Sequence[Member], axes: Mapping[str, tuple[int, ...]]) -> None:
         self.axes = axes
-        self.gathered: dict[Any, GatheredValue] = {}
-        self.late: set[Any] = set()
-        self._slot: dict[Any, range] = {}
+        self.gathered: dict[Var, GatheredValue] = {}
+        self.late: set[Var] = set()
+        self._slot: dict[Var, range] = {}
         self._leaves = FieldLeaves()
-        self._params: dict[str, list[Any]] = {}
+        self._params: dict[str, list[Var]] = {}
         self._results: dict[str, range] = {}
         self._count = 0
         self._joined: list[int] = []
@@ -84,7 +84,7 @@ class KeptGathers:
         self._root = union_find(self._count, self._joined)
         self._chosen_gathers = self._chosen()
 
-    def of(self, var: Any) -> list[GatheredValue | None]:
+    def of(self, var: Var) -> list[GatheredValue | None]:
         """Return how each tensor of a variable is gathered from its saved form, or None."""
         return [self._chosen_gathers.get(self._root[slot]) for slot in self._slot[var]]
 
@@ -95,7 +95,7 @@ class KeptGathers:
     def __bool__(self) -> bool:
         return bool(self._chosen_gathers)
 
-    def _new(self, ty: Any) -> range:
+    def _new(self, ty: ir.Type) -> range:
         first, self._count = self._count, self._count + len(flat_types(ty))
         return range(first, self._count)
 
@@ -134,7 +134,7 @@ class KeptGathers:
             self._join(self._slots(arg), self._slot[param])
         self._join(self._results[name], slots)
 
-    def _compute(self, var: Any, value: Any) -> None:
+    def _compute(self, var: Var, value: Expr) -> None:
         """Record a computed value."""
         late = var in self.late
         for used in variables(value):
@@ -148,7 +148,7 @@ class KeptGathers:
         else:
             self.gathered[var] = gathered
 
-    def _gathered(self, value: Any) -> GatheredValue | None:
+    def _gathered(self, value: Expr) -> GatheredValue | None:
         """Return the value before all gathers, for a gather along the axes of a variable."""
         if dist_op_name(value) != "all_gather" or not isinstance(value.args[0], ir.Var):
             return None
@@ -158,7 +158,7 @@ class KeptGathers:
         before = self.gathered.get(source, GatheredValue(source, ()))
         return GatheredValue(before.source, (*before.steps, value))
 
-    def _slots(self, expr: Any) -> Sequence[int]:
+    def _slots(self, expr: Expr) -> Sequence[int]:
         """Return the slots of the leaves of a value; -1 for leaves that are not variables."""
         if isinstance(expr, ir.Var):
             return self._slot[expr]
@@ -192,7 +192,7 @@ class KeptGathers:
         }
 
 
-def forward_part(member: Member) -> Sequence[Any]:
+def forward_part(member: Member) -> Sequence[Binding]:
     """Return the bindings of a function that may run in the forward pass."""
     fn = member.fn
     if is_private(fn) or (fn.attrs and ROLE_ATTR in fn.attrs):
@@ -213,7 +213,7 @@ def forward_functions(members: Sequence[Member]) -> set[str]:
             continue
         names.add(member.name)
         for binding in forward_part(member):
-            value = binding.value
-            if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-                waiting += [by_name[n] for n in (str(value.op.name_hint),) if n in by_name]
+            callee = callee_of(binding.value)
+            if callee is not None and str(callee.name_hint) in by_name:
+                waiting.append(by_name[str(callee.name_hint)])
     return names

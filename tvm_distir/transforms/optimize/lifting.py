@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
+from tvm.relax import Binding, Var
 
 from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR, PHASE_ATTR, REPEAT_ATTR
 from tvm_distir.core.ir.operators import COLLECTIVES, REDUCTIONS, is_done, started_op
@@ -82,9 +82,9 @@ class GatherPrologue:
         self.costs = costs.of(self.scan.reading)
         self._ps = [self.costs.picoseconds(number) for number in range(len(self.bindings))]
         known = {fn.params[n] for n in early}
-        numbers: dict[Any, int] = {}
-        needed: dict[Any, int] = {}
-        dones: dict[Any, Any] = {}
+        numbers: dict[Var, int] = {}
+        needed: dict[Var, int] = {}
+        dones: dict[Var, Var] = {}
         for number, binding in enumerate(self.bindings):
             value = binding.value
             if started_op(value) in _MOVES and all_known(value, known):
@@ -126,7 +126,7 @@ class GatherPrologue:
                 best, shortest_ps = count, spent_ps
         return best
 
-    def _needed(self, out: Iterable[Any]) -> list[int]:
+    def _needed(self, out: Iterable[Var]) -> list[int]:
         """Return the numbers of some starts and of all bindings that they read."""
         needed, numbers = set(out), list[int]()
         for number in range(len(self.bindings) - 1, -1, -1):
@@ -136,7 +136,7 @@ class GatherPrologue:
                 needed.update(variables(binding.value))
         return numbers[::-1]
 
-    def _spent_ps(self, out: Collection[Any]) -> int:
+    def _spent_ps(self, out: Collection[Var]) -> int:
         """Return the time of a call, of many in a row, whose starts ran before it.
 
         Those of the next call run from its beginning. What is still on the network at its end,
@@ -160,7 +160,7 @@ class GatherPrologue:
             left_ps, late_ps = max(wire_ps - now_ps, 0), max(there_ps - now_ps, 0)
         return now_ps
 
-    def _wire_ps(self, out: Iterable[Any]) -> int:
+    def _wire_ps(self, out: Iterable[Var]) -> int:
         return sum(self._ps[self._number[var]] for var in out)
 
     def lifted(self, count: int) -> HoistedGathers:
@@ -170,12 +170,12 @@ class GatherPrologue:
         rest_params, rest = self._rest(out)
         return HoistedGathers(gathers, rest, inputs, rest_params, self._wire_ps(out))
 
-    def _gathers(self, out: list[Any]) -> tuple[tuple[int, ...], relax.Function]:
+    def _gathers(self, out: list[Var]) -> tuple[tuple[int, ...], relax.Function]:
         numbers = self._needed(out)
         read = {var for n in numbers for var in variables(self.bindings[n].value)}
         inputs = tuple(n for n, param in enumerate(self.fn.params) if param in read)
         params = [make_var(str(self.fn.params[n].name), self.fn.params[n].ty) for n in inputs]
-        env: dict[Any, Any] = dict(zip((self.fn.params[n] for n in inputs), params, strict=True))
+        env: dict[Var, Var] = dict(zip((self.fn.params[n] for n in inputs), params, strict=True))
         bindings = []
         for number in numbers:
             var = self.bindings[number].var
@@ -185,7 +185,7 @@ class GatherPrologue:
         new = with_body(self.fn, params, [relax.DataflowBlock(bindings)], result, True)
         return inputs, _noted(new, (PHASE_ATTR, REPEAT_ATTR), {"results": range(len(out))})
 
-    def _rest(self, out: list[Any]) -> tuple[tuple[int, ...], relax.Function]:
+    def _rest(self, out: list[Var]) -> tuple[tuple[int, ...], relax.Function]:
         gathered = make_var(GATHERED, _tuple_type(out))
         field = {var: number for number, var in enumerate(out)}
         bindings = []
@@ -204,7 +204,7 @@ class GatherPrologue:
         names = list(self.fn.attrs.keys()) if self.fn.attrs else []
         return rest_params, _noted(new, names, {"params": [len(rest_params)]})
 
-    def _late(self, bindings: list[Any], gathered: Any) -> list[Any]:
+    def _late(self, bindings: list[Binding], gathered: Var) -> list[Binding]:
         """Move readers of the gathered values, and free layout changes, down to their first use."""
         waits = {gathered}
         for binding, spent_ps in zip(bindings, self._ps, strict=True):
@@ -213,7 +213,7 @@ class GatherPrologue:
             item = type(value) is relax.TupleGetItem and value.tuple_value in waits
             if item or free or (is_done(value) and value.args[0] in waits):
                 waits.add(binding.var)
-        order: list[Any] = []
+        order: list[Binding] = []
         for binding in reversed(bindings):
             place = 0
             if binding.var in waits:
@@ -223,7 +223,7 @@ class GatherPrologue:
         return order
 
 
-def _tuple_type(out: Iterable[Any]) -> Any:
+def _tuple_type(out: Iterable[Var]) -> ir.Type:
     return relax.TupleType([var.ty for var in out])
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import R, as_dtensor, labels_of, mesh_key
 from tvm_distir.core.ir.operators import call_axes, dist_op_name, ops
@@ -19,7 +20,6 @@ from tvm_distir.core.rewriting import rebuild, substitute
 from tvm_distir.support import MeshError, PropagationError
 
 from .binding_rewriter import Editor, FunctionStep, is_plain_op, operands_of, rewrite_of
-from .function_facts import Scan
 
 
 @module_pass("legalized")
@@ -67,14 +67,12 @@ class Pending:
 
 
 class _Merge(Editor):
-    def __init__(
-        self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan, reductions: Sequence[str]
-    ) -> None:
-        super().__init__(mod, name, fn, scan)
+    def prepare(self, reductions: Sequence[str]) -> None:
+        """Take the kinds of reductions that are merged."""
         self.reductions = reductions
-        self.pending: dict[Any, Pending] = {}
+        self.pending: dict[Var, Pending] = {}
 
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+    def visit(self, var: Var, value: Expr, kind: str | None) -> Expr:
         """Apply an op to its operands before their reductions, if that saves bytes."""
         if kind in self.reductions and str(value.attrs["op"]) == "sum":
             self._hold(var, Pending(value))
@@ -99,7 +97,7 @@ class _Merge(Editor):
             return value
         return value if after > before else self._merged(var, value, pending)
 
-    def _merged(self, var: Any, value: ir.Call, pending: dict[Any, Pending]) -> Any:
+    def _merged(self, var: Var, value: ir.Call, pending: dict[Var, Pending]) -> Expr:
         """Reduce the result of a call instead of its operands, if that is valid."""
         root = next(iter(pending.values())).root
         mesh, axes = root.attrs["device_mesh"], call_axes(root)
@@ -117,12 +115,12 @@ class _Merge(Editor):
         self._hold(var, Pending(done))
         return done
 
-    def _hold(self, var: Any, pending: Pending) -> None:
+    def _hold(self, var: Var, pending: Pending) -> None:
         if self.readers[var] == 1:
             self.pending[var] = pending
             self.watch_reader(var)
 
-    def _raw(self, pending: Pending, axes: Sequence[int]) -> Any:
+    def _raw(self, pending: Pending, axes: Sequence[int]) -> Var:
         """Return the operand of a reduction, after the linear ops that followed it."""
         value = pending.root.args[0]
         for var, call, arg, _ in _links(pending):
@@ -137,7 +135,7 @@ class _Merge(Editor):
         except PropagationError:
             return False
 
-    def _carries(self, var: Any, call: ir.Call, args: set[Any], axes: Sequence[int]) -> bool:
+    def _carries(self, var: Var, call: ir.Call, args: set[Var], axes: Sequence[int]) -> bool:
         """Return whether a call on partial operands ``args`` returns the partial result."""
         operands = operands_of(call)
         others = [e for e in operands if e not in args]
@@ -168,7 +166,7 @@ def _kind(root: ir.Call) -> tuple[Any, ...]:
     return dist_op_name(root), mesh_key(root.attrs["device_mesh"]), call_axes(root)
 
 
-def _replicated_type(ty: Any, axes: Sequence[int]) -> Any:
+def _replicated_type(ty: ir.Type, axes: Sequence[int]) -> ir.Type:
     """Return a DTensor type that is replicated along mesh axes."""
     labels = list(labels_of(ty.placement))
     for axis in axes:
@@ -176,13 +174,13 @@ def _replicated_type(ty: Any, axes: Sequence[int]) -> Any:
     return as_dtensor(ty, ty.device_mesh, labels)
 
 
-def _on_terms(call: ir.Call, raw: dict[Any, Any], var: Any, axes: Sequence[int]) -> ir.Call:
+def _on_terms(call: ir.Call, raw: dict[Var, Var], var: Var, axes: Sequence[int]) -> ir.Call:
     """Write a call on other operands, with its result replicated along the axes."""
     args = [substitute(arg, raw) for arg in call.args]
     return rebuild(call, call.op, args, _replicated_type(var.ty, axes))
 
 
-def _completes(ty: Any, root: ir.Call) -> bool:
+def _completes(ty: ir.Type, root: ir.Call) -> bool:
     """Return whether a value of a type can be the result of the same kind of reduction."""
     labels, axes = labels_of(ty.placement), call_axes(root)
     if dist_op_name(root) == "all_reduce":

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import labels_of
 from tvm_distir.core.ir.operators import dist_op_name, ops
@@ -23,7 +24,6 @@ from .binding_rewriter import (
     operands_of,
     rewrite_of,
 )
-from .function_facts import Scan
 from .sharded_calls import ShardedCall, cut_at, fits, on_shards
 
 
@@ -68,13 +68,11 @@ def MoveSlices() -> Rewrite:
 
 
 class _Gathers(Editor):
-    def __init__(
-        self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan, above: bool
-    ) -> None:
-        super().__init__(mod, name, fn, scan)
+    def prepare(self, above: bool) -> None:
+        """Take whether to gather before ops too."""
         self.above = above
 
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+    def visit(self, var: Var, value: Expr, kind: str | None) -> Expr:
         """Move the gathers of an op's operands below it, or that of its result above it."""
         new = None
         if kind is None:
@@ -86,11 +84,11 @@ class _Gathers(Editor):
                 self.watch_reader(var)
         return value if new is None else new
 
-    def _gather(self, expr: Any) -> Any:
+    def _gather(self, expr: Expr) -> Any:
         value = self.known.get(expr) if isinstance(expr, ir.Var) else None
         return value if dist_op_name(value) == "all_gather" else None
 
-    def _below(self, var: Any, value: Any) -> Any:
+    def _below(self, var: Var, value: Expr) -> Any:
         if not is_plain_op(value, var):
             return None
         gathers = {i: self._gather(e) for i, e in enumerate(operands_of(value))}
@@ -120,7 +118,7 @@ class _Gathers(Editor):
             return self.normalize(ops.all_gather(shard, mesh, axes, cut.label))
         return None
 
-    def _dies(self, cut: ShardedCall, expr: Any) -> bool:
+    def _dies(self, cut: ShardedCall, expr: Expr) -> bool:
         """Return whether the call is the only reader of an operand."""
         return self.readers[expr] == sum(bool(e.same_as(expr)) for e in cut.operands)
 
@@ -132,8 +130,10 @@ class _Gathers(Editor):
             return None
         axes, dim = axes_dim(gather)
         cut = cut_at(self, value, axes, None, dim)
-        if cut is None or cut.factor.kind != "map" or self._heavy(value):
+        if cut is None or cut.factor.kind != "map":
             return None
+        if rule_of(value, self.mod).work.kernel_class not in ("memory", "view"):
+            return None  # the devices would repeat its work
         tied = {
             e: d
             for e, d in zip(cut.operands, cut.factor.ins)
@@ -151,20 +151,17 @@ class _Gathers(Editor):
         new = rebuild(value, value.op, [substitute(a, env) for a in value.args], gather.ty)
         return self.normalize(new)
 
-    def _heavy(self, value: ir.Call) -> bool:
-        return rule_of(value, self.mod).work.kernel_class not in ("memory", "view")
-
 
 class _Slices(Editor):
-    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
-        super().__init__(mod, name, fn, scan)
+    def prepare(self) -> None:
+        """Find what only slices read."""
         self.slices = self._wanted()
         self.watched.update(self.slices)
-        self.shards: dict[Any, Any] = {}
+        self.shards: dict[Var, Var] = {}
 
     def _wanted(self) -> dict[Any, tuple[tuple[int, ...], int]]:
         """Find values read only by a slice, directly or through ops, with its mesh axes and dim."""
-        result: dict[Any, tuple[tuple[int, ...], int]] = {}
+        result: dict[Var, tuple[tuple[int, ...], int]] = {}
         rows = [row for rows in self.scan.blocks for row in rows]
         for _, var, value, kind in reversed(rows):
             if kind == "local_slice":
@@ -180,11 +177,11 @@ class _Slices(Editor):
                         result[expr] = (cut.axes, dim)
         return result
 
-    def _cut(self, var: Any, value: Any, axes: tuple[int, ...], dim: int) -> ShardedCall | None:
+    def _cut(self, var: Var, value: Expr, axes: tuple[int, ...], dim: int) -> ShardedCall | None:
         cut = cut_at(self, value, axes, None, dim) if is_plain_op(value, var) else None
         return cut if cut and cut.factor.kind == "map" and fits(cut, var.ty) else None
 
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+    def visit(self, var: Var, value: Expr, kind: str | None) -> Expr:
         """Compute an op read only by a slice on shards, so that the full value has no reader."""
         if kind == "local_slice":
             return self.shards.get(value.args[0], value)

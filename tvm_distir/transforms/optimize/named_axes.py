@@ -26,12 +26,8 @@ def numbers_of_axes(
     known = {name for row in names for name in row}
     for axis in axes:
         if axis not in known:
-            raise MeshError(
-                "DIST0206",
-                f'no mesh has an axis "{axis}"',
-                place=place,
-                remedy=nearest(axis, known),
-            )
+            problem = f'no mesh has an axis "{axis}"'
+            raise MeshError("DIST0206", problem, place=place, remedy=nearest(axis, known))
     return {
         str(mesh): tuple(i for i, name in enumerate(row) if name in axes)
         for mesh, row in zip(meshes(mod), names, strict=True)

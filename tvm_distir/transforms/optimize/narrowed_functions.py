@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ir import flat_types, handle
 from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR, PARTIAL_ATTR
@@ -17,6 +18,7 @@ from tvm_distir.core.rewriting import (
     make_binding,
     rebuild,
     substitute,
+    tuple_of,
     typed,
     variables,
     with_body,
@@ -48,7 +50,7 @@ def narrowed(fn: relax.Function, read: set[int] | None) -> tuple[relax.Function,
     return new, KeptParts(params, fields)
 
 
-def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Any, tuple[int, ...]]:
+def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Expr, tuple[int, ...]]:
     result = fn.body.body
     if not isinstance(fn.ret_ty, relax.TupleType):
         return result, ()
@@ -61,10 +63,10 @@ def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Any, tupl
     if fields == every:
         return result, every
     items = [whole.fields[i] for i in fields]
-    return typed(relax.Tuple(items), relax.TupleType([x.ty for x in items])), fields
+    return tuple_of(items), fields
 
 
-def result_value(fn: relax.Function) -> Any:
+def result_value(fn: relax.Function) -> Expr:
     """Return the result of a function, looked up if it is a variable."""
     result = fn.body.body
     if not isinstance(result, ir.Var):
@@ -81,17 +83,12 @@ def _attributes(fn: relax.Function, params: Sequence[int], fields: Sequence[int]
         attrs[PARAM_NAMES_ATTR] = [names[i] for i in params]
     if PARTIAL_ATTR in attrs:
         leaves = [len(flat_types(p.ty)) for p in fn.params]
-        results = (
-            [len(flat_types(f)) for f in fn.ret_ty.fields]
-            if isinstance(fn.ret_ty, relax.TupleType)
-            else [1]
-        )
+        types = fn.ret_ty.fields if isinstance(fn.ret_ty, relax.TupleType) else [fn.ret_ty]
+        results = [len(flat_types(ty)) for ty in types]
+        sides = ("params", leaves, params), ("results", results, fields or [0])
         attrs[PARTIAL_ATTR] = {
             side: _renumbered(attrs[PARTIAL_ATTR][side], sizes, chosen)
-            for side, sizes, chosen in (
-                ("params", leaves, params),
-                ("results", results, fields or [0]),
-            )
+            for side, sizes, chosen in sides
             if side in attrs[PARTIAL_ATTR]
         }
     return ir.make_node("ir.DictAttrs", **attrs) if attrs else None
@@ -118,24 +115,22 @@ class ChangedCalls:
         fn: relax.Function,
         name: str,
         parts: Mapping[str, KeptParts],
-        renamed: Mapping[Any, Any],
+        renamed: Mapping[ir.GlobalVar, ir.GlobalVar],
     ) -> None:
         self.fn, self.name, self.kept = fn, name, parts
-        self.env: dict[Any, Any] = dict(renamed)
-        self.fields: dict[Any, tuple[int, ...]] = {}
+        self.env: dict[Expr, Expr] = dict(renamed)
+        self.fields: dict[Var, tuple[int, ...]] = {}
 
     def run(self) -> relax.Function:
         """Return the rewritten function."""
         fn, blocks = self.fn, []
         for block in fn.body.blocks[:]:
-            dataflow = isinstance(block, relax.DataflowBlock)
-            bindings = [self._binding(b) for b in block.bindings[:]]
-            blocks.append((relax.DataflowBlock if dataflow else relax.BindingBlock)(bindings))
+            blocks.append(type(block)([self._binding(b) for b in block.bindings[:]]))
         result = substitute(fn.body.body, self.env)
         blocks, _ = pruned(blocks, result)
         return with_body(fn, fn.params, blocks, result, bool(fn.is_pure))
 
-    def _binding(self, binding: Any) -> Any:
+    def _binding(self, binding: Binding) -> Binding:
         var, value = binding.var, binding.value
         if type(value) is relax.TupleGetItem:
             whole = value.tuple_value
@@ -150,7 +145,7 @@ class ChangedCalls:
         new = substitute(value, self.env)
         return binding if new is value else make_binding(var, new)
 
-    def _call(self, var: Any, value: ir.Call) -> Any:
+    def _call(self, var: Var, value: ir.Call) -> Binding:
         """Rewrite a call of a changed function."""
         parts, callee = self.kept[str(value.op.name_hint)], self.env[value.op]
         # The type of the callee has its own symbolic dims; that of the variable those of the call.

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Var
 
 from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.attributes import IO_ATTR, ROLE_ATTR
@@ -43,7 +44,7 @@ class OverlapChoice:
             str(gv.name_hint) for gv, fn in self.calls.functions.items() if is_private(fn)
         }
 
-    def of(self, name: str, params: Iterable[Any], rows: Iterable[Any]) -> set[Any]:
+    def of(self, name: str, params: Iterable[Var], rows: Iterable[Any]) -> set[Var]:
         """Return the variables of a function's started collectives that overlap.
 
         Parameters
@@ -58,7 +59,7 @@ class OverlapChoice:
         positions = self.weights.get(name, set())
         known_early = set(params) if name in self.private else set[Any]()
         known = {param for number, param in enumerate(params) if number in positions}
-        chosen: set[Any] = set()
+        chosen: set[Var] = set()
         for _, var, value, _ in rows:
             kind = started_op(value)
             if kind is None:

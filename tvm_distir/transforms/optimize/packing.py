@@ -9,19 +9,75 @@ tensors of any shape are placed side by side; the results are split and reshaped
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import known_shape, mesh_shape
 from tvm_distir.core.ir.operators import call_axes, dist_op_name, ops
-from tvm_distir.core.rewriting import BlockWriter
+from tvm_distir.core.rewriting import BlockWriter, variables
 
 
-def one_for_all(
-    writer: BlockWriter, members: Sequence[tuple[Any, ir.Call]], name: str = "bucket"
-) -> None:
+@dataclass
+class Bucket:
+    """Collectives that are merged, with their variables, operands and total bytes."""
+
+    members: list[Var] = field(default_factory=list)
+    operands: set[Var] = field(default_factory=set)
+    size_bytes: int = 0
+
+
+class BucketWriter:
+    """Writer of a block's bindings, with each bucket at its last member and readers after it."""
+
+    def __init__(self, writer: BlockWriter, buckets: Mapping[Var, Bucket]) -> None:
+        self.writer, self.buckets = writer, buckets
+        self.values: dict[Var, ir.Call] = {}
+        self.members_of: dict[Var, set[int]] = {}
+        self.waiting: dict[int, list[int]] = {}
+        self.left: dict[int, set[int]] = {}
+
+    def run(self, rows: list[Any]) -> None:
+        """Write all bindings."""
+        number = {id(bucket): n for n, bucket in enumerate(self.buckets.values())}
+        for position, (binding, var, value, _) in enumerate(rows):
+            bucket = self.buckets.get(var)
+            if bucket is not None:
+                self.values[var] = value
+                self.members_of[var] = {number[id(bucket)]}
+                if bucket.members[-1].same_as(var):
+                    members = [(member, self.values[member]) for member in bucket.members]
+                    _one_for_all(self.writer, members)
+                    self._let_go(number[id(bucket)], bucket, rows)
+                continue
+            deps: set[int] = set()
+            for used in variables(value):
+                deps |= self.members_of.get(used, set())
+            if not deps:
+                self.writer.bindings.append(binding)
+                continue
+            self.members_of[var] = deps
+            self.left[position] = set(deps)
+            for dep in deps:
+                self.waiting.setdefault(dep, []).append(position)
+
+    def _let_go(self, number: int, bucket: Bucket, rows: list[Any]) -> None:
+        for member in bucket.members:
+            del self.members_of[member]
+        for position in self.waiting.pop(number, []):
+            self.left[position].discard(number)
+            binding, var = rows[position][:2]
+            if self.left[position]:
+                self.members_of[var] = self.left[position]
+            else:
+                del self.members_of[var]
+                self.writer.bindings.append(binding)
+
+
+def _one_for_all(writer: BlockWriter, members: Sequence[tuple[Any, ir.Call]]) -> None:
     """Write a single collective in place of several, and bind their variables.
 
     Parameters
@@ -30,18 +86,16 @@ def one_for_all(
     members : sequence of (Var, Call)
         Calls of ``all_reduce``, ``reduce_scatter`` or ``all_gather`` of the same kind, dtype,
         reduction and set of axes, on tensors of known shapes.
-    name : str
-        The name of the variables in between.
     """
     first = members[0][1]
     kind = str(dist_op_name(first))
     rows = [_row(writer, kind, var, call) for var, call in members]
     across = 0 if kind == "all_reduce" else 1
-    joined = writer.emit(relax.op.concat(rows, across), f"{name}_terms")
-    done = writer.emit(_collective(kind, first, joined), name)
+    joined = writer.emit(relax.op.concat(rows, across), "bucket_terms")
+    done = writer.emit(_collective(kind, first, joined), "bucket")
     sizes = [int(row.ty.shape[across]) for row in rows]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    parts = writer.emit(relax.op.split(done, ends, across), f"{name}_parts")
+    parts = writer.emit(relax.op.split(done, ends, across), "bucket_parts")
     for number, (var, call) in enumerate(members):
         _bind_part(writer, kind, var, call, relax.TupleGetItem(parts, number))
 
@@ -51,7 +105,7 @@ def _group(call: ir.Call) -> int:
     return math.prod(sizes[a] for a in call_axes(call))
 
 
-def _collective(kind: str, like: ir.Call, x: Any) -> ir.Call:
+def _collective(kind: str, like: ir.Call, x: Expr) -> ir.Call:
     mesh, axes = like.attrs["device_mesh"], call_axes(like)
     if kind == "all_reduce":
         return ops.all_reduce(x, mesh, axes, str(like.attrs["op"]))
@@ -60,7 +114,7 @@ def _collective(kind: str, like: ir.Call, x: Any) -> ir.Call:
     return ops.all_gather(x, mesh, axes, 0)
 
 
-def _row(writer: BlockWriter, kind: str, var: Any, call: ir.Call) -> Any:
+def _row(writer: BlockWriter, kind: str, var: Var, call: ir.Call) -> Var:
     """Reshape an operand to ``(elements,)``, ``(ranks, elements of each)`` or ``(1, elements)``."""
     x, name = call.args[0], f"{var.name}_flat"
     shape = known_shape(x.ty) or ()
@@ -84,13 +138,13 @@ def _to_front(writer: BlockWriter, x: Any, dim: int, ranks: int, name: str) -> A
     return writer.emit(relax.op.permute_dims(x, order), name)
 
 
-def _shaped(writer: BlockWriter, x: Any, shape: Sequence[int], name: str) -> Any:
+def _shaped(writer: BlockWriter, x: Expr, shape: Sequence[int], name: str) -> Var:
     if [int(n) for n in x.ty.shape] == list(shape):
         return x
     return writer.emit(relax.op.reshape(x, list(shape)), name)
 
 
-def _bind_part(writer: BlockWriter, kind: str, var: Any, call: ir.Call, part: Any) -> None:
+def _bind_part(writer: BlockWriter, kind: str, var: Var, call: ir.Call, part: Expr) -> None:
     """Bind a member to its part of the result, in its original shape."""
     shape, name = list(known_shape(var.ty) or ()), f"{var.name}_part"
     part = writer.builder.normalize(part)

@@ -6,20 +6,28 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, BindingBlock, Var
 
 from tvm_distir.core.ir import flat_types, is_private
 from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR
-from tvm_distir.core.ir.operators import started_op
+from tvm_distir.core.ir.operators import free_name, started_op
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.redistribution import local_bytes
-from tvm_distir.core.rewriting import BlockWriter, make_call, retyped, variables, with_body
+from tvm_distir.core.rewriting import (
+    BlockWriter,
+    callee_of,
+    make_call,
+    retyped,
+    variables,
+    with_body,
+    with_functions,
+)
 from tvm_distir.hardware import System
 
 from .binding_costs import BindingCosts, BodyCosts
-from .call_sites import CallSites, callee_of, type_of
+from .call_sites import CallSites
 from .dependence import block_nodes, peak_bytes
 from .function_facts import Scan
 from .lifting import GatherPrologue, HoistedGathers
@@ -70,13 +78,13 @@ class _Prefetch:
         self.costs = BindingCosts(mod, system)
         self.calls = CallSites(mod)
         self.functions = self.calls.functions
-        self._bounds: dict[Any, int] = {}
+        self._bounds: dict[ir.GlobalVar, int] = {}
 
     def run(self) -> ir.IRModule:
         """Return the module, or the given module if nothing can start earlier."""
         if self.calls.share_a_mesh:
             return self.mod
-        parts: dict[Any, HoistedGathers] = {}
+        parts: dict[ir.GlobalVar, HoistedGathers] = {}
         for gv, fn in self.functions.items():
             lifted = self._lifted(gv, fn)
             if lifted is not None:
@@ -85,13 +93,15 @@ class _Prefetch:
             return self.mod
         old_functions = dict(self.mod.functions.items())
         used_names = {str(gv.name_hint) for gv in old_functions}
-        named: dict[Any, SplitPrefetch] = {}
+        named: dict[ir.GlobalVar, SplitPrefetch] = {}
         for gv, lifted in parts.items():
-            gathers = ir.GlobalVar(_free_name(f"{gv.name_hint}_gathers", used_names))
-            rest = retyped(gv, type_of(lifted.rest))
-            named[gv] = SplitPrefetch(lifted, retyped(gathers, type_of(lifted.gathers)), rest)
+            name = free_name(f"{gv.name_hint}_gathers", used_names)
+            used_names.add(name)
+            gathers = retyped(ir.GlobalVar(name), lifted.gathers.ty)
+            rest = retyped(gv, lifted.rest.ty)
+            named[gv] = SplitPrefetch(lifted, gathers, rest)
         callers = {caller for gv in parts for caller, _ in self.calls.of[gv]}
-        functions: dict[Any, Any] = {}
+        functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
         for gv, fn in old_functions.items():
             split = named.get(gv)
             body = fn if split is None else split.lifted.rest
@@ -100,9 +110,9 @@ class _Prefetch:
             if split is not None:
                 functions[split.gathers] = split.lifted.gathers
             functions[gv if split is None else split.rest] = body
-        return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
+        return with_functions(self.mod, functions)
 
-    def _lifted(self, gv: Any, fn: relax.Function) -> HoistedGathers | None:
+    def _lifted(self, gv: ir.GlobalVar, fn: relax.Function) -> HoistedGathers | None:
         """Return the gathers hoisted out of a function, or None if there are none."""
         if not is_private(fn) or gv in self.calls.barred or not self.calls.of[gv]:
             return None
@@ -121,7 +131,7 @@ class _Prefetch:
             count = head.fitting(min(self._most_bytes(caller) for caller in callers))
         return head.lifted(count) if count else None
 
-    def _most_bytes(self, caller: Any) -> int:
+    def _most_bytes(self, caller: ir.GlobalVar) -> int:
         """Return the most bytes that prefetched values may occupy beyond the caller's values."""
         if self.ahead_bytes is not None:
             return self.ahead_bytes
@@ -138,7 +148,7 @@ class _Prefetch:
 class SplitPrefetch:
     """Function split in two, with both names in the new module."""
 
-    def __init__(self, lifted: HoistedGathers, gathers: Any, rest: Any) -> None:
+    def __init__(self, lifted: HoistedGathers, gathers: ir.GlobalVar, rest: ir.GlobalVar) -> None:
         self.lifted, self.gathers, self.rest = lifted, gathers, rest
 
 
@@ -146,7 +156,7 @@ class _Caller:
     """Rewriter of a caller that starts gathers before the calls that wait for them."""
 
     def __init__(
-        self, fn: relax.Function, named: Mapping[Any, SplitPrefetch], costs: BindingCosts
+        self, fn: relax.Function, named: Mapping[ir.GlobalVar, SplitPrefetch], costs: BindingCosts
     ) -> None:
         self.fn, self.named, self.costs = fn, named, costs
 
@@ -161,7 +171,7 @@ class _Caller:
             self.fn, self.fn.params, blocks, self.fn.body.body, bool(self.fn.is_pure), self.fn.attrs
         )
 
-    def _block(self, block: Any, costs: BodyCosts, first: int) -> Any:
+    def _block(self, block: BindingBlock, costs: BodyCosts, first: int) -> BindingBlock:
         bindings = block.bindings[:]
         calls = [n for n, b in enumerate(bindings) if callee_of(b.value) in self.named]
         writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
@@ -172,7 +182,7 @@ class _Caller:
 
         for earlier, number in zip([-1, *calls], calls):
             begun[self._place(bindings, spent_ps, earlier, number)].append(number)
-        flying: dict[int, Any] = {}
+        flying: dict[int, Var] = {}
         for number, binding in enumerate(bindings):
             for later in begun[number]:
                 flying[later] = self._begin(writer, bindings[later])
@@ -182,7 +192,7 @@ class _Caller:
         return writer.block()
 
     def _place(
-        self, bindings: list[Any], spent_ps: Callable[[int], int], earlier: int, number: int
+        self, bindings: list[Binding], spent_ps: Callable[[int], int], earlier: int, number: int
     ) -> int:
         """Return the last binding before which a start still leaves enough time.
 
@@ -201,24 +211,15 @@ class _Caller:
             left_ps -= spent_ps(place)
         return place
 
-    def _begin(self, writer: BlockWriter, binding: Any) -> Any:
+    def _begin(self, writer: BlockWriter, binding: Binding) -> Var:
         begun, old = self.named[binding.value.op], binding.value.args[:]
         args = [old[n] for n in begun.lifted.given]
         call = make_call(begun.gathers, args, None, [], begun.lifted.gathers.ret_ty)
         return writer.add(call, f"{binding.var.name}_gathers")
 
-    def _waiting(self, binding: Any, flying: Any) -> Any:
+    def _waiting(self, binding: Binding, flying: Var) -> Binding:
         call = binding.value
         begun, old = self.named[call.op], call.args[:]
         args = [*(old[n] for n in begun.lifted.kept), flying]
         new = make_call(begun.rest, args, call.attrs, call.ty_args, call.ty, call.span)
         return relax.VarBinding(binding.var, new)
-
-
-def _free_name(name: str, used_names: set[str]) -> str:
-    unique, number = name, 0
-    while unique in used_names:
-        number += 1
-        unique = f"{name}{number}"
-    used_names.add(unique)
-    return unique

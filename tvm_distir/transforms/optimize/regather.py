@@ -10,13 +10,14 @@ gather.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import (
     BlockWriter,
+    callee_of,
     let_out,
     make_var,
     rebuild,
@@ -25,6 +26,7 @@ from tvm_distir.core.rewriting import (
     typed,
     variables,
     with_body,
+    with_functions,
 )
 from tvm_distir.core.rewriting.native import pruned, read_module
 
@@ -72,7 +74,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
         kept_gathers = KeptGathers(members, numbers)
         if not kept_gathers:
             return mod
-        renamed: dict[Any, Any] = {}
+        renamed: dict[ir.GlobalVar, ir.GlobalVar] = {}
         for gv, fn, _ in members:
             ends = [(p.ty, kept_gathers.of(p)) for p in fn.params]
             ends.append((fn.ret_ty, kept_gathers.of_result(str(gv.name_hint))))
@@ -83,12 +85,12 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
         for gv, fn, _ in members:
             del functions[gv]
             functions[renamed.get(gv, gv)] = _Regathering(fn, kept_gathers, renamed).run()
-        return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        return with_functions(mod, functions)
 
     return gather_again
 
 
-def _type(ty: Any, leaves: Iterator[GatheredValue | None]) -> Any:
+def _type(ty: ir.Type, leaves: Iterator[GatheredValue | None]) -> ir.Type:
     """Return the type of the saved value."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_type(field, leaves) for field in ty.fields])
@@ -103,11 +105,11 @@ class _Regathering:
     """
 
     def __init__(
-        self, fn: relax.Function, gathers: KeptGathers, renamed: Mapping[Any, Any]
+        self, fn: relax.Function, gathers: KeptGathers, renamed: Mapping[ir.GlobalVar, ir.GlobalVar]
     ) -> None:
         self.fn, self.gathers, self.renamed = fn, gathers, renamed
-        self.gathered_values: dict[Any, Any] = {}
-        self._again: dict[Any, Any] = {}
+        self.gathered_values: dict[Var, Var] = {}
+        self._again: dict[Var, Var] = {}
         self._builder = relax.BlockBuilder()
 
     def run(self) -> relax.Function:
@@ -126,7 +128,7 @@ class _Regathering:
         blocks, _ = pruned(blocks, result)
         return with_body(fn, params, blocks, result, bool(fn.is_pure))
 
-    def _held(self, var: Any) -> Any:
+    def _held(self, var: Var) -> Var:
         """Return the variable, or the saved variable that replaces it."""
         leaves = self.gathers.of(var)
         if not any(leaves):
@@ -135,7 +137,7 @@ class _Regathering:
         self.gathered_values[var] = make_var(str(var.name), _type(var.ty, iter(leaves)), dataflow)
         return self.gathered_values[var]
 
-    def _write(self, writer: BlockWriter, binding: Any) -> None:
+    def _write(self, writer: BlockWriter, binding: Binding) -> None:
         var, value = binding.var, binding.value
         gathered = self.gathers.gathered.get(var)
         if gathered is not None:
@@ -144,7 +146,7 @@ class _Regathering:
                 self.gathered_values[var] = gathered.source
         elif isinstance(value, ir.Var) and value in self.gathered_values:
             self.gathered_values[var] = self.gathered_values[value]
-        elif isinstance(value, relax.Tuple | relax.TupleGetItem) or _callee(value):
+        elif isinstance(value, relax.Tuple | relax.TupleGetItem) or callee_of(value) is not None:
             gathered_value = self._held(var)
             new = self._handed_on(value, gathered_value.ty)
             writer.bindings.append(binding) if new is value else writer.bind(gathered_value, new)
@@ -152,7 +154,7 @@ class _Regathering:
             env = {v: self._gathered(writer, v) for v in self._computed(var, value)}
             writer.bindings.append(binding) if not env else writer.bind(var, substitute(value, env))
 
-    def _handed_on(self, value: Any, ty: Any) -> Any:
+    def _handed_on(self, value: Expr, ty: ir.Type) -> Expr:
         """Rewrite a tuple, a field of a tuple, or a call of a function, of saved values."""
         if isinstance(value, relax.Tuple):
             return substitute(value, self.gathered_values)
@@ -166,7 +168,7 @@ class _Regathering:
             value, callee, [substitute(arg, self.gathered_values) for arg in value.args], ty
         )
 
-    def _computed(self, var: Any, value: Any) -> list[Any]:
+    def _computed(self, var: Var, value: Expr) -> list[Var]:
         """Return the operands of a value that must be gathered for it."""
         late = var in self.gathers.late
         return [
@@ -175,7 +177,7 @@ class _Regathering:
             if v in self.gathered_values and (late or v not in self.gathers.gathered)
         ]
 
-    def _gathered(self, writer: BlockWriter, var: Any) -> Any:
+    def _gathered(self, writer: BlockWriter, var: Var) -> Var:
         """Return the gathered variable, computed once per function."""
         shard = self.gathered_values[var]
         if shard not in self._again:
@@ -185,7 +187,3 @@ class _Regathering:
                 value = writer.add(rebuild(step, step.op, [value], step.ty), f"{var.name}_again")
             self._again[shard] = value
         return self._again[shard]
-
-
-def _callee(value: Any) -> bool:
-    return isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)

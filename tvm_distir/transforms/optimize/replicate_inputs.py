@@ -10,6 +10,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ir import mesh_shape, meshes, parse_placement, placement_text
 from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
@@ -19,10 +20,13 @@ from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import (
     all_bindings,
     op_name,
+    permutation,
     rebuild,
+    retyped,
     substitute,
     variables,
     with_body,
+    with_functions,
 )
 from tvm_distir.core.rewriting.native import pruned
 
@@ -70,7 +74,7 @@ def replicated(mod: ir.IRModule) -> ir.IRModule:
         del functions[program.gv]
         gv, fn = program.written(removed[number])
         functions[gv] = fn
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, functions)
 
 
 def _has_io(fn: relax.Function) -> bool:
@@ -88,8 +92,8 @@ class _Origin:
     params : list of Var
     """
 
-    bindings: list[Any] = field(default_factory=list)
-    params: list[Any] = field(default_factory=list)
+    bindings: list[Binding] = field(default_factory=list)
+    params: list[Var] = field(default_factory=list)
 
 
 class _MeshProgram:
@@ -104,7 +108,7 @@ class _MeshProgram:
         Of the mesh.
     """
 
-    def __init__(self, gv: Any, fn: relax.Function, shape: tuple[int, ...]) -> None:
+    def __init__(self, gv: ir.GlobalVar, fn: relax.Function, shape: tuple[int, ...]) -> None:
         self.gv, self.fn, self.shape = gv, fn, shape
         self.bindings = list(all_bindings(fn.body))
         self._value_of = {b.var: b.value for b in self.bindings}
@@ -113,10 +117,10 @@ class _MeshProgram:
         self.rows = [dict(row.items()) for row in io["inputs"]]
         self._row_of = dict(zip(fn.params, self.rows, strict=True))
         self._more_counted = 0
-        self._replaced: dict[Any, list[Any]] = {}
-        self._env: dict[Any, Any] = {}
+        self._replaced: dict[Var, list[Binding]] = {}
+        self._env: dict[Var, Var] = {}
 
-    def transfers(self, kind: str) -> dict[int, Any]:
+    def transfers(self, kind: str) -> dict[int, Binding]:
         """Return the bindings of sends, or of receives, by their tags."""
         return {
             int(b.value.attrs["tag"]): b
@@ -124,46 +128,22 @@ class _MeshProgram:
             if isinstance(b.value, ir.Call) and dist_op_name(b.value) == kind
         }
 
-    def take(self, source: _MeshProgram, send: Any, receive: Any) -> bool:
+    def take(self, source: _MeshProgram, send: Binding, receive: Binding) -> bool:
         """Compute a value that is received from the inputs of its source, if that is possible."""
         origin = source._origin(send.value.args[0])
         if origin is None or not all(map(source._is_static, origin.params)):
             return False
-        labels = {
-            side: parse_placement(str(send.value.attrs[side]))
-            for side in ("placement", "peer_placement")
-        }
-        data = all(source._is_integer_data(param) for param in origin.params)
-        unsharded = all(label < 0 for side in labels.values() for label in side)
-        alike = self.shape == source.shape and len(set(labels.values())) == 1
-        rows = {}
-        if data and (alike or unsharded):
-            rows = {param: dict(source._row_of[param]) for param in origin.params}
-            if unsharded and not alike:
-                whole = placement_text((-1,) * len(self.shape))
-                if any(_is_sharded(row) for row in rows.values()):
-                    return False
-                rows = {param: {**row, "placement": whole} for param, row in rows.items()}
-        elif len(origin.params) == 1 and _only_transposes(origin.bindings):
-            (param,) = origin.params
-            if not source._is_weight(param):
-                return False
-            before = _before_transposes(origin.bindings, labels["peer_placement"])
-            rows = {param: {**source._row_of[param], "placement": placement_text(before)}}
-        else:
+        rows = self._new_rows(source, origin, send.value)
+        if rows is None:
             return False
         env = {param: self._input(param, row) for param, row in rows.items()}
         builder, bindings = relax.BlockBuilder(), []
         for binding in origin.bindings:
-            origin_value = binding.value
-            if isinstance(origin_value, ir.Call):  # its type follows from that of its new operands
-                value = rebuild(
-                    origin_value,
-                    origin_value.op,
-                    [substitute(arg, env) for arg in origin_value.args],
-                )
+            value = binding.value
+            if isinstance(value, ir.Call):  # its type follows from that of its new operands
+                value = rebuild(value, value.op, [substitute(arg, env) for arg in value.args])
             else:
-                value = substitute(origin_value, env)
+                value = substitute(value, env)
             value = builder.normalize(value)
             env[binding.var] = var = relax.Var(binding.var.name, value.ty)
             bindings.append(relax.VarBinding(var, value))
@@ -175,11 +155,34 @@ class _MeshProgram:
         self._replaced[receive.var], self._env[receive.var] = bindings, result
         return True
 
-    def _origin(self, value: Any) -> _Origin | None:
+    def _new_rows(
+        self, source: _MeshProgram, origin: _Origin, send: ir.Call
+    ) -> dict[Var, dict[str, Any]] | None:
+        """Return how this program has the inputs that a sent value follows from, if it can."""
+        sent, received = (
+            parse_placement(str(send.attrs[side])) for side in ("placement", "peer_placement")
+        )
+        rows = {param: dict(source._row_of[param]) for param in origin.params}
+        unsharded = all(label < 0 for label in (*sent, *received))
+        alike = self.shape == source.shape and sent == received
+        if all(map(source._is_integer_data, rows)) and (alike or unsharded):
+            if alike:
+                return rows
+            replicated = placement_text((-1,) * len(self.shape))
+            if any(_is_sharded(row) for row in rows.values()):
+                return None
+            return {param: {**row, "placement": replicated} for param, row in rows.items()}
+        transposes = all(op_name(binding.value) == "permute_dims" for binding in origin.bindings)
+        if len(rows) != 1 or not transposes or not source._is_weight(origin.params[0]):
+            return None
+        before = placement_text(_before_transposes(origin.bindings, received))
+        return {param: {**row, "placement": before} for param, row in rows.items()}
+
+    def _origin(self, value: Expr) -> _Origin | None:
         """Return what a value follows from; None where that is not computed by ops alone."""
         origin, seen = _Origin(), set()
 
-        def visit(var: Any) -> bool:
+        def visit(var: Var) -> bool:
             if var in seen:
                 return True
             seen.add(var)
@@ -204,15 +207,15 @@ class _MeshProgram:
 
         return origin if isinstance(value, ir.Var) and visit(value) else None
 
-    def _is_static(self, param: Any) -> bool:
+    def _is_static(self, param: Var) -> bool:
         """Return whether the sizes of a parameter are known."""
         return not any(isinstance(size, str) for size in self._row_of[param]["shape"])
 
-    def _is_integer_data(self, param: Any) -> bool:
+    def _is_integer_data(self, param: Var) -> bool:
         row = self._row_of[param]
         return str(row["dtype"]).startswith(("int", "uint", "bool")) and row.get("role") != "weight"
 
-    def _input(self, param: Any, row: Mapping[str, Any]) -> Any:
+    def _input(self, param: Var, row: Mapping[str, Any]) -> Var:
         """Return the parameter for an input of another program, new where there is none."""
         index, place = int(row["index"]), parse_placement(str(row["placement"]))
         for have, known in zip(self.params, self.rows, strict=True):
@@ -221,18 +224,18 @@ class _MeshProgram:
                 return have if same else relax.Var(param.name, _local_type(row, self.shape))
         return relax.Var(param.name, _local_type(row, self.shape))
 
-    def _is_weight(self, param: Any) -> bool:
+    def _is_weight(self, param: Var) -> bool:
         role = self._row_of[param].get("role")
         if role is None and NUM_INPUT_ATTR in self.fn.attrs:
             return not self._is_counted(param)
         return bool(role == "weight")
 
-    def _is_counted(self, param: Any) -> bool:
+    def _is_counted(self, param: Var) -> bool:
         """Return whether a parameter is among the first ones, which are no weights."""
         count = int((self.fn.attrs or {}).get(NUM_INPUT_ATTR, 0))
         return any(param.same_as(first) for first in self.fn.params[:count])
 
-    def _add(self, row: Mapping[str, Any], var: Any, is_counted: bool) -> None:
+    def _add(self, row: Mapping[str, Any], var: Var, is_counted: bool) -> None:
         """Add a parameter at its place in the order of inputs."""
         if any(var.same_as(have) for have in self.params):
             return
@@ -241,7 +244,7 @@ class _MeshProgram:
         self.rows.insert(at, dict(row))
         self._more_counted += is_counted
 
-    def written(self, removed: set[int]) -> tuple[Any, relax.Function]:
+    def written(self, removed: set[int]) -> tuple[ir.GlobalVar, relax.Function]:
         """Return the program without the sends of some tags, and its variable."""
         env, bindings = dict(self._env), []
         for binding in self.bindings:
@@ -266,9 +269,7 @@ class _MeshProgram:
         attrs[IO_ATTR] = {**io, "inputs": self.rows}
         nodes = ir.make_node("ir.DictAttrs", **attrs)
         fn = with_body(self.fn, self.params, blocks, result, is_pure, nodes)
-        gv = ir.GlobalVar(str(self.gv.name_hint))
-        relax.expr._update_type(gv, fn.ty)
-        return gv, fn
+        return retyped(self.gv, fn.ty), fn
 
 
 _KERNELS = ("call_tir", "call_dps_packed", "call_pure_packed", "call_packed", "call_tir_inplace")
@@ -278,22 +279,15 @@ def _is_sharded(row: Mapping[str, Any]) -> bool:
     return any(label >= 0 for label in parse_placement(str(row["placement"])))
 
 
-def _only_transposes(bindings: list[Any]) -> bool:
-    return all(op_name(binding.value) == "permute_dims" for binding in bindings)
-
-
-def _before_transposes(bindings: list[Any], labels: tuple[int, ...]) -> tuple[int, ...]:
+def _before_transposes(bindings: list[Binding], labels: tuple[int, ...]) -> tuple[int, ...]:
     """Return the placement of a weight whose transposes have the placement ``labels``."""
     for binding in reversed(bindings):
-        value = binding.value
-        axes = value.attrs.axes
-        ndim = len(value.ty.shape)
-        order = [int(a) for a in axes] if axes is not None else list(range(ndim))[::-1]
+        order = permutation(binding.value)
         labels = tuple(order[label] if label >= 0 else label for label in labels)
     return labels
 
 
-def _local_type(row: Mapping[str, Any], sizes: tuple[int, ...]) -> Any:
+def _local_type(row: Mapping[str, Any], sizes: tuple[int, ...]) -> ir.Type:
     """Return the type of the part of an input on a device."""
     whole, dtype = [int(n) for n in row["shape"]], str(row["dtype"])
     part = shard(whole, parse_placement(str(row["placement"])), sizes, dtype)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir import (
@@ -44,7 +45,7 @@ class ShardedCall:
 
     axes: tuple[int, ...]
     factor: Factor
-    operands: list[Any]
+    operands: list[Expr]
 
     @property
     def label(self) -> int:
@@ -72,7 +73,7 @@ def cut_at(
     return ShardedCall(tuple(axes), factor, operands) if isinstance(factor.size, int) else None
 
 
-def fits(cut: ShardedCall, ty: Any) -> bool:
+def fits(cut: ShardedCall, ty: ir.Type) -> bool:
     """Return whether the devices along the axes can share the factor for a result type."""
     sizes = mesh_shape(ty.device_mesh)
     size = math.prod(sizes[axis] for axis in cut.axes)
@@ -92,11 +93,11 @@ def fits(cut: ShardedCall, ty: Any) -> bool:
 
 
 def on_shards(
-    edit: Editor, var: Any, call: ir.Call, cut: ShardedCall, known: dict[Any, Any]
+    edit: Editor, var: Var, call: ir.Call, cut: ShardedCall, known: dict[Var, Expr]
 ) -> Any:
     """Write a call on shards, with ``known`` operands sliced; return None if impossible."""
     mesh, labels = var.ty.device_mesh, list(labels_of(var.ty.placement))
-    dims: dict[Any, int] = {}
+    dims: dict[Var, int] = {}
     for expr, dim in zip(cut.operands, cut.factor.ins):
         if isinstance(expr, ir.GenericConst):
             if dim is not None and isinstance(expr.ty, DTensorType):
@@ -115,7 +116,7 @@ def on_shards(
         labels[axis] = cut.label
     ty = as_dtensor(var.ty, mesh, labels)
 
-    def write(env: dict[Any, Any]) -> ir.Call:
+    def write(env: dict[Var, Expr]) -> ir.Call:
         return rebuild(call, call.op, [substitute(a, env) for a in call.args], ty)
 
     shards = {e: relax.Var("shard", _cut_type(e.ty, cut.axes, d)) for e, d in dims.items()}
@@ -130,12 +131,12 @@ def on_shards(
     return write(shards)
 
 
-def _cut_type(ty: Any, axes: Sequence[int], dim: int) -> Any:
+def _cut_type(ty: ir.Type, axes: Sequence[int], dim: int) -> ir.Type:
     labels = [dim if a in axes else x for a, x in enumerate(labels_of(ty.placement))]
     return as_dtensor(ty, ty.device_mesh, labels)
 
 
-def _follows(edit: Editor, var: Any, call: ir.Call) -> bool:
+def _follows(edit: Editor, var: Var, call: ir.Call) -> bool:
     try:
         call_form(call, [call.ty], edit.mod, edit.name, var)
     except PropagationError:

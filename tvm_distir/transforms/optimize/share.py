@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir.operators import IMPURE, call_axes, dist_op_name, ops
 from tvm_distir.core.passes import Rewrite, module_pass
 
 from .binding_rewriter import Editor, FunctionStep, axes_dim, rewrite_of, signature
-from .function_facts import Scan
 
 #: Pairs of collectives along the same axis and dim of which the second undoes the first.
 INVERSES = {"local_slice": "all_gather", "all_gather": "local_slice"}
@@ -48,14 +48,13 @@ def CancelCollectives() -> Rewrite:
 
 
 class _Share(Editor):
-    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
-        super().__init__(mod, name, fn, scan)
+    def prepare(self) -> None:
+        """Begin without collectives."""
         self.seen: dict[Any, Any] = {}
-        self._lone: dict[
-            Any, tuple[Any, Any] | None
-        ] = {}  # by operand, while it has a single collective
+        self._lone: dict[Var, tuple[Var, ir.Call] | None] = {}
+        """The variable and value by operand, while it has a single collective."""
 
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+    def visit(self, var: Var, value: Expr, kind: str | None) -> Expr:
         """Replace a collective by an earlier equal collective."""
         if kind in IMPURE or len(value.args) != 1:
             return value
@@ -72,7 +71,7 @@ class _Share(Editor):
 
 
 class _Cancel(Editor):
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+    def visit(self, var: Var, value: Expr, kind: str | None) -> Expr:
         """Replace a collective that undoes an earlier collective by the operand of the latter."""
         if kind == "all_to_all":
             source: Any = self.known.get(value.args[0])
@@ -106,7 +105,7 @@ class _Cancel(Editor):
             at = source.args[0]
 
 
-def _rewrite_operand(call: ir.Call, x: Any) -> ir.Call:
+def _rewrite_operand(call: ir.Call, x: Expr) -> ir.Call:
     """Write a gather or slice of another operand."""
     make = getattr(ops, str(dist_op_name(call)))
     axes, dim = axes_dim(call)

@@ -12,6 +12,7 @@ from typing import Any
 
 import tvm
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.collectives import wire_bytes
 from tvm_distir.core.ir import (
@@ -153,7 +154,7 @@ class _Count:
             total.include(_more_expensive(*(self.value(call.var, call.value) for call in calls)))
         return total
 
-    def value(self, var: Any, value: Any) -> Traffic:
+    def value(self, var: Var, value: Expr) -> Traffic:
         """Return the traffic of a binding."""
         total = Traffic()
         if not isinstance(value, ir.Call):

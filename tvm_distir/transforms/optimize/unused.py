@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir import branch_of, handle, is_private
 from tvm_distir.core.ir.attributes import WHOLE_ATTR
 from tvm_distir.core.passes import Rewrite, module_pass
-from tvm_distir.core.rewriting import make_binding, retyped, with_body
+from tvm_distir.core.rewriting import make_binding, retyped, with_body, with_functions
 from tvm_distir.core.rewriting.native import (
     FUNCTION_CALL,
     ITEM,
@@ -50,7 +50,7 @@ def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
         order = [(m.gv, m.fn) for m in members]
         reads = _unite_branches(order, _fields_read(members))
         narrowed_parts: dict[str, KeptParts] = {}
-        renamed: dict[Any, Any] = {}
+        renamed: dict[ir.GlobalVar, ir.GlobalVar] = {}
         bodies: dict[str, relax.Function] = {}
         for member in members:
             name, fn = member.name, member.fn
@@ -64,10 +64,7 @@ def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
                 else:
                     narrowed_parts[name] = whole
             if _size(new) != _size(fn):
-                params = [p.ty for p in new.params]
-                renamed[member.gv] = retyped(
-                    member.gv, relax.FuncType(params, new.ret_ty, bool(new.is_pure))
-                )
+                renamed[member.gv] = retyped(member.gv, new.ty)
             bodies[name] = new
         if all(mod[member.gv].same_as(bodies[member.name]) for member in members):
             return mod
@@ -75,7 +72,7 @@ def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
             renamed.get(gv, gv): bodies.get(str(gv.name_hint), fn)
             for gv, fn in mod.functions.items()
         }
-        mod = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        mod = with_functions(mod, functions)
         if not renamed:
             return mod
 

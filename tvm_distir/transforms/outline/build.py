@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
+from tvm_distir.core.rewriting import typed
 
 from .choose import Repeat
 from .name_allocator import NameAllocator, function_name, value_name, weight_name
@@ -36,14 +38,14 @@ class Outlined:
 
     repeat: Repeat
     name: str
-    function: Any
-    arguments: list[list[Any]]
+    function: relax.Function
+    arguments: list[list[Expr]]
 
 
 def build(
     sequence: Sequence,
     repeat: Repeat,
-    names: Mapping[Any, str],
+    names: Mapping[Var, str],
     notes: Notes,
     allocator: NameAllocator,
 ) -> Outlined | None:
@@ -100,7 +102,7 @@ def _parameters(
 ) -> tuple[list[int | None], list[tuple[Any, ...]]]:
     """Return the parameter number per operand (None: inside or a constant), and the arguments."""
     slots: list[int | None] = []
-    classes: list[tuple[Any, ...]] = []
+    classes: list[tuple[Expr, ...]] = []
     known: dict[Any, int] = {}
     for slot, (offset, column) in enumerate(zip(wiring, columns, strict=True)):
         constant = [isinstance(value, ir.GenericConst) for value in column]
@@ -123,13 +125,13 @@ def _all_equal(constants: tuple[Any, ...]) -> bool:
     )
 
 
-def _computed(sequence: Sequence, column: tuple[Any, ...]) -> bool:
+def _computed(sequence: Sequence, column: tuple[Expr, ...]) -> bool:
     """Return whether any occurrence gets a computed value for the parameter."""
     return any(isinstance(v, ir.Var) and v in sequence.position for v in column)
 
 
 def _wish(
-    sequence: Sequence, repeat: Repeat, column: tuple[Any, ...], names: Mapping[Any, str]
+    sequence: Sequence, repeat: Repeat, column: tuple[Expr, ...], names: Mapping[Var, str]
 ) -> str:
     """Return the preferred name of a parameter."""
     if _computed(sequence, column):
@@ -142,13 +144,13 @@ def _wish(
     return weight_name([_name(v, names) for v in column])
 
 
-def _name(value: Any, names: Mapping[Any, str]) -> str:
+def _name(value: Expr, names: Mapping[Var, str]) -> str:
     if isinstance(value, ir.GenericConst):
         return "constant"
     return names.get(value) or str(value.name)
 
 
-def _inside_of(sequence: Sequence, repeat: Repeat, number: int, value: Any) -> bool:
+def _inside_of(sequence: Sequence, repeat: Repeat, number: int, value: Expr) -> bool:
     """Return whether an occurrence computes a value."""
     start = repeat.starts[number]
     at = sequence.position.get(value, NOWHERE) if isinstance(value, ir.Var) else NOWHERE
@@ -170,15 +172,15 @@ def _inside(notes: Notes, bound: list[str]) -> dict[str, Any]:
 def _function(
     sequence: Sequence,
     repeat: Repeat,
-    params: list[Any],
-    leaves: list[Any],
+    params: list[Var],
+    leaves: list[Expr],
     wiring: np.typing.NDArray[np.int64],
     attrs: dict[str, Any],
-) -> Any:
+) -> relax.Function:
     """Copy the first occurrence with new variables."""
     start = repeat.starts[0]
     dataflow = sequence.dataflow[start]
-    variables_made: list[Any] = []
+    variables_made: list[Var] = []
     bindings = []
     begin = int(sequence.leaf_start[start])
     for offset in range(repeat.length):
@@ -196,8 +198,7 @@ def _function(
     outputs = [variables_made[offset] for offset in repeat.outputs]
     result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
     block = (relax.DataflowBlock if dataflow else relax.BindingBlock)(bindings)
-    body = relax.SeqExpr([block], result)
-    relax.expr._update_type(body, result.ty)
+    body = typed(relax.SeqExpr([block], result), result.ty)
     attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
     pure = dataflow or not relax.analysis.contains_impure_call(body)
     return relax.Function(params, body, result.ty, pure, attributes)

@@ -33,17 +33,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
+from tvm.relax import Binding, Var
 
 from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, param_names
 from tvm_distir.core.passes import Rewrite, module_pass
-from tvm_distir.core.rewriting import all_bindings
-from tvm_distir.support import LevelError, PlanError, UsageError, nearest
+from tvm_distir.core.rewriting import all_bindings, make_var, retyped, typed, with_functions
+from tvm_distir.support import PlanError, UsageError, nearest
 
 from .build import Outlined, build
 from .choose import Repeat, choose_repeats, saved
-from .name_allocator import NameAllocator
+from .name_allocator import NameAllocator, refuse_dtensors
 from .sequence import Sequence as Bindings
 from .sequence import sequence_of
 from .shared import shared_in_front
@@ -94,12 +94,9 @@ def OutlineRepeatedLayers(
         ("min_bindings", min_bindings, 1),
     ):
         if value < least:
-            raise UsageError(
-                "DIST0152",
-                f"{option} is {value}",
-                place="OutlineRepeatedLayers",
-                remedy=f"Give {least} or more.",
-            )
+            problem = f"{option} is {value}"
+            remedy = f"Give {least} or more."
+            raise UsageError("DIST0152", problem, place="OutlineRepeatedLayers", remedy=remedy)
 
     return lambda mod: outline_module(mod, min_repeats, min_bindings, functions)
 
@@ -113,16 +110,14 @@ def outline_module(
     """Apply the pass to a copy of the module."""
     chosen = _choose(mod, functions)
     names = NameAllocator(str(gv.name_hint) for gv in mod.functions)
-    outlined: dict[Any, Any] = {}
-    private: dict[Any, Any] = {}
+    outlined: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    private: dict[ir.GlobalVar, relax.Function] = {}
     for gv, fn in mod.functions.items():
         outlined[gv] = fn
         if str(gv.name_hint) in chosen:
             outlined[gv], new = _outline(fn, min_repeats, min_bindings, names)
             private.update(new)
-    if not private:
-        return mod
-    return ir.IRModule({**outlined, **private}, attrs=mod.attrs, global_infos=mod.global_infos)
+    return with_functions(mod, {**outlined, **private})
 
 
 def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
@@ -132,44 +127,33 @@ def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
     }
     for name in names or ():
         if name not in relax_functions:
-            raise PlanError(
-                "DIST0225",
-                f'the function "{name}" to outline from does not exist',
-                place="module",
-                remedy=nearest(name, relax_functions),
-            )
+            problem = f'the function "{name}" to outline from does not exist'
+            remedy = nearest(name, relax_functions)
+            raise PlanError("DIST0225", problem, place="module", remedy=remedy)
     if names is None:
         names = [name for name, fn in relax_functions.items() if not is_private(fn)]
     for name in names:
-        fn = relax_functions[name]
-        for var in [*fn.params, *(binding.var for binding in all_bindings(fn.body))]:
-            if isinstance(var.ty, DTensorType):
-                raise LevelError(
-                    "DIST0451",
-                    "the function contains DTensors, whose placements a boundary would fix",
-                    place=f"{name}/{var.name}",
-                    remedy="Outline before propagation, or after lowering.",
-                )
+        problem = "the function contains DTensors, whose placements a boundary would fix"
+        refuse_dtensors(name, relax_functions[name], problem, "Outline")
     return set(names)
 
 
 def _outline(
     fn: relax.Function, min_repeats: int, min_bindings: int, allocator: NameAllocator
-) -> tuple[Any, dict[Any, Any]]:
+) -> tuple[relax.Function, dict[ir.GlobalVar, relax.Function]]:
     """Return a function with its repeats outlined, and the private functions by GlobalVar."""
     if not isinstance(fn.body, relax.SeqExpr):
         return fn, {}
     fn, sequence, repeats = _repeats(fn, min_repeats, min_bindings)
     names = dict(zip(fn.params, param_names(fn), strict=True))
     notes = dict(fn.attrs or {})
-    starts: dict[int, tuple[Outlined, Any, int]] = {}
-    private: dict[Any, Any] = {}
+    starts: dict[int, tuple[Outlined, ir.GlobalVar, int]] = {}
+    private: dict[ir.GlobalVar, relax.Function] = {}
     for repeat in repeats:
         outlined = build(sequence, repeat, names, notes, allocator)
         if outlined is None:
             continue
-        gv = ir.GlobalVar(outlined.name)
-        relax.expr._update_type(gv, outlined.function.ty)
+        gv = retyped(ir.GlobalVar(outlined.name), outlined.function.ty)
         private[gv] = outlined.function
         for number, start in enumerate(repeat.starts):
             starts[start] = (outlined, gv, number)
@@ -207,19 +191,17 @@ class _Caller:
         blocks = []
         at = 0
         for block in self.fn.body.blocks:
-            bindings = self._bindings(
-                list(block.bindings), at, isinstance(block, relax.DataflowBlock)
-            )
+            dataflow = isinstance(block, relax.DataflowBlock)
+            bindings = self._bindings(list(block.bindings), at, dataflow)
             at += len(block.bindings) + 1
             blocks.append(type(block)(bindings))
-        body = relax.SeqExpr(blocks, self.fn.body.body)
-        relax.expr._update_type(body, self.fn.body.ty)
+        body = typed(relax.SeqExpr(blocks, self.fn.body.body), self.fn.body.ty)
         attrs = self._attrs(dict(self.fn.attrs or {}))
         attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
         return relax.Function(self.fn.params, body, self.fn.ret_ty, self.fn.is_pure, attributes)
 
-    def _bindings(self, old: list[Any], first: int, dataflow: bool) -> list[Any]:
-        bindings: list[Any] = []
+    def _bindings(self, old: list[Binding], first: int, dataflow: bool) -> list[Binding]:
+        bindings: list[Binding] = []
         i = 0
         while i < len(old):
             entry = self.starts.get(first + i)
@@ -235,22 +217,17 @@ class _Caller:
         return bindings
 
     def _call(
-        self, outlined: Outlined, gv: Any, number: int, stretch: list[Any], dataflow: bool
-    ) -> list[Any]:
+        self, outlined: Outlined, gv: ir.GlobalVar, number: int, stretch: list[Var], dataflow: bool
+    ) -> list[Binding]:
         """Return the bindings of a call and, if it returns several, of its results."""
         call = ir.Call(gv, outlined.arguments[number])
         outputs = [stretch[offset] for offset in outlined.repeat.outputs]
         if len(outputs) == 1:
-            relax.expr._update_type(call, outputs[0].ty)
-            return [relax.VarBinding(outputs[0], call)]
+            return [relax.VarBinding(outputs[0], typed(call, outputs[0].ty))]
         ty = relax.TupleType([var.ty for var in outputs])
-        relax.expr._update_type(call, ty)
-        kind = relax.DataflowVar if dataflow else relax.Var
-        whole = kind(self.names.fresh(f"{outlined.name}_results"), ty)
-        bindings = [relax.VarBinding(whole, call)]
-        for i, var in enumerate(outputs):
-            bindings.append(relax.VarBinding(var, relax.TupleGetItem(whole, i)))
-        return bindings
+        whole = make_var(self.names.fresh(f"{outlined.name}_results"), ty, dataflow)
+        fields = [relax.VarBinding(v, relax.TupleGetItem(whole, i)) for i, v in enumerate(outputs)]
+        return [relax.VarBinding(whole, typed(call, ty)), *fields]
 
     def _attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Remove the annotations of variables that were outlined."""

@@ -33,11 +33,6 @@ class Run:
         """Return how often the period fits into the range."""
         return (self.stop - self.start) // self.period
 
-    @property
-    def slack(self) -> int:
-        """Return how far the first period can shift with all ``count`` periods inside."""
-        return (self.stop - self.start) % self.period
-
 
 def tandem_runs(symbols: Ints, least_period: int, least_count: int) -> list[Run]:
     """Find ranges that consist of ``least_count`` or more equal parts.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 from tvm import ir, relax
+from tvm.relax import Binding, BindingBlock, Expr, Var
 
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
 
@@ -72,11 +73,11 @@ class Sequence:
     bindings: list[Any] = field(default_factory=list)
     dataflow: list[bool] = field(default_factory=list)
     symbols: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    leaves: list[tuple[Any, ...]] = field(default_factory=list)
+    leaves: list[tuple[Expr, ...]] = field(default_factory=list)
     leaf_start: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     producers: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     last_use: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    position: dict[Any, int] = field(default_factory=dict)
+    position: dict[Var, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.bindings)
@@ -86,7 +87,7 @@ class Sequence:
         producers = self.producers[self.leaf_start[start] : self.leaf_start[stop]]
         return np.where(producers >= start, producers - start, NOWHERE)
 
-    def operands(self, start: int, stop: int) -> list[Any]:
+    def operands(self, start: int, stop: int) -> list[Expr]:
         """Return all leaves of a range, in order."""
         return [leaf for leaves in self.leaves[start:stop] for leaf in leaves]
 
@@ -99,7 +100,7 @@ def sequence_of(fn: relax.Function) -> Sequence:
     return reader.finish(fn.body.body)
 
 
-def rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
+def rebuilt(value: Expr, leaves: Iterator[Expr]) -> Expr:
     """Return a binding's value with its leaves replaced, in the order of ``Sequence.leaves``."""
     if isinstance(value, ir.Call):
         args = [_rebuilt_operand(arg, leaves) for arg in value.args]
@@ -111,7 +112,7 @@ def rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
     return copy
 
 
-def _rebuilt_operand(expr: Any, leaves: Iterator[Any]) -> Any:
+def _rebuilt_operand(expr: Expr, leaves: Iterator[Expr]) -> Expr:
     if isinstance(expr, relax.Tuple):
         return relax.Tuple([_rebuilt_operand(item, leaves) for item in expr.fields])
     if isinstance(expr, relax.TupleGetItem):
@@ -119,7 +120,7 @@ def _rebuilt_operand(expr: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves) if _is_leaf(expr) else expr
 
 
-def _is_leaf(expr: Any) -> bool:
+def _is_leaf(expr: Expr) -> bool:
     """Return whether an expression is a constant or a non-symbolic variable."""
     if isinstance(expr, ir.GenericConst):
         return True
@@ -144,18 +145,17 @@ class _Reader:
         attrs = fn.attrs or {}
         self.stationary = {str(name) for name in attrs.get(STATIONARY_ATTR, [])}
         self.open_axes = {
-            str(name): tuple(int(axis) for axis in axes)
-            for name, axes in attrs.get(OPEN_AXES_ATTR, {}).items()
+            str(name): tuple(map(int, axes)) for name, axes in attrs.get(OPEN_AXES_ATTR, {}).items()
         }
 
-    def block(self, block: Any) -> None:
+    def block(self, block: BindingBlock) -> None:
         """Append the bindings of a block and an end marker."""
         dataflow = isinstance(block, relax.DataflowBlock)
         for binding in block.bindings:
             self._append(binding, dataflow)
         self._close(None, dataflow, None, ())
 
-    def finish(self, result: Any) -> Sequence:
+    def finish(self, result: Expr) -> Sequence:
         """Record the result of the function and fill the arrays."""
         sequence = self.sequence
         count = len(sequence.bindings)
@@ -171,8 +171,8 @@ class _Reader:
             np.maximum.at(sequence.last_use, defined, readers)
         return sequence
 
-    def _append(self, binding: Any, dataflow: bool) -> None:
-        leaves: list[Any] = []
+    def _append(self, binding: Binding, dataflow: bool) -> None:
+        leaves: list[Expr] = []
         key: Hashable | None
         try:
             key = self._key(binding, dataflow, leaves)
@@ -185,7 +185,7 @@ class _Reader:
         self._close(binding, dataflow, key, tuple(leaves))
 
     def _close(
-        self, binding: Any, dataflow: bool, key: Hashable | None, leaves: tuple[Any, ...]
+        self, binding: Any, dataflow: bool, key: Hashable | None, leaves: tuple[Expr, ...]
     ) -> None:
         """Append a single element, which is unique if it has no key."""
         here = len(self.sequence.bindings)
@@ -204,7 +204,7 @@ class _Reader:
         if binding is not None:
             self.sequence.position[binding.var] = here
 
-    def _key(self, binding: Any, dataflow: bool, leaves: list[Any]) -> Hashable:
+    def _key(self, binding: Binding, dataflow: bool, leaves: list[Expr]) -> Hashable:
         if not isinstance(binding, relax.VarBinding):
             raise _Fixed  # a MatchCast defines sizes that later types speak of
         value = binding.value
@@ -224,7 +224,7 @@ class _Reader:
         notes = (name in self.stationary, self.open_axes.get(name))
         return (described, self.numbering.of(binding.var.ty), dataflow, notes)
 
-    def _operand(self, expr: Any, leaves: list[Any]) -> Hashable:
+    def _operand(self, expr: Expr, leaves: list[Expr]) -> Hashable:
         if _is_leaf(expr):
             leaves.append(expr)
             return ("leaf", self.numbering.of(expr.ty))
@@ -239,15 +239,6 @@ class _Reader:
         return ("node", self.numbering.of(expr))
 
 
-def variables(expr: Any) -> list[Any]:
-    """Return all variables of an expression, including branches and local functions."""
-    if isinstance(expr, ir.Var):
-        return [expr]
-    result: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.Var):
-            result.append(node)
-
-    relax.analysis.post_order_visit(expr, visit)
-    return result
+def variables(expr: Expr) -> list[Var]:
+    """Return the variables that an expression reads, also in branches and local functions."""
+    return list(relax.analysis.free_vars(expr))

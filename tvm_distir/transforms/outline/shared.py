@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tvm import ir, relax
+from tvm import relax
+
+from tvm_distir.core.rewriting import typed
 
 from .choose import Repeat
 from .sequence import Sequence, variables
@@ -62,20 +64,18 @@ def shared_in_front(
         blocks.append(type(block)([sequence.bindings[place] for place in order]))
     if not moved:
         return None
-    body = relax.SeqExpr(blocks, fn.body.body)
-    relax.expr._update_type(body, fn.body.ty)
+    body = typed(relax.SeqExpr(blocks, fn.body.body), fn.body.ty)
     return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, fn.attrs)
 
 
 def _shared(sequence: Sequence, repeat: Repeat) -> set[int]:
     """Return the positions of the values that have the same position in all occurrences."""
     stretches = [sequence.operands(s, s + repeat.length) for s in repeat.starts]
-    result = set()
-    for same in zip(*stretches, strict=True):
-        first = same[0]
-        if isinstance(first, ir.Var) and all(leaf.same_as(first) for leaf in same):
-            result.add(sequence.position.get(first))
-    return {place for place in result if place is not None}
+    return {
+        sequence.position[same[0]]
+        for same in zip(*stretches, strict=True)
+        if same[0] in sequence.position and all(leaf.same_as(same[0]) for leaf in same)
+    }
 
 
 def _made_of(sequence: Sequence, places: set[int]) -> set[int]:

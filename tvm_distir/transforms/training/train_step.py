@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,17 +14,19 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir import check_module, is_private, known_shape, relax_functions, tensor_type
 from tvm_distir.core.ir.attributes import param_names, training_notes
-from tvm_distir.core.plan import Schedule, data_positions, plain_name
+from tvm_distir.core.plan import ATTENTION, Schedule, data_positions, plain_name
 from tvm_distir.core.rewriting import all_bindings, gc_paused, op_name
 from tvm_distir.hardware import System
-from tvm_distir.transforms.attention.passes import with_log_sum_exp
+from tvm_distir.transforms.attention.passes import FuseAttention, with_log_sum_exp
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_statistics
-from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.optimizers.master import Master
+from tvm_distir.transforms.training.optimizers.registry import optimizer_named
+from tvm_distir.transforms.training.recompute.choice import Auto, read_recompute
 from tvm_distir.transforms.training.step.dropouts import with_streams
-from tvm_distir.transforms.training.step.objective import TARGETS, unfit
+from tvm_distir.transforms.training.step.objective import TARGETS, read_losses, unfit
 from tvm_distir.transforms.training.step.parameters import Parameters
-from tvm_distir.transforms.training.step.recipe import check_functions, recipe_of
+from tvm_distir.transforms.training.step.recipe import Recipe, check_functions
 from tvm_distir.transforms.training.step.step_writer import TrainStepWriter
 
 
@@ -88,11 +91,11 @@ def train_step(
     recompute : str or mapping of str to str
         What the backward pass of a function makes again instead of keeping it: ``none``,
         ``megatron`` (nothing; masks of dropouts and the narrower of casts are kept),
-        ``attention`` (its weights, of the sums of their rows), ``core`` (scores of attention and
-        what has their size), ``selective`` (what takes little work), ``full`` (all that is read),
-        ``checkpoint`` (the whole function, as PyTorch does), ``cut:SHARE`` (all but that share of
-        the bytes, in least time); ``NAME=POLICY,...`` by functions, call by call as
-        ``full*4+none``; ``auto``: what takes least time within the memory of a device,
+        ``attention`` (its weights: softmax attention becomes an op), ``core`` (scores of
+        attention and what has their size), ``selective`` (what takes little work), ``full`` (all
+        that is read), ``checkpoint`` (the whole function, as PyTorch does), ``cut:SHARE`` (all
+        but that share of the bytes, in least time); ``NAME=POLICY,...`` by functions, call by
+        call as ``full*4+none``; ``auto``: what takes least time within the memory of a device,
         ``auto:memory_gib=80,activations=8,weights=1`` (parts that they are cut into).
     system : System or str, optional
         The system whose times and memory ``auto`` and ``cut`` use.
@@ -141,21 +144,26 @@ def train_step(
     """
     check_module(mod, "td.train_step")
     stages = Schedule.resolve(schedule)
-    recipe = recipe_of(
-        loss,
-        optimizer,
-        options,
-        reread=reread,
-        clip=clip,
-        loss_scale=loss_scale,
-        master=master,
-        rate_input=rate_input,
-        frozen=frozen,
-        recompute=recompute,
-        system=system,
-        recomputed_ops=recomputed_ops,
+    others = inspect.signature(train_step).parameters.keys() - {"mod", "options"}
+    method = optimizer_named(optimizer, options, others)
+    recipe = Recipe(
+        read_losses(loss),
+        Master(method) if master else method,
+        reread,
+        clip,
+        loss_scale,
+        rate_input,
+        tuple(frozen),
+        read_recompute(recompute),
+        System.resolve(system),
+        tuple(recomputed_ops),
     )
-    mod = with_log_sum_exp(mod)
+    return _written(mod, recipe, stages)
+
+
+def _written(mod: ir.IRModule, recipe: Recipe, stages: Schedule | None) -> ir.IRModule:
+    """Write the step of a model."""
+    mod = FuseAttention()(mod) if recipe.recomputes(ATTENTION) else with_log_sum_exp(mod)
     mod, original = with_streams(without_statistics(mod), as_input=stages is not None), mod
     functions = NamedFunctions(mod)
     main = functions.of.get("main")
@@ -169,10 +177,8 @@ def train_step(
         recipe, [str(gv.name_hint) for gv, fn in relax_functions(original) if is_private(fn)]
     )
     warn_of_constants(original)
-    data, streams = (
-        data_positions(original["main"]),
-        len(main.params) - len(original["main"].params),
-    )
+    data = data_positions(original["main"])
+    streams = len(main.params) - len(original["main"].params)
 
     def params() -> Parameters:
         forward = relax.utils.copy_with_new_vars(main)

@@ -35,11 +35,13 @@ from tvm_distir.transforms.training.auto_recompute.chain import (
 )
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
+from tvm_distir.transforms.training.optimizers.registry import optimizer_named
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.recompute.frontier import DEPTH, Frontier
 from tvm_distir.transforms.training.recompute.times import ValueTimes
+from tvm_distir.transforms.training.step.objective import read_losses
 from tvm_distir.transforms.training.step.parameters import Parameters
-from tvm_distir.transforms.training.step.recipe import recipe_of
+from tvm_distir.transforms.training.step.recipe import Recipe
 from tvm_distir.transforms.training.step.step_writer import TrainStepWriter
 
 GIB = 2**30
@@ -188,10 +190,8 @@ def test_the_chain_of_a_model_says_what_simulation_says():
     """Each policy for all calls: kept bytes and peaks by the chain, lives by the simulator."""
     model = td.zoo.gpt(**GPT, layers=4)
     main = model["main"]
-    recipe = recipe_of(
-        "cross_entropy", "sgd", {}, reread=False, clip=0.0, loss_scale=1.0, master=False,
-        rate_input=False, frozen=(), recompute="auto", system=A100,
-    )  # fmt: skip
+    method = optimizer_named("sgd", {})
+    recipe = Recipe(read_losses("cross_entropy"), method, recompute=Auto(), system=A100)
     copied = relax.utils.copy_with_new_vars(main)
     functions = NamedFunctions(model)
     params = Parameters(copied, data_positions(main), 0, recipe, functions)

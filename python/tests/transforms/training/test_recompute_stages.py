@@ -30,11 +30,13 @@ from tvm_distir.transforms.training.auto_recompute.chain import CallOption, Chai
 from tvm_distir.transforms.training.auto_recompute.stage_memory import memory_of
 from tvm_distir.transforms.training.auto_recompute.staged_automatic import StageKinds
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
+from tvm_distir.transforms.training.optimizers.registry import optimizer_named
 from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
 from tvm_distir.transforms.training.pipeline.pipeline_step import StagedStep
 from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.step.objective import read_losses
 from tvm_distir.transforms.training.step.parameters import Parameters
-from tvm_distir.transforms.training.step.recipe import recipe_of
+from tvm_distir.transforms.training.step.recipe import Recipe
 
 GIB = 2**30
 A100 = td.System.load(PLAIN_A100)
@@ -127,10 +129,8 @@ def least(name: str, model: Any = None, **options: Any) -> float:
 
 def measured(name: str, model: Any, loss: str, optimizer: str) -> StageKinds:
     """What ``auto`` knows of the stages of a step."""
-    recipe = recipe_of(
-        loss, optimizer, {}, reread=False, clip=0.0, loss_scale=1.0, master=False,
-        rate_input=False, frozen=(), recompute="auto", system=A100,
-    )  # fmt: skip
+    method = optimizer_named(optimizer, {})
+    recipe = Recipe(read_losses(loss), method, recompute=Auto(), system=A100)
     functions, main = NamedFunctions(model), model["main"]
     copied = relax.utils.copy_with_new_vars(main)
     params = Parameters(copied, data_positions(main), 0, recipe, functions)

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_distir.core.plan import Recomputation, Runs
-from tvm_distir.support import InfeasibleError, ModelError
+from tvm_distir.support import InfeasibleError
+from tvm_distir.transforms.step_faults import wrong_argument
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.recipe import Recipe
 from tvm_distir.transforms.training.step.step_writer import TrainStepWriter
@@ -78,7 +79,7 @@ def decided(trial: TrainStepWriter, auto: Auto) -> Recomputation:
     chain, links, gaps = chain_of(trial, trial.run(), auto)
     chosen = least_time(links, gaps, bound)
     if chosen is None:
-        raise too_little("the step", least_bytes(links, gaps), bound)
+        raise too_little(least_bytes(links, gaps), bound)
     policies: dict[str, list[str]] = {}
     for place, option in zip(chain.places, chosen, strict=True):
         policies.setdefault(place.call.pair.name, []).append(option.policy)
@@ -91,20 +92,16 @@ def bound_of(recipe: Recipe, auto: Auto) -> int:
     if auto.memory_gib:
         return int(auto.memory_gib * GIB)
     if system is None:
-        raise ModelError(
-            "DIST0351",
-            "the memory of a device is unknown",
-            place="train_step (recompute)",
-            remedy="Give auto:memory_gib=80, or a system.",
-        )
+        remedy = "Give auto:memory_gib=80, or a system."
+        raise wrong_argument("the memory of a device is unknown", remedy, "recompute")
     return system.memory_capacity_bytes
 
 
-def too_little(subject: str, needed: int, bound: int) -> InfeasibleError:
+def too_little(needed: int, bound: int) -> InfeasibleError:
     """Return the error about an infeasible bound (DIST0803)."""
     error = InfeasibleError(
         "DIST0803",
-        f"{subject} needs {needed / GIB:.3g} GiB on each device with full recomputation, and "
+        f"the step needs {needed / GIB:.3g} GiB on each device with full recomputation, and "
         f"{bound / GIB:.3g} GiB are available",
         place="train_step (recompute)",
         remedy="Give more memory_gib, or the numbers of shards of activations and weights: "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ir import value_types
 from tvm_distir.core.ops import kernel_of, transposed_operands
@@ -59,7 +60,7 @@ class CallTask:
         The Relax function that is called.
     """
 
-    var: Any
+    var: Var
     reads: list[Buffer]
     makes: list[Buffer]
     callee: str | None = None
@@ -83,7 +84,7 @@ class FunctionBody:
     params: list[Buffer]
     tasks: list[CallTask]
     result: Tree
-    trees: dict[Any, Tree]
+    trees: dict[Var, Tree]
     constants: list[int] = field(default_factory=list)
 
 
@@ -123,7 +124,7 @@ def read_body(
 
 
 def _bound(
-    body: FunctionBody, binding: Any, in_place: bool, kernels: ir.IRModule, results: Results
+    body: FunctionBody, binding: Binding, in_place: bool, kernels: ir.IRModule, results: Results
 ) -> Tree:
     """Return the buffers of a binding, and add its task if it has a task."""
     var, value = binding.var, binding.value
@@ -146,7 +147,7 @@ def _bound(
     return tree
 
 
-def _constant_bytes(args: Iterable[Any]) -> Iterator[int]:
+def _constant_bytes(args: Iterable[Expr]) -> Iterator[int]:
     for arg in args:
         if isinstance(arg, ir.GenericConst):
             yield type_bytes(arg.ty)
@@ -154,13 +155,13 @@ def _constant_bytes(args: Iterable[Any]) -> Iterator[int]:
             yield from _constant_bytes(arg.fields)
 
 
-def _results(ty: Any, make: Callable[[Any], Buffer]) -> Tree:
+def _results(ty: ir.Type, make: Callable[[Any], Buffer]) -> Tree:
     if isinstance(ty, relax.TupleType):
         return tuple(_results(field, make) for field in ty.fields)
     return make(ty)
 
 
-def tree_of(value: Any, trees: Mapping[Any, Tree]) -> Tree:
+def tree_of(value: Expr, trees: Mapping[Var, Tree]) -> Tree:
     """Return the tree of buffers of an expression over variables."""
     if isinstance(value, ir.Var):
         return trees[value]

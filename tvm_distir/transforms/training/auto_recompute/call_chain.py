@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.relax import Expr
+
 from tvm_distir.core.plan import CUT, FULL, NONE, SELECTIVE
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
 from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward
@@ -82,7 +84,7 @@ class CallChain:
         self.profile = self.memory.profile(body, arriving, self._kept(), self.last)
         self._options: dict[Any, list[tuple[str, int, ForwardBackward]]] = {}
 
-    def _buffers(self, value: Any) -> list[Buffer]:
+    def _buffers(self, value: Expr) -> list[Buffer]:
         return list(leaves(tree_of(value, self.main.trees)))
 
     def _unread(self) -> dict[int, set[Buffer]]:
@@ -138,7 +140,7 @@ class CallChain:
         key = (call.pair.name, call.pair.roles)
         if key not in self._options:
             draft = self.pairs.draft(*key)
-            parts = (draft.before, draft.read, draft.params, draft.frontier)
+            parts = draft.params, draft.frontier
             plain = kept_bytes(kept_by(NONE, *parts)[0])
             shares = [
                 math.ceil(100 * point.size_bytes / max(plain, 1)) for point in draft.frontier.points
@@ -160,10 +162,7 @@ class CallChain:
         for policy, time, pair in self.candidates(place.call):
             later = 0 if self._later is None else self._later(pair)
             option = CallOption(policy, time, *self._bytes(place, pair), later)
-            figures = _figures(option)
-            if not any(
-                all(a <= b for a, b in zip(_figures(o), figures, strict=True)) for o in options
-            ):
+            if not any(other.is_no_worse(option) for other in options):
                 options.append(option)
         return options
 
@@ -193,13 +192,3 @@ class CallChain:
         """Return the number of buffers of the gradient of a call's result."""
         results = self._buffers(place.call.made)
         return len(results) - len(self._saved(place.call))
-
-
-def _figures(option: CallOption) -> tuple[int, ...]:
-    return (
-        option.time,
-        option.kept_bytes,
-        option.forward_bytes,
-        option.backward_bytes,
-        option.later_bytes,
-    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 MOST_WAYS = 1 << 14
@@ -44,6 +44,11 @@ class CallOption:
     forward_bytes: int
     backward_bytes: int
     later_bytes: int = 0
+
+    def is_no_worse(self, other: CallOption) -> bool:
+        """Return whether the option takes neither more time nor more memory than another one."""
+        mine, others = astuple(self)[1:], astuple(other)[1:]
+        return all(a <= b for a, b in zip(mine, others, strict=True))
 
 
 @dataclass(frozen=True)
@@ -159,15 +164,10 @@ def all_ways(
 
 def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
     """Return the smallest bound within which some choice fits."""
-    low, high = (
-        -1,
-        max(gaps)
-        + sum(
-            max(link.before_forward, link.before_backward)
-            + max(o.kept_bytes + o.forward_bytes + o.backward_bytes for o in link.options)
-            for link in links
-        ),
-    )
+    low, high = -1, max(gaps)
+    for link in links:
+        most = max(o.kept_bytes + o.forward_bytes + o.backward_bytes for o in link.options)
+        high += max(link.before_forward, link.before_backward) + most
     while high - low > 1:
         middle = (low + high) // 2
         if least_time(links, gaps, middle) is None:

@@ -9,9 +9,9 @@ callee; views keep their buffers alive, and results of a function are live until
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from tvm import ir
+from tvm.relax import Var
 
 from tvm_distir.core.analysis import last_reads, live_bytes
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
@@ -61,7 +61,7 @@ class PeakMemory:
         bodies = {name: body for (name, _), body in self._bodies.items()}
         return sum(self._rounded(size) for body in bodies.values() for size in body.constants)
 
-    def flag(self, pair: ForwardBackward, args: Sequence[Any], weights: Collection[str]) -> None:
+    def flag(self, pair: ForwardBackward, args: Sequence[Var], weights: Collection[str]) -> None:
         """Mark the results of a backward pass that are gradients of weights."""
         operands = [args[i] for i in pair.given]
         flags = tuple(isinstance(arg, ir.Var) and str(arg.name) in weights for arg in operands)

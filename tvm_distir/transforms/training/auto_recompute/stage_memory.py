@@ -14,16 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import relax
+from tvm.relax import Var
 
 from tvm_distir.core.ir import flat_types
 from tvm_distir.core.ir.attributes import ACCUMULATE_PHASE, EACH_PHASE, FORWARD_PHASE, phase_of
 from tvm_distir.core.plan import ACTIVATION, GRADIENT, STREAM, TOTAL
-from tvm_distir.transforms.training.autodiff.function_table import tuple_of
+from tvm_distir.core.rewriting import tuple_of
 from tvm_distir.transforms.training.autodiff.saved_values import type_bytes
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 from tvm_distir.transforms.training.pipeline.pipeline_step import WrittenPipeline
 from tvm_distir.transforms.training.recompute.choice import Auto
-from tvm_distir.transforms.training.recompute.pairs import DraftPair
+from tvm_distir.transforms.training.recompute.drafts import DraftPair
 
 from .buffers import Buffer, CallTask, FunctionBody, leaves
 from .call_chain import CallChain
@@ -149,7 +150,7 @@ class _Measuring:
             self._bytes(self.writer.params.grads, once),
         )
 
-    def _bytes(self, params: Sequence[Any], body: FunctionBody) -> int:
+    def _bytes(self, params: Sequence[Var], body: FunctionBody) -> int:
         return self._sizes(b for param in params for b in leaves(body.trees[param]))
 
     def _micro_batch(self, draft: DraftPair) -> tuple[FunctionBody, int]:

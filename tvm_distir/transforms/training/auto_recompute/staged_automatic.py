@@ -235,7 +235,7 @@ def decided_in_stages(pipelined: WrittenPipeline, recipe: Recipe, auto: Auto) ->
         if solution is not None
     ]
     if not solutions:
-        raise too_little("the step", min(kinds.all_least() for kinds in tried), bound)
+        raise too_little(min(kinds.all_least() for kinds in tried), bound)
     _, options = min(solutions, key=lambda solution: solution[0])
     policies: dict[str, list[str]] = {}
     for part, kind in zip(pipelined.parts, kind_of, strict=True):

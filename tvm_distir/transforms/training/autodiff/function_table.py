@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tvm import ir, relax
+from tvm.relax import Binding, BlockBuilder, Expr, Var
 
-from tvm_distir.core.rewriting import all_bindings, let_out, merged_blocks, typed, with_body
-from tvm_distir.core.rewriting.native import pruned, pruned_bindings
+from tvm_distir.core.ir.operators import free_name
+from tvm_distir.core.rewriting import let_out, merged_blocks, retyped, tuple_of, typed, with_body
+from tvm_distir.core.rewriting.native import mentioned, pruned, pruned_bindings
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import backward_kernel, unmarked
 
@@ -32,22 +34,18 @@ class NamedFunctions:
 
     def add(self, wish: str, fn: relax.Function) -> ir.GlobalVar:
         """Add a function under a unique name."""
-        name, number = wish, 0
-        while name in self.of:
-            number += 1
-            name = f"{wish}_{number}"
-        gv = ir.GlobalVar(name)
-        relax.expr._update_type(gv, fn.ty)
-        self.of[name], self.variables[name] = fn, gv
+        name = free_name(wish, self.of)
+        gv = self.variables[name] = retyped(ir.GlobalVar(name), fn.ty)
+        self.of[name] = fn
         return gv
 
     def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
         """Build a module of public functions and all that they call, including PrimFuncs."""
-        functions_by_name: dict[str, Any] = {}
+        functions_by_name: dict[str, ir.BaseFunc] = {}
         waiting = list(entries.values())
         while waiting:
             fn = waiting.pop()
-            for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
+            for name in mentioned(fn) if isinstance(fn, relax.Function) else ():
                 if name not in functions_by_name:
                     functions_by_name[name] = self._taken(name)
                     waiting.append(functions_by_name[name])
@@ -56,7 +54,7 @@ class NamedFunctions:
         }
         return ir.IRModule({**entries, **functions}, attrs=attrs)
 
-    def _taken(self, name: str) -> Any:
+    def _taken(self, name: str) -> ir.BaseFunc:
         """Return a function by name, with the kernels that its gradients call."""
         kernel = None if name in self.of else backward_kernel(name)
         if kernel is not None:
@@ -65,20 +63,9 @@ class NamedFunctions:
         return unmarked(fn) if isinstance(fn, relax.Function) else fn
 
 
-def _named_in(fn: relax.Function) -> list[str]:
-    """Return the functions that the bindings of a function call or pass to a call."""
-    return [
-        str(named.name_hint)
-        for binding in all_bindings(fn.body)
-        if type(binding.value) is ir.Call
-        for named in (binding.value.op, *binding.value.args[:])
-        if type(named) is ir.GlobalVar
-    ]
-
-
 def write_function(
-    params: Sequence[Any], write: Callable[[relax.BlockBuilder], Made]
-) -> tuple[list[Any], Made]:
+    params: Sequence[Var], write: Callable[[BlockBuilder], Made]
+) -> tuple[list[Binding], Made]:
     """Write into a new dataflow block.
 
     Parameters
@@ -103,7 +90,7 @@ def write_function(
     return list(block.bindings), result
 
 
-def only_read(bindings: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def only_read(bindings: Sequence[Binding], results: Sequence[Var]) -> list[Binding]:
     """Return the bindings of a dataflow block that contribute to the given results."""
     blocks, _ = pruned_bindings([(True, bindings)], tuple_of(results))
     return [binding for block in blocks for binding in block.bindings]
@@ -116,7 +103,7 @@ def without_unread(fn: relax.Function) -> relax.Function:
 
 
 def private_function(
-    name: str, params: Sequence[Any], bindings: Sequence[Any], result: Any
+    name: str, params: Sequence[Var], bindings: Sequence[Binding], result: Expr
 ) -> relax.Function:
     """Build a private function from bindings, with fresh variables.
 
@@ -137,8 +124,3 @@ def private_function(
             remedy="Bind the symbolic dims, or apply InlinePrivateFunctions first.",
         )
     return relax.utils.copy_with_new_vars(fn)
-
-
-def tuple_of(values: Sequence[Any]) -> Any:
-    """Return a tuple of typed values."""
-    return typed(relax.Tuple(list(values)), relax.TupleType([v.ty for v in values]))

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import tvm.relax.op._op_gradient  # noqa: F401  (registers TVM's gradients)
 from tvm import ir, relax
+from tvm.relax import Binding, BlockBuilder, Expr, Var
 from tvm.relax.op import add, astype, ones, zeros
 
 from tvm_distir.core.ir import tensor_type
@@ -31,20 +32,20 @@ GRAD_SUFFIX = "_grad"
 _NO_GRADIENT = "relax.grad.no_grad"
 
 
-def is_differentiable(ty: Any) -> bool:
+def is_differentiable(ty: ir.Type) -> bool:
     """Return whether a type has a gradient: a float tensor, or a tuple with such a field."""
     if isinstance(ty, relax.TupleType):
         return any(is_differentiable(field) for field in ty.fields)
     return is_float(ty)
 
 
-def is_float(ty: Any) -> bool:
+def is_float(ty: ir.Type) -> bool:
     """Return whether a type is a tensor of floats."""
     tensor = tensor_type(ty)
     return tensor is not None and "float" in str(tensor.dtype)
 
 
-def active(bindings: Sequence[Any], targets: Sequence[Any]) -> set[Any]:
+def active(bindings: Sequence[Binding], targets: Sequence[Var]) -> set[Var]:
     """Return the float variables that depend on the given ones."""
     result = set(targets)
     for binding in bindings:
@@ -57,7 +58,7 @@ class Backward(Protocol):
     """Reverse of a call of a private function."""
 
     def write(
-        self, builder: relax.BlockBuilder, gradient: Any, reread: WeightRegather | None
+        self, builder: BlockBuilder, gradient: Any, reread: WeightRegather | None
     ) -> list[tuple[Any, Any]]:
         """Emit the reverse; return pairs of an argument and its gradient."""
 
@@ -88,48 +89,48 @@ class Reverse:
 
     def __init__(
         self,
-        builder: relax.BlockBuilder,
-        live: set[Any],
+        builder: BlockBuilder,
+        live: set[Var],
         place: str,
         reread: WeightRegather | None = None,
         calls: Mapping[Any, Backward] | None = None,
     ) -> None:
         self.builder, self.live, self.place, self.reread = builder, live, place, reread
         self.calls = calls or {}
-        self._bound: set[Any] = set()
+        self._bound: set[Var] = set()
         self.sums: dict[Any, Any] = {}
 
-    def run(self, bindings: Sequence[Any]) -> None:
+    def run(self, bindings: Sequence[Binding]) -> None:
         """Propagate gradients through bindings in reverse order."""
         self._bound = {binding.var for binding in bindings}
         for binding in reversed(bindings):
             self.back(binding.var, binding.value)
 
-    def total(self, var: Any) -> Any:
+    def total(self, var: Var) -> Var:
         """Return the gradient of a variable, or zeros if it does not affect the loss."""
         gradient = self.of(var)
         return self._zeros(var.ty) if gradient is None else gradient
 
-    def rounded(self, var: Any) -> Any:
+    def rounded(self, var: Var) -> Var:
         """Return the gradient of a variable in its type, or zeros if the loss ignores it."""
         total, tensor = self.total(var), tensor_type(var.ty)
         if tensor is None or str(total.ty.dtype) == str(tensor.dtype):
             return total
         return self.builder.emit(astype(total, str(tensor.dtype)))
 
-    def _zeros(self, ty: Any) -> Any:
+    def _zeros(self, ty: ir.Type) -> Var:
         if isinstance(ty, relax.TupleType):
             return self.builder.emit(relax.Tuple([self._zeros(field) for field in ty.fields]))
         return self.builder.emit(zeros(ty.shape, str(ty.dtype)))
 
-    def _accumulate(self, key: Any, gradient: Any, name: str) -> None:
+    def _accumulate(self, key: Any, gradient: Expr, name: str) -> None:
         cached = self.sums.get(key)
         total = gradient if cached is None else self._sum(cached, gradient)
         if not isinstance(total, ir.Var):
             total = self.builder.emit(total, name + GRAD_SUFFIX)
         self.sums[key] = total
 
-    def _sum(self, first: Any, other: Any) -> Any:
+    def _sum(self, first: Expr, other: Expr) -> Expr:
         """Return the sum of two gradients in the wider of their types."""
         terms = [self.builder.normalize(term) for term in (first, other)]
         kinds = {str(term.ty.dtype) for term in terms}
@@ -137,12 +138,12 @@ class Reverse:
             terms = [self.builder.normalize(self._in(term, "float32")) for term in terms]
         return add(*terms)
 
-    def _in(self, gradient: Any, dtype: str) -> Any:
+    def _in(self, gradient: Expr, dtype: str) -> Expr:
         """Cast a gradient to a type."""
         gradient = self.builder.normalize(gradient)
         return gradient if str(gradient.ty.dtype) == dtype else astype(gradient, dtype)
 
-    def give(self, target: Any, gradient: Any) -> None:
+    def give(self, target: Expr, gradient: Expr) -> None:
         """Accumulate a gradient of an operand."""
         target, gradient = before_transposing(self.builder, target, gradient)
         if isinstance(target, relax.Tuple):
@@ -168,20 +169,18 @@ class Reverse:
                     gradient = self._in(gradient, str(target.ty.dtype))
                 self._accumulate(target, gradient, str(target.name))
 
-    def of(self, var: Any) -> Any:
+    def of(self, var: Var) -> Any:
         """Return the gradient of a variable so far, or None if there is none."""
         if not isinstance(var.ty, relax.TupleType):
             return self.sums.get(var)
         cached = [self.sums.get((var, i)) for i in range(len(var.ty.fields))]
         if all(k is None for k in cached):
             return None
-        fields = [
-            k if k is not None else self._zeros(t)
-            for k, t in zip(cached, var.ty.fields, strict=True)
-        ]
+        pairs = zip(cached, var.ty.fields, strict=True)
+        fields = [self._zeros(t) if k is None else k for k, t in pairs]
         return self.builder.emit(relax.Tuple(fields), str(var.name) + GRAD_SUFFIX)
 
-    def back(self, var: Any, value: Any) -> None:
+    def back(self, var: Var, value: Expr) -> None:
         """Propagate the gradient of a binding to its operands."""
         gradient = self.of(var) if var in self.live else None
         if gradient is None:
@@ -193,7 +192,7 @@ class Reverse:
         if not isinstance(value, ir.Call):
             self.give(value, gradient)
             return
-        again = value if self.reread is None else self.reread(value)
+        again = value if self.reread is None else self.reread.again(value)
         parts = self._rule(value)(var, again, gradient, self.builder)
         for arg, part in zip(value.args, parts, strict=False):
             marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
@@ -202,36 +201,29 @@ class Reverse:
 
     def _rule(self, call: ir.Call) -> Gradient:
         if not isinstance(call.op, ir.Op):
-            raise ModelError(
-                "DIST0350",
-                f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated",
-                place=self.place,
-                remedy="Register a gradient for the kernel.",
-            )
+            problem = f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated"
+            remedy = "Register a gradient for the kernel."
+            raise ModelError("DIST0350", problem, place=self.place, remedy=remedy)
         name = str(call.op.name)
         rule = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
         if rule is None:
-            raise ModelError(
-                "DIST0350",
-                "the op has no gradient",
-                place=f"{self.place} ({name})",
-                remedy=f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).',
-            )
+            problem = "the op has no gradient"
+            remedy = f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).'
+            raise ModelError("DIST0350", problem, place=f"{self.place} ({name})", remedy=remedy)
         return rule
 
 
-def _item(gradient: Any, index: int) -> Any:
+def _item(gradient: Expr, index: int) -> Expr:
     if isinstance(gradient, relax.Tuple):
         return gradient.fields[index]
     return relax.TupleGetItem(gradient, index)
 
 
 def reverse(
-    builder: relax.BlockBuilder,
-    bindings: Sequence[Any],
-    loss: Any,
-    targets: Sequence[Any],
-    place: str = "main",
+    builder: BlockBuilder,
+    bindings: Sequence[Binding],
+    loss: Expr,
+    targets: Sequence[Var],
     reread: WeightRegather | None = None,
     calls: Mapping[Any, Backward] | None = None,
     seed: Any = None,
@@ -248,8 +240,6 @@ def reverse(
         A scalar of them.
     targets : sequence of Var
         Tensors of a float type.
-    place : str
-        Name of the function, for messages.
     reread : WeightRegather, optional
         The rewriter that lets the backward pass read parameters again.
     calls : mapping of Var to Backward, optional
@@ -268,7 +258,7 @@ def reverse(
     ModelError
         DIST0350 an op on the way has no gradient.
     """
-    work = Reverse(builder, active(bindings, targets), place, reread, calls)
+    work = Reverse(builder, active(bindings, targets), "main", reread, calls)
     if loss in work.live:
         work.give(loss, ones((), str(loss.ty.dtype)) if seed is None else seed)
     work.run(bindings)

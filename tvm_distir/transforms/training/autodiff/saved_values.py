@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tvm import ir
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ir import flat_types, known_shape
 from tvm_distir.core.ops import size_bytes
@@ -20,10 +21,10 @@ VIEWS = frozenset(
 )
 """Ops that show a single value in another form."""
 
-NO_OPERANDS: Mapping[Any, Any] = MappingProxyType({})
+NO_OPERANDS: Mapping[Var, Var] = MappingProxyType({})
 
 
-def view_source(value: Any) -> Any:
+def view_source(value: Expr) -> Any:
     """Return the variable that a bound value is a view of, or None if it computes."""
     if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
         if str(value.op.name) in VIEWS and isinstance(value.args[0], ir.Var):
@@ -32,11 +33,11 @@ def view_source(value: Any) -> Any:
 
 
 def kept_and_again(
-    forward: Sequence[Any],
-    read: Sequence[Any],
-    params: Sequence[Any],
+    forward: Sequence[Binding],
+    read: Sequence[Var],
+    params: Sequence[Var],
     operands: Mapping[Any, Any] = NO_OPERANDS,
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Var], list[Binding]]:
     """Divide the values that the backward pass reads into saved and recomputed ones.
 
     Views of parameters and of kept values are recomputed, and so is what no variable is needed
@@ -61,8 +62,8 @@ def kept_and_again(
     """
     needed, at_hand = {*read, *(operands[v] for v in read if v in operands)}, set(params)
     values = {binding.var: binding.value for binding in forward}
-    saved: list[Any] = []
-    recomputed: dict[Any, None] = {}
+    saved: list[Var] = []
+    recomputed: dict[Var, None] = {}
     for binding in forward:
         if binding.var not in needed:
             continue
@@ -76,10 +77,10 @@ def kept_and_again(
 
 
 def _chain(
-    var: Any, values: Mapping[Any, Any], at_hand: set[Any], operands: Mapping[Any, Any]
+    var: Var, values: Mapping[Var, Expr], at_hand: set[Var], operands: Mapping[Any, Any]
 ) -> list[Any] | None:
     """Return the views that lead from an available value to a variable, or None."""
-    chain: list[Any] = []
+    chain: list[Var] = []
     while var not in at_hand:
         value = values[var]
         chain.append(var)
@@ -92,12 +93,12 @@ def _chain(
     return chain
 
 
-def type_bytes(ty: Any) -> int:
+def type_bytes(ty: ir.Type) -> int:
     """Return the bytes of a tensor type, with symbolic sizes counted as 1."""
     shape = tuple(n if isinstance(n, int) else 1 for n in known_shape(ty) or ())
     return size_bytes(shape, str(ty.dtype))
 
 
-def kept_bytes(saved: Sequence[Any]) -> int:
+def kept_bytes(saved: Sequence[Var]) -> int:
     """Return the bytes of some variables."""
     return sum(type_bytes(ty) for var in saved for ty in flat_types(var.ty))

@@ -15,11 +15,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ir import is_private
-from tvm_distir.core.rewriting import all_bindings, substitute, typed, variables
+from tvm_distir.core.rewriting import (
+    all_bindings,
+    callee_of,
+    field_of,
+    substitute,
+    tuple_of,
+    typed,
+    variables,
+)
 
-from .function_table import NamedFunctions, private_function, tuple_of
+from .function_table import NamedFunctions, private_function
 
 INPUTS_SUFFIX, WEIGHTS_SUFFIX = "_inputs", "_weights"
 
@@ -89,10 +98,7 @@ class Splitter:
         )
         argument = relax.Var("crossing", relax.TupleType([v.ty for v in crossing]))
         fresh = {v: relax.Var(str(v.name), v.ty) for v in crossing}
-        opened = [
-            relax.VarBinding(fresh[v], typed(relax.TupleGetItem(argument, k), v.ty))
-            for k, v in enumerate(crossing)
-        ]
+        opened = [relax.VarBinding(fresh[v], field_of(argument, k)) for k, v in enumerate(crossing)]
         rest = [relax.VarBinding(b.var, substitute(b.value, fresh)) for b in work.later]
         results = tuple_of([substitute(v, fresh) for v in gradients])
         weights = private_function(name, [argument], [*opened, *rest], results)
@@ -103,18 +109,19 @@ class Splitter:
             later,
         )
 
-    def _is_call(self, value: Any) -> bool:
+    def _is_call(self, value: Expr) -> bool:
         """Return whether a value is a call of a private function that returns a tuple."""
-        if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
-            return False
-        fn = self.functions.of.get(str(value.op.name_hint))
+        callee = callee_of(value)
+        fn = None if callee is None else self.functions.of.get(str(callee.name_hint))
         if not isinstance(fn, relax.Function) or not is_private(fn):
             return False
         return isinstance(fn.ret_ty, relax.TupleType)
 
-    def _needed(self, bindings: Sequence[Any], roots: Sequence[Any]) -> dict[Any, set[int] | None]:
+    def _needed(
+        self, bindings: Sequence[Binding], roots: Sequence[Var]
+    ) -> dict[Any, set[int] | None]:
         """Return the fields per variable that the roots depend on, or None for all fields."""
-        needed: dict[Any, set[int] | None] = {v: None for root in roots for v in variables(root)}
+        needed: dict[Var, set[int] | None] = {v: None for root in roots for v in variables(root)}
         for binding in reversed(bindings):
             if binding.var not in needed:
                 continue
@@ -132,15 +139,15 @@ class _Writer:
     """Writer that assigns each binding to one of the parts."""
 
     def __init__(
-        self, splitter: Splitter, params: set[Any], needed: dict[Any, set[int] | None]
+        self, splitter: Splitter, params: set[Var], needed: dict[Any, set[int] | None]
     ) -> None:
         self.splitter, self.params, self.needed = splitter, params, needed
-        self.env: dict[Any, Any] = {}
-        self.first: list[Any] = []
-        self.later: list[Any] = []
-        self._halves: dict[Any, tuple[SplitBackward, Any, Any]] = {}
+        self.env: dict[Var, Expr] = {}
+        self.first: list[Binding] = []
+        self.later: list[Binding] = []
+        self._halves: dict[Var, tuple[SplitBackward, Var, Var]] = {}
 
-    def add(self, binding: Any) -> None:
+    def add(self, binding: Binding) -> None:
         """Add the next binding."""
         var, value = binding.var, binding.value
         whole = value.tuple_value if isinstance(value, relax.TupleGetItem) else None
@@ -164,11 +171,11 @@ class _Writer:
         else:
             self._bind(self.later, var, value)
 
-    def _bind(self, half: list[Any], var: Any, value: Any) -> None:
+    def _bind(self, half: list[Binding], var: Var, value: Expr) -> None:
         self.env[var] = relax.Var(str(var.name), var.ty)
         half.append(relax.VarBinding(self.env[var], value))
 
-    def _call(self, var: Any, value: Any, needed_fields: set[int]) -> None:
+    def _call(self, var: Var, value: Expr, needed_fields: set[int]) -> None:
         halves = self.splitter.split(value.op, needed_fields)
         functions = self.splitter.functions.of
         both = functions[str(halves.inputs.name_hint)].ret_ty
@@ -176,22 +183,21 @@ class _Writer:
         call = typed(ir.Call(halves.inputs, list(value.args)), both)
         self.first.append(relax.VarBinding(first_var, call))
         crossing = relax.Var(f"{var.name}_crossing", both.fields[-1])
-        at = len(halves.first)
-        field = typed(relax.TupleGetItem(first_var, at), crossing.ty)
+        field = field_of(first_var, len(halves.first))
         self.first.append(relax.VarBinding(crossing, field))
         rest = functions[str(halves.weights.name_hint)].ret_ty
         two = relax.Var(f"{var.name}_weights", rest)
         self.later.append(relax.VarBinding(two, typed(ir.Call(halves.weights, [crossing]), rest)))
         self._halves[var] = halves, first_var, two
 
-    def _field(self, var: Any, whole: Any, index: int) -> None:
+    def _field(self, var: Var, whole: Var, index: int) -> None:
         halves, first_var, two = self._halves[whole]
         early = index in halves.first
         at = (halves.first if early else halves.later).index(index)
         source = typed(relax.TupleGetItem(first_var if early else two, at), var.ty)
         self._bind(self.first if early else self.later, var, source)
 
-    def crossing(self, results: Sequence[Any]) -> list[Any]:
+    def crossing(self, results: Sequence[Var]) -> list[Var]:
         """Return the variables of the first part, including parameters, that the second reads."""
         inside = {b.var for b in self.later}
         read = [v for b in self.later for v in variables(b.value)]
@@ -199,7 +205,7 @@ class _Writer:
         return list(dict.fromkeys(v for v in read if v not in inside))
 
 
-def _fields(fn: relax.Function) -> list[Any]:
+def _fields(fn: relax.Function) -> list[Var]:
     """Return the fields that a function returns, in order."""
     result = fn.body.body
     values = {b.var: b.value for b in all_bindings(fn.body)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tvm import ir, relax
+from tvm.relax import Binding, BlockBuilder, Expr, Var
 
 from tvm_distir.core.rewriting import substitute
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import without_mark
@@ -80,26 +81,24 @@ class CallGradient:
     """
 
     pair: ForwardBackward
-    args: Sequence[Any]
+    args: Sequence[Expr]
     saved: Any
     label: str
     made: Any = field(default=None)
     back: Any = field(default=None)
 
     def write(
-        self, builder: relax.BlockBuilder, gradient: Any, reread: WeightRegather | None
+        self, builder: BlockBuilder, gradient: Expr, reread: WeightRegather | None
     ) -> list[tuple[Any, Any]]:
         """Emit the call of the backward pass; return pairs of an argument and its gradient."""
         needed = [self.args[i] for i in self.pair.needed]
         if reread is not None:
-            needed = [reread.argument(arg) for arg in needed]
+            needed = [reread.again(arg) for arg in needed]
         first = [gradient] if self.saved is None else [gradient, self.saved]
-        self.back = builder.emit(
-            ir.Call(self.pair.backward, [*first, *needed]), f"{self.label}_back"
-        )
-        return [
-            (self.args[i], relax.TupleGetItem(self.back, k)) for k, i in enumerate(self.pair.given)
-        ]
+        call = ir.Call(self.pair.backward, [*first, *needed])
+        back = self.back = builder.emit(call, f"{self.label}_back")
+        given = enumerate(self.pair.given)
+        return [(self.args[i], relax.TupleGetItem(back, k)) for k, i in given]
 
 
 class Tape:
@@ -122,13 +121,13 @@ class Tape:
     calls : dict of Var to CallGradient
     """
 
-    def __init__(self, builder: relax.BlockBuilder, pairs: PairMaker, live: set[Any]) -> None:
+    def __init__(self, builder: BlockBuilder, pairs: PairMaker, live: set[Var]) -> None:
         self.builder, self.pairs, self.live = builder, pairs, set(live)
-        self.env: dict[Any, Any] = {}
-        self.bindings: list[Any] = []
-        self.calls: dict[Any, CallGradient] = {}
+        self.env: dict[Var, Expr] = {}
+        self.bindings: list[Binding] = []
+        self.calls: dict[Var, CallGradient] = {}
 
-    def add(self, var: Any, value: Any) -> Any:
+    def add(self, var: Var, value: Expr) -> Var:
         """Emit the value of a variable of the model; return the new value."""
         if isinstance(value, ir.Var):
             self.env[var] = value
@@ -137,15 +136,12 @@ class Tape:
         call = self._call(var, value)
         if call is None:
             new = self.builder.emit(without_mark(value), name)
-        elif not call.pair.saves:
-            new = self.builder.emit(ir.Call(call.pair.forward, value.args[:]), name)
-            call.made = new
         else:
-            both = self.builder.emit(ir.Call(call.pair.forward, value.args[:]), f"{name}_both")
-            call.made = both
-            new = self.builder.emit(relax.TupleGetItem(both, 0), name)
-            call.saved = self.builder.emit(relax.TupleGetItem(both, 1), f"{name}_saved")
-        if call is not None:
+            title = f"{name}_both" if call.pair.saves else name
+            new = call.made = self.builder.emit(ir.Call(call.pair.forward, value.args[:]), title)
+            if call.pair.saves:
+                new = self.builder.emit(relax.TupleGetItem(call.made, 0), name)
+                call.saved = self.builder.emit(relax.TupleGetItem(call.made, 1), f"{name}_saved")
             self.calls[new] = call
         if var in self.live:
             self.live.add(new)
@@ -153,7 +149,7 @@ class Tape:
         self.bindings.append(relax.VarBinding(new, value))
         return new
 
-    def emit(self, value: Any, name: str = "") -> Any:
+    def emit(self, value: Expr, name: str = "") -> Var:
         """Emit and record a value that the model does not have, such as a loss."""
         if self.pairs.differentiates(value):
             var = relax.Var(name or "value", self.builder.normalize(value).ty)
@@ -161,21 +157,21 @@ class Tape:
             return self.add(var, value)
         return self._remembered(self.builder.emit(value, name))
 
-    def output(self, value: Any, name: str) -> Any:
+    def output(self, value: Expr, name: str) -> Var:
         """Emit and record such a value as an output of the block."""
         if self.pairs.differentiates(value):
             value = self.emit(value)
         return self._remembered(self.builder.emit_output(value, name))
 
-    def _remembered(self, var: Any) -> Any:
+    def _remembered(self, var: Var) -> Var:
         self.bindings.append(relax.VarBinding(var, self.builder.lookup_binding(var)))
         return var
 
-    def replaced(self, expr: Any) -> Any:
+    def replaced(self, expr: Expr) -> Expr:
         """Return an expression of the model over the emitted values."""
         return substitute(expr, self.env)
 
-    def _call(self, var: Any, value: Any) -> CallGradient | None:
+    def _call(self, var: Var, value: Expr) -> CallGradient | None:
         if var not in self.live or not self.pairs.differentiates(value):
             return None
         roles = roles_of(value, self.live)
@@ -183,12 +179,12 @@ class Tape:
         return CallGradient(pair, value.args[:], None, str(var.name))
 
 
-def roles_of(call: ir.Call, live: Container[Any]) -> Roles:
+def roles_of(call: ir.Call, live: Container[Var]) -> Roles:
     """Return which arguments of a call are on the way from what gradients are asked of."""
     return tuple(_on_the_way(arg, live) for arg in call.args[:])
 
 
-def _on_the_way(arg: Any, live: Container[Any]) -> bool:
+def _on_the_way(arg: Expr, live: Container[Var]) -> bool:
     if isinstance(arg, relax.Tuple):
         return any(_on_the_way(field, live) for field in arg.fields)
     if isinstance(arg, relax.TupleGetItem):

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, BlockBuilder, Var
 
 from tvm_distir.core.rewriting import substitute, variables
 
@@ -34,44 +35,33 @@ class WeightRegather:
     """
 
     def __init__(
-        self, builder: relax.BlockBuilder, params: Sequence[Any], bindings: Sequence[Any]
+        self, builder: BlockBuilder, params: Sequence[Var], bindings: Sequence[Binding]
     ) -> None:
         self.builder, self.params = builder, set(params)
-        self.marks: dict[Any, Any] = {}
-        self._again: dict[Any, Any] = {}
-        self._views = self._views_of(bindings)
-
-    def _views_of(self, bindings: Sequence[Any]) -> dict[Any, ir.Call]:
-        """Return the values that are reordered or cast parameters, by variable."""
-        views: dict[Any, ir.Call] = {}
+        self.marks: dict[Var, Var] = {}
+        self._again: dict[Var, Var] = {}
+        self._views: dict[Var, ir.Call] = {}
+        """The values that are reordered or cast parameters, by variable."""
         for binding in bindings:
             source = view_source(binding.value)
-            if source is not None and (source in self.params or source in views):
-                views[binding.var] = binding.value
-        return views
+            if source is not None and (source in self.params or source in self._views):
+                self._views[binding.var] = binding.value
 
-    def _variable(self, var: Any) -> Any:
+    def _variable(self, var: Var) -> Any:
         if var not in self.params and var not in self._views:
             return var
         if var not in self._again:
-            if var in self.params:
-                value: Any = relax.op.reshape(var, var.ty.shape)
+            value: Any = self._views.get(var)
+            if value is None:
+                value = relax.op.reshape(var, var.ty.shape)
             else:
-                view = self._views[var]
-                args = [self._variable(view.args[0]), *list(view.args)[1:]]
-                value = ir.Call(view.op, args, view.attrs, list(view.ty_args))
+                args = [self._variable(value.args[0]), *list(value.args)[1:]]
+                value = ir.Call(value.op, args, value.attrs, list(value.ty_args))
             self._again[var] = self.builder.emit(value, f"{var.name}{AGAIN_SUFFIX}")
             if var in self.params:
                 self.marks[var] = self._again[var]
         return self._again[var]
 
-    def argument(self, arg: Any) -> Any:
-        """Return an argument; parameters and views of them are read again."""
-        return substitute(arg, {v: self._variable(v) for v in variables(arg)})
-
-    def __call__(self, call: ir.Call) -> ir.Call:
-        """Return the call with its parameters, and views of them, computed again."""
-        if not any(v in self.params or v in self._views for v in variables(call)):
-            return call
-        env = {v: self._variable(v) for v in variables(call)}
-        return cast(ir.Call, substitute(call, env))
+    def again(self, value: Any) -> Any:
+        """Return a call or an argument; parameters and views of them are read again."""
+        return substitute(value, {v: self._variable(v) for v in variables(value)})

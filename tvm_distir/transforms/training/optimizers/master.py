@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import relax
+from tvm.ir import Type
+from tvm.relax import BlockBuilder, Expr
 from tvm.relax.op import astype
 
 from .protocol import Optimizer, Shared
@@ -37,25 +37,20 @@ class Master:
         """Return whether the wrapped optimizer reads the step number."""
         return self.inner.counts
 
-    def states(self, weight: Any) -> dict[str, Any]:
+    def states(self, weight: Type) -> dict[str, Type]:
         """Return the types of the master weight and its states."""
         if str(weight.dtype) == "float32":
             return self.inner.states(weight)
         wide = relax.TensorType(weight.shape, "float32")
         return {MASTER: wide, **self.inner.states(wide)}
 
-    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+    def begin(self, builder: BlockBuilder, step: Expr) -> dict[str, Expr]:
         """Return the shared values of the wrapped optimizer."""
         return self.inner.begin(builder, step)
 
     def update(
-        self,
-        builder: relax.BlockBuilder,
-        weight: Any,
-        grad: Any,
-        states: Sequence[Any],
-        shared: Shared,
-    ) -> tuple[Any, list[Any]]:
+        self, builder: BlockBuilder, weight: Expr, grad: Expr, states: list[Expr], shared: Shared
+    ) -> tuple[Expr, list[Expr]]:
         """Update a weight; see :class:`.protocol.Optimizer`."""
         if str(weight.ty.dtype) == "float32":
             return self.inner.update(builder, weight, grad, states, shared)

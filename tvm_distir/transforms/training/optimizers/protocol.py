@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
-from tvm import relax
+from tvm.ir import Type
+from tvm.relax import BlockBuilder, Expr
 from tvm.relax.op import astype, multiply
 
 from tvm_distir.core.rewriting import scalar
@@ -18,7 +19,7 @@ STEP = "step"
 RATE = "rate"
 """Name of the learning rate, float32 (), where it is an input of the step."""
 
-Shared = Mapping[str, Any]
+Shared = Mapping[str, Expr]
 """Scalars, float32 (), that all weights share in a step, by name."""
 
 
@@ -41,31 +42,26 @@ class Optimizer(Protocol):
     def wide(self) -> bool:
         """Return whether gradients are float32."""
 
-    def states(self, weight: Any) -> dict[str, Any]:
+    def states(self, weight: Type) -> dict[str, Type]:
         """Return the types of the states of a weight by name, for the weight's type."""
 
-    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+    def begin(self, builder: BlockBuilder, step: Expr) -> dict[str, Expr]:
         """Return the values all weights share; ``step``, float32 (), counts from 1."""
 
     def update(
-        self,
-        builder: relax.BlockBuilder,
-        weight: Any,
-        grad: Any,
-        states: Sequence[Any],
-        shared: Shared,
-    ) -> tuple[Any, list[Any]]:
+        self, builder: BlockBuilder, weight: Expr, grad: Expr, states: list[Expr], shared: Shared
+    ) -> tuple[Expr, list[Expr]]:
         """Return the new weight, not emitted yet, and its new states."""
 
 
-def scaled(builder: relax.BlockBuilder, factor: float, value: Any) -> Any:
+def scaled(builder: BlockBuilder, factor: float, value: Expr) -> Expr:
     """Multiply a tensor by a number."""
     return builder.emit(multiply(scalar(factor, str(value.ty.dtype)), value))
 
 
 def by_rate(
-    builder: relax.BlockBuilder, rate: float, shared: Shared, value: Any, times: float = 1.0
-) -> Any:
+    builder: BlockBuilder, rate: float, shared: Shared, value: Expr, times: float = 1.0
+) -> Expr:
     """Multiply a tensor by a number and the learning rate, an option or an input of the step."""
     if RATE not in shared:
         return scaled(builder, rate * times, value)
@@ -74,11 +70,11 @@ def by_rate(
     return moved if times == 1.0 else scaled(builder, times, moved)
 
 
-def like(builder: relax.BlockBuilder, value: Any, other: Any) -> Any:
+def like(builder: BlockBuilder, value: Expr, other: Expr) -> Expr:
     """Cast a value to the dtype of another."""
     return cast(builder, value, str(other.ty.dtype))
 
 
-def cast(builder: relax.BlockBuilder, value: Any, dtype: str) -> Any:
+def cast(builder: BlockBuilder, value: Expr, dtype: str) -> Expr:
     """Cast a value to a dtype."""
     return value if str(value.ty.dtype) == dtype else builder.emit(astype(value, dtype))

@@ -8,7 +8,7 @@ import math
 from dataclasses import Field, field
 from typing import Any
 
-from tvm_distir.support import ModelError
+from tvm_distir.transforms.step_faults import wrong_argument
 
 _LARGEST = (2 - 2**-23) * 2.0**127
 """Options are float32 in steps."""
@@ -39,9 +39,5 @@ def check_range(name: str, option: Field[Any], value: float) -> None:
     """
     least, most = option.metadata.get(_WITHIN, (-math.inf, math.inf))
     if not least <= value <= most:
-        raise ModelError(
-            "DIST0351",
-            f'"{option.name}" of the optimizer "{name}" is {value:g}',
-            place="train_step",
-            remedy=f"Give {option.metadata.get(_SAID, 'a finite number')}.",
-        )
+        problem = f'"{option.name}" of the optimizer "{name}" is {value:g}'
+        raise wrong_argument(problem, f"Give {option.metadata.get(_SAID, 'a finite number')}.")

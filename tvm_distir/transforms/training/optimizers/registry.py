@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvm_distir.support import ModelError, Registry, UsageError, nearest, shortened
+from tvm_distir.support import Registry, UsageError, nearest, shortened
+from tvm_distir.transforms.step_faults import wrong_argument
 
 from .ranges import check_range
 
@@ -50,12 +51,8 @@ def optimizer_named(
         DIST0114 another package offers it, and it is no dataclass or cannot be loaded.
     """
     if name not in OPTIMIZERS:
-        raise ModelError(
-            "DIST0351",
-            f'there is no optimizer "{name}"',
-            place="train_step",
-            remedy=nearest(name, OPTIMIZERS.names()),
-        )
+        problem = f'there is no optimizer "{name}"'
+        raise wrong_argument(problem, nearest(name, OPTIMIZERS.names()))
     kind: Any = OPTIMIZERS.load(name)
     make: Any = kind
     if not is_dataclass(kind):
@@ -63,12 +60,8 @@ def optimizer_named(
     known = [f.name for f in fields(kind)]
     for option in options:
         if option not in known:
-            raise ModelError(
-                "DIST0351",
-                f'the optimizer "{name}" has no option "{option}"',
-                place="train_step",
-                remedy=nearest(option, [*known, *others]),
-            )
+            problem = f'the optimizer "{name}" has no option "{option}"'
+            raise wrong_argument(problem, nearest(option, [*known, *others]))
     for field in fields(kind):
         if field.name in options:
             check_range(name, field, float(options[field.name]))
@@ -87,11 +80,8 @@ def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:
         except ValueError:
             number = math.nan
         if not key or not equals or not math.isfinite(number) or key in options:
-            raise UsageError(
-                "DIST0152",
-                f'"{shortened(item)}" is not an option with a number',
-                place=place,
-                remedy="Write NAME:key=value,..., e.g. adam:rate=0.001.",
-            )
+            problem = f'"{shortened(item)}" is not an option with a number'
+            remedy = "Write NAME:key=value,..., e.g. adam:rate=0.001."
+            raise UsageError("DIST0152", problem, place=place, remedy=remedy)
         options[key] = number
     return name.strip(), options

@@ -4,11 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm import relax
+from tvm.ir import Type
+from tvm.relax import BlockBuilder, Expr
 from tvm.relax.op import add, divide, multiply, power, sign, sqrt, subtract
 
 from tvm_distir.core.rewriting import scalar
@@ -32,22 +31,17 @@ class Sgd:
     counts = False
     wide = False
 
-    def states(self, weight: Any) -> dict[str, Any]:
+    def states(self, weight: Type) -> dict[str, Type]:
         """Return the type of the momentum, if there is any."""
         return {"momentum": weight} if self.momentum else {}
 
-    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+    def begin(self, builder: BlockBuilder, step: Expr) -> dict[str, Expr]:
         """Return nothing, as no values are shared."""
         return {}
 
     def update(
-        self,
-        builder: relax.BlockBuilder,
-        weight: Any,
-        grad: Any,
-        states: Sequence[Any],
-        shared: Shared,
-    ) -> tuple[Any, list[Any]]:
+        self, builder: BlockBuilder, weight: Expr, grad: Expr, states: list[Expr], shared: Shared
+    ) -> tuple[Expr, list[Expr]]:
         """Update a weight; see :class:`.protocol.Optimizer`."""
         new_state = []
         if self.decay:
@@ -82,11 +76,11 @@ class Adam:
     wide = False
     decoupled = False
 
-    def states(self, weight: Any) -> dict[str, Any]:
+    def states(self, weight: Type) -> dict[str, Type]:
         """Return the types of the moments."""
         return {"m": weight, "v": weight}
 
-    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+    def begin(self, builder: BlockBuilder, step: Expr) -> dict[str, Expr]:
         """Return the bias corrections ``1 - beta^step`` of both moments."""
         unit = scalar(1.0, "float32")
         left = [builder.emit(power(scalar(b, "float32"), step)) for b in (self.beta1, self.beta2)]
@@ -95,13 +89,8 @@ class Adam:
         }
 
     def update(
-        self,
-        builder: relax.BlockBuilder,
-        weight: Any,
-        grad: Any,
-        states: Sequence[Any],
-        shared: Shared,
-    ) -> tuple[Any, list[Any]]:
+        self, builder: BlockBuilder, weight: Expr, grad: Expr, states: list[Expr], shared: Shared
+    ) -> tuple[Expr, list[Expr]]:
         """Update a weight; see :class:`.protocol.Optimizer`."""
         if self.decay and not self.decoupled:
             grad = builder.emit(add(grad, scaled(builder, self.decay, weight)))
@@ -153,22 +142,17 @@ class Lion:
     counts = False
     wide = False
 
-    def states(self, weight: Any) -> dict[str, Any]:
+    def states(self, weight: Type) -> dict[str, Type]:
         """Return the type of the running mean."""
         return {"m": weight}
 
-    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+    def begin(self, builder: BlockBuilder, step: Expr) -> dict[str, Expr]:
         """Return nothing, as no values are shared."""
         return {}
 
     def update(
-        self,
-        builder: relax.BlockBuilder,
-        weight: Any,
-        grad: Any,
-        states: Sequence[Any],
-        shared: Shared,
-    ) -> tuple[Any, list[Any]]:
+        self, builder: BlockBuilder, weight: Expr, grad: Expr, states: list[Expr], shared: Shared
+    ) -> tuple[Expr, list[Expr]]:
         """Update a weight; see :class:`.protocol.Optimizer`."""
         near, new_state = (
             builder.emit(add(scaled(builder, beta, states[0]), scaled(builder, 1 - beta, grad)))

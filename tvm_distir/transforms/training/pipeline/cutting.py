@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ops import work_of
 from tvm_distir.core.rewriting import variables
@@ -49,17 +50,17 @@ class Flat:
         The factor of the sum of all micro-batches' losses.
     """
 
-    params: tuple[Any, ...]
-    weights: frozenset[Any]
-    bindings: tuple[Any, ...]
-    loss: Any
-    stream: Any = None
-    statistics: Mapping[Any, Any] = field(default_factory=dict)
-    sums: Mapping[Any, BatchSum] = field(default_factory=dict)
+    params: tuple[Var, ...]
+    weights: frozenset[Var]
+    bindings: tuple[Binding, ...]
+    loss: Var
+    stream: Var | None = None
+    statistics: Mapping[Var, Var] = field(default_factory=dict)
+    sums: Mapping[Var, BatchSum] = field(default_factory=dict)
     share: float = 1.0
 
     @cached_property
-    def anywhere(self) -> set[Any]:
+    def anywhere(self) -> set[Var]:
         """Return the variables that depend only on data and constants, computed in each stage."""
         result: set[Any] = set()
         free = {*self.params, *self.sums} - self.weights
@@ -75,7 +76,7 @@ class Flat:
         What :attr:`anywhere` has is left out.
         """
         bound = {b.var for b in self.bindings} - self.anywhere
-        now: dict[Any, None] = {}
+        now: dict[Var, None] = {}
         result: list[list[Any]] = []
         for binding in reversed(self.bindings):
             result.append(list(now))
@@ -129,12 +130,9 @@ def _named(flat: Flat, good: Sequence[bool], names: Sequence[str]) -> list[int]:
             )
         ends.append(at[name])
     if ends != sorted(set(ends)):
-        raise ModelError(
-            "DIST0354",
-            "the cuts are not in the order of main",
-            place="schedule/cuts",
-            remedy="Name each cut once, in order.",
-        )
+        problem = "the cuts are not in the order of main"
+        remedy = "Name each cut once, in order."
+        raise ModelError("DIST0354", problem, place="schedule/cuts", remedy=remedy)
     return ends
 
 
@@ -144,12 +142,10 @@ def _even(flat: Flat, functions: NamedFunctions, stages: int, good: Sequence[boo
     costs = [work.of(b.value) for b in flat.bindings]
     places = [i for i in range(len(costs) - 1) if good[i]]
     if len(places) < stages - 1:
-        raise ModelError(
-            "DIST0354",
-            f"the model can be split at {len(places)} places, {stages} stages require {stages - 1}",
-            place="schedule/stages",
-            remedy="Use fewer stages.",
+        problem = (
+            f"the model can be split at {len(places)} places, {stages} stages require {stages - 1}"
         )
+        raise ModelError("DIST0354", problem, place="schedule/stages", remedy="Use fewer stages.")
     before = np.concatenate([[0.0], np.cumsum(np.array(costs, float))])
     edges = [-1, *places, len(costs) - 1]
     start = before[[e + 1 for e in edges]]
@@ -187,11 +183,11 @@ class _Work:
         self.functions, self.kernels = functions, ValueTimes(functions, None).kernels
         self._of: dict[str, int] = {}
 
-    def of(self, value: Any) -> int:
+    def of(self, value: Expr) -> int:
         """Return the FLOPs of a bound value; a view has none."""
         return unrolled(self._value(value))
 
-    def _value(self, value: Any) -> Steps[int]:
+    def _value(self, value: Expr) -> Steps[int]:
         if not isinstance(value, ir.Call):
             return 0
         if not isinstance(value.op, ir.GlobalVar):

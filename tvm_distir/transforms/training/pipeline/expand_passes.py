@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir
 
 from tvm_distir.core.ir import (
@@ -65,11 +63,9 @@ def expand_schedule(mod: ir.IRModule) -> ir.IRModule:
     wires = MessageEndpoints(mod, pipeline)
     renamed = RelocatedFunctions(mod, meshes(mod), wires.of_rank, wires.meshes)
     home: dict[str, int] = {}
-    for number, note in enumerate(pipeline.stages):
-        for slot in note.results:
-            if slot in pipeline.outputs:
-                home.setdefault(slot, number)
-    functions: dict[Any, Any] = {}
+    for number, note in reversed([*enumerate(pipeline.stages)]):
+        home.update((slot, number) for slot in note.results if slot in pipeline.outputs)
+    functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
     for rank, steps in enumerate(programs(pipeline.schedule)):
         name = "main" if len(wires.meshes) == 1 else f"main_mesh{rank}"
         functions[ir.GlobalVar(name)] = RankProgram(wires, renamed, rank, name, home).run(steps)

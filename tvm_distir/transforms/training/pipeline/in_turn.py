@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir.attributes import (
     INPUTS_ATTR,
@@ -15,7 +16,7 @@ from tvm_distir.core.ir.attributes import (
     PIPELINE_ATTR,
 )
 from tvm_distir.core.plan import PART, TOTAL, Pipeline, Times, plain_name, timeline
-from tvm_distir.core.rewriting import typed
+from tvm_distir.core.rewriting import tuple_of
 from tvm_distir.core.rewriting.native import is_pure
 from tvm_distir.support import LoweringError
 from tvm_distir.transforms.stage_body import StageBody
@@ -36,12 +37,9 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
     if pipeline is None:
         return mod
     if any(type(p.ty) is not relax.TensorType for p in mod[pipeline.functions[0]].params):
-        raise LoweringError(
-            "DIST0512",
-            "the module is already distributed",
-            place=pipeline.functions[0],
-            remedy="Pass the step that train_step returns.",
-        )
+        problem = "the module is already distributed"
+        remedy = "Pass the step that train_step returns."
+        raise LoweringError("DIST0512", problem, place=pipeline.functions[0], remedy=remedy)
     schedule, sums = pipeline.schedule, ContinuedAccumulation()
     writer = UnitWriter(
         schedule.micro_batches, schedule.splits_backward, lambda gv: sums.of(mod, gv)
@@ -61,7 +59,7 @@ class _InTurn:
     def __init__(self, mod: ir.IRModule, pipeline: Pipeline, writer: UnitWriter) -> None:
         self.pipeline, self.writer = pipeline, writer
         self.bodies = [StageBody(mod, note, pipeline.varying) for note in pipeline.stages]
-        self.params: dict[str, Any] = {}
+        self.params: dict[str, Var] = {}
         for body in self.bodies:
             for slot, var in body.params.items():
                 if slot in pipeline.inputs and slot not in self.params:
@@ -86,7 +84,7 @@ class _InTurn:
             for number in term.stages:
                 stage = writer.stages[number]
                 stage.env[stage.body.params[f"{TOTAL}:{term.name}"]] = total
-        outputs: dict[str, Any] = {}
+        outputs: dict[str, Expr] = {}
         for number, body in enumerate(self.bodies):
             writer.end(number)
             for slot in body.results:
@@ -94,9 +92,9 @@ class _InTurn:
                     outputs[slot] = writer.result(number, slot)
         return self._function([outputs[slot] for slot in pipeline.outputs])
 
-    def _function(self, outputs: list[Any]) -> relax.Function:
+    def _function(self, outputs: list[Var]) -> relax.Function:
         params = [self.params[name] for name in self.pipeline.inputs]
-        result = typed(relax.Tuple(outputs), relax.TupleType([v.ty for v in outputs]))
+        result = tuple_of(outputs)
         data = self.pipeline.inputs[: self.pipeline.data_count]
         attrs = {
             "global_symbol": "main",

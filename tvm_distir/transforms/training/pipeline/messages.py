@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tvm.relax import Expr, Var
+
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.plan import (
     ACTIVATION,
@@ -58,22 +60,22 @@ class RankMessages:
                 self._send(key, self.rank_of[step.peer], source_io, read, value, title)
 
     def _send(
-        self, key: Any, peer: int, source_io: IoPlacement, read: IoPlacement, value: Any, title: str
+        self,
+        key: Any,
+        peer: int,
+        source_io: IoPlacement,
+        read: IoPlacement,
+        value: Expr,
+        title: str,
     ) -> None:
-        call = ops.send(
-            value,
-            self.mesh,
-            self.wires.meshes[peer],
-            source_io.placement,
-            read.placement,
-            source_io.shape,
-            self.wires.tag(key),
-        )
+        meshes, tag = (self.mesh, self.wires.meshes[peer]), self.wires.tag(key)
+        placements = source_io.placement, read.placement
+        call = ops.send(value, *meshes, *placements, source_io.shape, tag)
         self.writer.emit(call, f"{title}_sent")
 
     def _recv(
         self, key: Any, peer: int, source_io: IoPlacement, read: IoPlacement, title: str
-    ) -> Any:
+    ) -> Var:
         call = ops.recv(
             device_mesh=self.mesh,
             peer_mesh=self.wires.meshes[peer],

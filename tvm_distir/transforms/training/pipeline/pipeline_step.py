@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 
 from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.attributes import PIPELINE_ATTR
 from tvm_distir.core.plan import Pipeline, Recomputation, Schedule
-from tvm_distir.core.rewriting import substitute
+from tvm_distir.core.rewriting import callee_of, substitute
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, write_function
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import in_training, is_batch_norm
@@ -107,15 +108,16 @@ class StagedStep:
         whole, notes, writers = Notes(self.params, self.recipe, schedule), [], []
         for number, part in enumerate(parts):
             if part.alike not in writer_of:
-                name = self._free(f"{ENTRY}{number}")
+                name = f"{ENTRY}{number}"
+                while name in self.functions.of:
+                    name += "_"
                 writer = StageWriter(part, tools)
                 entries[name] = writer.run(name)
                 writer_of[part.alike] = name, writer
             notes.append(whole.stage(part, *writer_of[part.alike]))
             writers.append(writer_of[part.alike][1])
         pipeline = whole.pipeline(parts, notes)
-        module = self.functions.module(entries, attrs)
-        module = module.with_attr(PIPELINE_ATTR, pipeline.to_attr())
+        module = self.functions.module(entries, attrs).with_attr(PIPELINE_ATTR, pipeline.to_attr())
         return WrittenPipeline(module, tuple(parts), tuple(writers), pipeline, tools)
 
     def _flat(self) -> Flat:
@@ -123,11 +125,10 @@ class StagedStep:
         forward, objective = self.params.forward, self.params.objective
         bindings = pure_bindings(forward, "main")
         params = [*forward.params, *(var for _, var in objective.inputs)]
+        new: dict[Var, Var] = {}
 
-        new: dict[Any, Any] = {}
-
-        def write(builder: relax.BlockBuilder) -> Any:
-            env: dict[Any, Any] = {}
+        def write(builder: BlockBuilder) -> Any:
+            env: dict[Var, Expr] = {}
             for b in bindings:
                 value = substitute(b.value, env)
                 is_name, normed = isinstance(value, ir.Var), is_batch_norm(value)
@@ -147,8 +148,8 @@ class StagedStep:
         return Flat(tuple(params), weights, tuple(emitted), loss, stream, statistics, sums, share)
 
     def _loss(
-        self, builder: relax.BlockBuilder, output: Any
-    ) -> tuple[Any, float, Mapping[Any, BatchSum]]:
+        self, builder: BlockBuilder, output: Expr
+    ) -> tuple[Var, float, Mapping[Var, BatchSum]]:
         """Emit the loss of a micro-batch; return it, the factor of the sum of all, and sums."""
         schedule, objective = self.schedule, self.params.objective
         count = schedule.micro_batches
@@ -166,32 +167,25 @@ class StagedStep:
 
     def _called(self, flat: Flat) -> frozenset[str]:
         """Return the private functions that the model calls more than once."""
-        times = Counter(
-            str(b.value.op.name_hint)
-            for b in flat.bindings
-            if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
-        )
+        callees = [callee_of(b.value) for b in flat.bindings]
+        times = Counter(str(callee.name_hint) for callee in callees if callee is not None)
+        several = {name: self.functions.of[name] for name, count in times.items() if count > 1}
         return frozenset(
             name
-            for name, count in times.items()
-            if count > 1
-            and isinstance(self.functions.of[name], relax.Function)
-            and is_private(self.functions.of[name])
+            for name, fn in several.items()
+            if isinstance(fn, relax.Function) and is_private(fn)
         )
 
     def _parts(
-        self, stages: Sequence[ModelStage], called: frozenset[str], sums: Mapping[Any, BatchSum]
+        self, stages: Sequence[ModelStage], called: frozenset[str], sums: Mapping[Var, BatchSum]
     ) -> list[StageInputs]:
         uses = Counter(var for stage in stages for var in stage.weights)
         names = {v: n for n, v in (*self.params.data, *self.params.others)}
         for var in self.params.running:
             if uses[var] > 1:
-                raise ModelError(
-                    "DIST0354",
-                    f'"{names[var]}" is a running statistic of several stages',
-                    place="schedule",
-                    remedy="Split elsewhere (cuts), or give each batch norm separate statistics.",
-                )
+                problem = f'"{names[var]}" is a running statistic of several stages'
+                remedy = "Split elsewhere (cuts), or give each batch norm separate statistics."
+                raise ModelError("DIST0354", problem, place="schedule", remedy=remedy)
         trained = frozenset(v for _, v in self.params.trained)
         shared = frozenset(v for v in trained if uses[v] > 1)
         unread = tuple(v for _, v in self.params.trained if not uses[v])
@@ -217,8 +211,3 @@ class StagedStep:
                 )
             )
         return parts
-
-    def _free(self, wish: str) -> str:
-        while wish in self.functions.of:
-            wish += "_"
-        return wish

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Var
 
 from tvm_distir.core.ir.attributes import IO_ATTR, TRAINING_ATTR, training_notes
 from tvm_distir.core.ir.operators import HOST_PREFIX
 from tvm_distir.core.plan import ACTIVATION, FETCH, GRADIENT, RUN, STORE, RankStep, plain_name
-from tvm_distir.core.rewriting import typed
+from tvm_distir.core.rewriting import field_of, tuple_of, typed
 from tvm_distir.transforms.stage_body import StageBody
 
 from .exchange_placements import NEXT_STAGE, MessageEndpoints, unfit
@@ -61,14 +62,14 @@ class RankProgram:
             for k, owner in enumerate(wires.rank_of)
             if owner == rank
         }
-        self.params: dict[str, Any] = {}
+        self.params: dict[str, Var] = {}
         self.inputs: list[dict[str, Any]] = []
         for number, body in self.bodies.items():
             for slot, var in body.params.items():
                 if slot in pipeline.inputs and slot not in self.params:
                     self._declare(number, slot, var)
 
-    def _declare(self, number: int, slot_name: str, var: Any) -> None:
+    def _declare(self, number: int, slot_name: str, var: Var) -> None:
         """Declare a parameter of the full step; micro-batched data have all rows."""
         place, ty = self.wires.read(number, slot_name), var.ty
         item = place.item(self.pipeline.inputs.index(slot_name), plain_name(slot_name))
@@ -125,12 +126,8 @@ class RankProgram:
                         source_io, read = wires.made(number, slot), wires.read(other, slot)
                         wires.agree(number, slot, source_io, read, NEXT_STAGE)
 
-    def _function(self, outputs: Sequence[Any], items: Sequence[dict[str, Any]]) -> relax.Function:
-        result = (
-            outputs[0]
-            if len(outputs) == 1
-            else typed(relax.Tuple(list(outputs)), relax.TupleType([v.ty for v in outputs]))
-        )
+    def _function(self, outputs: Sequence[Var], items: Sequence[dict[str, Any]]) -> relax.Function:
+        result = outputs[0] if len(outputs) == 1 else tuple_of(outputs)
         io = {"mesh": self.rank, "inputs": self.inputs, "outputs": list(items)}
         attrs = {"global_symbol": self.name, IO_ATTR: io, TRAINING_ATTR: self._training()}
         return self.writer.function(list(self.params.values()), result, False, attrs)
@@ -174,20 +171,13 @@ def move_stash(writer: UnitWriter, kind: str, number: int, micro: int) -> None:
 def _moved(writer: UnitWriter, kind: str, value: Any, name: str) -> Any:
     if isinstance(value.ty, relax.TupleType):
         fields = [
-            _moved(writer, kind, _field(writer, value, k, name), f"{name}_{k}")
+            _moved(writer, kind, writer.bind(field_of(value, k), f"{name}_{k}"), f"{name}_{k}")
             for k in range(len(value.ty.fields))
         ]
         return writer.bind(typed(relax.Tuple(fields), value.ty), name)
     function = relax.ExternFunc(f"{HOST_PREFIX}{kind}")
     if kind == FETCH:
-        return writer.emit(
-            relax.op.call_dps_packed(function, [value], out_ty=value.ty), f"{name}_back"
-        )
+        call = relax.op.call_dps_packed(function, [value], out_ty=value.ty)
+        return writer.emit(call, f"{name}_back")
     call = relax.op.call_pure_packed(function, value, ty_args=[value.ty])
     return writer.emit(call, f"{name}_host")
-
-
-def _field(writer: UnitWriter, value: Any, number: int, name: str) -> Any:
-    return writer.bind(
-        typed(relax.TupleGetItem(value, number), value.ty.fields[number]), f"{name}_{number}"
-    )

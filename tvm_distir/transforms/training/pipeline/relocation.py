@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.utils import copy_with_new_vars
 
@@ -17,6 +17,7 @@ from tvm_distir.core.rewriting import (
     all_bindings,
     callers_closure,
     make_call,
+    retyped,
     substitute,
     with_body,
 )
@@ -50,7 +51,11 @@ class RelocatedFunctions:
     ) -> None:
         self.mod, self.target_meshes = mod, target_meshes
         self.source = [mesh_key(known[number]) for number in of_rank]
-        communicating = {str(gv.name_hint) for gv, fn in relax_functions(mod) if _communicates(fn)}
+        communicating = {
+            str(gv.name_hint)
+            for gv, fn in relax_functions(mod)
+            if any(_has_mesh(b.value) for b in all_bindings(fn.body))
+        }
         self.moving = callers_closure(mod, communicating)
         self.known = {str(gv.name_hint): (gv, fn) for gv, fn in mod.functions.items()}
         self._modules: dict[int, ir.IRModule] = {}
@@ -66,29 +71,22 @@ class RelocatedFunctions:
         return self._modules[rank]
 
     def _moved(self, rank: int) -> ir.IRModule:
+        moving = [self.known[name] for name in self.known if name in self.moving]
         env = {
-            gv: ir.GlobalVar(f"{name}_mesh{rank}") if is_private(fn) else gv
-            for name, (gv, fn) in self.known.items()
-            if name in self.moving
+            gv: retyped(ir.GlobalVar(f"{gv.name_hint}_mesh{rank}"), gv.ty) if is_private(fn) else gv
+            for gv, fn in moving
         }
-        functions: dict[Any, Any] = {}
-        for name, (gv, fn) in self.known.items():
-            if name not in self.moving:
-                functions[gv] = fn
-                continue
-            new = env[gv]
-            if new is not gv:
-                relax.expr._update_type(new, gv.ty)
-            functions[new] = _on(self.target_meshes[rank], fn, env)
+        functions = {gv: fn for name, (gv, fn) in self.known.items() if name not in self.moving}
+        functions.update((env[gv], _on(self.target_meshes[rank], fn, env)) for gv, fn in moving)
         return ir.IRModule(functions, global_infos=self.mod.global_infos)
 
     def going_on(self, gv: ir.GlobalVar, rank: int) -> ir.GlobalVar:
         """Return the function that continues the sums that another function starts."""
         return self._sums.of(self.module(rank), gv)
 
-    def functions(self) -> Mapping[Any, Any]:
+    def functions(self) -> Mapping[ir.GlobalVar, relax.Function]:
         """Return all private functions of all ranks, and kernels."""
-        functions: dict[str, tuple[Any, Any]] = dict(self._sums.functions)
+        functions: dict[str, tuple[ir.GlobalVar, ir.BaseFunc]] = dict(self._sums.functions)
         for rank in sorted(self._modules):
             for gv, fn in self._modules[rank].functions.items():
                 if not isinstance(fn, relax.Function) or is_private(fn):
@@ -96,17 +94,13 @@ class RelocatedFunctions:
         return {gv: fn for _, (gv, fn) in sorted(functions.items())}
 
 
-def _communicates(fn: relax.Function) -> bool:
-    return any(_has_mesh(b.value) for b in all_bindings(fn.body))
+def _has_mesh(value: Expr) -> bool:
+    return dist_op_name(value) is not None and value.attrs is not None and _MESH in value.attrs
 
 
-def _has_mesh(value: Any) -> bool:
-    if dist_op_name(value) is None or value.attrs is None:
-        return False
-    return _MESH in value.attrs
-
-
-def _on(mesh: DeviceMesh, fn: relax.Function, env: Mapping[Any, Any]) -> relax.Function:
+def _on(
+    mesh: DeviceMesh, fn: relax.Function, env: Mapping[ir.GlobalVar, ir.GlobalVar]
+) -> relax.Function:
     """Return a function whose collectives run on another mesh."""
     fn = copy_with_new_vars(fn)
     blocks = [
@@ -116,7 +110,7 @@ def _on(mesh: DeviceMesh, fn: relax.Function, env: Mapping[Any, Any]) -> relax.F
     return with_body(fn, list(fn.params), blocks, fn.body.body, bool(fn.is_pure))
 
 
-def _moved(value: Any, mesh: DeviceMesh, env: Mapping[Any, Any]) -> Any:
+def _moved(value: Expr, mesh: DeviceMesh, env: Mapping[ir.GlobalVar, ir.GlobalVar]) -> Expr:
     value = substitute(value, env)
     if not _has_mesh(value):
         return value

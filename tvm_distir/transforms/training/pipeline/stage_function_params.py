@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
+from tvm.relax import Var
 
 from tvm_distir.core.plan import ACTIVATION, GRADIENT, STREAM, TOTAL, plain_name
 from tvm_distir.transforms.training.optimizers.protocol import RATE, STEP
@@ -54,24 +55,24 @@ class StageInputs:
     """
 
     stage: ModelStage
-    names: Mapping[Any, str]
-    trained: frozenset[Any]
-    shared: frozenset[Any]
-    counted: frozenset[Any]
-    unread: tuple[Any, ...]
+    names: Mapping[Var, str]
+    trained: frozenset[Var]
+    shared: frozenset[Var]
+    counted: frozenset[Var]
+    unread: tuple[Var, ...]
     layered: frozenset[str]
     last: bool
     mesh: str = ""
-    dropout: Any = None
-    sums: Mapping[Any, BatchSum] = field(default_factory=dict)
+    dropout: Var | None = None
+    sums: Mapping[Var, BatchSum] = field(default_factory=dict)
 
     @property
-    def batch_sums(self) -> Mapping[Any, BatchSum]:
+    def batch_sums(self) -> Mapping[Var, BatchSum]:
         """Return the sums over the whole batch that the stage reads, each behind what it reads."""
         return self.sums if self.last else {}
 
     @property
-    def data(self) -> tuple[Any, ...]:
+    def data(self) -> tuple[Var, ...]:
         """Return the data that the stage reads, those of the sums over the batch included."""
         read = (*self.stage.data, *(v for term in self.batch_sums.values() for v in term.args))
         return tuple(v for v in dict.fromkeys(read) if v not in self.batch_sums)
@@ -95,11 +96,11 @@ class StageInputs:
 class StageSignature:
     """Parameters or results of a stage's function in order, with their kinds."""
 
-    vars: list[Any] = field(default_factory=list)
+    vars: list[Var] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, var: Any, name: str, note: str) -> Any:
+    def add(self, var: Var, name: str, note: str) -> Var:
         """Append an entry."""
         self.vars.append(var)
         self.names.append(name)
@@ -149,7 +150,7 @@ class RoleParams:
             used_names.add(wish)
             return wish
 
-        def arrivals(kind: str, wish: str, arrivals_in: Sequence[Any]) -> list[Any]:
+        def arrivals(kind: str, wish: str, arrivals_in: Sequence[Var]) -> list[Var]:
             variables = []
             for j, var in enumerate(arrivals_in):
                 name = fresh(wish if len(arrivals_in) == 1 else f"{wish}_{j}")
@@ -158,7 +159,7 @@ class RoleParams:
 
         self.activations = arrivals(ACTIVATION, "x", stage.activations)
         self.grads = arrivals(GRADIENT, "grad", () if part.last else stage.outputs)
-        self.data: dict[Any, Any] = {}
+        self.data: dict[Var, Var] = {}
         for var in part.data:
             if var in part.names:
                 self.data[var] = self._like(var)
@@ -166,20 +167,19 @@ class RoleParams:
                 stream = relax.Var(fresh(dropouts.STREAM), var.ty)
                 self.data[var] = self.ports.add(stream, str(stream.name), part.stream)
         float32 = relax.TensorType([], "float32")
-        self.rate = relax.Var(RATE, float32) if recipe.rate_input else None
-        if self.rate is not None:
-            self.ports.add(self.rate, RATE, RATE)
+        self.rate: Any = None
+        if recipe.rate_input:
+            self.rate = self.ports.add(relax.Var(RATE, float32), RATE, RATE)
         self.squares = relax.Var(fresh("squares_total"), float32)
         if scaling.looks_at_gradients:
             self.ports.add(self.squares, str(self.squares.name), f"{TOTAL}:{SQUARES}")
         self.data_count = len(self.ports.vars)
-        weights = [self._like(var) for var in (*stage.weights, *part.unread)]
-        param_of = dict(zip((*stage.weights, *part.unread), weights, strict=True))
+        param_of = {var: self._like(var) for var in (*stage.weights, *part.unread)}
         self.dropout = param_of.get(part.dropout)
         data = [self.data.get(var, var) for var in stage.data]
-        self.args = [*self.activations, *data, *weights[: len(stage.weights)]]
-        self.weights: dict[Any, UpdatedWeight] = {}
-        self.totals: dict[Any, Any] = {}
+        self.args = [*self.activations, *data, *(param_of[var] for var in stage.weights)]
+        self.weights: dict[Var, UpdatedWeight] = {}
+        self.totals: dict[Var, Var] = {}
         for var, mine in param_of.items():
             if var in part.trained:
                 self._with_states(var, UpdatedWeight(part.names[var], mine))
@@ -189,11 +189,11 @@ class RoleParams:
         if recipe.optimizer.counts:
             self.step = self.ports.add(relax.Var(STEP, relax.TensorType([], "int64")), STEP, STEP)
 
-    def _like(self, var: Any) -> Any:
+    def _like(self, var: Var) -> Var:
         name = self.part.names[var]
         return self.ports.add(relax.Var(plain_name(name), var.ty), name, name)
 
-    def _with_states(self, var: Any, weight: UpdatedWeight) -> None:
+    def _with_states(self, var: Var, weight: UpdatedWeight) -> None:
         for slot, ty in self.recipe.optimizer.states(weight.var.ty).items():
             name = f"{weight.name}.{slot}"
             weight.names.append(name)
@@ -213,7 +213,7 @@ class RoleParams:
         return {name: names for name, names in names_of.items() if names}
 
 
-def summed(ty: Any) -> Any:
+def summed(ty: ir.Type) -> ir.Type:
     """Return the type of a sum over micro-batches."""
     dtype = str(ty.dtype)
     return relax.TensorType(ty.shape, "float32" if dtype in HALF else dtype)

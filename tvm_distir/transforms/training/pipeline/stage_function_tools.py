@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 
 from tvm_distir.core.ir.attributes import ACCUMULATE_PHASE, PHASE_ATTR, REPEAT_ATTR
 from tvm_distir.core.plan import Schedule
+from tvm_distir.core.rewriting import tuple_of
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     private_function,
-    tuple_of,
     write_function,
 )
 from tvm_distir.transforms.training.autodiff.split_backward import Splitter
@@ -56,7 +57,7 @@ class Tools:
         self.splitter = Splitter(functions)
         self._updates: dict[Any, ir.GlobalVar] = {}
 
-    def updates(self, builder: relax.BlockBuilder) -> Updates:
+    def updates(self, builder: BlockBuilder) -> Updates:
         """Return the writer of updates, for which similar layers share a function."""
         return Updates(builder, self.recipe.optimizer, self.functions, self._updates)
 
@@ -68,15 +69,15 @@ class Tools:
 
     def accumulated(
         self,
-        builder: relax.BlockBuilder,
+        builder: BlockBuilder,
         stage: str,
-        terms: Sequence[Any],
+        terms: Sequence[Var],
         phase: str = ACCUMULATE_PHASE,
-    ) -> list[Any]:
+    ) -> list[Var]:
         """Emit the sums over all micro-batches, in float32 for half precision."""
         params = [relax.Var(f"term{i}", term.ty) for i, term in enumerate(terms)]
 
-        def write(inside: relax.BlockBuilder) -> Any:
+        def write(inside: BlockBuilder) -> Expr:
             return tuple_of([cast(inside, p, str(summed(p.ty).dtype)) for p in params])
 
         title = f"{stage}_{phase}"

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.op import add, multiply, zeros
+from tvm.relax import Expr, Var
+from tvm.relax.op import add, multiply, ones, zeros
 
 from tvm_distir.core.ir.attributes import (
     ACCUMULATE_PHASE,
@@ -25,8 +26,8 @@ from tvm_distir.core.ir.attributes import (
     WEIGHT_PHASE,
 )
 from tvm_distir.core.plan import ACTIVATION, GRADIENT, NONE, PART, TOTAL, plain_name
-from tvm_distir.core.rewriting import scalar
-from tvm_distir.transforms.training.autodiff.function_table import tuple_of, without_unread
+from tvm_distir.core.rewriting import scalar, tuple_of
+from tvm_distir.transforms.training.autodiff.function_table import without_unread
 from tvm_distir.transforms.training.autodiff.split_backward import SplitBackward
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 from tvm_distir.transforms.training.optimizers.protocol import cast
@@ -111,11 +112,9 @@ class StageWriter:
                 **({"recompute": again} if again else {}),
             },
         }
-        for key, value in attrs.items():
-            fn = fn.with_attr(key, value)
-        return fn
+        return fn.with_attr(attrs)
 
-    def _out(self, value: Any, name: str, note: str) -> Any:
+    def _out(self, value: Expr, name: str, note: str) -> Var:
         var = self.builder.emit_output(value, name)
         return self.outputs.add(var, name, note)
 
@@ -159,7 +158,7 @@ class StageWriter:
             env[var] = self.builder.emit(call, str(var.name))
         self.params.args = [env.get(arg, arg) for arg in self.params.args]
 
-    def _forward_results(self, result: Any) -> Any:
+    def _forward_results(self, result: Expr) -> Any:
         """Output statistics and values for later stages; return the loss, if it is computed."""
         outputs, statistics = self.part.stage.outputs, self.part.stage.statistics
         is_single = len(outputs) + len(statistics) == 1
@@ -174,7 +173,7 @@ class StageWriter:
             self._out(value, "y" if len(outputs) == 1 else f"y_{j}", f"{ACTIVATION}:{j}")
         return None
 
-    def _backward(self, pair: ForwardBackward, loss: Any, saved: Any) -> list[Any]:
+    def _backward(self, pair: ForwardBackward, loss: Any, saved: Var) -> list[Var]:
         """Emit the backward pass, split or not; return the gradients in their order."""
         if self.part.last:
             grad = self._seed(loss)
@@ -199,24 +198,23 @@ class StageWriter:
         return [result[k] for k in order]
 
     def _fields(
-        self, gv: ir.GlobalVar, args: Sequence[Any], name: str, fields: Sequence[int]
-    ) -> list[Any]:
+        self, gv: ir.GlobalVar, args: Sequence[Expr], name: str, fields: Sequence[int]
+    ) -> list[Var]:
         """Emit a call and its first result fields."""
         call = self.builder.emit(ir.Call(gv, list(args)), name)
         return [self.builder.emit(relax.TupleGetItem(call, k)) for k in range(len(fields))]
 
-    def _seed(self, loss: Any) -> Any:
+    def _seed(self, loss: Expr) -> Var:
         """Return the gradient of a micro-batch's loss: its share in the loss of the batch."""
         dtype = str(loss.ty.dtype)
         share = 1.0 if self.tools.schedule.stash else self.tools.share
         if not self.recipe.dynamic:
-            return self.builder.emit(
-                multiply(scalar(self.recipe.scale * share, dtype), _one(dtype))
-            )
+            factor = scalar(self.recipe.scale * share, dtype)
+            return self.builder.emit(multiply(factor, ones((), dtype)))
         scale = cast(self.builder, self.scaling.params[0][1], dtype)
         return self.builder.emit(multiply(scale, scalar(share, dtype)))
 
-    def _end(self, gradients: dict[Any, Any]) -> None:
+    def _end(self, gradients: dict[Var, Var]) -> None:
         """Write the work that runs once: sums over micro-batches and stages, then new weights."""
         builder, part = self.builder, self.part
         phase = EACH_PHASE if self.tools.schedule.stash else ACCUMULATE_PHASE
@@ -227,33 +225,26 @@ class StageWriter:
         self.sums = {self.weights[var].name: str(total.name) for var, total in totals.items()}
         for var, weight in self.weights.items():
             if var in self.params.totals:
-                local_result = self._out(
-                    totals[var], f"{plain_name(weight.name)}_part", f"{PART}:{weight.name}"
-                )
-                self.updated[f"{weight.name}.{TOTAL}"] = str(local_result.name)
+                title = f"{plain_name(weight.name)}_part"
+                own = self._out(totals[var], title, f"{PART}:{weight.name}")
+                self.updated[f"{weight.name}.{TOTAL}"] = str(own.name)
                 totals[var] = self.params.totals[var]
-            elif var not in totals:
-                totals[var] = builder.emit(
-                    zeros(weight.var.ty.shape, str(summed(weight.var.ty).dtype))
-                )
-        self.gradients = {
-            w.name: str(totals[v].name)
-            for v, w in self.weights.items()
-            if v not in self.params.totals
-        }
+                continue
+            if var not in totals:
+                ty = summed(weight.var.ty)
+                totals[var] = builder.emit(zeros(ty.shape, str(ty.dtype)))
+            self.gradients[weight.name] = str(totals[var].name)
         updates = self.tools.updates(builder)
         squares = None
         if self.scaling.looks_at_gradients:
             counted = {v: totals[v] for v in self.weights if v in part.counted}
-            local_result = updates.squares(self._groups(counted)) if counted else None
-            local_result = (
-                builder.emit(zeros((), "float32")) if local_result is None else local_result
-            )
-            self._out(local_result, "squares_part", f"{PART}:{SQUARES}")
+            nothing = None if counted else builder.emit(zeros((), "float32"))
+            own = updates.squares(self._groups(counted)) if counted else nothing
+            self._out(own, "squares_part", f"{PART}:{SQUARES}")
             squares = self.params.squares
         self._update(updates, totals, squares)
 
-    def _update(self, updates: Updates, totals: Mapping[Any, Any], squares: Any) -> None:
+    def _update(self, updates: Updates, totals: Mapping[Var, Var], squares: Any) -> None:
         builder, params = self.builder, self.params
         shared, counters = self.scaling.shared(builder, squares, params.step, params.rate)
         if params.dropout is not None:
@@ -265,10 +256,10 @@ class StageWriter:
         for name, value in [*((n, new[n]) for n in names), *counters]:
             self.updated[name] = str(self._out(value, plain_name(name) + UPDATED_SUFFIX, name).name)
 
-    def _groups(self, gradients: Mapping[Any, Any]) -> Groups:
+    def _groups(self, gradients: Mapping[Var, Var]) -> Groups:
         """Return weights with their gradients, by the layer that they belong to."""
         groups: Groups = {}
-        owners: dict[Any, tuple[Owner, str]] = {}
+        owners: dict[Var, tuple[Owner, str]] = {}
         layers = self.part.stage.layers
         reads = Counter(
             v for member in layers for v in dict.fromkeys(member.args) if v in gradients
@@ -285,7 +276,3 @@ class StageWriter:
             at, label = owners.get(var, (None, weight.name))
             groups.setdefault(at, []).append((weight, gradient, label))
         return groups
-
-
-def _one(dtype: str) -> Any:
-    return relax.op.ones((), dtype)

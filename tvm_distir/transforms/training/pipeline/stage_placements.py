@@ -126,20 +126,14 @@ def rank_meshes(
         )
         ids = list(devices[rank]) if devices else ids
         if len(ids) != count:
-            raise MeshError(
-                "DIST0202",
-                f"{len(ids)} devices for a mesh of {count}",
-                place=f"schedule/devices/{rank}",
-                remedy="Give an id for each device of the stage's mesh.",
-            )
+            problem = f"{len(ids)} devices for a mesh of {count}"
+            remedy = "Give an id for each device of the stage's mesh."
+            raise MeshError("DIST0202", problem, place=f"schedule/devices/{rank}", remedy=remedy)
         twice = next((i for i in ids if i in owner), None)
         if twice is not None:
-            raise MeshError(
-                "DIST0202",
-                f"the ranks {owner[twice]} and {rank} both have device {twice}",
-                place="schedule",
-                remedy='Give the meshes different devices, or "devices" for each rank.',
-            )
+            problem = f"the ranks {owner[twice]} and {rank} both have device {twice}"
+            remedy = 'Give the meshes different devices, or "devices" for each rank.'
+            raise MeshError("DIST0202", problem, place="schedule", remedy=remedy)
         owner.update(dict.fromkeys(ids, rank))
         starts[number] += count
         meshes.append(known[number] if local_ids == ids else DeviceMesh(list(shape), ids))

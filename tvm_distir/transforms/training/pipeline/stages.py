@@ -11,14 +11,11 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.plan import Recomputation
-from tvm_distir.core.rewriting import substitute, variables
-from tvm_distir.transforms.training.autodiff.function_table import (
-    NamedFunctions,
-    private_function,
-    tuple_of,
-)
+from tvm_distir.core.rewriting import callee_of, substitute, tuple_of, variables
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, private_function
 from tvm_distir.transforms.training.step.dropouts import from_first_stream
 
 from .cutting import Flat, split_stages
@@ -45,7 +42,7 @@ class Layer:
 
     name: str
     label: str
-    args: tuple[Any, ...]
+    args: tuple[Expr, ...]
     policy: str
 
 
@@ -72,11 +69,11 @@ class ModelStage:
     """
 
     function: ir.GlobalVar
-    activations: tuple[Any, ...]
-    data: tuple[Any, ...]
-    weights: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    statistics: tuple[Any, ...]
+    activations: tuple[Var, ...]
+    data: tuple[Var, ...]
+    weights: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+    statistics: tuple[Var, ...]
     layers: tuple[Layer, ...]
     first_stream: int = 0
 
@@ -84,24 +81,6 @@ class ModelStage:
     def params(self) -> tuple[Any, ...]:
         """Return all variables that the function reads, in order."""
         return (*self.activations, *self.data, *self.weights)
-
-
-class Policies:
-    """Recomputation policies of the calls of each function, in the order of the calls.
-
-    Parameters
-    ----------
-    recompute : Recomputation
-    """
-
-    def __init__(self, recompute: Recomputation) -> None:
-        self.recompute = recompute
-        self._calls: Counter[str] = Counter()
-
-    def next(self, name: str) -> str:
-        """Return the policy of the next call of a function."""
-        self._calls[name] += 1
-        return self.recompute.of(name).of_call(self._calls[name] - 1)
 
 
 def cut_model(
@@ -121,87 +100,74 @@ def cut_model(
     ModelError
         DIST0354 see :func:`.cutting.split_stages`.
     """
-    stage_functions: dict[Any, list[ir.GlobalVar]] = {}
-    policies, result = Policies(recompute), list[ModelStage]()
-    first, inputs = 0, tuple[Any, ...]()
-    for end in split_stages(flat, functions, stages, names):
+    cutter, first, inputs = _Cutter(flat, functions, recompute), 0, tuple[Any, ...]()
+    result: list[ModelStage] = []
+    for number, end in enumerate(split_stages(flat, functions, stages, names)):
         bindings = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
         outputs = tuple(flat.live[end]) or (flat.loss,)
-        result.append(
-            _stage(
-                len(result), flat, bindings, inputs, outputs, functions, policies, stage_functions
-            )
-        )
+        result.append(cutter.stage(number, bindings, inputs, outputs))
         # the outputs of a stage are the inputs of the next, in the same order
         first, inputs = end + 1, outputs
     return result
 
 
-def _stage(
-    number: int,
-    flat: Flat,
-    stage_bindings: list[Any],
-    inputs: tuple[Any, ...],
-    outputs: tuple[Any, ...],
-    functions: NamedFunctions,
-    policies: Policies,
-    shared: dict[Any, list[ir.GlobalVar]],
-) -> ModelStage:
-    bindings = [*_needed(flat, stage_bindings), *stage_bindings]
-    first_stream, bindings = from_first_stream(bindings, flat.stream)
-    inside = {b.var for b in bindings}
-    read = dict.fromkeys(
-        v for b in bindings for v in variables(b.value) if v not in inside and v not in inputs
-    )
-    data = tuple(v for v in read if v not in flat.weights)
-    weights = tuple(v for v in read if v in flat.weights)
-    env = {v: relax.Var(str(v.name), v.ty) for v in inputs}  # they were of a dataflow block
-    inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in bindings]
-    statistics = {flat.statistics[b.var]: b.var for b in stage_bindings if b.var in flat.statistics}
-    result_vars = [env.get(v, v) for v in (*outputs, *statistics.values())]
-    result = result_vars[0] if len(result_vars) == 1 else tuple_of(result_vars)
-    fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
-    layers = _layers(stage_bindings, policies)
-    gv = _shared(fn, number, functions, tuple(layer.policy for layer in layers), shared)
-    return ModelStage(gv, inputs, data, weights, outputs, tuple(statistics), layers, first_stream)
+class _Cutter:
+    """Writer of the functions of stages."""
 
+    def __init__(self, flat: Flat, functions: NamedFunctions, recompute: Recomputation) -> None:
+        self.flat, self.functions, self.recompute = flat, functions, recompute
+        self._calls: Counter[str] = Counter()
+        self._known: dict[Any, list[ir.GlobalVar]] = {}
 
-def _needed(flat: Flat, bindings: Sequence[Any]) -> list[Any]:
-    """Return the bindings that depend only on data and constants and that others read."""
-    values = {b.var: b for b in flat.bindings if b.var in flat.anywhere}
-    needed: set[Any] = set()
-    waiting = [v for b in bindings for v in variables(b.value)]
-    while waiting:
-        var = waiting.pop()
-        if var in values and var not in needed:
-            needed.add(var)
-            waiting.extend(variables(values[var].value))
-    return [b for b in values.values() if b.var in needed]
+    def stage(
+        self, number: int, own: list[Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]
+    ) -> ModelStage:
+        """Write the function of a stage with its own bindings, and those that it needs besides."""
+        flat = self.flat
+        first_stream, bindings = from_first_stream([*self._needed(own), *own], flat.stream)
+        inside = {b.var for b in bindings}
+        read = dict.fromkeys(
+            v for b in bindings for v in variables(b.value) if v not in inside and v not in inputs
+        )
+        data = tuple(v for v in read if v not in flat.weights)
+        weights = tuple(v for v in read if v in flat.weights)
+        env = {v: relax.Var(str(v.name), v.ty) for v in inputs}  # they were of a dataflow block
+        inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in bindings]
+        statistics = {flat.statistics[b.var]: b.var for b in own if b.var in flat.statistics}
+        results = [env.get(v, v) for v in (*outputs, *statistics.values())]
+        result = results[0] if len(results) == 1 else tuple_of(results)
+        fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
+        layers = tuple(map(self._layer, (b for b in own if callee_of(b.value) is not None)))
+        gv = self._shared(fn, number, tuple(layer.policy for layer in layers))
+        kinds = data, weights, outputs, tuple(statistics)
+        return ModelStage(gv, inputs, *kinds, layers, first_stream)
 
+    def _needed(self, bindings: Sequence[Binding]) -> list[Any]:
+        """Return the bindings that depend only on data and constants and that others read."""
+        values = {b.var: b for b in self.flat.bindings if b.var in self.flat.anywhere}
+        needed: set[Var] = set()
+        waiting = [v for b in bindings for v in variables(b.value)]
+        while waiting:
+            var = waiting.pop()
+            if var in values and var not in needed:
+                needed.add(var)
+                waiting.extend(variables(values[var].value))
+        return [b for b in values.values() if b.var in needed]
 
-def _layers(bindings: Sequence[Any], policies: Policies) -> tuple[Layer, ...]:
-    calls = [
-        (str(b.value.op.name_hint), b)
-        for b in bindings
-        if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
-    ]
-    return tuple(
-        Layer(name, str(b.var.name), tuple(b.value.args), policies.next(name)) for name, b in calls
-    )
+    def _layer(self, binding: Binding) -> Layer:
+        """Describe the next call of a function, with the policy that it has by its number."""
+        name = str(binding.value.op.name_hint)
+        policy = self.recompute.of(name).of_call(self._calls[name])
+        self._calls[name] += 1
+        return Layer(name, str(binding.var.name), tuple(binding.value.args), policy)
 
-
-def _shared(
-    fn: relax.Function,
-    number: int,
-    functions: NamedFunctions,
-    policies: tuple[str, ...],
-    stage_functions: dict[Any, list[ir.GlobalVar]],
-) -> ir.GlobalVar:
-    """Return the function, or an equal function with equal policies of its calls."""
-    key = (int(tvm_ffi.structural_hash(fn, map_free_vars=True)), policies)
-    for gv in stage_functions.get(key, ()):
-        if tvm_ffi.structural_equal(functions.of[str(gv.name_hint)], fn, map_free_vars=True):
-            return gv
-    gv = functions.add(f"{STAGE}{number}", fn)
-    stage_functions.setdefault(key, []).append(gv)
-    return gv
+    def _shared(self, fn: relax.Function, number: int, policies: tuple[str, ...]) -> ir.GlobalVar:
+        """Return the function, or an equal function with equal policies of its calls."""
+        key = (int(tvm_ffi.structural_hash(fn, map_free_vars=True)), policies)
+        for gv in self._known.get(key, ()):
+            known = self.functions.of[str(gv.name_hint)]
+            if tvm_ffi.structural_equal(known, fn, map_free_vars=True):
+                return gv
+        gv = self.functions.add(f"{STAGE}{number}", fn)
+        self._known.setdefault(key, []).append(gv)
+        return gv

@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 from tvm.relax.op import add
 
-from tvm_distir.core.rewriting import substitute
+from tvm_distir.core.rewriting import retyped, substitute
 
 
 class ContinuedAccumulation:
@@ -29,9 +28,7 @@ class ContinuedAccumulation:
         name = f"{gv.name_hint}_on"
         if name not in self.functions:
             fn = _going_on(mod[gv], name)
-            variable = ir.GlobalVar(name)
-            relax.expr._update_type(variable, fn.ty)
-            self.functions[name] = variable, fn
+            self.functions[name] = retyped(ir.GlobalVar(name), fn.ty), fn
         return self.functions[name][0]
 
 
@@ -42,7 +39,7 @@ def _going_on(fn: relax.Function, name: str) -> relax.Function:
     sums = [relax.Var(f"sum{k}", ty) for k, ty in enumerate(fn.ret_ty.fields)]
     with builder.function(name, [*sums, *fn.params]):
         with builder.dataflow():
-            env: dict[Any, Any] = {}
+            env: dict[Var, Expr] = {}
             for block in fn.body.blocks:
                 for b in block.bindings:
                     env[b.var] = builder.emit(substitute(b.value, env), str(b.var.name))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, Expr, Var
 from tvm.relax.op import add, reshape, strided_slice
 
 from tvm_distir.core.plan import (
@@ -20,7 +21,7 @@ from tvm_distir.core.plan import (
     PipelineAction,
     first_stream,
 )
-from tvm_distir.core.rewriting import make_call, substitute, typed, variables
+from tvm_distir.core.rewriting import make_call, substitute, tuple_of, typed, variables
 from tvm_distir.transforms.stage_body import OF_UNIT, PASSED, StageBody, When
 
 
@@ -44,13 +45,13 @@ class Running:
     """
 
     body: StageBody
-    rows: dict[str, Any]
-    env: dict[Any, Any]
-    micros: dict[int, dict[Any, Any]] = field(default_factory=dict)
-    ended: set[Any] = field(default_factory=set)
-    now: dict[Any, Any] = field(default_factory=dict)
+    rows: dict[str, Var]
+    env: dict[Var, Expr]
+    micros: dict[int, dict[Var, Expr]] = field(default_factory=dict)
+    ended: set[Var] = field(default_factory=set)
+    now: dict[Var, Expr] = field(default_factory=dict)
 
-    def micro(self, number: int) -> dict[Any, Any]:
+    def micro(self, number: int) -> dict[Var, Var]:
         """Return the environment of a micro-batch."""
         if number not in self.micros:
             self.micros[number] = dict(self.env)
@@ -88,27 +89,27 @@ class UnitWriter:
         self.micro_batches, self.splits, self.going_on = micro_batches, splits, going_on
         self.binds_tuples = binds_tuples
         self.builder = relax.BlockBuilder()
-        self.bindings: list[Any] = []
+        self.bindings: list[Binding] = []
         self.stages: dict[int, Running] = {}
-        self._rows: dict[Any, Any] = {}
+        self._rows: dict[Var, Var] = {}
 
-    def emit(self, value: Any, name: str) -> Any:
+    def emit(self, value: Expr, name: str) -> Var:
         """Bind a new value, with its type inferred."""
         return self.bind(self.builder.normalize(value), name)
 
-    def bind(self, value: Any, name: str, ty: Any = None) -> Any:
+    def bind(self, value: Expr, name: str, ty: Any = None) -> Var:
         """Bind a typed value."""
         var = relax.Var(name, value.ty if ty is None else ty)
         self.bindings.append(relax.VarBinding(var, value))
         return var
 
-    def whole_type(self, ty: Any) -> Any:
+    def whole_type(self, ty: ir.Type) -> ir.Type:
         """Return the type of data for all micro-batches, from that for one of them."""
         shape = [int(n) for n in ty.shape]
         return relax.TensorType([shape[0] * self.micro_batches, *shape[1:]], ty.dtype)
 
     def begin(
-        self, number: int, body: StageBody, arguments: Mapping[str, Any], sliced: Collection[str]
+        self, number: int, body: StageBody, arguments: Mapping[str, Var], sliced: Collection[str]
     ) -> None:
         """Start a stage with the parameters of the full step; ``sliced`` ones have all rows."""
         inputs = {slot: arguments[slot] for slot in body.params if slot in arguments}
@@ -117,15 +118,15 @@ class UnitWriter:
         self.stages[number] = stage = Running(body, rows, env)
         data = {body.params[slot]: var for slot, var in rows.items()}
         for binding in body.bindings[When.BEGIN]:
-            if binding.var in body.counted:
-                total = self.batch_sum(body.counted[binding.var], data, stage.env)
-                stage.env[binding.var] = total
+            counted = body.counted.get(binding.var)
+            if counted is not None:
+                stage.env[binding.var] = self.batch_sum(counted, data, stage.env)
             else:
                 self._copy(binding, stage.env, "")
 
     def batch_sum(
-        self, bindings: Sequence[Any], data: Mapping[Any, Any], env: Mapping[Any, Any]
-    ) -> Any:
+        self, bindings: Sequence[Binding], data: Mapping[Var, Var], env: Mapping[Var, Expr]
+    ) -> Var:
         """Write the sum over all micro-batches of what the last of some bindings computes.
 
         Parameters
@@ -143,8 +144,12 @@ class UnitWriter:
         return total
 
     def batch_term(
-        self, bindings: Sequence[Any], data: Mapping[Any, Any], env: Mapping[Any, Any], micro: int
-    ) -> Any:
+        self,
+        bindings: Sequence[Binding],
+        data: Mapping[Var, Var],
+        env: Mapping[Var, Expr],
+        micro: int,
+    ) -> Var:
         """Write the term of a micro-batch of a :meth:`batch_sum`."""
         read = {v for b in bindings for v in variables(b.value)}
         rows = {v: self._slice(whole, micro) for v, whole in data.items() if v in read}
@@ -153,12 +158,12 @@ class UnitWriter:
             self._copy(binding, local, f"_{micro}")
         return local[bindings[-1].var]
 
-    def arrive(self, number: int, slot: str, micro: int, value: Any) -> None:
+    def arrive(self, number: int, slot: str, micro: int, value: Expr) -> None:
         """Receive a value of another stage."""
         stage = self.stages[number]
         stage.micro(micro)[stage.body.params[slot]] = value
 
-    def _slice(self, whole: Any, micro: int) -> Any:
+    def _slice(self, whole: Var, micro: int) -> Var:
         """Slice the rows of a micro-batch from data: a row of every ``micro_batches``."""
         count, name = self.micro_batches, str(whole.name)
         if count == 1:
@@ -167,9 +172,8 @@ class UnitWriter:
         rows, rest = int(shape[0]) // count, shape[1:]
         if whole not in self._rows:
             self._rows[whole] = self.emit(reshape(whole, (rows, count, *rest)), f"{name}_rows")
-        part = self.emit(
-            strided_slice(self._rows[whole], [1], [micro], [micro + 1]), f"{name}_cut{micro}"
-        )
+        part = strided_slice(self._rows[whole], [1], [micro], [micro + 1])
+        part = self.emit(part, f"{name}_cut{micro}")
         return self.emit(reshape(part, (rows, *rest)), f"{name}_{micro}")
 
     def unit(self, number: int, unit: PipelineAction) -> None:
@@ -181,12 +185,11 @@ class UnitWriter:
         env = stage.micro(unit.micro)
         if when == When.FORWARD:
             self._forward_reads(stage, env, unit.micro)
-        whens = [when]
+        bindings = list(stage.body.bindings[when])
         if when == When.BACKWARD and not self.splits:
-            whens.append(When.WEIGHT)
-        for part in whens:
-            for binding in stage.body.bindings[part]:
-                self._copy(binding, env, f"_{unit.micro}")
+            bindings += stage.body.bindings[When.WEIGHT]
+        for binding in bindings:
+            self._copy(binding, env, f"_{unit.micro}")
         if when == When.FORWARD:
             for slot in stage.body.carried:
                 result = stage.body.results[slot]
@@ -197,7 +200,7 @@ class UnitWriter:
                 self._update(stage, unit.micro)
         self._hand_on(number, unit)
 
-    def _forward_reads(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
+    def _forward_reads(self, stage: Running, env: dict[Var, Expr], micro: int) -> None:
         """Reuse values that are not computed for every micro-batch."""
         params = stage.body.params
         env.update({params[slot]: self._slice(var, micro) for slot, var in stage.rows.items()})
@@ -210,7 +213,7 @@ class UnitWriter:
                 env[var] = relax.const(first_stream(slot, micro), "int64")
         env.update({params[slot]: stage.env[params[slot]] for slot in stage.body.carried})
 
-    def _sums(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
+    def _sums(self, stage: Running, env: dict[Var, Expr], micro: int) -> None:
         """Write the sums over the micro-batches so far."""
         for binding in stage.body.bindings[When.ACCUMULATE]:
             call, so_far = substitute(binding.value, env), stage.env.get(binding.var)
@@ -233,18 +236,16 @@ class UnitWriter:
             if slot in stage.body.results and slot.partition(":")[0] not in PASSED:
                 stage.now[param] = substitute(stage.body.results[slot], env)
 
-    def made(self, number: int, slot: str, micro: int) -> Any:
+    def made(self, number: int, slot: str, micro: int) -> Var:
         """Return the value that a task of a micro-batch computed for another stage."""
         stage = self.stages[number]
         return substitute(stage.body.results[slot], stage.micro(micro))
 
     def _hand_on(self, number: int, unit: PipelineAction) -> None:
         """Pass the results of a task to the neighbouring stage in the same function."""
-        if unit.phase not in (FORWARD, BACKWARD):
-            return
         kind, ahead = (ACTIVATION, 1) if unit.phase == FORWARD else (GRADIENT, -1)
         other = number + ahead
-        if other not in self.stages:
+        if unit.phase not in (FORWARD, BACKWARD) or other not in self.stages:
             return
         for slot in self.stages[number].body.results:
             if slot.startswith(f"{kind}:"):
@@ -254,36 +255,34 @@ class UnitWriter:
         """Write the work after all micro-batches, for some results or all of them."""
         stage = self.stages[number]
         bindings = stage.body.bindings[When.END]
-        needed: set[Any] | None = None
-        if returned is not None:
-            needed = {v for slot in returned for v in variables(stage.body.results[slot])}
-            for binding in reversed(bindings):
-                if binding.var in needed:
-                    needed.update(variables(binding.value))
+        slots = stage.body.results if returned is None else returned
+        needed = {v for slot in slots for v in variables(stage.body.results[slot])}
+        for binding in reversed(bindings):
+            if binding.var in needed:
+                needed.update(variables(binding.value))
         for binding in bindings:
-            if binding.var not in stage.ended and (needed is None or binding.var in needed):
+            if binding.var not in stage.ended and (returned is None or binding.var in needed):
                 stage.ended.add(binding.var)
                 self._copy(binding, stage.env, "")
 
-    def result(self, number: int, slot: str) -> Any:
+    def result(self, number: int, slot: str) -> Var:
         """Return a result that is computed once."""
         stage = self.stages[number]
         return substitute(stage.body.results[slot], stage.env)
 
     def function(
-        self, params: Sequence[Any], result: Any, is_pure: bool, attrs: Mapping[str, Any]
+        self, params: Sequence[Var], result: Expr, is_pure: bool, attrs: Mapping[str, Any]
     ) -> relax.Function:
         """Build the function of everything that was written."""
-        body = relax.SeqExpr([relax.BindingBlock(self.bindings)], result)
-        relax.expr._update_type(body, result.ty)
+        body = typed(relax.SeqExpr([relax.BindingBlock(self.bindings)], result), result.ty)
         nodes = ir.make_node("ir.DictAttrs", **attrs)
         return relax.Function(list(params), body, result.ty, is_pure, nodes)
 
-    def sum_of(self, first: Any, second: Any, name: str) -> Any:
+    def sum_of(self, first: Expr, second: Expr, name: str) -> Var:
         """Emit the sum of two terms."""
         return self.emit(add(first, second), name)
 
-    def _copy(self, binding: Any, env: dict[Any, Any], suffix: str) -> None:
+    def _copy(self, binding: Binding, env: dict[Var, Expr], suffix: str) -> None:
         value = substitute(binding.value, env)
         if isinstance(value, ir.Var):
             env[binding.var] = value
@@ -297,6 +296,5 @@ class UnitWriter:
         """Bind an argument that is a tuple to a variable."""
         if not isinstance(arg, relax.Tuple):
             return arg
-        fields = [self._bound(field, name) for field in arg.fields]
-        whole = relax.TupleType([field.ty for field in fields])
-        return self.bind(typed(relax.Tuple(fields), whole), f"{name}_given")
+        fields = tuple_of([self._bound(field, name) for field in arg.fields])
+        return self.bind(fields, f"{name}_given")

@@ -10,18 +10,14 @@ out.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Binding, Var
 
 from tvm_distir.core.ir.attributes import WHOLE_ATTR
 from tvm_distir.core.plan import CHECKPOINT
-from tvm_distir.core.rewriting import typed
-from tvm_distir.transforms.training.autodiff.function_table import (
-    NamedFunctions,
-    private_function,
-    tuple_of,
-)
+from tvm_distir.core.rewriting import field_of, tuple_of, typed
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, private_function
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 
 
@@ -43,48 +39,36 @@ def checkpointed(pair: ForwardBackward, functions: NamedFunctions) -> ForwardBac
     """
     suffix, name = f"_{CHECKPOINT}", str(pair.forward.name_hint)
     functions.of[name] = functions.of[name].with_attr(WHOLE_ATTR, True)
-    first = private_function(*_forward(pair, functions))
-    back = private_function(*_backward(pair, functions))
+    params, both, bindings = _run(pair, functions)
+    first = private_function(pair.name, params, bindings, field_of(both, 0))
     return dataclasses.replace(
         pair,
         forward=functions.add(pair.name + suffix, first),
-        backward=functions.add(str(pair.backward.name_hint) + suffix, back),
+        backward=functions.add(str(pair.backward.name_hint) + suffix, _backward(pair, functions)),
         saves=False,
         needed=tuple(range(len(pair.params))),
     )
 
 
-def _forward(
-    pair: ForwardBackward, functions: NamedFunctions
-) -> tuple[str, list[Any], list[Any], Any]:
-    params, both, bindings = _run(pair, functions)
-    return pair.name, params, bindings, _item(both, 0)
-
-
-def _backward(
-    pair: ForwardBackward, functions: NamedFunctions
-) -> tuple[str, list[Any], list[Any], Any]:
+def _backward(pair: ForwardBackward, functions: NamedFunctions) -> relax.Function:
+    """Write the backward pass, which begins with the forward pass."""
     params, both, bindings = _run(pair, functions)
     fn = functions.of[str(pair.backward.name_hint)]
     grad = relax.Var(str(fn.params[0].name), fn.params[0].ty)
     saved = relax.Var("saved", fn.params[1].ty)
-    bindings.append(relax.VarBinding(saved, _item(both, 1)))
+    bindings.append(relax.VarBinding(saved, field_of(both, 1)))
     gradients = relax.Var("gradients", fn.ret_ty)
     needed = [params[i] for i in pair.needed]
     call = ir.Call(pair.backward, [grad, saved, *needed])
     bindings.append(relax.VarBinding(gradients, typed(call, fn.ret_ty)))
     # Each gradient by itself: what splits a step's backward pass reads them individually.
-    each = tuple_of([_item(gradients, i) for i in range(len(fn.ret_ty.fields))])
-    return pair.name, [grad, *params], bindings, each
+    each = tuple_of([field_of(gradients, i) for i in range(len(fn.ret_ty.fields))])
+    return private_function(pair.name, [grad, *params], bindings, each)
 
 
-def _run(pair: ForwardBackward, functions: NamedFunctions) -> tuple[list[Any], Any, list[Any]]:
+def _run(pair: ForwardBackward, functions: NamedFunctions) -> tuple[list[Var], Var, list[Binding]]:
     """Return parameters, and a call of the forward pass with them."""
     fn = functions.of[str(pair.forward.name_hint)]
     params = [relax.Var(str(param.name), param.ty) for param in fn.params]
     both = relax.Var("again", fn.ret_ty)
     return params, both, [relax.VarBinding(both, typed(ir.Call(pair.forward, params), fn.ret_ty))]
-
-
-def _item(whole: Any, index: int) -> Any:
-    return typed(relax.TupleGetItem(whole, index), whole.ty.fields[index])

@@ -7,11 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 
 from tvm_distir.core.plan import Recomputation
-from tvm_distir.support import ModelError, nearest, parse_int, shortened
+from tvm_distir.support import nearest, parse_int, shortened
+from tvm_distir.transforms.step_faults import wrong_argument
 
 AUTO = "auto"
+_wrong = partial(wrong_argument, name="recompute")
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,8 @@ class Auto:
                 continue
             count = parse_int(value, 1)
             if count is None:
-                raise _wrong(
-                    f'{key} is "{shortened(value)}"', "Give the number of shards, for example 8."
-                )
+                remedy = "Give the number of shards, for example 8."
+                raise _wrong(f'{key} is "{shortened(value)}"', remedy)
             parts[key] = count
         return Auto(memory_gib, **parts)
 
@@ -74,7 +76,3 @@ def read_recompute(policy: str | Mapping[str, str]) -> Recomputation | Auto:
     if isinstance(policy, str) and policy.partition(":")[0].strip() == AUTO:
         return Auto.read(policy)
     return Recomputation.read(policy, _wrong)
-
-
-def _wrong(problem: str, remedy: str) -> ModelError:
-    return ModelError("DIST0351", problem, place="train_step (recompute)", remedy=remedy)

@@ -18,10 +18,12 @@ from functools import cached_property
 from typing import Any
 
 from tvm import ir
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.rewriting import variables
 from tvm_distir.transforms.training.autodiff.saved_values import (
     NO_OPERANDS,
+    kept_and_again,
     kept_bytes,
     view_source,
 )
@@ -49,30 +51,25 @@ class Point:
 
     size_bytes: int
     time: int
-    kept: tuple[Any, ...]
-    again: tuple[Any, ...]
+    kept: tuple[Var, ...]
+    again: tuple[Binding, ...]
 
 
 class _Values:
     """Values of a function that its backward pass may need."""
 
-    def __init__(
-        self,
-        forward: Sequence[Any],
-        read: Sequence[Any],
-        times: ValueTimes,
-        operands: Mapping[Any, Any],
-    ) -> None:
-        values = {binding.var: binding for binding in forward}
-        needed: set[Any] = set()
-        waiting = [var for var in read if var in values]
+    def __init__(self, frontier: Frontier) -> None:
+        times, operands = frontier.times, frontier.operands
+        values = {binding.var: binding for binding in frontier.forward}
+        needed: set[Var] = set()
+        waiting = [var for var in frontier.read if var in values]
         self.read = set(waiting)
         while waiting:
             var = waiting.pop()
             if var not in needed:
                 needed.add(var)
                 waiting += [v for v in variables(values[var].value) if v in values]
-        self.bindings = [binding for binding in forward if binding.var in needed]
+        self.bindings = [binding for binding in frontier.forward if binding.var in needed]
         self.number = {binding.var: i for i, binding in enumerate(self.bindings)}
         self.bytes = [kept_bytes([b.var]) for b in self.bindings]
         self.times = [0 if b.var in operands else times.of(b.value) for b in self.bindings]
@@ -96,7 +93,7 @@ class _Values:
         at_hand = {i for i in range(count) if side[2 + 2 * i] and not side[3 + 2 * i]}
         return self._point({self.bindings[i].var for i in at_hand})
 
-    def _point(self, at_hand: set[Any]) -> Point:
+    def _point(self, at_hand: set[Var]) -> Point:
         """Follow the values that are read back to those that are saved."""
         saved, again = [], []
         needed = set(self.read)
@@ -131,17 +128,20 @@ class Frontier:
 
     def __init__(
         self,
-        forward: Sequence[Any],
-        read: Sequence[Any],
+        forward: Sequence[Binding],
+        read: Sequence[Var],
         times: ValueTimes,
         operands: Mapping[Any, Any] = NO_OPERANDS,
     ) -> None:
-        self.forward, self.returned, self.times = forward, read, times
-        self.operands = operands
+        self.forward, self.read, self.times, self.operands = forward, read, times, operands
+
+    def plain(self, params: Sequence[Var]) -> tuple[list[Any], list[Any]]:
+        """Return what is saved and recomputed without a policy; ``params`` are at hand."""
+        return kept_and_again(self.forward, self.read, params, self.operands)
 
     @cached_property
     def _graph(self) -> _Values:
-        return _Values(self.forward, self.returned, self.times, self.operands)
+        return _Values(self)
 
     @cached_property
     def points(self) -> list[Point]:
@@ -164,7 +164,7 @@ class Frontier:
         return below + above
 
 
-def _is_never_kept(value: Any) -> bool:
+def _is_never_kept(value: Expr) -> bool:
     """Return whether a value is never saved: a view, or computed without operands."""
     if view_source(value) is not None:
         return True

@@ -20,14 +20,13 @@ again;
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import ir, relax
+from tvm.relax import Binding, Var
 
 from tvm_distir.core.rewriting import BlockWriter, called_name, op_name, substitute, variables
 from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again, type_bytes
-
-from .attention_rewrite import AttentionRewrite
 
 _CAST = "relax.astype"
 _ACTIVATIONS = frozenset(("relax.nn.silu", "relax.nn.gelu", "relax.nn.gelu_tanh"))
@@ -36,13 +35,35 @@ MaskKernels = Callable[[Any, Any], tuple[Any, Any] | None]
 read it."""
 
 
+class NarrowPasses(NamedTuple):
+    """Forward and backward pass of a function, written for the policy ``megatron``.
+
+    Attributes
+    ----------
+    before, after : list of Binding
+        The forward and the backward pass.
+    kept : list of Var
+        The values of the forward pass that are saved.
+    again : list of Binding
+        The bindings that the backward pass recomputes, in order.
+    read : list of Var
+        The values of the forward pass that the two read.
+    """
+
+    before: list[Binding]
+    after: list[Binding]
+    kept: list[Var]
+    again: list[Binding]
+    read: list[Var]
+
+
 def keeping_narrow(
     before: Sequence[Any],
     after: Sequence[Any],
     read: Sequence[Any],
-    params: Sequence[Any],
+    params: Sequence[Var],
     kernels: MaskKernels,
-) -> AttentionRewrite:
+) -> NarrowPasses:
     """Write a function's passes so that masks and the narrower side of casts are saved.
 
     Parameters
@@ -63,11 +84,11 @@ def keeping_narrow(
     needed = {v: None for v in needed if v in of_forward or v in set(params)}
     operands = saved_operands(forward, backward, [*needed], {*_ACTIVATIONS, _CAST})
     saved, again = kept_and_again(forward, [*needed], params, operands)
-    return AttentionRewrite(forward, backward, saved, again, [*needed])
+    return NarrowPasses(forward, backward, saved, again, [*needed])
 
 
 def saved_operands(
-    before: Sequence[Any], after: Sequence[Any], read: Sequence[Any], ops: Collection[str]
+    before: Sequence[Binding], after: Sequence[Binding], read: Sequence[Var], ops: Collection[str]
 ) -> dict[Any, Any]:
     """Return the values that kernels of the backward pass compute again, with what they read.
 
@@ -172,7 +193,7 @@ def _gates(
     return {var: operand for var, operand in gates.items() if isinstance(operand, ir.Var)}
 
 
-def _narrower(value: Any, var: Any) -> list[Any]:
+def _narrower(value: Any, var: Var) -> list[Any]:
     """Return the value of fewer bytes that a variable is a cast of."""
     if op_name(value) != "astype" or not isinstance(value.args[0], ir.Var):
         return []

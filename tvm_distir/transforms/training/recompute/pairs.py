@@ -12,21 +12,20 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, relax
+from tvm import relax
+from tvm.relax import Binding, BlockBuilder, Expr, Var
 
-from tvm_distir.core.ir import is_private
+from tvm_distir.core.ir import is_private, known_shape
 from tvm_distir.core.plan import ATTENTION, CHECKPOINT, MEGATRON, NONE, Recomputation, plain_name
-from tvm_distir.core.rewriting import op_name, variables
+from tvm_distir.core.rewriting import callee_of, op_name, tuple_of, variables
 from tvm_distir.core.rewriting.native import is_pure
 from tvm_distir.support import ModelError, Steps, unrolled
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     only_read,
     private_function,
-    tuple_of,
     write_function,
 )
 from tvm_distir.transforms.training.autodiff.reverse import Reverse, active
@@ -39,51 +38,16 @@ from tvm_distir.transforms.training.autodiff.tape import (
     roles_of,
 )
 
-from .attention_rewrite import keeping_sums
 from .checkpoints import checkpointed
+from .drafts import DraftPair, without_deep_tuples
 from .frontier import Frontier
 from .narrow import keeping_narrow, saved_operands
 from .policies import kept_by
 from .times import ValueTimes
 
 FORWARD_SUFFIX, BACKWARD_SUFFIX = "_forward", "_backward"
-
-DEEPEST_SAVED = 32
-"""Tuples that are nested more deeply are saved by field."""
-
-
-@dataclass(frozen=True)
-class DraftPair:
-    """Forward and backward pass of a function, before the saved values are chosen.
-
-    Attributes
-    ----------
-    params : list of Var
-    given : tuple of int
-        Parameters whose gradients are returned.
-    before, after : list of Binding
-        The forward and the backward pass.
-    grad, result : expression
-        The gradient of the result, and the result.
-    read : list of Var
-        The values that the backward pass reads.
-    gradients : list of Var
-    frontier : Frontier
-        The choices of saved values.
-    calls : tuple of CallGradient
-        Calls of private functions in both parts.
-    """
-
-    params: list[Any]
-    given: tuple[int, ...]
-    before: list[Any]
-    after: list[Any]
-    grad: Any
-    result: Any
-    read: list[Any]
-    gradients: list[Any]
-    frontier: Frontier
-    calls: tuple[CallGradient, ...]
+SCORE_DIMS = 4
+"""Dims of the weights of attention: batch, heads, rows, columns."""
 
 
 class Differentiator:
@@ -133,11 +97,10 @@ class Differentiator:
         }
         return {name: text for name, text in texts.items() if text != NONE}
 
-    def differentiates(self, call: Any) -> bool:
+    def differentiates(self, call: Expr) -> bool:
         """Return whether a value is a call of a private Relax function."""
-        if not isinstance(call, ir.Call) or not isinstance(call.op, ir.GlobalVar):
-            return False
-        fn = self.functions.of.get(str(call.op.name_hint))
+        callee = callee_of(call)
+        fn = None if callee is None else self.functions.of.get(str(callee.name_hint))
         return isinstance(fn, relax.Function) and is_private(fn)
 
     def pair(self, name: str, roles: Roles, label: str) -> ForwardBackward:
@@ -208,9 +171,9 @@ class Differentiator:
         params, bindings = list(fn.params), pure_bindings(fn, name)
         differentiated = tuple(i for i, is_active in enumerate(roles) if is_active)
         grad = relax.Var("grad", self._leading(name, fn.body.body).ty)
-        forward: list[Any] = []
+        forward: list[Var] = []
 
-        def write(builder: relax.BlockBuilder) -> tuple[Any, list[Any], tuple[CallGradient, ...]]:
+        def write(builder: BlockBuilder) -> tuple[Expr, list[Var], tuple[CallGradient, ...]]:
             tape = Tape(builder, self, active(bindings, [params[i] for i in differentiated]))
             for binding in bindings:
                 tape.add(binding.var, tape.replaced(binding.value))
@@ -225,7 +188,8 @@ class Differentiator:
             return result, [work.total(params[i]) for i in differentiated], calls
 
         emitted, (result, gradients, calls) = write_function([*params, grad], write)
-        cut = max((_position(emitted, var) + 1 for var in forward), default=0)
+        last = [i for i, binding in enumerate(emitted, 1) if binding.var in set(forward)]
+        cut = max(last, default=0)
         after = only_read(emitted[cut:], gradients)
         read = [v for b in after for v in variables(b.value)]
         read += [v for gradient in gradients for v in variables(gradient)]
@@ -236,7 +200,7 @@ class Differentiator:
             params, differentiated, before, after, grad, result, read, gradients, choices, calls
         )
 
-    def _leading(self, name: str, result: Any) -> Any:
+    def _leading(self, name: str, result: Expr) -> Expr:
         """Return the fields of a function's result that get gradients."""
         count = self.leading.get(name)
         if count is None:
@@ -246,27 +210,18 @@ class Differentiator:
     def _written(self, name: str, roles: Roles, policy: str, draft: DraftPair) -> ForwardBackward:
         """Write both functions."""
         params, before, after, read = draft.params, draft.before, draft.after, draft.read
-        if policy in (ATTENTION, MEGATRON):
-            parts = (
-                keeping_sums(before, after, read, params, draft.frontier.operands)
-                if policy == ATTENTION
-                else keeping_narrow(before, after, read, params, self._masks)
+        if policy == MEGATRON:
+            before, after, stash, again, read = keeping_narrow(
+                before, after, read, params, self._masks
             )
-            before, after, read = parts.before, parts.after, parts.read
-            stash, again = parts.kept, parts.again
-            if parts.whole:
-                warnings.warn(
-                    f"{name}: the weights of attention {', '.join(parts.whole)} are stored, "
-                    "although "
-                    "recompute=attention is requested: no product reads them, a dropout may",
-                    stacklevel=2,
-                )
         else:
-            stash, again = kept_by(policy, before, read, params, draft.frontier)
+            stash, again = kept_by(policy, params, draft.frontier)
+        if policy == ATTENTION:
+            _warn_of_weights(name, before, read)
         body = [*again, *after]
         used = {*read, *(v for b in again for v in variables(b.value))}
         needed = tuple(i for i, param in enumerate(params) if param in used)
-        stash, fields_of = _without_deep_tuples(stash)
+        stash, fields_of = without_deep_tuples(stash)
         before = [*before, *(binding for fields in fields_of.values() for binding in fields)]
         saved = relax.Var("saved", relax.TupleType([v.ty for v in stash]))
         opened = [relax.VarBinding(v, relax.TupleGetItem(saved, k)) for k, v in enumerate(stash)]
@@ -299,40 +254,19 @@ class Differentiator:
         )
 
 
-def _without_deep_tuples(stash: Sequence[Any]) -> tuple[list[Any], dict[Any, list[Any]]]:
-    """Replace saved tuples that are nested deeply by their fields.
-
-    What a function saves holds what the functions that it calls save: in a long chain of calls
-    tuples would be nested as deeply as the calls are.
-
-    Returns
-    -------
-    stash : list of Var
-        The saved values.
-    fields_of : dict of Var to list of VarBinding
-        The bindings of the fields of each tuple that is replaced.
-    """
-    values, fields_of = [], dict[Any, list[Any]]()
-    for var in stash:
-        if _nesting(var.ty) < DEEPEST_SAVED:
-            values.append(var)
-            continue
-        fields_of[var] = [
-            relax.VarBinding(relax.Var(f"{var.name}_{k}", ty), relax.TupleGetItem(var, k))
-            for k, ty in enumerate(var.ty.fields)
-        ]
-        values += [binding.var for binding in fields_of[var]]
-    return values, fields_of
+def _warn_of_weights(name: str, before: Sequence[Any], read: Sequence[Any]) -> None:
+    """Warn of weights over positions that are stored: what reads them is no product."""
+    softmaxes = {b.var for b in before if op_name(b.value) == "nn.softmax"}.intersection(read)
+    stored = [str(v.name) for v in softmaxes if len(known_shape(v.ty) or ()) == SCORE_DIMS]
+    if stored:
+        warnings.warn(
+            f"{name}: the weights of attention {', '.join(sorted(stored))} are stored, although "
+            "recompute=attention is requested: no product reads them, a dropout may",
+            stacklevel=2,
+        )
 
 
-def _nesting(ty: Any) -> int:
-    """Return how deeply the tuples of a type are nested."""
-    if not isinstance(ty, relax.TupleType):
-        return 0
-    return 1 + max(map(_nesting, ty.fields), default=0)
-
-
-def pure_bindings(fn: relax.Function, name: str) -> list[Any]:
+def pure_bindings(fn: relax.Function, name: str) -> list[Binding]:
     """Return the bindings of a function without branches, casts and effects.
 
     Raises
@@ -356,14 +290,6 @@ def pure_bindings(fn: relax.Function, name: str) -> list[Any]:
     return bindings
 
 
-def _position(bindings: Sequence[Any], var: Any) -> int:
-    return next(i for i, binding in enumerate(bindings) if binding.var.same_as(var))
-
-
 def _unfit(name: str, problem: str) -> ModelError:
-    return ModelError(
-        "DIST0351",
-        problem,
-        place=name,
-        remedy="Use functions that contain only pure calls.",
-    )
+    remedy = "Use functions that contain only pure calls."
+    return ModelError("DIST0351", problem, place=name, remedy=remedy)

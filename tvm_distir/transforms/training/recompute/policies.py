@@ -19,7 +19,8 @@ parameters:
   by a minimum cut (:mod:`.frontier`).
 
 Of values that kernels of the backward pass compute again (``Frontier.operands``), each saves the
-operand. ``attention`` also rewrites the values that it saves (:mod:`.attention_rewrite`).
+operand. ``attention`` saves what ``none`` does: softmax attention is an op then, whose gradient
+computes the weights again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import ir
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ops import TENSOR_CLASSES, Work, work_of
 from tvm_distir.core.plan import ALTERNATE, CORE, FULL, SELECTIVE, share_of
@@ -47,14 +49,13 @@ CHEAP = 1 / 8
 recomputed."""
 
 
-def _recompute_bindings(
-    forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], bool]
-) -> Kept:
+def _recomputed_through(frontier: Frontier, cheap: Callable[[Any], bool]) -> Kept:
     """Recompute through cheap bindings, and save the values where they end."""
+    forward = frontier.forward
     values = {binding.var: binding for binding in forward}
-    recomputed: set[Any] = set()
-    saved: set[Any] = set()
-    waiting = list(read)
+    recomputed: set[Var] = set()
+    saved: set[Var] = set()
+    waiting = list(frontier.read)
     while waiting:
         var = waiting.pop()
         if var not in values or var in recomputed or var in saved:
@@ -70,30 +71,22 @@ def _recompute_bindings(
     )
 
 
-def full(forward: Sequence[Any], read: Sequence[Any]) -> Kept:
-    """Save nothing."""
-    return _recompute_bindings(forward, read, lambda _: True)
-
-
-def selective(
-    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], frontier: Frontier
-) -> Kept:
+def selective(params: Sequence[Var], frontier: Frontier) -> Kept:
     """Recompute cheap values, or fall back to ``none`` where that saves no memory."""
     kernels = frontier.times.kernels
-    density = {binding.var: _density(binding.value, kernels) for binding in forward}
+    density = {b.var: _density(b.value, kernels) for b in frontier.forward}
     most = max((d for d in density.values() if math.isfinite(d)), default=0.0)
-    choice = _recompute_bindings(forward, read, lambda b: density[b.var] <= CHEAP * most)
-    plain = kept_and_again(forward, read, params, frontier.operands)
+    choice = _recomputed_through(frontier, lambda b: density[b.var] <= CHEAP * most)
+    plain = frontier.plain(params)
     return choice if kept_bytes(choice[0]) < kept_bytes(plain[0]) else plain
 
 
-def core(
-    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], frontier: Frontier
-) -> Kept:
+def core(params: Sequence[Var], frontier: Frontier) -> Kept:
     """Recompute the scores of attention and what follows; save the rest as ``none`` does."""
+    forward, read = frontier.forward, frontier.read
     works = {binding.var: _work(binding.value, frontier.times.kernels) for binding in forward}
     most = max((_per_byte(w) for w in works.values() if w is not None), default=0.0)
-    region: set[Any] = set()
+    region: set[Var] = set()
     for binding in forward:
         work = works[binding.var]
         if work is None:
@@ -105,7 +98,7 @@ def core(
             inside = not region.isdisjoint(variables(binding.value))
         if inside:
             region.add(binding.var)
-    _, recomputed = _recompute_bindings(forward, read, lambda binding: binding.var in region)
+    _, recomputed = _recomputed_through(frontier, lambda binding: binding.var in region)
     again = {binding.var for binding in recomputed}
     outside = [var for var in read if var not in again]
     outside += [v for b in recomputed for v in variables(b.value) if v not in again]
@@ -114,11 +107,11 @@ def core(
     return saved, [binding for binding in forward if binding.var in again]
 
 
-def alternate(forward: Sequence[Any], read: Sequence[Any], kernels: ir.IRModule) -> Kept:
+def alternate(frontier: Frontier) -> Kept:
     """Save the results of attention, and of the first, third, ... other contraction."""
     saved, products = set(), 0
-    for binding in forward:
-        work = _work(binding.value, kernels)
+    for binding in frontier.forward:
+        work = _work(binding.value, frontier.times.kernels)
         if work is None:
             is_saved = type(binding.value) is ir.Call
         elif work.kernel_class not in TENSOR_CLASSES:
@@ -130,10 +123,10 @@ def alternate(forward: Sequence[Any], read: Sequence[Any], kernels: ir.IRModule)
             is_saved = products % 2 == 1
         if is_saved:
             saved.add(binding.var)
-    return _recompute_bindings(forward, read, lambda binding: binding.var not in saved)
+    return _recomputed_through(frontier, lambda binding: binding.var not in saved)
 
 
-def _work(value: Any, kernels: ir.IRModule) -> Work | None:
+def _work(value: Expr, kernels: ir.IRModule) -> Work | None:
     """Return the work of an op, or None for calls of functions and uncounted ops."""
     if not isinstance(value, ir.Call) or isinstance(value.op, ir.GlobalVar):
         return None
@@ -147,7 +140,7 @@ def _per_byte(work: Work) -> float:
     return work.flops / max(sum(work.out_bytes), 1)
 
 
-def _density(value: Any, kernels: ir.IRModule) -> float:
+def _density(value: Expr, kernels: ir.IRModule) -> float:
     """Return the FLOPs per byte of a binding, or infinity if its cost is unknown."""
     if not isinstance(value, ir.Call):
         return 0.0
@@ -155,24 +148,18 @@ def _density(value: Any, kernels: ir.IRModule) -> float:
     return math.inf if work is None else _per_byte(work)
 
 
-def kept_by(
-    policy: str,
-    forward: Sequence[Any],
-    read: Sequence[Any],
-    params: Sequence[Any],
-    frontier: Frontier,
-) -> Kept:
+def kept_by(policy: str, params: Sequence[Var], frontier: Frontier) -> Kept:
     """Return the saved and recomputed values of a policy; ``frontier`` is that of the function."""
     share = share_of(policy)
     if policy == FULL:
-        return full(forward, read)
+        return _recomputed_through(frontier, lambda _: True)
     if policy == CORE:
-        return core(forward, read, params, frontier)
+        return core(params, frontier)
     if policy == SELECTIVE:
-        return selective(forward, read, params, frontier)
+        return selective(params, frontier)
     if policy == ALTERNATE:
-        return alternate(forward, read, frontier.times.kernels)
-    plain = kept_and_again(forward, read, params, frontier.operands)
+        return alternate(frontier)
+    plain = frontier.plain(params)
     if share is None:
         return plain
     most = share * kept_bytes(plain[0])

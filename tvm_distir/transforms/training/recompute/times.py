@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 from tvm import ir, relax, tirx
+from tvm.relax import Expr
 
 from tvm_distir.core.ops import kernel_of
 from tvm_distir.core.propagation import Costs
@@ -45,7 +45,7 @@ class ValueTimes:
             }
         )
 
-    def of(self, value: Any) -> int:
+    def of(self, value: Expr) -> int:
         """Return the time of the value of a variable, or 0 if it computes nothing."""
         if not isinstance(value, ir.Call):
             return 0

@@ -26,16 +26,19 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir, relax, tirx
+from tvm.relax import Binding, Var
 from tvm.relax.op import call_tir_with_grad
 
-from tvm_distir.core.ir import relax_functions, static_shape
+from tvm_distir.core.ir import static_shape
 from tvm_distir.core.ir.attributes import DROPOUT_KERNEL, PARAM_NAMES_ATTR, param_names
 from tvm_distir.core.plan import MAIN
 from tvm_distir.core.rewriting import (
     BlockWriter,
-    all_bindings,
+    callee_of,
     callees_first,
+    calls_op,
+    op_name,
     retyped,
     substitute,
     typed,
@@ -52,7 +55,7 @@ the number of a dropout in the step; micro-batches have their number in the high
 SEEDS = 1 << 48
 """The state is below it, where it is drawn."""
 
-_TYPE = relax.TensorType([], "int64")
+_TYPE, _DROPOUT_OP = relax.TensorType([], "int64"), "relax.nn.dropout"
 
 
 def with_streams(mod: ir.IRModule, as_input: bool = False) -> ir.IRModule:
@@ -71,9 +74,7 @@ def with_streams(mod: ir.IRModule, as_input: bool = False) -> ir.IRModule:
     ModelError
         DIST0351 if the mask of a dropout is read, or its shape is not known.
     """
-    if not any(
-        _is_dropout(b.value) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)
-    ):
+    if not calls_op(mod, (_DROPOUT_OP,)):
         return mod
     streams = _Streams(as_input)
     functions = dict(mod.functions.items())
@@ -101,12 +102,12 @@ class _Streams:
 
     def __init__(self, as_input: bool) -> None:
         self.as_input = as_input
-        self.kernels: dict[Any, Any] = {}
-        self.variables: dict[str, Any] = {}
+        self.kernels: dict[ir.GlobalVar, tirx.PrimFunc] = {}
+        self.variables: dict[str, ir.GlobalVar] = {}
         self._counts: dict[str, int] = {}
-        self._cache: dict[Any, Any] = {}
+        self._cache: dict[tuple[object, ...], ir.GlobalVar] = {}
 
-    def function(self, gv: Any, fn: relax.Function) -> relax.Function:
+    def function(self, gv: ir.GlobalVar, fn: relax.Function) -> relax.Function:
         """Write a function."""
         name = str(gv.name_hint)
         added = [relax.Var(DROPOUT, _TYPE)]
@@ -135,8 +136,8 @@ class _Streams:
 
     def streams_of(self, value: Any) -> int:
         """Return how many dropouts a call of a function runs."""
-        called = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
-        return self._counts.get(str(value.op.name_hint), 0) if called else 0
+        callee = callee_of(value)
+        return 0 if callee is None else self._counts.get(str(callee.name_hint), 0)
 
     def kernel(self, shape: tuple[int, ...], dtype: str, rate: float) -> Any:
         """Return the kernel of a dropout."""
@@ -160,14 +161,14 @@ class _Body:
     def __init__(self, streams: _Streams, function: str, added: Sequence[Any]) -> None:
         self.streams, self.function, self.added = streams, function, added
         self.count = 0
-        self._drawn: dict[Any, Any] = {}
-        self._masks: set[Any] = set()
+        self._drawn: dict[Var, Var] = {}
+        self._masks: set[Var] = set()
 
-    def write(self, writer: BlockWriter, binding: Any) -> None:
+    def write(self, writer: BlockWriter, binding: Binding) -> None:
         """Write a binding."""
         var, value = binding.var, binding.value
         item = isinstance(value, relax.TupleGetItem) and value.tuple_value in self._drawn
-        if _is_dropout(value):
+        if op_name(value) == "nn.dropout":
             self._drawn[var] = self._kernel(writer, var, value)
         elif item and int(value.index) == 0:
             writer.bind(var, self._drawn[value.tuple_value])
@@ -198,25 +199,25 @@ class _Body:
         self.count += count
         return [self.added[0], stream]
 
-    def _kernel(self, writer: BlockWriter, var: Any, call: ir.Call) -> Any:
+    def _kernel(self, writer: BlockWriter, var: Var, call: ir.Call) -> Any:
         x, rate = call.args[0], float(call.attrs.rate)
         shape, place = static_shape(x.ty), f"{self.function}/{var.name}"
         if shape is None or not all(isinstance(n, int) for n in shape):
             raise _unfit(place, f"a dropout of the unknown shape {x.ty}")
         if not 0 <= rate < 1:
             raise _unfit(place, f"a dropout with the rate {rate}")
-        offsets = []
-        for dim, size in enumerate(shape):
-            step = math.prod(shape[dim + 1 :])
-            numbers = relax.op.arange(0, size * step, step, "int64")
-            offsets.append(writer.emit(numbers, "offsets"))
+        steps = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+        offsets = [
+            writer.emit(relax.op.arange(0, size * step, step, "int64"), "offsets")
+            for size, step in zip(shape, steps, strict=True)
+        ]
         kernel = self.streams.kernel(shape, str(x.ty.dtype), rate)
         args = relax.Tuple([x, *self._given(writer, 1), *offsets])
         drawn = call_tir_with_grad(kernel, args, x.ty, te_grad_name=GRADIENT)
         return writer.emit(drawn, f"{var.name}_drawn")
 
 
-def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[Any]]:
+def from_first_stream(bindings: Sequence[Binding], stream: Any) -> tuple[int, list[Binding]]:
     """Number streams from the first stream that some bindings use.
 
     Parameters
@@ -237,12 +238,12 @@ def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[A
     moved = {
         b.var: int(b.value.args[1].value.numpy())
         for b in bindings
-        if _is_op(b.value, "relax.add") and stream in variables(b.value)
+        if op_name(b.value) == "add" and stream in variables(b.value)
     }
     read = any(b.var not in moved and stream in variables(b.value) for b in bindings)
     first = 0 if read else min(moved.values(), default=0)
-    result: list[Any] = []
-    env: dict[Any, Any] = {var: stream for var, number in moved.items() if number == first}
+    result: list[Binding] = []
+    env: dict[Var, Var] = {var: stream for var, number in moved.items() if number == first}
     for b in bindings:
         if b.var in env:
             continue
@@ -252,14 +253,6 @@ def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[A
             value = typed(relax.op.add(stream, number), b.var.ty)
         result.append(relax.VarBinding(b.var, value))
     return first, result if first else list(bindings)
-
-
-def _is_dropout(value: Any) -> bool:
-    return _is_op(value, "relax.nn.dropout")
-
-
-def _is_op(value: Any, name: str) -> bool:
-    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and str(value.op.name) == name
 
 
 def _unfit(place: str, problem: str) -> ModelError:

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import mean, reshape, square, subtract
 from tvm.relax.op.nn import log_softmax, nll_loss
 
 from tvm_distir.core.ir import static_shape, tensor_type
 from tvm_distir.support import ModelError
 
-Write = Callable[[relax.BlockBuilder, Any, Any], Any]
+Write = Callable[[BlockBuilder, Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -33,23 +34,21 @@ class Loss:
     """
 
     name: str
-    targets: Callable[[Any], Any]
+    targets: Callable[[ir.Type], ir.Type]
     write: Write
 
 
-def _classes(output: Any) -> Any:
+def _classes(output: ir.Type) -> ir.Type:
     shape = static_shape(output)
     if shape is None or len(shape) < 2:
-        raise ModelError(
-            "DIST0351",
-            f"the output {output} is not a tensor of logits of the shape (samples, ..., classes)",
-            place="loss cross_entropy",
-            remedy='Use loss="mse".',
+        problem = (
+            f"the output {output} is not a tensor of logits of the shape (samples, ..., classes)"
         )
+        raise ModelError("DIST0351", problem, place="loss cross_entropy", remedy='Use loss="mse".')
     return relax.TensorType(list(shape[:-1]), "int32")
 
 
-def _cross_entropy(builder: relax.BlockBuilder, output: Any, targets: Any) -> Any:
+def _cross_entropy(builder: BlockBuilder, output: Expr, targets: Var) -> Expr:
     """Return the mean of ``-log softmax(output)[target]``, with classes along the last dim."""
     shape = static_shape(output.ty) or ()
     samples: Any = 1
@@ -61,7 +60,7 @@ def _cross_entropy(builder: relax.BlockBuilder, output: Any, targets: Any) -> An
     return nll_loss(builder.emit(log_softmax(output), "log_probs"), targets)
 
 
-def _squares(builder: relax.BlockBuilder, output: Any, targets: Any) -> Any:
+def _squares(builder: BlockBuilder, output: Expr, targets: Var) -> Expr:
     """Return the mean of the squared differences."""
     apart = builder.emit(subtract(output, targets), "apart")
     return mean(builder.emit(square(apart), "squares"))
@@ -76,7 +75,7 @@ LOSSES = {
 }
 
 
-def is_trained_on(output: Any) -> bool:
+def is_trained_on(output: ir.Type) -> bool:
     """Return whether an output has a loss: a tensor of floats."""
     tensor = tensor_type(output)
     shape = static_shape(output)

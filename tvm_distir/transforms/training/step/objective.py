@@ -16,20 +16,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 from tvm.relax.op import add, astype, multiply
 
 from tvm_distir.core.ir import flat_types, is_private, known_shape, tensor_type
 from tvm_distir.core.plan import plain_name
 from tvm_distir.core.rewriting import all_bindings, scalar
 from tvm_distir.support import ModelError, nearest, shortened
+from tvm_distir.transforms.step_faults import wrong_argument
 
 from .losses import LOSSES, is_trained_on
 
 TARGETS = "targets"
 """Name of the parameter that holds what the output should have been."""
+
+_wrong = partial(wrong_argument, name="loss")
 
 HALF = ("float16", "bfloat16")
 """Types whose sums over many samples need a wider type."""
@@ -89,7 +94,7 @@ class _Part:
     numbers: tuple[int, ...]
     term: Term
     function: Any
-    targets: list[Any]
+    targets: list[Var]
 
 
 class Objective:
@@ -119,16 +124,20 @@ class Objective:
         self,
         terms: Sequence[Term],
         forward: relax.Function,
-        functions: Mapping[str, Any],
-        variables: Mapping[str, Any],
+        functions: Mapping[str, ir.BaseFunc],
+        variables: Mapping[str, ir.GlobalVar],
     ) -> None:
         self.types = flat_types(forward.ret_ty)
         self.names = _output_names(forward, len(self.types))
-        self.inputs: list[tuple[str, Any]] = []
+        self.inputs: list[tuple[str, Var]] = []
         self.parts = [self._part(term, functions, variables, len(terms)) for term in terms]
 
     def _part(
-        self, term: Term, functions: Mapping[str, Any], variables: Mapping[str, Any], count: int
+        self,
+        term: Term,
+        functions: Mapping[str, ir.BaseFunc],
+        variables: Mapping[str, ir.GlobalVar],
+        count: int,
     ) -> _Part:
         numbers = self._numbers(term)
         types = [self.types[i] for i in numbers]
@@ -174,10 +183,8 @@ class Objective:
             n for n, f in functions.items() if isinstance(f, relax.Function) and is_private(f)
         ]
         if term.loss not in private_names:
-            raise _wrong(
-                f'there is no loss "{shortened(term.loss)}"',
-                nearest(term.loss, [*LOSSES, *private_names]),
-            )
+            known = [*LOSSES, *private_names]
+            raise _wrong(f'there is no loss "{shortened(term.loss)}"', nearest(term.loss, known))
         fn = functions[term.loss]
         shapes = [known_shape(ty) for ty in types]
         first = [known_shape(p.ty) for p in fn.params[: len(types)]]
@@ -189,7 +196,7 @@ class Objective:
             )
         return variables[term.loss], list(fn.params[len(types) :])
 
-    def write(self, emitter: Any, output: Any) -> Any:
+    def write(self, emitter: Any, output: Expr) -> Expr:
         """Return the loss of the model's output, not emitted yet, in float32 for half precision.
 
         Parameters
@@ -212,7 +219,7 @@ class Objective:
             total = add(total, value)
         return total
 
-    def _term(self, emitter: Any, part: _Part, output: Any) -> Any:
+    def _term(self, emitter: Any, part: _Part, output: Expr) -> Expr:
         read = [self._output(emitter, output, number) for number in part.numbers]
         if part.function is None:
             (prediction,), (targets,) = read, part.targets
@@ -224,7 +231,7 @@ class Objective:
             return LOSSES[part.term.loss].write(emitter, prediction, targets)
         return ir.Call(part.function, [*read, *part.targets])
 
-    def _output(self, emitter: Any, output: Any, number: int) -> Any:
+    def _output(self, emitter: Any, output: Expr, number: int) -> Var:
         """Return an output, a field if the result is a tuple literal."""
         if not isinstance(output.ty, relax.TupleType):
             return output
@@ -249,14 +256,8 @@ def _output_names(forward: relax.Function, count: int) -> list[str]:
 
 def unfit(problem: str) -> ModelError:
     """Return the error about a model that cannot be trained."""
-    return ModelError(
-        "DIST0351",
+    return wrong_argument(
         problem,
-        place="train_step",
-        remedy="Give a forward model: main(*data, *weights) with floats as its results, and a "
-        "loss for each output to train on.",
+        "Give a forward model: main(*data, *weights) with floats as its results, and a loss for "
+        "each output to train on.",
     )
-
-
-def _wrong(problem: str, remedy: str) -> ModelError:
-    return ModelError("DIST0351", problem, place="train_step (loss)", remedy=remedy)

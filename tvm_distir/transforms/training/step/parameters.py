@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tvm import relax
+from tvm.relax import Var
 
 from tvm_distir.core.ir import known_shape, tensor_type
 from tvm_distir.core.ir.attributes import param_names
 from tvm_distir.core.plan import plain_name
-from tvm_distir.support import ModelError
+from tvm_distir.transforms.step_faults import wrong_argument
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.reverse import is_float
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import running_statistics
@@ -87,7 +88,7 @@ class Parameters:
         return first if isinstance(first, int) else None
 
     @property
-    def sliced(self) -> dict[str, Any]:
+    def sliced(self) -> dict[str, Var]:
         """Return the data of which each micro-batch has its rows: those with the batch in front."""
         shapes = ((n, v, known_shape(v.ty)) for n, v in self.data if tensor_type(v.ty) is not None)
         batch = self.batch
@@ -102,9 +103,5 @@ def check_names(names: Iterable[str]) -> None:
     """Reject a step of which two parameters share a name (ModelError DIST0351)."""
     twice = [name for name, count in Counter(map(plain_name, names)).items() if count > 1]
     if twice:
-        raise ModelError(
-            "DIST0351",
-            f'the parameter "{twice[0]}" has the name of a parameter that the step adds',
-            place="train_step",
-            remedy="Rename it.",
-        )
+        problem = f'the parameter "{twice[0]}" has the name of a parameter that the step adds'
+        raise wrong_argument(problem, "Rename it.")

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from tvm import relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import add, astype, divide, less, minimum, multiply, sqrt, where
 
 from tvm_distir.core.rewriting import scalar
@@ -32,7 +33,7 @@ SMALL = 1e-6
 """Added to a norm before it divides."""
 
 
-def _f32(value: float) -> Any:
+def _f32(value: float) -> Expr:
     return scalar(value, "float32")
 
 
@@ -51,7 +52,7 @@ class Scaling:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.params: list[tuple[str, Any]] = []
+        self.params: list[tuple[str, Var]] = []
         if recipe.dynamic:
             self.params = [
                 (LOSS_SCALE, relax.Var(LOSS_SCALE, relax.TensorType([], "float32"))),
@@ -64,7 +65,7 @@ class Scaling:
         """Return whether the sum of the squares of all gradients is needed."""
         return bool(self.recipe.clip) or self.recipe.dynamic
 
-    def seed(self, loss: Any) -> Any:
+    def seed(self, loss: Expr) -> Any:
         """Return the initial gradient of the loss, or None if it is 1."""
         dtype = str(loss.ty.dtype)
         if self.recipe.dynamic:
@@ -73,7 +74,7 @@ class Scaling:
         return None if self.recipe.scale == 1.0 else scalar(self.recipe.scale, dtype)
 
     def shared(
-        self, builder: relax.BlockBuilder, squares: Any, step: Any, rate: Any
+        self, builder: BlockBuilder, squares: Any, step: Any, rate: Any
     ) -> tuple[Shared, list[tuple[str, Any]]]:
         """Emit the common inputs of updates; return them with the unemitted new counters, by name.
 
@@ -87,8 +88,8 @@ class Scaling:
         rate : Var or None
             The learning rate, float32 ().
         """
-        result: dict[str, Any] = {}
-        counters: list[tuple[str, Any]] = []
+        result: dict[str, Expr] = {}
+        counters: list[tuple[str, Expr]] = []
         factor = self._unscale(builder)
         if self.recipe.clip:
             norm = builder.emit(sqrt(squares))
@@ -113,12 +114,12 @@ class Scaling:
             result[RATE] = rate
         return result, counters
 
-    def _unscale(self, builder: relax.BlockBuilder) -> Any:
+    def _unscale(self, builder: BlockBuilder) -> Any:
         if self.recipe.dynamic:
             return builder.emit(divide(_f32(1.0), self.params[0][1]))
         return None if self.recipe.scale == 1.0 else _f32(1.0 / self.recipe.scale)
 
-    def updated(self, builder: relax.BlockBuilder) -> list[tuple[str, Any]]:
+    def updated(self, builder: BlockBuilder) -> list[tuple[str, Any]]:
         """Return the new states by name, not emitted yet."""
         if not self.recipe.dynamic:
             return []

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax
+from tvm.relax import Binding, Expr, Var
 from tvm.relax.op import add
 
 from tvm_distir.core.ir.attributes import (
@@ -73,7 +74,7 @@ class TrainStepWriter:
         self.tape = Tape(
             self.builder, self.pairs, active(self.bindings, [w.var for w in self.weights])
         )
-        self.statistics: dict[Any, Any] = {}
+        self.statistics: dict[Var, Expr] = {}
         self.updated: dict[str, str] = {}
         self.again: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
@@ -117,11 +118,9 @@ class TrainStepWriter:
                 **({"recompute": self.pairs.policies} if self.pairs.policies else {}),
             },
         }
-        for key, value in attrs.items():
-            fn = fn.with_attr(key, value)
-        return fn
+        return fn.with_attr(attrs)
 
-    def _body(self) -> list[Any]:
+    def _body(self) -> list[Var]:
         """Emit everything; return the loss and the updates in the order of the parameters."""
         weight_vars = [w.var for w in self.weights]
         tape = self.tape
@@ -147,7 +146,7 @@ class TrainStepWriter:
         self.gradients = {weight.name: str(gradient.name) for weight, gradient in named}
         return [loss, *self._updates(tape, gradients)]
 
-    def _forward(self, tape: Tape, binding: Any) -> None:
+    def _forward(self, tape: Tape, binding: Binding) -> None:
         """Emit a binding of the model."""
         value = tape.replaced(binding.value)
         normed = is_batch_norm(value)
@@ -156,7 +155,7 @@ class TrainStepWriter:
             if statistic in self.params.running:
                 self.statistics[statistic] = relax.TupleGetItem(var, number)
 
-    def _updates(self, tape: Tape, gradients: Sequence[Any]) -> list[Any]:
+    def _updates(self, tape: Tape, gradients: Sequence[Var]) -> list[Var]:
         """Return the new weights in the order of the parameters, then states, then counters."""
         builder = self.builder
         updates = Updates(builder, self.recipe.optimizer, self.functions)
@@ -173,7 +172,7 @@ class TrainStepWriter:
         out += [self._named(name, new[name]) for w in self.weights for name in w.names]
         return [*out, *(self._named(name, value) for name, value in counters)]
 
-    def _named(self, name: str, value: Any) -> Any:
+    def _named(self, name: str, value: Expr) -> Var:
         var = self.builder.emit_output(value, plain_name(name) + UPDATED_SUFFIX)
         self.updated[name] = str(var.name)
         return var

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import add, multiply, where
 from tvm.relax.op import sum as sum_op
 
 from tvm_distir.core.plan import plain_name
+from tvm_distir.core.rewriting import tuple_of
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     private_function,
-    tuple_of,
     write_function,
 )
 from tvm_distir.transforms.training.autodiff.tape import CallGradient
@@ -45,8 +46,8 @@ class UpdatedWeight:
     """
 
     name: str
-    var: Any
-    states: list[Any] = field(default_factory=list)
+    var: Var
+    states: list[Var] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
 
@@ -74,10 +75,10 @@ Groups = dict[Owner | None, Rows]
 
 
 def grouped(
-    builder: relax.BlockBuilder,
+    builder: BlockBuilder,
     calls: Iterable[CallGradient],
     weights: Sequence[UpdatedWeight],
-    gradients: Sequence[Any],
+    gradients: Sequence[Var],
 ) -> Groups:
     """Group weights by the call that computes their gradients, see :data:`Groups`."""
     differentiated = [call for call in calls if call.back is not None]
@@ -116,7 +117,7 @@ class Updates:
 
     def __init__(
         self,
-        builder: relax.BlockBuilder,
+        builder: BlockBuilder,
         optimizer: Optimizer,
         functions: NamedFunctions,
         written: dict[Any, ir.GlobalVar] | None = None,
@@ -124,7 +125,7 @@ class Updates:
         self.builder, self.optimizer, self.functions = builder, optimizer, functions
         self._functions = {} if written is None else written
 
-    def squares(self, groups: Groups) -> Any:
+    def squares(self, groups: Groups) -> Var:
         """Emit the sum of the squares of all gradients, float32 ()."""
         total: Any = None
         for owner, rows in groups.items():
@@ -136,9 +137,9 @@ class Updates:
             total = part if total is None else self.builder.emit(add(total, part))
         return total
 
-    def write(self, groups: Groups, shared: Shared) -> dict[str, Any]:
+    def write(self, groups: Groups, shared: Shared) -> dict[str, Expr]:
         """Return the new weights and states by name, not emitted yet."""
-        result: dict[str, Any] = {}
+        result: dict[str, Expr] = {}
         for owner, rows in groups.items():
             if owner is not None:
                 result.update(self._layer(owner, rows, shared))
@@ -149,8 +150,8 @@ class Updates:
         return result
 
     def _updated(
-        self, builder: relax.BlockBuilder, weight: UpdatedWeight, gradient: Any, shared: Shared
-    ) -> list[Any]:
+        self, builder: BlockBuilder, weight: UpdatedWeight, gradient: Expr, shared: Shared
+    ) -> list[Expr]:
         var, optimizer = weight.var, self.optimizer
         if FACTOR in shared or optimizer.wide:
             gradient = cast(builder, gradient, "float32")
@@ -165,7 +166,7 @@ class Updates:
         new_values = [new if isinstance(new, ir.Var) else builder.emit(new), *states]
         return [where(shared[FINITE], n, o) for n, o in zip(new_values, old, strict=True)]
 
-    def _squares_of(self, owner: Owner, gradients: list[Any]) -> Any:
+    def _squares_of(self, owner: Owner, gradients: list[Var]) -> Var:
         """Emit the call that sums the squares of a layer's gradients."""
         key = (_SQUARES, owner.name, *(str(gradient.ty) for gradient in gradients))
         if key not in self._functions:
@@ -174,11 +175,10 @@ class Updates:
             title = owner.name + _SQUARES
             function = private_function(title, params, bindings, total)
             self._functions[key] = self.functions.add(title, function)
-        return self.builder.emit(
-            ir.Call(self._functions[key], gradients), f"{owner.label}{_SQUARES}"
-        )
+        call = ir.Call(self._functions[key], gradients)
+        return self.builder.emit(call, f"{owner.label}{_SQUARES}")
 
-    def _layer(self, owner: Owner, rows: Rows, shared: Shared) -> Mapping[str, Any]:
+    def _layer(self, owner: Owner, rows: Rows, shared: Shared) -> Mapping[str, Expr]:
         """Emit the call that updates the weights of a layer."""
         weights = [weight for weight, _, _ in rows]
         args = [
@@ -200,7 +200,7 @@ class Updates:
         name: str,
         labels: list[str],
         weights: list[UpdatedWeight],
-        args: list[Any],
+        args: list[Var],
         of_all: list[str],
     ) -> ir.GlobalVar:
         """Write ``(*weights, *gradients, *states, *shared) -> (*new weights and states,)``."""
@@ -212,14 +212,11 @@ class Updates:
         wishes += [*(title for names in titles for title in names[1:]), *of_all]
         params = [relax.Var(wish, arg.ty) for wish, arg in zip(wishes, args, strict=True)]
         count = len(weights)
-        weight_params, gradients, rest = (
-            params[:count],
-            params[count : 2 * count],
-            params[2 * count :],
-        )
+        weight_params, gradients = params[:count], params[count : 2 * count]
+        rest = params[2 * count :]
         shared = dict(zip(of_all, rest[len(rest) - len(of_all) :], strict=True))
 
-        def write(builder: relax.BlockBuilder) -> list[Any]:
+        def write(builder: BlockBuilder) -> list[Var]:
             results, left = [], iter(rest)
             for title, var, gradient in zip(titles, weight_params, gradients, strict=True):
                 weight = UpdatedWeight(title[0], var, [next(left) for _ in title[1:]])
@@ -237,7 +234,7 @@ class Updates:
         return self.functions.add(title, private_function(title, params, bindings, tuple_of(new)))
 
 
-def _squares(builder: relax.BlockBuilder, gradients: Sequence[Any]) -> Any:
+def _squares(builder: BlockBuilder, gradients: Sequence[Var]) -> Var:
     """Emit the sum of the squares of some tensors, float32 ()."""
     total: Any = None
     for gradient in gradients:

@@ -8,9 +8,9 @@ The gradient of ReLU, and of similar functions, at 0 is that of the negative sid
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     add,
     collapse_sum_to,
@@ -26,28 +26,28 @@ from tvm.relax.op import (
 )
 from tvm.relax.op import erf as erf_op
 
-from .registry import constant_like, register_gradient, shape_of
+from .registry import Gradients, constant_like, register_gradient, shape_of
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 """The constants of Klambauer et al., Self-Normalizing Neural Networks (2017)."""
 
 
 @register_gradient("nn.relu")
-def _relu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _relu(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``relu`` with gradient 0 at 0, unlike TVM's rule."""
     zero = constant_like(0.0, grad)
     return [where(less_equal(call.args[0], zero), zero, grad)]
 
 
 @register_gradient("nn.leakyrelu")
-def _leaky(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _leaky(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     x = call.args[0]
     slower = multiply(grad, constant_like(float(call.attrs.alpha), x))
     return [where(greater(x, constant_like(0.0, x)), grad, slower)]
 
 
 @register_gradient("nn.prelu")
-def _prelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _prelu(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``prelu``; slopes are per channel, or the same for all channels."""
     x, slopes = call.args
     axis = int(call.attrs.axis) % len(shape_of(x))
@@ -60,7 +60,7 @@ def _prelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
 
 
 @register_gradient("nn.selu")
-def _selu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _selu(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     x = call.args[0]
     scale = constant_like(SELU_SCALE, x)
     left = multiply(constant_like(SELU_SCALE * SELU_ALPHA, x), exp(x))
@@ -68,7 +68,7 @@ def _selu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 
 @register_gradient("nn.softplus")
-def _softplus(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _softplus(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``log(1 + exp(beta x)) / beta``, which is x above the threshold."""
     x = call.args[0]
     scaled = builder.emit(multiply(x, constant_like(float(call.attrs.beta), x)))
@@ -77,20 +77,18 @@ def _softplus(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
 
 
 @register_gradient("nn.gelu")
-def _gelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _gelu(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``gelu`` as ``Phi(x) + x phi(x)``, normal distribution and density."""
     x = call.args[0]
     root = builder.emit(erf_op(builder.emit(multiply(constant_like(math.sqrt(0.5), x), x))))
-    below = builder.emit(
-        multiply(constant_like(0.5, x), builder.emit(add(constant_like(1.0, x), root)))
-    )
+    below = builder.emit(multiply(constant_like(0.5, x), add(constant_like(1.0, x), root)))
     bell = builder.emit(exp(builder.emit(multiply(constant_like(-0.5, x), builder.emit(x * x)))))
     density = builder.emit(multiply(constant_like(1 / math.sqrt(2 * math.pi), x), bell))
     return [multiply(grad, builder.emit(add(below, builder.emit(multiply(x, density)))))]
 
 
 @register_gradient("nn.gelu_tanh")
-def _gelu_tanh(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _gelu_tanh(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``x/2 (1 + t)``, ``t = tanh u``, ``u = k (x + c x^3)``.
 
     ``(1 + t)/2 + x/2 (1 - t^2) k (1 + 3 c x^2)``.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax import op
+from tvm.relax import BlockBuilder, Expr, Var, op
 
 from tvm_distir.core.ir.operators import (
     ATTENTION_OP,
@@ -25,13 +25,14 @@ from tvm_distir.core.ir.operators import (
     attention_sinks,
     nn_attention_form,
 )
+from tvm_distir.core.rewriting import op_name
 
-from .registry import fitted, item, refuse, register_gradient
+from .registry import Gradients, fitted, item, refuse, register_gradient
 
 
 def _gradients(
-    builder: relax.BlockBuilder, call: ir.Call, results: tuple[Any, Any], grad: Any
-) -> list[Any]:
+    builder: BlockBuilder, call: ir.Call, results: tuple[Var, Var], grad: Expr
+) -> list[Expr]:
     """Return the gradients of the operands of ``R.dist.attention``."""
     tensors, bias, shift = attention_operands(call)
     more = [x for x in (bias, shift) if x is not None]
@@ -47,9 +48,7 @@ def _gradients(
     return gradients
 
 
-def _of_sinks(
-    builder: relax.BlockBuilder, sinks: Any, results: tuple[Any, Any], grad: Any
-) -> ir.Call:
+def _of_sinks(builder: BlockBuilder, sinks: Any, results: tuple[Any, Any], grad: Expr) -> ir.Call:
     """Return the gradient of the sinks: ``-sum(exp(sink - lse) rowsum(do o))`` for each head.
 
     The weight of a sink takes its share from the weights of all keys.
@@ -67,7 +66,7 @@ def _of_sinks(
 
 
 @register_gradient(ATTENTION_OP.removeprefix("relax."))
-def _attention(var: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _attention(var: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     fields = builder.lookup_binding(grad) if isinstance(grad, relax.Var) else grad
     if not isinstance(fields, relax.Tuple) or not _is_zero(fields.fields[1], builder):
         raise refuse(call, "its log-sum-exp has a gradient, which is not known")
@@ -75,15 +74,13 @@ def _attention(var: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
     return _gradients(builder, call, results, fields.fields[0])
 
 
-def _is_zero(value: Any, builder: relax.BlockBuilder) -> bool:
+def _is_zero(value: Expr, builder: BlockBuilder) -> bool:
     definition = builder.lookup_binding(value) if isinstance(value, relax.Var) else value
-    return (
-        isinstance(definition, ir.Call) and str(getattr(definition.op, "name", "")) == "relax.zeros"
-    )
+    return op_name(definition) == "zeros"
 
 
 @register_gradient("nn.attention", "nn.attention_bias")
-def _nn_attention(result: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _nn_attention(result: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate the op without log-sum-exp, which is computed again."""
     form, bias = nn_attention_form(call, builder)
     if form is None:

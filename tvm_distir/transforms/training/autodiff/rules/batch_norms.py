@@ -4,46 +4,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
+from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import is_private, relax_functions
-from tvm_distir.core.rewriting import all_bindings, callers_closure
+from tvm_distir.core.rewriting import all_bindings, callers_closure, op_name
 from tvm_distir.transforms.inline.passes import InlinePrivateFunctions
 
-_BATCH_NORM = "relax.nn.batch_norm"
 
-
-def is_batch_norm(value: Any) -> bool:
+def is_batch_norm(value: Expr) -> bool:
     """Return whether a value is a call of a batch norm."""
-    return (
-        isinstance(value, ir.Call)
-        and isinstance(value.op, ir.Op)
-        and str(value.op.name) == _BATCH_NORM
-    )
+    return op_name(value) == "nn.batch_norm"
 
 
-def running_statistics(fn: relax.Function) -> set[Any]:
+def running_statistics(fn: relax.Function) -> set[Var]:
     """Return the parameters that are the running mean or variance of a batch norm."""
     params = set(fn.params[:])
-    return {
-        arg
-        for block in fn.body.blocks
-        for binding in block.bindings
-        if is_batch_norm(binding.value)
-        for arg in binding.value.args[3:5]
-        if arg in params
-    }
+    norms = [b.value for b in all_bindings(fn.body) if is_batch_norm(b.value)]
+    return params.intersection(arg for norm in norms for arg in norm.args[3:5])
 
 
 def without_statistics(mod: ir.IRModule) -> ir.IRModule:
     """Inline functions with batch norms, so that running statistics are parameters of ``main``."""
     holders = {
         str(gv.name_hint)
-        for gv, fn in mod.functions.items()
-        if isinstance(fn, relax.Function)
-        and any(is_batch_norm(binding.value) for binding in all_bindings(fn.body))
+        for gv, fn in relax_functions(mod)
+        if any(is_batch_norm(binding.value) for binding in all_bindings(fn.body))
     }
     private = {str(gv.name_hint) for gv, fn in relax_functions(mod) if is_private(fn)}
     names = sorted(callers_closure(mod, holders) & private)

@@ -7,18 +7,19 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import astype, broadcast_to, einsum, matmul, multiply, permute_dims, reshape
 
 from tvm_distir.core.ir.operators import grouped_matmul, grouped_outer
 
-from .registry import fitted, refuse, register_gradient, shape_of
+from .registry import Gradients, fitted, refuse, register_gradient, shape_of
 from .transposes import transposed_from
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 @register_gradient("matmul")
-def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _matmul(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``x @ w``; that of a weight matrix contracts all leading dims at once.
 
     TVM sums the products of every leading index afterwards, which needs them all in memory. The
@@ -40,7 +41,7 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     return [fitted(builder, through, x), fitted(builder, by_w, w)]
 
 
-def _transposed(matrix: Any, builder: relax.BlockBuilder) -> Any:
+def _transposed(matrix: Var, builder: BlockBuilder) -> Var:
     """Swap the last two dims, or undo an existing transposition.
 
     So the backward pass of a product with a transposed weight reads the weight, of which no
@@ -55,7 +56,7 @@ def _transposed(matrix: Any, builder: relax.BlockBuilder) -> Any:
 
 
 @register_gradient("dist.grouped_matmul")
-def _grouped_matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _grouped_matmul(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate by rows and by matrices; the ids have no gradient."""
     x, w, ids = call.args
     groups = int(call.attrs["groups"])
@@ -67,7 +68,7 @@ def _grouped_matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilde
 
 
 @register_gradient("dist.grouped_outer")
-def _grouped_outer(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _grouped_outer(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate by the rows of both operands; the ids have no gradient."""
     x, y, ids = call.args
     groups = int(call.attrs["groups"])
@@ -77,7 +78,7 @@ def _grouped_outer(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder
 
 
 @register_gradient("outer")
-def _outer(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _outer(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     a, b = call.args
     return [matmul(grad, b), matmul(a, grad)]
 
@@ -102,7 +103,7 @@ def _written_out(text: str, ranks: list[int], call: ir.Call) -> tuple[list[str],
 
 
 @register_gradient("einsum")
-def _einsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _einsum(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``einsum``: contract the gradient with the other operands.
 
     What only that operand has was summed alone: there it gets the same everywhere.
@@ -122,7 +123,7 @@ def _einsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     return [relax.Tuple(gradients)]
 
 
-def _by_operand(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
+def _by_operand(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Expr:
     """Return the gradient of the operand with the given subscripts."""
     if len(set(subscripts)) != len(subscripts):
         return _diagonal(call, subscripts, shape, terms)
@@ -137,7 +138,7 @@ def _by_operand(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[st
     return broadcast_to(reshape(value, unit_shape), shape)
 
 
-def _diagonal(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
+def _diagonal(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Expr:
     """Return the gradient of an operand read along a diagonal, with zeros elsewhere."""
     single = "".join(dict.fromkeys(subscripts))
     extents = [shape[subscripts.index(c)] for c in single]

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import concat, expand_dims, permute_dims, reshape, strided_slice
 
-from .registry import refuse, register_gradient, shape_of
+from .registry import Gradients, refuse, register_gradient, shape_of
 
 SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 """Spatial dims of the plain layouts, by their number."""
@@ -60,7 +61,7 @@ class _Weight:
         return SPATIAL[len(self.taps)]
 
 
-def _weight_gradient(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -> Any:
+def _weight_gradient(w: _Weight, long: Var, short: Var, builder: BlockBuilder) -> Expr:
     """Compute ``dw[i, o, k] = sum of short[n, i, p] long[n, o, p stride + k dilation - before]``.
 
     Over all samples n and places p of the windows. The first operand of that convolution has the
@@ -107,7 +108,7 @@ def _weight_gradient(w: _Weight, long: Any, short: Any, builder: relax.BlockBuil
     return _first(result, [*shape_of(result)[:2], *w.taps], builder)
 
 
-def _by_planes(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -> Any:
+def _by_planes(w: _Weight, long: Var, short: Var, builder: BlockBuilder) -> Expr:
     """Compute the gradient of each plane of the kernel, with the planes read as samples."""
     depth, places = int(shape_of(long)[2]), int(shape_of(short)[2])
     step, apart, before = w.strides[0], w.dilation[0], w.before[0]
@@ -117,7 +118,7 @@ def _by_planes(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -
     if before or after:
         padded = builder.emit(relax.op.nn.pad(long, [0] * 4 + [before, after] + [0] * 4))
 
-    def as_samples(value: Any) -> Any:
+    def as_samples(value: Expr) -> Var:
         n, c, p, *rest = shape_of(value)
         turned = builder.emit(permute_dims(value, [0, 2, 1, 3, 4]))
         return builder.emit(reshape(turned, [n * p, c, *rest]))
@@ -134,7 +135,7 @@ def _by_planes(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -
     return builder.normalize(concat(planes, 2)) if len(planes) > 1 else planes[0]
 
 
-def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any:
+def _first(value: Expr, shape: Sequence[Any], builder: BlockBuilder) -> Expr:
     """Slice off the window positions beyond the kernel."""
     axes = [d for d, (n, m) in enumerate(zip(shape_of(value), shape, strict=True)) if n != m]
     if not axes:
@@ -142,7 +143,7 @@ def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any
     return strided_slice(builder.emit(value), axes, [0] * len(axes), [shape[d] for d in axes])
 
 
-def _turned(value: Any, layout: str, target: str, builder: relax.BlockBuilder) -> Any:
+def _turned(value: Expr, layout: str, target: str, builder: BlockBuilder) -> Var:
     """Convert a value from a layout to another."""
     if layout == target:
         return value
@@ -150,8 +151,8 @@ def _turned(value: Any, layout: str, target: str, builder: relax.BlockBuilder) -
 
 
 def _plain(
-    call: ir.Call, grad: Any, kernel: str, builder: relax.BlockBuilder
-) -> tuple[Any, Any, Any, tuple[str, str]]:
+    call: ir.Call, grad: Expr, kernel: str, builder: BlockBuilder
+) -> tuple[Var, Var, Var, tuple[str, str]]:
     """Return data, weight and gradient in plain layouts, with the original layouts."""
     a, (data, weight) = call.attrs, call.args
     names = SPATIAL[len(shape_of(data)) - 2]
@@ -169,8 +170,8 @@ def _plain(
 
 
 def _back(
-    gradients: Sequence[Any], kernel: str, layouts: tuple[str, str], builder: relax.BlockBuilder
-) -> list[Any]:
+    gradients: Sequence[Expr], kernel: str, layouts: tuple[str, str], builder: BlockBuilder
+) -> list[Expr]:
     """Convert the gradients of data and weight back to their layouts."""
     names = SPATIAL[len(layouts[0]) - 2]
     plain = (f"NC{names}", f"{kernel}{names}")
@@ -182,27 +183,30 @@ def _back(
     ]
 
 
-def _weight_of(call: ir.Call, weight: Any) -> _Weight:
-    a = call.attrs
-    taps = _numbers(shape_of(weight)[2:])
-    before = _numbers(a.padding)[: len(taps)]
-    return _Weight(
-        taps,
-        _numbers(a.strides),
-        _numbers(a.dilation),
-        before,
-        int(a.groups),
-        str(weight.ty.dtype),
-    )
+def _convolved(
+    kind: str, w: _Weight, grad: Expr, weight: Any, kernel: str, options: dict[str, Any]
+) -> Any:
+    """Convolve a gradient with a weight, whose channels are in the order ``kernel``."""
+    layouts = {"data_layout": "NC", "kernel_layout": kernel, "out_layout": "NC"}
+    options |= {name: channels + w.names for name, channels in layouts.items()}
+    options |= {"strides": w.strides, "dilation": w.dilation, "groups": w.groups}
+    return _op(kind, len(w.taps))(grad, weight, **options)
+
+
+def _weight_of(call: ir.Call, weight: Var) -> _Weight:
+    a, taps = call.attrs, _numbers(shape_of(weight)[2:])
+    strides, dilation, before = map(_numbers, (a.strides, a.dilation, a.padding))
+    dtype = str(weight.ty.dtype)
+    return _Weight(taps, strides, dilation, before[: len(taps)], int(a.groups), dtype)
 
 
 @register_gradient("nn.conv1d", "nn.conv2d", "nn.conv3d")
-def _convolution(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _convolution(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate a convolution: the data by a transposed, the weight by a plain convolution."""
     a = call.attrs
     data, weight, grad, layouts = _plain(call, grad, "OI", builder)
     w, pads = _weight_of(call, weight), _numbers(a.padding)
-    names, count = w.names, len(w.taps)
+    count = len(w.taps)
     rows, places = _numbers(shape_of(data)[2:]), _numbers(shape_of(grad)[2:])
     more = [
         n - ((p - 1) * s - b - e + (k - 1) * d + 1)
@@ -210,37 +214,16 @@ def _convolution(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
             rows, places, w.strides, pads, pads[count:], w.taps, w.dilation, strict=False
         )
     ]
-    through = _op("_transpose", count)(
-        grad,
-        weight,
-        strides=w.strides,
-        padding=pads,
-        output_padding=more,
-        dilation=w.dilation,
-        groups=w.groups,
-        data_layout=f"NC{names}",
-        kernel_layout=f"IO{names}",
-        out_layout=f"NC{names}",
-        out_dtype=str(data.ty.dtype),
-    )
+    options = {"padding": pads, "output_padding": more, "out_dtype": str(data.ty.dtype)}
+    through = _convolved("_transpose", w, grad, weight, "IO", options)
     return _back([through, _weight_gradient(w, data, grad, builder)], "OI", layouts, builder)
 
 
 @register_gradient("nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpose")
-def _transposed(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _transposed(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate a transposed convolution: a convolution for the data and for the weight."""
     data, weight, grad, layouts = _plain(call, grad, "IO", builder)
     w = _weight_of(call, weight)
-    through = _op("", len(w.taps))(
-        grad,
-        weight,
-        strides=w.strides,
-        padding=_numbers(call.attrs.padding),
-        dilation=w.dilation,
-        groups=w.groups,
-        data_layout=f"NC{w.names}",
-        kernel_layout=f"OI{w.names}",
-        out_layout=f"NC{w.names}",
-        out_dtype=str(data.ty.dtype),
-    )
+    options = {"padding": _numbers(call.attrs.padding), "out_dtype": str(data.ty.dtype)}
+    through = _convolved("", w, grad, weight, "OI", options)
     return _back([through, _weight_gradient(w, grad, data, builder)], "IO", layouts, builder)

@@ -7,10 +7,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     add,
     equal,
@@ -67,7 +67,7 @@ class WindowRange:
         return np.asarray(1 / np.maximum(counts, 1))
 
 
-def _padded(x: Any, reaches: Sequence[WindowRange], fill: float) -> Any:
+def _padded(x: Expr, reaches: Sequence[WindowRange], fill: float) -> Expr:
     widths = [0] * (2 * len(shape_of(x)))
     for r in reaches:
         widths[2 * r.dim], widths[2 * r.dim + 1] = r.before, r.padded - r.before - r.rows
@@ -75,8 +75,8 @@ def _padded(x: Any, reaches: Sequence[WindowRange], fill: float) -> Any:
 
 
 def _spread(
-    part: Any, reaches: Sequence[WindowRange], elements: Sequence[int], builder: relax.BlockBuilder
-) -> Any:
+    part: Var, reaches: Sequence[WindowRange], elements: Sequence[int], builder: BlockBuilder
+) -> Var:
     """Place a value per window at a single element in zeros like the padded data."""
     for r, element in zip(reaches, elements, strict=True):
         low, high = r.read(element)
@@ -88,14 +88,14 @@ def _spread(
 
 
 def of_windows(
-    y: Any,
-    grad: Any,
-    x: Any,
+    y: Var,
+    grad: Expr,
+    x: Expr,
     reaches: Sequence[WindowRange],
     lowest: float | None,
     include: bool,
-    builder: relax.BlockBuilder,
-) -> Any:
+    builder: BlockBuilder,
+) -> Expr:
     """Write the gradient of a pool's data.
 
     Parameters

@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     add,
     cosh,
@@ -36,7 +37,7 @@ from tvm.relax.op import (
     where,
 )
 
-from .registry import constant_like, register_gradient, unbroadcast
+from .registry import Gradients, constant_like, register_gradient, unbroadcast
 
 Slope = Callable[[Any, Any], Any]
 """A function from operand and result to the derivative."""
@@ -46,7 +47,7 @@ def register_slope(*names: str) -> Callable[[Slope], Slope]:
     """Register the derivative of some unary ops."""
 
     def keep(slope: Slope) -> Slope:
-        def gradient(y: Any, call: ir.Call, grad: Any, _: relax.BlockBuilder) -> list[Any]:
+        def gradient(y: Var, call: ir.Call, grad: Expr, _: BlockBuilder) -> list[Expr]:
             return [multiply(grad, slope(call.args[0], y))]
 
         register_gradient(*names)(gradient)
@@ -55,12 +56,12 @@ def register_slope(*names: str) -> Callable[[Slope], Slope]:
     return keep
 
 
-def _less_square(x: Any) -> Any:
+def _less_square(x: Expr) -> Expr:
     """Return ``1 - x^2``."""
     return subtract(constant_like(1.0, x), multiply(x, x))
 
 
-def _more_square(x: Any) -> Any:
+def _more_square(x: Expr) -> Expr:
     """Return ``1 + x^2``."""
     return add(constant_like(1.0, x), multiply(x, x))
 
@@ -78,20 +79,20 @@ register_slope("tan")(lambda x, y: _more_square(y))
 
 
 @register_gradient("rsqrt")
-def _rsqrt(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _rsqrt(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Return ``-y^3 / 2``."""
     cube = multiply(y, builder.emit(multiply(y, y)))
     return [multiply(grad, builder.emit(multiply(constant_like(-0.5, y), builder.emit(cube))))]
 
 
 @register_gradient("square")
-def _square(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _square(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     x = call.args[0]
     return [multiply(grad, builder.emit(multiply(constant_like(2.0, x), x)))]
 
 
 @register_gradient("erf")
-def _erf(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _erf(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Return ``2 / sqrt(pi) exp(-x^2)``."""
     x = call.args[0]
     bell = builder.emit(exp(builder.emit(multiply(constant_like(-1.0, x), builder.emit(x * x)))))
@@ -99,7 +100,7 @@ def _erf(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[
 
 
 @register_gradient("clip")
-def _clip(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _clip(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``clip``; elements at a bound have a gradient, as in torch."""
     x, low, high = call.args
     below = less(x, constant_like(float(low.value), x))
@@ -108,7 +109,7 @@ def _clip(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 
 @register_gradient("power")
-def _power(y: Any, call: ir.Call, grad: Any, _: relax.BlockBuilder) -> list[Any]:
+def _power(y: Var, call: ir.Call, grad: Expr, _: BlockBuilder) -> Gradients:
     """Return ``n x^(n-1)`` and ``x^n log(x)``, with 0 at 0 where TVM's rule gives NaN."""
     x, n = call.args
     zero, unit = constant_like(0.0, x), constant_like(1.0, x)
@@ -120,7 +121,7 @@ def _power(y: Any, call: ir.Call, grad: Any, _: relax.BlockBuilder) -> list[Any]
     return [by_x, unbroadcast(multiply(grad, inner), grad, n)]
 
 
-def _shared(mine: Any, equals: Any, grad: Any, like: Any) -> Any:
+def _shared(mine: Expr, equals: Expr, grad: Expr, like: Expr) -> Expr:
     """Return the gradient where an operand equals the result, halved where both do."""
     zero = constant_like(0.0, grad)
     half = multiply(grad, constant_like(0.5, grad))
@@ -128,7 +129,7 @@ def _shared(mine: Any, equals: Any, grad: Any, like: Any) -> Any:
 
 
 @register_gradient("maximum", "minimum")
-def _maximum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _maximum(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``maximum``; ties share the gradient, unlike in TVM's rule."""
     a, b = call.args
     first, second = greater(a, b), less(a, b)
@@ -139,7 +140,7 @@ def _maximum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
 
 
 @register_gradient("mod", "floor_mod")
-def _mod(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _mod(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``a - q b`` for an integer q."""
     a, b = call.args
     whole = trunc if str(call.op.name) == "relax.mod" else floor
@@ -148,7 +149,7 @@ def _mod(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[
 
 
 @register_gradient("atan2")
-def _atan2(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _atan2(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Return ``b / (a^2 + b^2)`` and ``-a / (a^2 + b^2)``."""
     a, b = call.args
     share = divide(grad, add(multiply(a, a), multiply(b, b)))
@@ -157,7 +158,7 @@ def _atan2(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
 
 
 @register_gradient("log_add_exp")
-def _log_add_exp(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _log_add_exp(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Return ``sigmoid(a - b)`` and ``sigmoid(b - a)``."""
     a, b = call.args
     ours, theirs = sigmoid(subtract(a, b)), sigmoid(subtract(b, a))
@@ -166,14 +167,14 @@ def _log_add_exp(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
 
 
 @register_gradient("ewise_fma")
-def _fused(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _fused(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``a b + c``."""
     a, b, _c = call.args
     return [multiply(grad, b), multiply(grad, a), grad]
 
 
 @register_gradient("where")
-def _where(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _where(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``where``, summed over broadcast dims, unlike TVM's rule."""
     chosen, a, b = call.args
     zero = constant_like(0.0, grad)

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     broadcast_to,
     flip,
@@ -21,37 +22,37 @@ from tvm.relax.op import (
 from tvm.relax.op import reverse_sequence as reverse_sequence_op
 from tvm.relax.op import sum as sum_op
 
-from .registry import item, refuse, register_gradient, shape_of
+from .registry import Gradients, item, refuse, register_gradient, shape_of
 
 
 @register_gradient("squeeze", "flatten", "nn.batch_flatten")
-def _squeeze(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _squeeze(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     return [reshape(grad, call.args[0].ty.shape)]
 
 
 @register_gradient("collapse_sum_to", "collapse_sum_like")
-def _collapse(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _collapse(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     return [broadcast_to(grad, call.args[0].ty.shape), None]
 
 
 @register_gradient("flip")
-def _flip(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _flip(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     return [flip(grad, int(call.attrs.axis))]
 
 
 @register_gradient("reverse_sequence")
-def _reverse(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _reverse(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     a = call.attrs
     return [reverse_sequence_op(grad, call.args[1], int(a.seq_axis), int(a.batch_axis)), None]
 
 
 @register_gradient("tril")
-def _tril(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _tril(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     return [tril(grad, call.args[1]), *[None] * (len(call.args) - 1)]
 
 
 @register_gradient("repeat")
-def _repeat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _repeat(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``repeat``: sum over the copies."""
     x, times = call.args[0], int(call.attrs.repeats)
     shape = list(shape_of(x))
@@ -64,7 +65,7 @@ def _repeat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 
 @register_gradient("tile")
-def _tile(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _tile(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``tile``: sum over the copies, each of which is a block."""
     x = call.args[0]
     shape, times = list(shape_of(x)), [int(n) for n in call.attrs.repeats]
@@ -79,7 +80,7 @@ def _tile(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 
 @register_gradient("stack")
-def _stack(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _stack(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``stack``: each operand gets its slice."""
     parts = list(call.args[0].ty.fields)
     axis = int(call.attrs.axis) % (len(shape_of(grad)))
@@ -90,7 +91,7 @@ def _stack(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
 
 
 @register_gradient("concat")
-def _concat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _concat(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``concat``: each operand gets its block."""
     if len(call.args[0].ty.fields) == 1:
         return [relax.Tuple([grad])]
@@ -98,7 +99,7 @@ def _concat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 
 @register_gradient("meshgrid")
-def _meshgrid(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _meshgrid(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``meshgrid``: sum result k over all dims except that of operand k."""
     operands = list(call.args[0].ty.fields)
     dims = list(range(len(operands)))
@@ -115,7 +116,7 @@ def _meshgrid(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
 
 
 @register_gradient("layout_transform")
-def _layout(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _layout(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Apply the inverse of a layout map without padding."""
     x = call.args[0]
     shape = [int(n) for n in shape_of(x)]
@@ -125,7 +126,7 @@ def _layout(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 
 @register_gradient("nn.pixel_shuffle")
-def _shuffle(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _shuffle(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Rearrange ``(n, c, h r, w r)`` to ``(n, c r r, h, w)``."""
     x, r = call.args[0], int(call.attrs.upscale_factor)
     shape = list(shape_of(x))

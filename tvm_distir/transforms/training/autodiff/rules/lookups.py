@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     arange,
     astype,
@@ -22,10 +23,10 @@ from tvm.relax.op import (
 )
 from tvm.relax.op.grad import take_backward
 
-from .registry import refuse, register_gradient, shape_of
+from .registry import Gradients, refuse, register_gradient, shape_of
 
 
-def _within(index: Any, extent: int, mode: str, call: ir.Call, builder: relax.BlockBuilder) -> Any:
+def _within(index: Expr, extent: int, mode: str, call: ir.Call, builder: BlockBuilder) -> Expr:
     """Return the given indices as ``take`` clips or wraps them."""
     if mode == "clip":
         return builder.emit(clip(index, 0, extent - 1))
@@ -37,7 +38,7 @@ def _within(index: Any, extent: int, mode: str, call: ir.Call, builder: relax.Bl
 
 
 @register_gradient("take")
-def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _take(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``take``: sum the rows of the gradient by index.
 
     TVM's kernel takes flat indices, and of the table only the shape: zeros represent it, so that a
@@ -60,7 +61,7 @@ def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 
 @register_gradient("gather_elements")
-def _gather_elements(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _gather_elements(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     x, index = call.args
     axis = int(call.attrs.axis) % len(shape_of(x))
     empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
@@ -68,7 +69,7 @@ def _gather_elements(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuild
 
 
 @register_gradient("gather_nd")
-def _gather_nd(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _gather_nd(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``gather_nd``, with its batch dims turned into indexed dims.
 
     Where rows along a single dim are read, they are added along that dim, so that the batch dims
@@ -92,7 +93,7 @@ def _gather_nd(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     return [scatter_nd(empty, index, grad, "add"), None]
 
 
-def indices_together(indices: Any, builder: relax.BlockBuilder) -> Any:
+def indices_together(indices: Expr, builder: BlockBuilder) -> Var:
     """Combine a tensor of indices per leading dim into a single index vector per element.
 
     Parameters
@@ -124,7 +125,7 @@ def indices_together(indices: Any, builder: relax.BlockBuilder) -> Any:
 
 
 @register_gradient("index_tensor")
-def _index_tensor(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _index_tensor(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     x = call.args[0]
     index = indices_together(call.args[1], builder)
     empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))

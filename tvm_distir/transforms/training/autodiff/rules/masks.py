@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import ir, relax, te, tirx
+from tvm.relax import BlockBuilder, Expr, Var
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.ir.attributes import DROPOUT_KERNEL, DROPOUT_RATE_ATTR
@@ -75,7 +76,7 @@ class _Draw:
         element = tirx.const(0, "int64")
         for offset, i in zip(self._offsets, at, strict=True):
             element = element + offset[i]
-        named: list[tuple[Any, Any]] = []
+        named: list[tuple[Var, Expr]] = []
         counter = (*_words(element), *_words(self._stream()))
         value = of(philox(counter, _words(self._state()), named)[0] >= self._threshold)
         for var, title in reversed(named):
@@ -132,7 +133,7 @@ def philox(counter: Sequence[Any], key: Sequence[Any], named: list[tuple[Any, An
     return words
 
 
-def _backward(call: ir.Call, _: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _backward(call: ir.Call, _: Any, grads: Any, builder: BlockBuilder) -> list[Any]:
     """Apply the kernel to the gradient of the result."""
     operands = call.args[1].fields
     again = relax.Tuple([grads[0], *operands[1:]])
@@ -156,7 +157,7 @@ class MaskKernels:
         self.functions = functions
         self._kernels: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
-    def __call__(self, handle: Any, ty: Any) -> tuple[Any, Any] | None:
+    def __call__(self, handle: Any, ty: ir.Type) -> tuple[Any, Any] | None:
         """Return the kernel that stores the mask, and the kernel that reads it.
 
         Parameters

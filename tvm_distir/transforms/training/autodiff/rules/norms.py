@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     add,
     astype,
@@ -22,16 +23,18 @@ from tvm.relax.op import (
 )
 from tvm.relax.op import sum as sum_op
 
-from .registry import constant_like, fitted, register_gradient, shape_of
+from tvm_distir.core.rewriting import op_name
+
+from .registry import Gradients, constant_like, fitted, register_gradient, shape_of
 
 HALF = ("float16", "bfloat16")
 """Types whose sums are too coarse for statistics."""
 
-SUMS = ("relax.sum", "relax.collapse_sum_to")
+SUMS = ("sum", "collapse_sum_to")
 """Ops that sum over samples."""
 
 
-def _wide(value: Any, builder: relax.BlockBuilder) -> Any:
+def _wide(value: Expr, builder: BlockBuilder) -> Var:
     """Cast a half-precision tensor to float32."""
     if str(value.ty.dtype) not in HALF:
         return value
@@ -44,7 +47,7 @@ def _typed(gradients: list[Any], call: ir.Call) -> list[Any]:
     return [astype(gradients[0], dtype) if dtype in HALF else gradients[0], *gradients[1:]]
 
 
-def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder) -> Any:
+def _normed(x: Expr, axes: list[int], epsilon: float, builder: BlockBuilder) -> Any:
     """Return ``(x - mean) * r`` and ``r = 1 / sqrt(variance + epsilon)``, over some axes."""
     centre = builder.emit(mean(x, axes, keepdims=True))
     shifted = builder.emit(subtract(x, centre))
@@ -54,8 +57,8 @@ def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder
 
 
 def _through_norm(
-    normed: Any, scale: Any, grad: Any, axes: list[int], centred: bool, builder: relax.BlockBuilder
-) -> Any:
+    normed: Var, scale: Var, grad: Expr, axes: list[int], centred: bool, builder: BlockBuilder
+) -> Expr:
     """Return ``r (g - mean(g) - xh mean(g xh))``; only centered norms have the first mean."""
     along = builder.emit(mean(builder.emit(multiply(grad, normed)), axes, keepdims=True))
     rest = builder.emit(subtract(grad, builder.emit(multiply(normed, along))))
@@ -65,22 +68,17 @@ def _through_norm(
 
 
 @register_gradient("astype")
-def _astype(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _astype(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``astype``; a sum over samples of a widened weight stays wide."""
     dtype = str(call.args[0].ty.dtype)
     producer = builder.lookup_binding(grad) if isinstance(grad, relax.Var) else None
-    sums = (
-        isinstance(producer, ir.Call)
-        and isinstance(producer.op, ir.Op)
-        and str(producer.op.name) in SUMS
-    )
-    if dtype in HALF and str(grad.ty.dtype) == "float32" and sums:
+    if dtype in HALF and str(grad.ty.dtype) == "float32" and op_name(producer) in SUMS:
         return [grad]
     return [astype(grad, dtype)]
 
 
 @register_gradient("nn.layer_norm")
-def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _layer_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``layer_norm``, respecting the attributes that TVM's kernel ignores."""
     x, gamma, beta = (_wide(t, builder) for t in call.args)
     grad = _wide(grad, builder)
@@ -93,14 +91,13 @@ def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
 
 
 @register_gradient("nn.rms_norm")
-def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _rms_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     x, gamma = (_wide(t, builder) for t in call.args)
     grad = _wide(grad, builder)
     axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
     squares = builder.emit(mean(builder.emit(multiply(x, x)), axes, keepdims=True))
-    scale = builder.emit(
-        rsqrt(builder.emit(add(squares, constant_like(float(call.attrs.epsilon), x))))
-    )
+    epsilon = constant_like(float(call.attrs.epsilon), x)
+    scale = builder.emit(rsqrt(builder.emit(add(squares, epsilon))))
     normed = builder.emit(multiply(x, scale))
     inner = builder.emit(multiply(grad, gamma))
     through = _through_norm(normed, scale, inner, axes, False, builder)
@@ -108,7 +105,7 @@ def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
 
 
 @register_gradient("nn.group_norm", "nn.instance_norm")
-def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _group_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``group_norm``, normalized over the channels of a group and ``axes``."""
     x, gamma = (_wide(t, builder) for t in call.args[:2])
     grad = _wide(grad, builder)
@@ -132,7 +129,7 @@ def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
 
 
 @register_gradient("nn.batch_norm")
-def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _batch_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``batch_norm``; running statistics have no gradient."""
     x, gamma, _beta, centre, spread = (_wide(t, builder) for t in call.args)
     a, shape = call.attrs, shape_of(x)
@@ -163,11 +160,5 @@ def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
         return _typed([*gradients, None, None], call)
     along = builder.emit(multiply(inner, scale))
     by_spread = multiply(multiply(along, normed), multiply(constant_like(-0.5, x), scale))
-    return _typed(
-        [
-            *gradients,
-            sum_op(multiply(along, constant_like(-1.0, x)), others),
-            sum_op(by_spread, others),
-        ],
-        call,
-    )
+    by_centre = sum_op(multiply(along, constant_like(-1.0, x)), others)
+    return _typed([*gradients, by_centre, sum_op(by_spread, others)], call)

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm import ir, relax
+from tvm import ir
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     argsort,
     astype,
@@ -20,10 +19,10 @@ from tvm.relax.op import (
 from tvm.relax.op import sum as sum_op
 from tvm.relax.op import topk as topk_op
 
-from .registry import item, register_gradient, shape_of
+from .registry import Gradients, item, register_gradient, shape_of
 
 
-def _sent_back(x: Any, places: Any, values: Any, axis: int, builder: relax.BlockBuilder) -> Any:
+def _sent_back(x: Expr, places: Var, values: Var, axis: int, builder: BlockBuilder) -> Expr:
     """Scatter values along a dim into zeros like x."""
     empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
     places = builder.emit(astype(places, "int64"))
@@ -31,14 +30,14 @@ def _sent_back(x: Any, places: Any, values: Any, axis: int, builder: relax.Block
 
 
 @register_gradient("sort")
-def _sort(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _sort(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     x, axis = call.args[0], int(call.attrs.axis) % len(shape_of(call.args[0]))
     places = argsort(x, axis, bool(call.attrs.descending), "int32")
     return [_sent_back(x, builder.emit(places), grad, axis, builder)]
 
 
 @register_gradient("topk")
-def _topk(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _topk(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``topk``, computing the indices if they were not returned."""
     x, a = call.args[0], call.attrs
     axis = int(a.axis) % len(shape_of(x))
@@ -52,7 +51,7 @@ def _topk(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 
 @register_gradient("median")
-def _median(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _median(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``median``: the lower middle element, or all equal ones of a full tensor."""
     x, a = call.args[0], call.attrs
     if a.axis is None:

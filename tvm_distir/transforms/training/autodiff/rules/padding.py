@@ -4,17 +4,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import add, flip, strided_slice
 from tvm.relax.op import sum as sum_op
 
-from .registry import refuse, register_gradient, shape_of
+from .registry import Gradients, refuse, register_gradient, shape_of
 
 
 @register_gradient("nn.pad")
-def _pad(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _pad(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``pad``: slice off the padding, or add it to the elements it copies."""
     mode = str(call.attrs.pad_mode)
     widths = [int(n) for n in call.attrs.pad_width]
@@ -36,12 +35,12 @@ def _pad(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[
 
 
 def _folded(
-    grad: Any, d: int, n: int, pads: tuple[int, int], mode: str, builder: relax.BlockBuilder
-) -> Any:
+    grad: Expr, d: int, n: int, pads: tuple[int, int], mode: str, builder: BlockBuilder
+) -> Var:
     """Fold the gradient of a padded dim into that of its n rows."""
     before, after = pads
 
-    def rows(low: int, count: int) -> Any:
+    def rows(low: int, count: int) -> Var:
         return builder.emit(strided_slice(grad, [d], [low], [low + count]))
 
     total = rows(before, n)

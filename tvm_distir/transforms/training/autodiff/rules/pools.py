@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import astype, multiply, reshape, strided_slice, zeros
 from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward
 
 from .dilated import WindowRange, of_windows
-from .registry import array_like, refuse, register_gradient, shape_of
+from .registry import Gradients, array_like, refuse, register_gradient, shape_of
 
 LOWEST = {"float16": -65504.0, "bfloat16": -3.0e38, "float32": -3.4e38, "float64": -1.7e308}
 """Below what a window holds, by type."""
@@ -62,14 +63,14 @@ class _Windows:
         }
 
 
-def _rows_before_after(value: Any, dims: Any, pads: Any, fill: float) -> Any:
+def _rows_before_after(value: Expr, dims: Any, pads: Any, fill: float) -> Expr:
     widths = [0] * (2 * len(shape_of(value)))
     for d, (before, after) in zip(dims, pads, strict=True):
         widths[2 * d], widths[2 * d + 1] = before, after
     return relax.op.nn.pad(value, widths, pad_value=fill)
 
 
-def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
+def _maximum(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     """Apply TVM's op, which needs as many windows as overlap an element along either dim.
 
     With fewer it reads windows of the next row: windows without a gradient are put behind. Its
@@ -103,7 +104,7 @@ def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any
     return strided_slice(gradient, list(w.dims), list(w.before), ends)
 
 
-def _average(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
+def _average(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     """Apply TVM's op, except for windows beyond the padding, which it miscounts.
 
     There gradients are divided by what their windows count, and the padding is wide enough.
@@ -129,7 +130,7 @@ BACKWARD = {"max": _maximum, "avg": _average}
 
 
 @register_gradient(*(f"nn.{kind}_pool{n}d" for kind in BACKWARD for n in (1, 2, 3)))
-def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _pool(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate a pool; a single dim is run as two, and three dims in two steps."""
     a, x = call.attrs, call.args[0]
     layout, count = str(a.layout), len(a.strides)
@@ -164,7 +165,7 @@ def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
     return [_three(grad, x, windows(1, 2), windows(0, None), backward, builder)]
 
 
-def _dilated(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> Any:
+def _dilated(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Expr:
     a, x, layout = call.attrs, call.args[0], str(call.attrs.layout)
     dims = [d for d, axis in enumerate(layout) if axis not in "NC"]
     reaches = [
@@ -192,31 +193,18 @@ def _with_row(shape: Any, layout: str) -> list[Any]:
 
 
 def _three(
-    grad: Any, x: Any, plane: _Windows, depth: _Windows, backward: Any, builder: relax.BlockBuilder
-) -> Any:
+    grad: Expr, x: Expr, plane: _Windows, depth: _Windows, backward: Any, builder: BlockBuilder
+) -> Expr:
     """Differentiate a 3-D pool as a pool over planes followed by a pool over depth."""
     shape, rest = list(shape_of(x)), list(shape_of(grad))
-    if plane.layout == "NCHW":
-        n, c, d, h, w = shape
-        p, q, r = rest[2:]
-        flat, pooled, deep, out = (
-            [n, c * d, h, w],
-            [n, c * d, q, r],
-            [n, c, d, q * r],
-            [n, c, p, q * r],
-        )
-    else:
-        n, d, h, w, c = shape
-        p, q, r = rest[1:4]
-        flat, pooled, deep, out = (
-            [n * d, h, w, c],
-            [n * d, q, r, c],
-            [n, d, q * r, c],
-            [n, p, q * r, c],
-        )
+    first = 1 if plane.layout == "NCHW" else 0  # what the depth is joined with
+    inner = [*rest[: first + 1], shape[first + 1], *rest[first + 2 :]]  # of pooled planes
+    flat, pooled = _joined(shape, first), _joined(inner, first)
+    deep, out = _joined(inner, first + 2), _joined(rest, first + 2)
     planes = builder.emit(reshape(x, flat))
     if backward is _maximum:
-        middle = builder.emit(reshape(_pooled(planes, plane, builder), deep))
+        largest = builder.emit(relax.op.nn.max_pool2d(planes, **plane.options))
+        middle = builder.emit(reshape(largest, deep))
     else:
         middle = builder.emit(zeros(deep, str(x.ty.dtype)))
     back = builder.emit(backward(builder.emit(reshape(grad, out)), middle, depth, builder))
@@ -224,5 +212,6 @@ def _three(
     return reshape(builder.emit(backward(back, planes, plane, builder)), shape)
 
 
-def _pooled(x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
-    return builder.emit(relax.op.nn.max_pool2d(x, **w.options))
+def _joined(shape: list[Any], dim: int) -> list[Any]:
+    """Return a shape with a dim and the next one as one."""
+    return [*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]]

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax, tirx
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import zeros
 
 from tvm_distir.core.ir import flat_types
 from tvm_distir.core.rewriting import all_bindings, leaves_of, typed, with_body
 from tvm_distir.support import ModelError, nearest
 
-from .registry import item, register_gradient
+from .registry import Gradients, item, register_gradient
 
 Backward = Callable[[ir.Call, Any, Any, relax.BlockBuilder], list[Any]]
 """``(call, results, gradients of the results, builder)`` to a gradient, or None, per operand."""
@@ -37,7 +38,7 @@ class _Kernel:
     handle: ir.GlobalVar
     read: tuple[int, ...]
 
-    def call(self, operands: Sequence[Any], ty: Any) -> Any:
+    def call(self, operands: Sequence[Var], ty: ir.Type) -> ir.Call:
         """Call the kernel on the operands, results and gradients that it reads."""
         return relax.call_tir(self.handle, relax.Tuple([operands[i] for i in self.read]), ty)
 
@@ -58,7 +59,7 @@ def _kept(kernel_source: tirx.PrimFunc, name: str) -> _Kernel:
 def _with_kernels(kernels: Sequence[_Kernel | None]) -> Backward:
     """Build a backward pass with a single kernel per non-constant operand."""
 
-    def backward(call: ir.Call, results: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
+    def backward(call: ir.Call, results: Any, grads: Any, builder: BlockBuilder) -> list[Expr]:
         operands = [x for x, _, _ in leaves_of(call.args[1])]
         available = [*operands, *results, *grads]
         return [
@@ -99,12 +100,8 @@ def register_primfunc_gradient(
     >>> register_primfunc_gradient("scale", [scale_by_data, scale_by_weight])
     """
     if name in _PAIRS and not override:
-        raise ModelError(
-            "DIST0353",
-            "the kernel already has a gradient",
-            place=name,
-            remedy="Pass override=True to replace it.",
-        )
+        remedy = "Pass override=True to replace it."
+        raise ModelError("DIST0353", "the kernel already has a gradient", place=name, remedy=remedy)
     if callable(backward):
         _PAIRS[name] = backward
         return
@@ -115,7 +112,7 @@ def register_primfunc_gradient(
     _PAIRS[name] = _with_kernels(kernels)
 
 
-def without_mark(value: Any) -> Any:
+def without_mark(value: Expr) -> Expr:
     """Return a ``call_tir`` in place of a call that names its gradient."""
     if not isinstance(value, ir.Call) or value.op != ir.Op.get(_MARKED):
         return value
@@ -143,17 +140,14 @@ def _name(call: ir.Call) -> str:
 
 
 @register_gradient("call_tir", "call_tir_with_grad")
-def _kernel(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _kernel(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Return the gradients of the operands in their tuple; those without are constant."""
     name = _name(call)
     if name not in _PAIRS:
         hint = nearest(name, _PAIRS) if _PAIRS else ""
-        raise ModelError(
-            "DIST0350",
-            f"the kernel {name} has no gradient",
-            place=name,
-            remedy=f'Register one: register_primfunc_gradient("{name}", ...). {hint}'.strip(),
-        )
+        problem = f"the kernel {name} has no gradient"
+        remedy = f'Register one: register_primfunc_gradient("{name}", ...). {hint}'.strip()
+        raise ModelError("DIST0350", problem, place=name, remedy=remedy)
     many = isinstance(y.ty, relax.TupleType)
     count = len(flat_types(y.ty))
     results = [builder.emit(item(y, i)) for i in range(count)] if many else [y]

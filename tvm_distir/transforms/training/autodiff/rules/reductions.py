@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     astype,
     cumprod,
@@ -28,7 +28,7 @@ from tvm.relax.op import (
 from tvm.relax.op import prod as prod_op
 from tvm.relax.op import sum as sum_op
 
-from .registry import constant_like, register_gradient, shape_of
+from .registry import Gradients, constant_like, register_gradient, shape_of
 
 
 def _axes(call: ir.Call) -> list[int]:
@@ -38,7 +38,7 @@ def _axes(call: ir.Call) -> list[int]:
     return list(range(rank)) if axis is None else sorted(int(a) % rank for a in axis)
 
 
-def _keep_dims(value: Any, call: ir.Call, builder: relax.BlockBuilder) -> Any:
+def _keep_dims(value: Expr, call: ir.Call, builder: BlockBuilder) -> Var:
     """Reshape a result, or its gradient, to keep the reduced dims with size 1."""
     axes = _axes(call)
     if bool(call.attrs.keepdims) or not axes or not shape_of(value):
@@ -47,7 +47,7 @@ def _keep_dims(value: Any, call: ir.Call, builder: relax.BlockBuilder) -> Any:
 
 
 @register_gradient("max", "min")
-def _extreme(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _extreme(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``max`` and ``min``; ties share the gradient evenly, as in torch's amax."""
     x, axes = call.args[0], _axes(call)
     mine = builder.emit(astype(equal(x, _keep_dims(y, call, builder)), str(x.ty.dtype)))
@@ -56,7 +56,7 @@ def _extreme(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
 
 
 @register_gradient("prod")
-def _product(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _product(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``prod``: the product of the others, also where a single element is 0."""
     x, axes = call.args[0], _axes(call)
     zero, unit = constant_like(0.0, x), constant_like(1.0, x)
@@ -70,7 +70,7 @@ def _product(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
 
 
 @register_gradient("std")
-def _deviation(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _deviation(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Return ``(x - mean) / (n y)`` for a deviation y, or 0 where y is 0."""
     x, axes = call.args[0], _axes(call)
     count = math.prod(int(shape_of(x)[d]) for d in axes)
@@ -81,14 +81,14 @@ def _deviation(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     return [multiply(where(equal(spread, zero), zero, share), apart)]
 
 
-def _backwards(value: Any, axis: int, exclusive: bool, builder: relax.BlockBuilder) -> Any:
+def _backwards(value: Expr, axis: int, exclusive: bool, builder: BlockBuilder) -> Var:
     """Return the suffix sums along a dim, inclusive or exclusive."""
     turned = builder.emit(flip(value, axis))
     return builder.emit(flip(builder.emit(cumsum(turned, axis, exclusive=exclusive)), axis))
 
 
 @register_gradient("cumsum")
-def _cumsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _cumsum(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``cumsum`` by suffix sums; TVM's rule ignores ``exclusive``."""
     x, a = call.args[0], call.attrs
     axis = 0 if a.axis is None else int(a.axis) % len(shape_of(x))
@@ -99,7 +99,7 @@ def _cumsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 
 @register_gradient("cumprod")
-def _cumprod(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _cumprod(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``cumprod``, also at and after the first 0."""
     x, a = call.args[0], call.attrs
     data = x

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     astype,
     collapse_sum_to,
@@ -22,7 +23,9 @@ from tvm_distir.core.ir import static_shape
 from tvm_distir.core.rewriting import scalar
 from tvm_distir.support import ModelError
 
-Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
+Gradients = list[Expr | None]
+"""The gradients of the arguments of a call; None where there is none."""
+Gradient = Callable[[Var, ir.Call, Expr, BlockBuilder], Gradients]
 GRADIENTS: dict[str, Gradient] = {}
 """The gradients by op name."""
 
@@ -38,27 +41,23 @@ def register_gradient(*names: str) -> Callable[[Gradient], Gradient]:
     return keep
 
 
-def constant_like(value: float, like: Any) -> Any:
+def constant_like(value: float, like: Expr) -> Expr:
     """Return a scalar constant of the dtype of a tensor."""
     return scalar(value, str(like.ty.dtype))
 
 
-def shape_of(expr: Any) -> tuple[Any, ...]:
+def shape_of(expr: Expr) -> tuple[Any, ...]:
     """Return the shape of a tensor, or ``()`` if it is unknown."""
     return static_shape(expr.ty) or ()
 
 
 def refuse(call: ir.Call, problem: str) -> ModelError:
     """Return the error about an op without a known gradient."""
-    return ModelError(
-        "DIST0350",
-        problem,
-        place=str(call.op.name),
-        remedy="Remove it from the model, or write the gradients by hand.",
-    )
+    remedy = "Remove it from the model, or write the gradients by hand."
+    return ModelError("DIST0350", problem, place=str(call.op.name), remedy=remedy)
 
 
-def fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
+def fitted(builder: BlockBuilder, gradient: Expr, like: Expr) -> Expr:
     """Sum a gradient over the dims along which its value was broadcast."""
     gradient = builder.normalize(gradient)
     if shape_of(gradient) == shape_of(like):
@@ -68,19 +67,19 @@ def fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
     return collapse_sum_to(gradient, like.ty.shape)
 
 
-def unbroadcast(gradient: Any, whole: Any, like: Any) -> Any:
+def unbroadcast(gradient: Expr, whole: Var, like: Expr) -> Expr:
     """Sum a gradient to the shape of ``whole`` without a builder, so nothing is emitted."""
     if shape_of(whole) == shape_of(like):
         return gradient
     return collapse_sum_to(gradient, like.ty.shape)
 
 
-def item(pair: Any, index: int) -> Any:
+def item(pair: Var, index: int) -> Expr:
     """Return a field of a tuple."""
     return relax.TupleGetItem(pair, index)
 
 
-def array_like(values: np.ndarray, like: Any, builder: relax.BlockBuilder) -> Any:
+def array_like(values: np.ndarray, like: Expr, builder: BlockBuilder) -> Expr:
     """Return a constant of the type of a tensor."""
     dtype = str(like.ty.dtype)
     if dtype in ("float32", "float64"):

@@ -11,11 +11,12 @@ import math
 from typing import Any
 
 import numpy as np
-from tvm import ir, relax
+from tvm import ir
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import astype, broadcast_to, einsum, matmul, multiply, reshape
 from tvm.relax.op import sum as sum_op
 
-from .registry import array_like, constant_like, refuse, register_gradient, shape_of
+from .registry import Gradients, array_like, constant_like, refuse, register_gradient, shape_of
 
 EPSILON = 1e-5
 """The number that TVM adds before it rounds down."""
@@ -23,7 +24,7 @@ EPSILON = 1e-5
 SUBSCRIPTS = "abcde"
 
 
-def along(grad: Any, d: int, matrix: np.ndarray, builder: relax.BlockBuilder) -> Any:
+def along(grad: Expr, d: int, matrix: np.ndarray, builder: BlockBuilder) -> Var:
     """Apply the transposed matrix (result rows, rows) along a dim of a gradient."""
     subscripts = SUBSCRIPTS[: len(shape_of(grad))]
     text = f"{subscripts},{subscripts[d]}z->{subscripts.replace(subscripts[d], 'z')}"
@@ -100,7 +101,7 @@ def _matrix(call: ir.Call, n: int, m: int) -> np.ndarray:
 
 
 @register_gradient("image.resize2d", "image.resize3d")
-def _resize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _resize(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate a resize; for integer upscaling by copies, sum over the copies."""
     x, layout = call.args[0], str(call.attrs.layout)
     shape, out = list(shape_of(x)), list(shape_of(grad))
@@ -132,7 +133,7 @@ def _copies(matrix: np.ndarray) -> bool:
     return m % n == 0 and bool((matrix == np.repeat(np.eye(n), m // n, axis=0)).all())
 
 
-def _sum_of_copies(grad: Any, shape: list[Any], dims: list[int], builder: Any) -> Any:
+def _sum_of_copies(grad: Expr, shape: list[Any], dims: list[int], builder: BlockBuilder) -> Any:
     split: list[Any] = []
     copies = []
     for d, n in enumerate(shape):
@@ -144,7 +145,7 @@ def _sum_of_copies(grad: Any, shape: list[Any], dims: list[int], builder: Any) -
 
 
 @register_gradient("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d")
-def _adaptive(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _adaptive(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate an adaptive pool: distribute the gradient over the pooled pixels."""
     x, layout = call.args[0], str(call.attrs.layout)
     shape, out = list(shape_of(x)), list(shape_of(grad))
@@ -166,7 +167,7 @@ def _adaptive(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
 
 
 @register_gradient("image.affine_grid")
-def _affine_grid(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _affine_grid(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``affine_grid``, a product with the grid (positions, dims + 1)."""
     x = call.args[0]
     sizes = [int(n) for n in shape_of(grad)[2:]]

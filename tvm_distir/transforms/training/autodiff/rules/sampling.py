@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     abs as abs_op,
 )
@@ -38,12 +39,12 @@ from tvm.relax.op import (
 from tvm.relax.op import round as round_op
 from tvm.relax.op import sum as sum_op
 
-from .registry import constant_like, refuse, register_gradient, shape_of
+from .registry import Gradients, constant_like, refuse, register_gradient, shape_of
 
 
 def _source(
-    raw: Any, extent: int, ends: bool, mode: str, builder: relax.BlockBuilder
-) -> tuple[Any, Any]:
+    raw: Var, extent: int, ends: bool, mode: str, builder: BlockBuilder
+) -> tuple[Var, Expr]:
     """Return the rows of coordinates from -1 to 1, and their derivative."""
     slope = constant_like((extent - 1 if ends else extent) / 2, raw)
     shift = constant_like(0.0 if ends else 0.5, raw)
@@ -57,9 +58,8 @@ def _source(
         apart = builder.emit(subtract(at, low))
         turns = builder.emit(floor_divide(abs_op(apart), span))
         extra = builder.emit(subtract(abs_op(apart), multiply(turns, span)))
-        even = builder.emit(
-            equal(floor_mod(turns, constant_like(2.0, raw)), constant_like(0.0, raw))
-        )
+        rest = floor_mod(turns, constant_like(2.0, raw))
+        even = builder.emit(equal(rest, constant_like(0.0, raw)))
         at = builder.emit(add(where(even, extra, subtract(span, extra)), low))
         way = where(even, sign(apart), negative(sign(apart)))
         slope = builder.emit(multiply(slope, way))
@@ -72,8 +72,8 @@ def _source(
 
 
 def _pixel(
-    rows: Any, columns: Any, size: tuple[int, int], shape: Any, builder: relax.BlockBuilder
-) -> tuple[Any, Any]:
+    rows: Var, columns: Var, size: tuple[int, int], shape: Any, builder: BlockBuilder
+) -> tuple[Var, Var]:
     """Return flat pixel indices for all channels, and whether they are in the image."""
     inside: Any = None
     known = []
@@ -88,7 +88,7 @@ def _pixel(
 
 
 @register_gradient("image.grid_sample")
-def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _grid_sample(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``grid_sample`` with respect to the image and the grid."""
     (data, grid), a = call.args, call.attrs
     method, mode, ends = str(a.method), str(a.padding_mode), bool(a.align_corners)
@@ -108,9 +108,8 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
     image = builder.emit(zeros([n, channels, height * width], str(data.ty.dtype)))
     unit = constant_like(1.0, x)
     if method == "nearest":
-        index, valid = _pixel(
-            builder.emit(round_op(y)), builder.emit(round_op(x)), (height, width), wide, builder
-        )
+        at = builder.emit(round_op(y)), builder.emit(round_op(x))
+        index, valid = _pixel(*at, (height, width), wide, builder)
         image = scatter_elements(image, index, builder.emit(multiply(g, valid)), 2, "add")
         return [reshape(image, data.ty.shape), None]
     pixels = builder.emit(reshape(data, [n, channels, height * width]))
@@ -136,7 +135,7 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
 
 
 @register_gradient("dequantize")
-def _dequantize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _dequantize(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``(x - zero) scale`` with respect to the scale and a float zero point."""
     x, scale, zero = call.args
     rank, dtype = len(shape_of(x)), str(scale.ty.dtype)
@@ -145,9 +144,8 @@ def _dequantize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
     if len(shape_of(scale)):
         wide[axis] = shape_of(x)[axis]
     grad = builder.emit(astype(grad, dtype))
-    apart = subtract(
-        astype(x, dtype), reshape(astype(zero, dtype), wide if len(shape_of(zero)) else [1] * rank)
-    )
+    shape = wide if len(shape_of(zero)) else [1] * rank
+    apart = subtract(astype(x, dtype), reshape(astype(zero, dtype), shape))
     by_scale = builder.emit(multiply(grad, apart))
     gradients = [None, reshape(collapse_sum_to(by_scale, wide), scale.ty.shape), None]
     if "float" in str(zero.ty.dtype):

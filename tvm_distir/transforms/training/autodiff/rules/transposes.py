@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
+from tvm.relax import BlockBuilder, Expr
 
 PERMUTE = ir.Op.get("relax.permute_dims")
 
 
-def is_transposed(value: Any) -> bool:
+def is_transposed(value: Expr) -> bool:
     """Return whether an expression is a call of ``permute_dims``."""
     return isinstance(value, ir.Call) and bool(PERMUTE.same_as(value.op))
 
@@ -23,7 +24,7 @@ def order_of(call: ir.Call, rank: int) -> list[int]:
     return list(range(rank))[::-1] if axes is None else [int(a) % rank for a in axes]
 
 
-def transposed_from(builder: relax.BlockBuilder, value: Any, order: Sequence[int]) -> Any:
+def transposed_from(builder: BlockBuilder, value: Expr, order: Sequence[int]) -> Any:
     """Return the variable that a variable transposes in a given order of dims, else None."""
     producer = builder.lookup_binding(value) if isinstance(value, ir.Var) else None
     if producer is None or not is_transposed(producer) or not isinstance(producer.args[0], ir.Var):
@@ -31,7 +32,7 @@ def transposed_from(builder: relax.BlockBuilder, value: Any, order: Sequence[int
     return producer.args[0] if order_of(producer, len(order)) == list(order) else None
 
 
-def before_transposing(builder: relax.BlockBuilder, target: Any, gradient: Any) -> tuple[Any, Any]:
+def before_transposing(builder: BlockBuilder, target: Expr, gradient: Expr) -> tuple[Expr, Expr]:
     """Return a value and its gradient before a common transposition, if any.
 
     The gradient of a transposed value, transposed back, is that of the value before: one that is

@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm import ir, relax
+from tvm import ir
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import astype
 from tvm.relax.op import sum as sum_op
 
-from .registry import fitted, refuse, register_gradient
+from .registry import Gradients, fitted, refuse, register_gradient
 
 STEPS = (
     "ceil eye_like equal floor floor_divide grad.no_grad greater greater_equal less less_equal "
@@ -49,17 +48,17 @@ UNKNOWN = {
 
 
 @register_gradient(*STEPS)
-def _none(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _none(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     return [None] * len(call.args)
 
 
 @register_gradient(*MARKS)
-def _same(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _same(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     return [grad, *[None] * (len(call.args) - 1)]
 
 
 @register_gradient("full", "full_like")
-def _full(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _full(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``full``: sum over all elements."""
     value = call.args[1]
     if grad.ty.dtype != value.ty.dtype:
@@ -68,5 +67,5 @@ def _full(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 
 @register_gradient(*UNKNOWN)
-def _refused(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _refused(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     raise refuse(call, UNKNOWN[str(call.op.name).removeprefix("relax.")])

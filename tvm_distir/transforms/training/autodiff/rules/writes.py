@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     astype,
     divide,
@@ -27,7 +28,7 @@ from tvm.relax.op import (
 )
 
 from .lookups import indices_together
-from .registry import constant_like, fitted, refuse, register_gradient, shape_of
+from .registry import Gradients, constant_like, fitted, refuse, register_gradient, shape_of
 
 
 @dataclass(frozen=True)
@@ -43,44 +44,44 @@ class _Places:
         ``(tensor, values, reduction)`` to the tensor with values written there.
     """
 
-    builder: relax.BlockBuilder
-    read: Callable[[Any], Any]
-    write: Callable[[Any, Any, str], Any]
+    builder: BlockBuilder
+    read: Callable[[Expr], Expr]
+    write: Callable[[Expr, Expr, str], Expr]
 
-    def looked(self, value: Any) -> Any:
+    def looked(self, value: Expr) -> Var:
         """Emit a read."""
         return self.builder.emit(self.read(self.builder.emit(value)))
 
-    def filled(self, base: Any, values: Any, how: str) -> Any:
+    def filled(self, base: Var, values: Var, how: str) -> Var:
         """Emit a write."""
         return self.builder.emit(self.write(base, values, how))
 
 
-def _fill(make: Any, like: Any, builder: relax.BlockBuilder) -> Any:
+def _fill(make: Any, like: Expr, builder: BlockBuilder) -> Var:
     return builder.emit(make(like.ty.shape, str(like.ty.dtype)))
 
 
-def _through(how: str, y: Any, data: Any, values: Any, grad: Any, at: _Places) -> list[Any]:
-    """Return the gradients of the data and of the written values.
+def _through(call: ir.Call, y: Var, grad: Expr, at: _Places) -> list[Expr]:
+    """Return the gradients of the data and of the written values, and None for the indices.
 
     What is written last is taken to be everything that was written at a place; what was ``max``
     or ``min`` shares evenly.
     """
-    builder = at.builder
+    builder, (data, _, values), how = at.builder, call.args, str(call.attrs.reduction)
     if how == "update":
         empty = _fill(zeros, values, builder)
-        return [at.write(grad, empty, "update"), at.read(grad)]
+        return [at.write(grad, empty, "update"), None, at.read(grad)]
     if how == "add":
-        return [grad, at.read(grad)]
+        return [grad, None, at.read(grad)]
     if how == "mul":
         return _of_product(data, values, grad, at)
     mine = builder.emit(astype(equal(data, y), str(data.ty.dtype)))
     theirs = builder.emit(astype(equal(values, at.looked(y)), str(data.ty.dtype)))
     share = builder.emit(divide(grad, at.filled(mine, theirs, "add")))
-    return [multiply(share, mine), multiply(at.looked(share), theirs)]
+    return [multiply(share, mine), None, multiply(at.looked(share), theirs)]
 
 
-def _of_product(data: Any, values: Any, grad: Any, at: _Places) -> list[Any]:
+def _of_product(data: Var, values: Var, grad: Expr, at: _Places) -> list[Expr]:
     """Return the product of all other values at a position, also where one of them is 0."""
     builder = at.builder
     zero, unit = constant_like(0.0, data), constant_like(1.0, data)
@@ -92,12 +93,12 @@ def _of_product(data: Any, values: Any, grad: Any, at: _Places) -> list[Any]:
     alone = where(equal(count, unit), product, zero)
     among = where(equal(count, zero), divide(product, others), zero)
     factor = at.filled(_fill(ones, data, builder), values, "mul")
-    return [multiply(grad, factor), where(empty, alone, among)]
+    return [multiply(grad, factor), None, where(empty, alone, among)]
 
 
 @register_gradient("scatter_elements")
-def _scatter_elements(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    data, index, values = call.args
+def _scatter_elements(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
+    data, index, _values = call.args
     axis = int(call.attrs.axis) % len(shape_of(data))
     at = _Places(
         builder,
@@ -106,24 +107,20 @@ def _scatter_elements(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuil
     )
     if str(call.attrs.reduction) == "mean":
         raise refuse(call, "TVM's mean of several values depends on their order")
-    by_data, by_values = _through(str(call.attrs.reduction), y, data, values, grad, at)
-    return [by_data, None, by_values]
+    return _through(call, y, grad, at)
 
 
 @register_gradient("scatter_nd")
-def _scatter_nd(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    data, index, values = call.args
+def _scatter_nd(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
+    index = call.args[1]
     at = _Places(
-        builder,
-        lambda t: gather_nd(t, index),
-        lambda t, v, how: scatter_nd(t, index, v, how),
+        builder, lambda t: gather_nd(t, index), lambda t, v, how: scatter_nd(t, index, v, how)
     )
-    by_data, by_values = _through(str(call.attrs.reduction), y, data, values, grad, at)
-    return [by_data, None, by_values]
+    return _through(call, y, grad, at)
 
 
 @register_gradient("index_put")
-def _index_put(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _index_put(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     _data, indices, values = call.args
     index = indices_together(indices, builder)
     by_values = builder.emit(gather_nd(grad, index))
@@ -133,7 +130,7 @@ def _index_put(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     return [by_data, None, fitted(builder, by_values, values)]
 
 
-def _integers(expr: Any) -> list[int]:
+def _integers(expr: Expr) -> list[int]:
     return [int(n) for n in expr.fields]
 
 
@@ -143,7 +140,7 @@ def _rows(extent: int, low: int, high: int, step: int) -> range:
 
 
 @register_gradient("strided_slice")
-def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _strided_slice(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``strided_slice``: put zeros around and between the sliced rows."""
     shape = list(shape_of(call.args[0]))
     axes, begin, end = (_integers(call.args[i]) for i in (1, 2, 3))
@@ -171,7 +168,7 @@ def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder
 
 
 @register_gradient("slice_scatter")
-def _slice_scatter(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _slice_scatter(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``slice_scatter``: overwritten elements have no gradient."""
     _data, update = call.args[:2]
     low, high, step = (int(n) for n in call.args[2:5])
